@@ -1,0 +1,99 @@
+"""The switchable components of the pipeline, as one frozen value.
+
+torchgpipe (Kim et al., arXiv 2004.09910, section 3 and the ablation of section 4) adds its components one after
+the other; here each one switches on its own. Whatever is switched, loss and gradients stay those of the plain
+``nn.Sequential``: a switch changes time and memory, never results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Final
+
+__all__ = ["PUBLISHED", "Components"]
+
+# Label slots in the order of the published names, then the two components that were never switched in print.
+_SLOTS: Final = (
+    ("fork_join", "dep"),
+    ("copy_streams", "str"),
+    ("portals", "ptl"),
+    ("clock_cycle", "clk"),
+    ("early_recompute", "rec"),
+)
+_OFF: Final = "x"
+_BASELINE: Final = "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Which components of the pipeline are on.
+
+    Attributes:
+        clock_cycle: tasks are issued in clock-cycles, each partition by its own worker. Off: one host thread
+            issues them micro-batch by micro-batch.
+        fork_join: edges in the autograd graph make every partition run its backward passes from the last
+            micro-batch to the first. Off: autograd's ready queue decides.
+        copy_streams: copies run on streams of their own, one per device and micro-batch. Off: they run on the
+            compute streams and stall them.
+        portals: a skip tensor goes from its source to its destination device in one hop. Off: it rides in the
+            micro-batch's tuple through every partition between.
+        early_recompute: a checkpointed partition is recomputed while its gradient is still on its way. Off:
+            only when the gradient has arrived.
+    """
+
+    clock_cycle: bool = True
+    fork_join: bool = True
+    copy_streams: bool = True
+    portals: bool = True
+    early_recompute: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, bool):
+                raise TypeError(f"{field.name} must be True or False, got {value!r}; pass a bool")
+
+    @property
+    def label(self) -> str:
+        """The published name, or its form for a combination that was never published.
+
+        Three slots, ``dep-str-ptl``, with ``x`` for what is off; ``baseline`` for ``x-x-x``. Two more slots,
+        ``clk-rec``, follow when clock-cycle or early recompute is off: ``dep-str-ptl-x-rec``.
+        """
+        slots = [name if getattr(self, attribute) else _OFF for attribute, name in _SLOTS]
+        if self.clock_cycle and self.early_recompute:
+            slots = slots[:3]
+        label = "-".join(slots)
+        return _BASELINE if label == "x-x-x" else label
+
+    @classmethod
+    def from_label(cls, label: str) -> Components:
+        """The components that a label names.
+
+        Raises:
+            ValueError: the label has not the form of :attr:`label`.
+        """
+        slots = ("x-x-x" if label == _BASELINE else label).split("-")
+        if len(slots) == 3:
+            slots += ["clk", "rec"]
+        well_formed = len(slots) == len(_SLOTS) and all(
+            slot in (name, _OFF) for slot, (_, name) in zip(slots, _SLOTS, strict=False)
+        )
+        if not well_formed:
+            raise ValueError(
+                f"variant must be 'baseline' or slots like 'dep-str-ptl' or 'dep-str-ptl-clk-rec' with 'x' for "
+                f"what is off, got {label!r}; use one of the published names {', '.join(PUBLISHED)} or that form"
+            )
+        return cls(**{attribute: slot != _OFF for slot, (attribute, _) in zip(slots, _SLOTS, strict=True)})
+
+    @classmethod
+    def factorial(cls) -> Iterator[Components]:
+        """All 2^5 combinations, everything on first."""
+        for values in product((True, False), repeat=len(_SLOTS)):
+            yield cls(*values)
+
+
+PUBLISHED: Final = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
+"""The four variants of torchgpipe's ablation, in the order in which components were added."""

@@ -1,0 +1,1 @@
+"""The reference pipeline engine: one mechanism per file."""

@@ -1,0 +1,81 @@
+"""Every exception that gpipe_bench raises on purpose.
+
+    GpipeBenchError
+    ├── ConfigError        (ValueError)    a configuration is wrong; carries *all* problems found
+    ├── BalanceError       (ValueError)    a balance does not fit the model
+    ├── DeviceCountError   (IndexError)    fewer devices than partitions
+    ├── PlacementError     (TypeError)     the pipeline was asked to move as a whole
+    ├── SkipLayoutError    (TypeError)     stashes and pops do not match; lists every mismatch
+    ├── SkipUsageError     (RuntimeError)  a skippable layer broke its own declaration
+    ├── RandomnessError    (RuntimeError)  a recomputation could not reproduce its random numbers
+    ├── UnsupportedError   (RuntimeError)  a switch or device that this machine cannot run
+    └── OutputError        (OSError)       a result could not be written
+
+Each also derives from the built-in type that a user of torchgpipe or ``torch.nn`` would catch.
+Messages follow one form: ``<thing> must be <rule>, got <value>; <what to change>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "BalanceError",
+    "ConfigError",
+    "DeviceCountError",
+    "GpipeBenchError",
+    "OutputError",
+    "PlacementError",
+    "RandomnessError",
+    "SkipLayoutError",
+    "SkipUsageError",
+    "UnsupportedError",
+]
+
+
+class GpipeBenchError(Exception):
+    """Base of every exception raised on purpose."""
+
+
+class ConfigError(GpipeBenchError, ValueError):
+    """A configuration is wrong.
+
+    Args:
+        problems: one sentence per problem; all of them, not only the first.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems: tuple[str, ...] = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class BalanceError(GpipeBenchError, ValueError):
+    """A balance does not fit the model."""
+
+
+class DeviceCountError(GpipeBenchError, IndexError):
+    """Fewer devices than partitions."""
+
+
+class PlacementError(GpipeBenchError, TypeError):
+    """A pipeline spans several devices and cannot move to one."""
+
+
+class SkipLayoutError(GpipeBenchError, TypeError):
+    """Stashes and pops of a module do not match."""
+
+
+class SkipUsageError(GpipeBenchError, RuntimeError):
+    """A skippable layer broke its own declaration."""
+
+
+class RandomnessError(GpipeBenchError, RuntimeError):
+    """A recomputation could not reproduce the random numbers of its forward pass."""
+
+
+class UnsupportedError(GpipeBenchError, RuntimeError):
+    """This machine cannot run what was asked."""
+
+
+class OutputError(GpipeBenchError, OSError):
+    """A result could not be written."""

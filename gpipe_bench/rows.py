@@ -1,0 +1,103 @@
+"""The row: one value of one cell, published, simulated or measured, with everything needed to read it.
+
+One schema serves all three kinds of evidence. A failed cell is a row too: its ``status`` says what happened and
+``reason`` why, and its results are empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Row"]
+
+SCHEMA_VERSION: Final = 1
+EVIDENCE: Final = ("published", "simulated", "measured")
+STATUSES: Final = ("ok", "oom", "unsupported", "skipped", "error")
+
+
+def _column(unit: str, text: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"unit": unit, "text": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of a result table; ``None`` means that the value was not taken or does not apply."""
+
+    experiment: str = _column("", "experiment that asked for the cell", "")
+    evidence: str = _column("", "published, simulated or measured", "measured")
+    model: str = _column("", "name in the table of models", "")
+    model_args: str = _column("", "arguments of the model, 'key=value' joined by ';'", "")
+    variant: str = _column("", "label of the components", "")
+    clock_cycle: bool | None = _column("", "component: deterministic clock-cycle")
+    fork_join: bool | None = _column("", "component: backward order by Fork and Join")
+    copy_streams: bool | None = _column("", "component: copies on streams of their own")
+    portals: bool | None = _column("", "component: skips hop from source to destination device")
+    early_recompute: bool | None = _column("", "component: recomputation ahead of the gradient")
+    backward: str = _column("", "what drives the backward pass: autograd or scheduled", "autograd")
+    transfer: str = _column("", "how tensors cross partitions: direct or host", "direct")
+    partitions: int | None = _column("", "n, contiguous groups of layers")
+    chunks: int | None = _column("", "micro-batches asked for")
+    microbatches: int | None = _column("", "m, micro-batches that the batch gave")
+    checkpoint: str = _column("", "always, except_last or never", "")
+    batch_size: int | None = _column("samples", "samples per step")
+    balance: str = _column("", "layers per partition, joined by '-'", "")
+    repeat: int | None = _column("", "0-based repeat of the cell, each in a fresh process")
+    seed: int | None = _column("", "seed of weights, data and dropout")
+    status: str = _column("", "ok, oom, unsupported, skipped or error", "ok")
+    reason: str = _column("", "why the status is not ok", "")
+    throughput_samples_per_s: float | None = _column("samples/s", "batch size over the median step time")
+    step_time_ms: float | None = _column("ms", "median over the timed steps")
+    peak_allocated_gib: float | None = _column("GiB", "sum over devices of the peak of live tensor bytes")
+    peak_reserved_gib: float | None = _column("GiB", "sum over devices of the peak that the allocator held")
+    utilization_fraction: float | None = _column("1", "mean over devices of the busy share")
+    bubble_fraction: float | None = _column("1", "mean share idle in fill, drain and waiting")
+    copy_fraction: float | None = _column("1", "mean share in which only a copy ran")
+    recompute_fraction: float | None = _column("1", "mean share of recomputation")
+    imbalance_fraction: float | None = _column("1", "mean share idle for having less work than the busiest partition")
+    device: str = _column("", "device type and name", "")
+    device_count: int | None = _column("", "distinct devices used")
+    profile: str = _column("", "hardware profile of a simulated row, machine of a measured one", "")
+    torch: str = _column("", "version of PyTorch", "")
+    cuda: str = _column("", "version of CUDA", "")
+    driver: str = _column("", "version of the GPU driver", "")
+    python: str = _column("", "version of Python", "")
+    commit: str = _column("", "commit of gpipe_bench", "")
+    dirty: bool | None = _column("", "whether the checkout had uncommitted changes")
+    config_sha256: str = _column("", "digest of the cell's configuration", "")
+    started_utc: str = _column("", "start of the run, ISO 8601", "")
+    schema_version: int = _column("", "version of this schema", SCHEMA_VERSION)
+
+    def __post_init__(self) -> None:
+        if self.evidence not in EVIDENCE:
+            raise ValueError(f"evidence must be one of {', '.join(EVIDENCE)}, got {self.evidence!r}; label the row")
+        if self.status not in STATUSES:
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {self.status!r}; use one of them")
+        if self.status != "ok" and not self.reason:
+            raise ValueError(f"reason must be given when status is {self.status!r}, got none; say what happened")
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(column.name for column in fields(cls))
+
+    @classmethod
+    def describe(cls) -> list[tuple[str, str, str, str]]:
+        """Name, type, unit and meaning of each column."""
+        return [(c.name, str(c.type), c.metadata["unit"], c.metadata["text"]) for c in fields(cls)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Row:
+        """The row that :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: an unknown column, or one of the rules of a row is broken.
+        """
+        unknown = sorted(set(data) - set(cls.columns()))
+        if unknown:
+            raise ValueError(f"columns must be those of schema {SCHEMA_VERSION}, got {unknown}; remove or rename them")
+        return cls(**data)
