@@ -23,7 +23,7 @@ import functools
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from types import GeneratorType
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -34,7 +34,6 @@ from gpipe_bench.errors import SkipUsageError
 __all__ = ["Skippable", "pop", "skippable", "stash"]
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-SkippableT = TypeVar("SkippableT", bound="Skippable")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +73,7 @@ class Skippable:
         """Keys of the skips that this layer pops, by name."""
         return [self.skip_key(name) for name in sorted(self.poppable_names)]
 
-    def isolate(self: SkippableT, ns: Namespace, *, only: Iterable[str] | None = None) -> SkippableT:
+    def isolate(self, ns: Namespace, *, only: Iterable[str] | None = None) -> Self:
         """Put skips of this layer into a namespace; returns the layer, so that calls chain.
 
         Args:
@@ -153,7 +152,7 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
     def decorate(module_cls: type[ModuleT]) -> type[ModuleT]:
         if module_cls.__module__.startswith("torch."):
             raise TypeError(f"skippable must decorate a class of yours, got {module_cls!r}; derive one from it first")
-        plain_forward = cast("Callable[..., Any]", module_cls.forward)
+        plain_forward: Callable[..., Any] = module_cls.forward
 
         @functools.wraps(plain_forward)
         def forward(self: Skippable, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ tracker. Outside the engine that is a plain dictionary, so the same model also r
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -34,10 +34,14 @@ class Tracker(Protocol):
 
 
 class LocalTracker:
-    """Skips that are stashed and popped in one place."""
+    """Skips that are stashed and popped in one place.
 
-    def __init__(self) -> None:
-        self._values: dict[SkipKey, Tensor | None] = {}
+    Args:
+        values: skips that were stashed elsewhere.
+    """
+
+    def __init__(self, values: Iterable[tuple[SkipKey, Tensor | None]] = ()) -> None:
+        self._values: dict[SkipKey, Tensor | None] = dict(values)
 
     def save(self, key: SkipKey, value: Tensor | None) -> None:
         """Keep the value until its pop; a newer one replaces it."""

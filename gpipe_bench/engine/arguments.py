@@ -1,0 +1,104 @@
+"""Checking what a pipeline is made of, and splitting it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+from torch import nn
+
+from gpipe_bench.engine.transfer import TRANSFERS
+from gpipe_bench.errors import BalanceError, DeviceCountError
+from gpipe_bench.schedule import CHECKPOINT_MODES
+
+__all__ = ["check_arguments", "resolve_devices", "split_layers"]
+
+BACKWARDS = ("autograd",)
+
+
+def check_arguments(
+    module: nn.Sequential, balance: Sequence[int] | None, *, chunks: int, checkpoint: str, backward: str, transfer: str
+) -> None:
+    """Check the arguments of a pipeline; see :class:`gpipe_bench.engine.gpipe.GPipe` for what is raised."""
+    if not isinstance(module, nn.Sequential):
+        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; list its layers in one")
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
+    for name, value, allowed in (
+        ("checkpoint", checkpoint, CHECKPOINT_MODES),
+        ("backward", backward, BACKWARDS),
+        ("transfer", transfer, TRANSFERS),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
+    _check_sharing(module)
+    _check_balance(module, balance)
+
+
+def _check_sharing(module: nn.Sequential) -> None:
+    owners: dict[int, str] = {}
+    for name, child in module.named_children():
+        for parameter_name, parameter in child.named_parameters():
+            owner = owners.setdefault(id(parameter), name)
+            if owner != name:
+                raise ValueError(
+                    f"a parameter must belong to one child, got {parameter_name!r} of child '{name}' shared with "
+                    f"child '{owner}'; give each child its own, or merge the two into one child"
+                )
+    if len({id(child) for child in module}) < len(module):
+        raise ValueError("children must be distinct, got one module in two places; copy it or merge the places")
+
+
+def _check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> None:
+    count = len(module)
+    if balance is None:
+        raise BalanceError(
+            f"balance must give the layers per partition, got None; pass e.g. balance=[{count}], or let "
+            "gpipe_bench.balance.balance_by_time(n, module, sample) find one"
+        )
+    wrong = [size for size in balance if isinstance(size, bool) or not isinstance(size, int) or size < 1]
+    if wrong:
+        raise BalanceError(f"balance must hold whole numbers of at least 1, got {list(balance)}; remove {wrong}")
+    if sum(balance) != count:
+        raise BalanceError(
+            f"balance must add up to the {count} layers of the module, got {list(balance)}, which adds up to "
+            f"{sum(balance)}; correct it, or let gpipe_bench.balance.balance_by_time(n, module, sample) find one"
+        )
+
+
+def resolve_devices(devices: Sequence[torch.device | str | int] | None, n: int) -> list[torch.device]:
+    """The devices of ``n`` partitions, with their indices.
+
+    Raises:
+        DeviceCountError: an IndexError; there are fewer.
+    """
+    if devices is None:
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        source = "CUDA devices on this machine"
+    else:
+        source = "devices given"
+    if len(devices) < n:
+        raise DeviceCountError(
+            f"devices must be at least as many as the {n} partitions, got {len(devices)} {source}; pass devices= "
+            f"(they may repeat, as in ['cpu'] * {n}) or use fewer partitions"
+        )
+    return [_with_index(torch.device(device)) for device in devices[:n]]
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device.index is not None or device.type in ("cpu", "meta"):
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())
+
+
+def split_layers(module: nn.Sequential, balance: Sequence[int], devices: Sequence[torch.device]) -> list[nn.Sequential]:
+    """Cut a module into partitions and move each to its device; layers keep their names."""
+    layers = iter(module.named_children())
+    partitions = []
+    for size, device in zip(balance, devices, strict=True):
+        partition = nn.Sequential()
+        for name, layer in islice(layers, size):
+            partition.add_module(name, layer)
+        partitions.append(partition.to(device))
+    return partitions

@@ -1,0 +1,188 @@
+"""Checkpointing with early recomputation (GPipe, arXiv 1811.06965, section 2.3; torchgpipe, section 3.2.3).
+
+Two autograd functions share a slot:
+
+    forward     x ── Checkpoint ──(Wait)── Recompute ── y         Checkpoint runs the partition without a graph
+    backward        B(i,j) ◄──(Wait)◄── R(i,j) ◄── gradient       Recompute runs it again with one, into the slot;
+                                                                  Checkpoint runs backward through what it finds there
+
+Recompute stands before the Wait for the gradient. It is made on the copy stream, so autograd lets only that stream
+wait for the gradient, while the recomputation itself goes to the compute stream and overlaps the transfer.
+``torch.utils.checkpoint`` does both in one node and cannot. Without Recompute, Checkpoint recomputes by itself, when
+the gradient has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from gpipe_bench.engine.ambience import Ambience
+from gpipe_bench.engine.autograd import apply
+from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
+from gpipe_bench.engine.microbatch import Values, differentiable, replace
+from gpipe_bench.engine.observer import Observer, Task, observed
+from gpipe_bench.engine.phony import get_phony
+from gpipe_bench.engine.randomness import Draws
+from gpipe_bench.engine.streams import Stream, use_stream
+
+__all__ = ["Slot", "checkpoint", "is_checkpointing", "is_recomputing", "recompute"]
+
+Recomputed = tuple[Values, Values]
+
+
+@dataclass(slots=True)
+class Slot:
+    """What the two functions of one task share.
+
+    Attributes:
+        run: computes the partition: flat values in, flat values out.
+        ambience: the modes of the forward pass, for the recomputation.
+        draws: the random numbers of the forward pass, for the recomputation.
+        task: names the task, its device and compute stream, by kind.
+        observer: told of recomputation and backward pass.
+        recomputed: (outputs with graph, inputs that collect gradients), from recomputation to backward pass.
+    """
+
+    run: Callable[[Values], Values]
+    ambience: Ambience
+    draws: Draws
+    task: Callable[[str], Task]
+    observer: Observer | None
+    recomputed: Recomputed | None = field(default=None, init=False)
+
+    @property
+    def stream(self) -> Stream:
+        """The compute stream of the task."""
+        return self.task("forward").stream
+
+    def first_pass(self, values: Values) -> Values:
+        """Compute without a graph."""
+        with set_flags(checkpointing=True), self.ambience.applied(checkpointing=True), self.draws.first_pass():
+            return self.run(values)
+
+    def fill(self, values: Values) -> None:
+        """Compute again, with a graph, the same random numbers and the same modes."""
+        leaves = tuple(_leaf(value) for value in values)
+        with observed(self.observer, self.task("recompute")) as outputs:
+            with (
+                set_flags(recomputing=True),
+                self.ambience.applied(recomputing=True),
+                self.draws.replay(),
+            ):
+                outputs.extend(self.run(leaves))
+            self.recomputed = tuple(outputs), leaves
+
+    def take(self) -> Recomputed | None:
+        """Empty the slot."""
+        recomputed, self.recomputed = self.recomputed, None
+        return recomputed
+
+
+class Checkpoint(Function):
+    """(phony, slot, values...) -> values, computed without a graph."""
+
+    @staticmethod
+    def forward(ctx: Any, phony: Tensor, slot: Slot, *values: Any) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.slot = slot
+        _save(ctx, values)
+        outputs = slot.first_pass(values)
+        return tuple(_fresh(output) for output in outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        slot: Slot = ctx.slot
+        with use_stream(slot.stream):
+            if slot.recomputed is None:
+                slot.fill(_saved(ctx))
+            outputs, leaves = slot.take() or ((), ())
+            with observed(slot.observer, slot.task("backward")):
+                _nested_backward(outputs, grads)
+        return (None, None, *(leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves))
+
+
+class Recompute(Function):
+    """(slot, inputs of the task, values...) -> values; backward first fills the slot, then passes gradients on."""
+
+    @staticmethod
+    def forward(ctx: Any, slot: Slot, inputs: Values, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.slot = slot
+        _save(ctx, inputs)
+        return tuple(value.detach() for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        slot: Slot = ctx.slot
+        with use_stream(slot.stream):
+            slot.fill(_saved(ctx))
+        return (None, None, *grads)
+
+
+def checkpoint(slot: Slot, values: Values, phony: Tensor | None) -> Values:
+    """Compute a task and keep only its inputs.
+
+    Args:
+        slot: the task.
+        values: flat inputs.
+        phony: end of a lane to hang on the task, or None.
+    """
+    # A phony that requires grad keeps the task in the graph when no input does.
+    edge = get_phony(slot.task("forward").device, requires_grad=True) if phony is None else phony
+    return apply(Checkpoint, edge, slot, *values)
+
+
+def recompute(slot: Slot, inputs: Values, outputs: Values, current: Stream) -> Values:
+    """Put the recomputation of a task into the way of its gradients.
+
+    Args:
+        slot: the task.
+        inputs: its flat inputs.
+        outputs: its flat outputs, as passed on.
+        current: the copy stream on which the gradients arrive, or the compute stream if none.
+    """
+    indices = differentiable(outputs)
+    if not indices:
+        return outputs
+    with use_stream(current):
+        return replace(outputs, indices, apply(Recompute, slot, inputs, *(outputs[index] for index in indices)))
+
+
+def _save(ctx: Any, values: Values) -> None:
+    ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
+    ctx.rest = [None if isinstance(value, Tensor) else (value,) for value in values]
+
+
+def _saved(ctx: Any) -> Values:
+    tensors = iter(ctx.saved_tensors)
+    return tuple(next(tensors) if rest is None else rest[0] for rest in ctx.rest)
+
+
+def _fresh(value: Any) -> Any:
+    """A function must not return an input, or a view of one, as its output."""
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _nested_backward(outputs: Values, grads: tuple[Tensor | None, ...]) -> None:
+    """Run backward through a recomputed task; an output without gradient counts as zero."""
+    roots, gradients = [], []
+    for output, grad in zip(outputs, grads, strict=True):
+        if grad is not None and isinstance(output, Tensor) and output.requires_grad:
+            roots.append(output)
+            gradients.append(grad)
+    if roots:
+        torch.autograd.backward(roots, gradients)

@@ -1,0 +1,42 @@
+"""Whether this thread is in the first pass, or in the recomputation, of a checkpointed task."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["is_checkpointing", "is_recomputing", "set_flags"]
+
+
+class _Flags(threading.local):
+    def __init__(self) -> None:
+        self.checkpointing = False
+        self.recomputing = False
+
+
+_flags = _Flags()
+
+
+def is_checkpointing() -> bool:
+    """Whether the calling layer runs in the first pass of a checkpointed task, of which nothing is kept.
+
+    In a recomputation this is False and :func:`is_recomputing` True; outside a checkpoint both are False.
+    """
+    return _flags.checkpointing
+
+
+def is_recomputing() -> bool:
+    """Whether the calling layer runs in a recomputation: what must happen once per batch has happened already."""
+    return _flags.recomputing
+
+
+@contextmanager
+def set_flags(*, checkpointing: bool = False, recomputing: bool = False) -> Iterator[None]:
+    """Set both flags of this thread for the block."""
+    previous = _flags.checkpointing, _flags.recomputing
+    _flags.checkpointing, _flags.recomputing = checkpointing, recomputing
+    try:
+        yield
+    finally:
+        _flags.checkpointing, _flags.recomputing = previous

@@ -1,0 +1,250 @@
+"""GPipe: an nn.Sequential trained in micro-batches over partitions, each on its device.
+
+The engine follows torchgpipe (Kim et al., arXiv 2004.09910), which brought GPipe (Huang et al., arXiv 1811.06965) to
+PyTorch. What differs, and why, stands in the modules of this package.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from gpipe_bench.components import Components
+from gpipe_bench.engine.ambience import Ambience
+from gpipe_bench.engine.arguments import check_arguments, resolve_devices, split_layers
+from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
+from gpipe_bench.engine.lanes import Circumstances, TorchLanes
+from gpipe_bench.engine.marks import MarkingObserver
+from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
+from gpipe_bench.engine.observer import Observer
+from gpipe_bench.engine.randomness import Randomness
+from gpipe_bench.engine.skip.layout import inspect_skip_layout, verify_skippables
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.stage import place
+from gpipe_bench.engine.streams import current_stream, record_stream, wait_stream
+from gpipe_bench.engine.worker import Workers
+from gpipe_bench.errors import PlacementError
+from gpipe_bench.program import Plan, run_forward
+
+__all__ = ["GPipe"]
+
+Device = torch.device | str | int
+
+
+class GPipe(nn.Module):
+    """Pipeline parallelism for an nn.Sequential.
+
+    ::
+
+        pipe = GPipe(nn.Sequential(a, b, c, d), balance=[2, 2], devices=["cuda:0", "cuda:1"], chunks=8)
+        loss = criterion(pipe(x), y)     # x on pipe.devices[0], y on pipe.devices[-1]
+        loss.backward()
+
+    Parameters keep the names that they have in ``module``, so checkpoints of one load into the other.
+
+    Args:
+        module: layers to split; moved to the devices in place.
+        balance: layers per partition; default: see ``gpipe_bench.balance``.
+        devices: one per partition, more are ignored; may repeat. Default: all CUDA devices.
+        chunks: micro-batches to split a batch into, m. A batch that does not divide evenly, or is smaller, gives fewer.
+        checkpoint: ``always``, ``except_last`` (all but the last micro-batch) or ``never``; off in evaluation.
+        deferred_batch_norm: update running statistics of batch normalisation once per batch; replaces these layers.
+        components: which components of the engine are on.
+        backward: what drives the backward pass; ``autograd``.
+        transfer: how tensors cross partitions; ``direct``, or ``host`` through host memory, which makes partitions
+            that share a device exchange real traffic, each on a compute stream of its own.
+
+    Attributes:
+        balance: layers per partition.
+        devices: device of each partition.
+        chunks: see above; may be changed between batches, as may ``checkpoint``.
+        partitions: the layers of each partition.
+
+    Raises:
+        TypeError: ``module`` is not an nn.Sequential; skips do not match.
+        ValueError: a child or parameter occurs in two places; balance, chunks, checkpoint or a mode is wrong.
+        IndexError: fewer devices than partitions.
+    """
+
+    def __init__(
+        self,
+        module: nn.Sequential,
+        balance: Sequence[int] | None = None,
+        *,
+        devices: Sequence[Device] | None = None,
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+        components: Components | None = None,
+        backward: str = "autograd",
+        transfer: str = "direct",
+    ) -> None:
+        super().__init__()
+        check_arguments(module, balance, chunks=chunks, checkpoint=checkpoint, backward=backward, transfer=transfer)
+        verify_skippables(module)
+        if deferred_batch_norm:
+            convert_deferred_batch_norm(module)
+        self.balance = list(balance or [])
+        self.devices = resolve_devices(devices, len(self.balance))
+        self.chunks = chunks
+        self.checkpoint = checkpoint
+        self.components = components or Components()
+        self.backward_mode = backward
+        self.transfer = transfer
+        self.partitions = split_layers(module, self.balance, self.devices)
+        # Under their own names, so that parameters are called what they are called in the plain module. Not by
+        # add_module, which refuses names that this class uses itself.
+        self._modules.update(module.named_children())
+        self._layout = inspect_skip_layout(self.partitions)
+        self._deferred = [layer for layer in module.modules() if isinstance(layer, DeferredBatchNorm)]
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Everything that belongs to this process and cannot be copied or pickled."""
+        self._stages = place(self.partitions, self.devices, self._layout, self.components, self.transfer)
+        self._randomness = Randomness(self.devices)
+        self._observer: MarkingObserver | None = None
+        self._workers: Workers | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        process_bound = {"_stages", "_randomness", "_observer", "_workers", "_lock"}
+        return {key: value for key, value in self.__dict__.items() if key not in process_bound}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._prepare()
+
+    def __len__(self) -> int:
+        """The number of layers."""
+        return len(self._modules)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        """A layer by its position, counted from the end if negative."""
+        return self._layers()[index]
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """The layers in order."""
+        return iter(self._layers())
+
+    def _layers(self) -> list[nn.Module]:
+        return [layer for partition in self.partitions for layer in partition]
+
+    def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module
+        """Run one batch through the pipeline.
+
+        Args:
+            input: a tensor, or a tuple of tensors, of shape (batch size, ...) on ``devices[0]``.
+
+        Returns:
+            The same of what the last layer gives, on ``devices[-1]``.
+
+        Raises:
+            TypeError: ``input`` is something else.
+            ValueError: it has no batch dimension, unequal batch sizes, or is on another device.
+            Exception: what a layer raised, with its traceback; the pipeline stays usable.
+        """
+        if not self.partitions:
+            return input
+        check_input(input, self.devices[0])
+        with self._lock:
+            microbatches = scatter(input, self.chunks)
+            plan = self._plan(len(microbatches))
+            for layer in self._deferred:
+                layer.begin()
+            results = self._run(plan, microbatches)
+            if self.training:
+                for layer in self._deferred:
+                    layer.commit()
+        return gather(results)
+
+    def _plan(self, m: int) -> Plan[SkipKey]:
+        return Plan(
+            m=m,
+            n=len(self.partitions),
+            components=self.components,
+            checkpoint=self.checkpoint if self.training else "never",
+            arrivals={j: self._layout.arrivals(j) for j in range(len(self.partitions))},
+            backward=torch.is_grad_enabled(),
+        )
+
+    def _run(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> list[MicroBatch]:
+        workers = self._ready_workers(plan)
+        randomness = self._randomness.begin(concurrent=workers is not None and plan.m > 1, training=self.training)
+        shared = Circumstances(
+            self.components, self.transfer, Ambience.capture(self.devices), randomness, self._observer, workers
+        )
+        self._hand_over(microbatches, entering=True)
+        lanes = TorchLanes(self._stages, self._layout, microbatches, shared)
+        try:
+            run_forward(plan, lanes)
+        finally:
+            randomness.end()
+            if workers is not None and workers is not self._workers:
+                workers.close()
+        self._hand_over(lanes.microbatches, entering=False)
+        return lanes.microbatches
+
+    def _ready_workers(self, plan: Plan[SkipKey]) -> Workers | None:
+        """None if the calling thread issues every task; fresh ones where order hangs on sequence numbers."""
+        if not self.components.clock_cycle or plan.n == 1:
+            return None
+        if not self.components.fork_join:
+            return Workers(plan.n)
+        if self._workers is None or not self._workers.alive:
+            self._workers = Workers(plan.n)
+        return self._workers
+
+    def _hand_over(self, microbatches: list[MicroBatch], *, entering: bool) -> None:
+        """Order partitions with compute streams of their own after the caller's work, or the caller after them."""
+        end = self._stages[0] if entering else self._stages[-1]
+        for stage in self._stages:
+            if stage.own_stream is not None:
+                pair = (stage.own_stream, current_stream(stage.device))
+                wait_stream(*(pair if entering else pair[::-1]))
+        if end.own_stream is not None:
+            user = end.own_stream if entering else current_stream(end.device)
+            for microbatch in microbatches:
+                for value in microbatch.values:
+                    if isinstance(value, torch.Tensor):
+                        record_stream(value, user)
+
+    @contextmanager
+    def observe(self, observer: Observer) -> Iterator[None]:
+        """Let ``observer`` see every task of the batches in this block, forward and backward."""
+        marking = MarkingObserver(observer)
+        previous, self._observer = self._observer, marking
+        try:
+            with marking.watching(self.partitions):
+                yield
+        finally:
+            self._observer = previous
+
+    def cuda(self, device: Device | None = None) -> NoReturn:
+        """Refused: see :meth:`to`."""
+        raise PlacementError(_refusal(f"cuda({'' if device is None else device})"))
+
+    def cpu(self) -> NoReturn:
+        """Refused: see :meth:`to`."""
+        raise PlacementError(_refusal("cpu()"))
+
+    def to(self, *args: Any, **kwargs: Any) -> GPipe:
+        """Change the dtype, as ``nn.Module.to``; a change of device is refused.
+
+        Raises:
+            TypeError: a device was given.
+        """
+        for value in (*args, kwargs.get("device"), kwargs.get("tensor")):
+            if isinstance(value, (str, int, torch.device, torch.Tensor)) and not isinstance(value, bool):
+                raise PlacementError(_refusal(f"to({value if not isinstance(value, torch.Tensor) else value.device})"))
+        super().to(*args, **kwargs)
+        return self
+
+
+def _refusal(call: str) -> str:
+    return f"a pipeline must stay on the devices it was made for, got {call}; make a new GPipe with other devices="

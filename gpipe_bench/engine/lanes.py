@@ -1,0 +1,250 @@
+"""Torch lanes: the forward program carried out with tensors, streams, workers and autograd functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpipe_bench.components import Components
+from gpipe_bench.engine.ambience import Ambience
+from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
+from gpipe_bench.engine.dependency import fork, join
+from gpipe_bench.engine.marks import MarkingObserver
+from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
+from gpipe_bench.engine.observer import Task, observed
+from gpipe_bench.engine.randomness import Batch, Draws
+from gpipe_bench.engine.skip.layout import SkipLayout
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.stage import PartitionTask, Stage
+from gpipe_bench.engine.streams import use_stream
+from gpipe_bench.engine.transfer import Endpoint, Route, copy, wait
+from gpipe_bench.engine.worker import Result, Workers
+
+__all__ = ["Circumstances", "TorchLanes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What all tasks of one batch share.
+
+    Attributes:
+        components: which components are on.
+        transfer: ``direct`` or ``host``.
+        ambience: the caller's thread-local modes.
+        randomness: the batch's random numbers.
+        observer: told of every task, if any.
+        workers: None to issue every task from the calling thread.
+    """
+
+    components: Components
+    transfer: str
+    ambience: Ambience
+    randomness: Batch
+    observer: MarkingObserver | None
+    workers: Workers | None
+
+
+@dataclass(slots=True)
+class _Running:
+    """A task between launch and leave."""
+
+    task: PartitionTask
+    inputs: Values
+    slot: Slot | None
+    result: Result | None = None
+
+
+class TorchLanes:
+    """Carries out the steps of :mod:`gpipe_bench.program` for one batch.
+
+    Args:
+        stages: the partitions.
+        layout: the skips between them.
+        microbatches: the micro-batches; replaced by what each partition makes of them.
+        shared: what all tasks share.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], layout: SkipLayout, microbatches: list[MicroBatch], shared: Circumstances
+    ) -> None:
+        self._stages = stages
+        self._layout = layout
+        self.microbatches = microbatches
+        self._shared = shared
+        self._computing = [stage.computing() for stage in stages]
+        # skips on their way, per micro-batch
+        self._skips: list[dict[SkipKey, Tensor | None]] = [{} for _ in microbatches]
+        # phonies: of open lanes by (i, j), and of the lane that micro-batch i is about to be tied to
+        self._lanes: dict[tuple[int, int], Tensor | None] = {}
+        self._entering: list[Tensor | None] = [None] * len(microbatches)
+        self._running: dict[tuple[int, int], _Running] = {}
+        self._issued = 0
+
+    # --- fence ---------------------------------------------------------------------------------------------------
+
+    def join(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.join`; the next node of micro-batch i takes the phony."""
+        self._entering[i] = self._lanes.pop((i - 1, j), None)
+
+    def portal(self, i: int, j: int, skip: SkipKey) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.portal`."""
+        tensor = self._skips[i][skip]
+        route = self._route("portal", i, self._layout.routes[skip][0], j)
+        if tensor is not None and route.moves:
+            (self._skips[i][skip],) = copy(route, (tensor,))
+
+    def copy(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.copy`."""
+        route = self._route("copy", i, j - 1, j)
+        if route.moves:
+            riding = [] if self._shared.components.portals else self._stages[j].incoming
+            flat = copy(route, self._flat(i, riding), self._entering[i])
+            self._entering[i] = None
+            self._put(i, flat, riding)
+
+    # --- compute -------------------------------------------------------------------------------------------------
+
+    def await_copy(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.await_copy`."""
+        end, stage = self._endpoint(i, j), self._stages[j]
+        self._put(i, wait(end.computing, end.copying, self._flat(i, stage.incoming), end.copying), stage.incoming)
+
+    def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.launch`."""
+        stage = self._stages[j]
+        microbatch = self.microbatches[i]
+        task = PartitionTask(stage, len(microbatch.values), atomic=microbatch.atomic)
+        flat = self._flat(i, stage.incoming)
+        for key in stage.incoming:
+            del self._skips[i][key]
+        draws = self._shared.randomness.draws(i, j)
+        phony, self._entering[i] = self._entering[i], None
+        if checkpoint and (differentiable(flat) or any(p.requires_grad for p in stage.layers.parameters())):
+            slot = Slot(task, self._shared.ambience, draws, partial(self._task, i, j), self._shared.observer)
+            running = _Running(task, flat, slot)
+            job = partial(self._run_checkpointed, i, j, slot, flat, phony)
+        else:
+            if phony is not None:
+                count = len(microbatch.values)
+                with use_stream(self._computing[j]):
+                    flat = (*join(flat[:count], phony), *flat[count:])
+            running = _Running(task, (), None)
+            job = partial(self._run_plain, i, j, task, flat, draws)
+        self._running[i, j] = running
+        self._issue(stage, running, job)
+
+    def collect(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.collect`."""
+        running = self._running[i, j]
+        flat = self._result(running, j)
+        outgoing = self._stages[j].outgoing
+        values = flat[: len(flat) - len(outgoing)]
+        self.microbatches[i] = MicroBatch(values, running.task.atomic_output)
+        self._skips[i].update(zip(outgoing, flat[len(values) :], strict=True))
+        if running.slot is None:
+            del self._running[i, j]
+        else:
+            self._rank(flat)
+
+    # --- leave ---------------------------------------------------------------------------------------------------
+
+    def await_compute(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.await_compute`."""
+        end, stage = self._endpoint(i, j), self._stages[j]
+        self._put(i, wait(end.copying, end.computing, self._flat(i, stage.outgoing), end.copying), stage.outgoing)
+
+    def recompute(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.recompute`."""
+        running = self._running.pop((i, j), None)
+        if running is not None and running.slot is not None:
+            stage = self._stages[j]
+            flat = self._flat(i, stage.outgoing)
+            self._put(i, recompute(running.slot, running.inputs, flat, self._leaving(i, j)), stage.outgoing)
+
+    def fork(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.fork`."""
+        stage = self._stages[j]
+        with use_stream(self._leaving(i, j)):
+            flat, self._lanes[i, j] = fork(self._flat(i, stage.outgoing))
+        self._put(i, flat, stage.outgoing)
+
+    def drain(self, tasks: Iterable[tuple[int, int]]) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.drain`."""
+        if self._shared.workers is not None:
+            for _, j in tasks:
+                self._shared.workers.collect(self._stages[j].worker)
+
+    # --- helpers -------------------------------------------------------------------------------------------------
+
+    def _flat(self, i: int, skips: Sequence[SkipKey]) -> Values:
+        return (*self.microbatches[i].values, *(self._skips[i][key] for key in skips))
+
+    def _put(self, i: int, flat: Values, skips: Sequence[SkipKey]) -> None:
+        count = len(flat) - len(skips)
+        self.microbatches[i] = MicroBatch(flat[:count], self.microbatches[i].atomic)
+        self._skips[i].update(zip(skips, flat[count:], strict=True))
+
+    def _endpoint(self, i: int, j: int) -> Endpoint:
+        return self._stages[j].endpoint(i, self._computing[j], copy_streams=self._shared.components.copy_streams)
+
+    def _leaving(self, i: int, j: int) -> torch.Stream | None:
+        """The stream on which gradients of (i, j) arrive."""
+        end = self._endpoint(i, j)
+        return end.copying if j < len(self._stages) - 1 else end.computing
+
+    def _route(self, kind: str, i: int, source: int, target: int) -> Route:
+        shared = self._shared
+        ends = self._endpoint(i, source), self._endpoint(i, target)
+        return Route(kind, *ends, i, target, shared.transfer, shared.observer)
+
+    def _task(self, i: int, j: int, kind: str) -> Task:
+        return Task(kind, i, j, self._stages[j].device, self._computing[j], "compute")
+
+    def _issue(self, stage: Stage, running: _Running, job: Callable[[], Values]) -> None:
+        if self._shared.workers is not None:
+            self._shared.workers.submit(stage.worker, job)
+        else:
+            running.result = job(), None
+
+    def _result(self, running: _Running, j: int) -> Values:
+        if running.result is None and self._shared.workers is not None:
+            running.result = self._shared.workers.collect(self._stages[j].worker)
+        (flat, error), running.result = running.result or ((), None), None
+        if error is not None:
+            raise error
+        values: Values = flat
+        return values
+
+    def _run_checkpointed(self, i: int, j: int, slot: Slot, flat: Values, phony: Tensor | None) -> Values:
+        with use_stream(self._computing[j]), observed(self._shared.observer, self._task(i, j, "forward")) as outputs:
+            outputs.extend(checkpoint(slot, flat, phony))
+        return tuple(outputs)
+
+    def _run_plain(self, i: int, j: int, task: PartitionTask, flat: Values, draws: Draws) -> Values:
+        shared = self._shared
+        with use_stream(self._computing[j]), shared.ambience.applied():
+            mark = None if shared.observer is None else shared.observer.mark(self._task(i, j, "backward"))
+            if shared.observer is not None and mark is not None:
+                flat = shared.observer.mark_inputs(flat, mark)
+            with observed(shared.observer, self._task(i, j, "forward")) as outputs, draws.first_pass(again=False):
+                outputs.extend(task(flat))
+            if shared.observer is not None and mark is not None:
+                return shared.observer.mark_outputs(tuple(outputs), mark)
+            return tuple(outputs)
+
+    def _rank(self, flat: Values) -> None:
+        """Give a checkpoint the sequence number that a fresh worker for the whole device would have given it.
+
+        Among tasks that are ready, autograd runs the one with the highest number first. One worker per partition, or
+        one that outlives a step, would number them otherwise than the single fresh one of the published runs.
+        """
+        indices: list[Any] = differentiable(flat)
+        node = flat[indices[0]].grad_fn if indices and self._shared.workers is not None else None
+        if node is not None and hasattr(node, "_set_sequence_nr"):
+            node._set_sequence_nr(self._issued)  # noqa: SLF001 - autograd's only handle on its order
+        self._issued += 1

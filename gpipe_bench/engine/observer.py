@@ -1,0 +1,75 @@
+"""What an observer of the engine sees: every task, as the host issues it.
+
+The engine calls an observer only while one is installed (:meth:`GPipe.observe`); otherwise a task costs one
+comparison with None. Observers run in the thread that issues the task, so they must be quick and thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Observer", "Task", "observed", "tensor_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of the engine.
+
+    Attributes:
+        kind: one of :data:`gpipe_bench.timeline.KINDS`.
+        microbatch: i.
+        partition: j; a copy's is the one it arrives at, a gradient copy's the one it leaves.
+        device: the device that runs it; a copy's is the sender.
+        stream: the stream it runs on; None on a device without streams.
+        lane: ``compute`` or ``copy``: whether that is a compute stream or a copy stream.
+    """
+
+    kind: str
+    microbatch: int
+    partition: int
+    device: torch.device
+    stream: torch.Stream | None
+    lane: str
+
+
+class Observer(Protocol):
+    """Sees tasks begin and end on the host."""
+
+    def start(self, task: Task) -> Any:
+        """The host is about to issue ``task``; what is returned comes back to :meth:`finish`."""
+
+    def finish(self, token: Any, nbytes: int) -> None:
+        """The host has issued the task's last piece of work.
+
+        The end of a backward pass that is not checkpointed is known only piece by piece: then this is called
+        repeatedly with one token, and the last call counts.
+
+        Args:
+            token: what :meth:`start` returned.
+            nbytes: bytes that a copy moved or that a forward pass produced; 0 for a backward pass.
+        """
+
+
+def tensor_bytes(values: Sequence[Any]) -> int:
+    """Bytes of the tensors among ``values``."""
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
+
+
+@contextmanager
+def observed(observer: Observer | None, task: Task) -> Iterator[list[Any]]:
+    """Report the block as ``task``; the block appends the values whose bytes count to the list it is given."""
+    values: list[Any] = []
+    if observer is None:
+        yield values
+        return
+    token = observer.start(task)
+    try:
+        yield values
+    finally:
+        observer.finish(token, tensor_bytes(values))

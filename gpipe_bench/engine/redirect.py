@@ -1,0 +1,109 @@
+"""Random numbers of one task from generators of its own.
+
+PyTorch has one default generator per device, shared by all threads. When workers on the CPU draw from it at the same
+time, who gets which number is a race: a run could not be repeated, and a recomputation could not find its dropout
+masks again. Within :class:`Redirect`, whatever a thread draws comes from generators that belong to the task.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Redirect", "default_generator"]
+
+_swap_lock = threading.Lock()
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that PyTorch uses on ``device`` unless told otherwise."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module = torch.get_device_module(device)
+    generators = module.default_generators
+    if not generators:
+        module.init()
+        generators = module.default_generators
+    index = device.index if device.index is not None else module.current_device()
+    generator: torch.Generator = generators[index]
+    return generator
+
+
+class Redirect(TorchDispatchMode):
+    """Lets every random operator of this thread draw from generators seeded for one task.
+
+    Args:
+        seed: the task's; equal seeds and operators give equal numbers, on one device type.
+
+    Attributes:
+        drew: device types from which random numbers were drawn.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self.drew: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func``; if it is random, with the task's generator."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        device = _device_of(args, kwargs)
+        self.drew.add(device.type)
+        if _takes_generator(func):
+            if kwargs.get("generator") is None and not _given_by_position(func, args):
+                kwargs = {**kwargs, "generator": self._generator(device)}
+            return func(*args, **kwargs)
+        with self._swapped(device):
+            return func(*args, **kwargs)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+    @contextmanager
+    def _swapped(self, device: torch.device) -> Iterator[None]:
+        """For operators that know only the default generator, lend it the task's state."""
+        own, shared = self._generator(device), default_generator(device)
+        with _swap_lock:
+            before = shared.get_state()
+            shared.set_state(own.get_state())
+            try:
+                yield
+            finally:
+                own.set_state(shared.get_state())
+                shared.set_state(before)
+
+
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)  # noqa: SLF001 - no public way to a schema
+
+
+def _given_by_position(func: Any, args: tuple[Any, ...]) -> bool:
+    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - as above
+    index = names.index("generator")
+    return index < len(args) and args[index] is not None
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    for value in args:
+        if isinstance(value, Tensor):
+            return _indexed(value.device)
+    return _indexed(torch.device(kwargs.get("device") or "cpu"))
+
+
+def _indexed(device: torch.device) -> torch.device:
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())

@@ -1,0 +1,110 @@
+"""A partition in place: its layers, its device, its streams and the skips that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from gpipe_bench.components import Components
+from gpipe_bench.engine.microbatch import MicroBatch, Values
+from gpipe_bench.engine.skip.layout import SkipLayout
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.skip.tracker import LocalTracker, use_tracker
+from gpipe_bench.engine.streams import Stream, current_stream, has_streams, new_stream
+from gpipe_bench.engine.transfer import Endpoint
+
+__all__ = ["PartitionTask", "Stage", "place"]
+
+
+@dataclass(slots=True)
+class Stage:
+    """One partition, in place.
+
+    Attributes:
+        j: its index.
+        layers: its layers.
+        device: where they are.
+        worker: index of the worker that issues its tasks.
+        own_stream: a compute stream of its own, if it shares its device with other partitions and they exchange
+            tensors through the host; else None, and it computes on the caller's current stream.
+        incoming: skips that a task takes in, in order.
+        outgoing: skips that a task gives out, in order.
+        copying: a copy stream per micro-batch, made when first needed and kept.
+    """
+
+    j: int
+    layers: nn.Sequential
+    device: torch.device
+    worker: int
+    own_stream: Stream
+    incoming: list[SkipKey]
+    outgoing: list[SkipKey]
+    copying: list[Stream] = field(default_factory=list)
+
+    def computing(self) -> Stream:
+        """The compute stream for a batch that the calling thread is about to issue."""
+        return self.own_stream if self.own_stream is not None else current_stream(self.device)
+
+    def endpoint(self, i: int, computing: Stream, *, copy_streams: bool) -> Endpoint:
+        """Where copies of micro-batch i begin or end; without copy streams on the compute stream."""
+        if not (copy_streams and has_streams(self.device)):
+            return Endpoint(self.device, computing, computing)
+        while len(self.copying) <= i:
+            self.copying.append(new_stream(self.device))
+        return Endpoint(self.device, self.copying[i], computing)
+
+
+class PartitionTask:
+    """Computes a partition on flat values: those of the micro-batch, then the incoming skips.
+
+    Args:
+        stage: the partition.
+        count: how many of the flat values are the micro-batch's.
+        atomic: whether the first layer sees a single tensor.
+
+    Attributes:
+        atomic_output: whether the last layer gave a single tensor; known after the first call.
+    """
+
+    def __init__(self, stage: Stage, count: int, *, atomic: bool) -> None:
+        self._stage = stage
+        self._count = count
+        self._atomic = atomic
+        self.atomic_output = True
+
+    def __call__(self, flat: Values) -> Values:
+        """Flat inputs to flat outputs: those of the last layer, then the outgoing skips."""
+        stage = self._stage
+        tracker = LocalTracker(zip(stage.incoming, flat[self._count :], strict=True))
+        with use_tracker(tracker):
+            output = MicroBatch.wrap(stage.layers(MicroBatch(flat[: self._count], self._atomic).unwrap()))
+        self.atomic_output = output.atomic
+        return (*output.values, *(tracker.load(key) for key in stage.outgoing))
+
+
+def place(
+    partitions: Sequence[nn.Sequential],
+    devices: Sequence[torch.device],
+    layout: SkipLayout,
+    components: Components,
+    transfer: str,
+) -> list[Stage]:
+    """Put partitions on devices.
+
+    With portals a task takes in the skips that arrive at its partition, and gives out those that depart from it.
+    Without, skips ride along: it takes in all that are on board before it, and gives out all that are after it.
+    """
+    stages = []
+    workers: dict[torch.device, int] = {}
+    for j, (layers, device) in enumerate(zip(partitions, devices, strict=True)):
+        shared = transfer == "host" and list(devices).count(device) > 1
+        incoming = layout.arrivals(j) if components.portals else layout.passing(j - 1)
+        outgoing = layout.departures(j) if components.portals else layout.passing(j)
+        # Tasks of one device are issued by one thread; each partition on the CPU is a device of its own.
+        worker = j if device.type == "cpu" else workers.setdefault(device, j)
+        own_stream = new_stream(device) if shared else None
+        stages.append(Stage(j, layers, device, worker, own_stream, incoming, outgoing))
+    return stages

@@ -1,0 +1,51 @@
+"""Streams of any device type, through PyTorch's generic ``torch.Stream``.
+
+A device without streams (the CPU) has the stream None: waiting for it, entering it or recording a tensor on it does
+nothing. So the engine has one path for CUDA, other accelerators and the CPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+__all__ = ["Stream", "current_stream", "has_streams", "new_stream", "record_stream", "use_stream", "wait_stream"]
+
+Stream = torch.Stream | None
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on ``device`` is queued on streams."""
+    return device.type not in ("cpu", "meta") and hasattr(torch.get_device_module(device), "Stream")
+
+
+def current_stream(device: torch.device) -> Stream:
+    """The stream that this thread currently uses on ``device``."""
+    return torch.accelerator.current_stream(device) if has_streams(device) else None
+
+
+def new_stream(device: torch.device) -> Stream:
+    """A stream from PyTorch's pool for ``device``; the pool has 32 per priority, more requests share them."""
+    return torch.Stream(device) if has_streams(device) else None
+
+
+def use_stream(stream: Stream) -> AbstractContextManager[object]:
+    """Make ``stream``, and its device, current in this thread."""
+    return nullcontext() if stream is None else stream
+
+
+def wait_stream(waiter: Stream, awaited: Stream) -> None:
+    """Work queued on ``waiter`` from now on starts after everything queued on ``awaited`` so far."""
+    if waiter is not None and awaited is not None and waiter != awaited:
+        waiter.wait_stream(awaited)
+
+
+def record_stream(tensor: Tensor, stream: Stream) -> None:
+    """Tell the allocator that ``stream`` uses ``tensor``, which another stream allocated.
+
+    Without it the memory could be handed out again, on the allocating stream, while ``stream`` still reads it.
+    """
+    if stream is not None and tensor.device.type == stream.device.type:
+        tensor.record_stream(stream)

@@ -1,0 +1,191 @@
+"""Copy and Wait: moving tensors between partitions without stalling their computation.
+
+A copy between devices runs on the sender's current stream, with a barrier both ways against the receiver's current
+stream. On the compute streams it therefore stalls both devices. With copy streams current on both sides the barrier
+stays between those, and Wait ties them to the compute streams where data is really needed
+(torchgpipe, arXiv 2004.09910, section 3.2.2):
+
+    device j-1   compute  F(i,j-1) ──Wait─┐
+                 copy                     └─ Copy ─┐
+    device j     copy                              └─ Copy ─┐
+                 compute                                    └─Wait── F(i,j)
+
+Backward the same nodes run in mirror image. All of them must be made while the copy streams are current, because
+autograd runs a node on the stream on which it was made, and makes that stream wait for every defined gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpipe_bench.engine.autograd import apply
+from gpipe_bench.engine.microbatch import Values
+from gpipe_bench.engine.observer import Observer, Task, observed
+from gpipe_bench.engine.streams import Stream, record_stream, use_stream, wait_stream
+
+__all__ = ["TRANSFERS", "Endpoint", "Route", "copy", "wait"]
+
+TRANSFERS = ("direct", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One end of a copy: a device, the stream that copies there and the stream that computes there."""
+
+    device: torch.device
+    copying: Stream
+    computing: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How micro-batch i travels to partition j.
+
+    Attributes:
+        kind: ``copy``, or ``portal`` for a skip.
+        source: where the tensors are made.
+        target: where they are used.
+        microbatch: i.
+        partition: j, where they arrive.
+        transfer: ``direct``, or ``host`` for a copy staged through host memory.
+        observer: told of each copy.
+    """
+
+    kind: str
+    source: Endpoint
+    target: Endpoint
+    microbatch: int
+    partition: int
+    transfer: str
+    observer: Observer | None
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything has to be copied: not within one device, unless through the host."""
+        return self.transfer == "host" or self.source.device != self.target.device
+
+    def task(self, kind: str, sender: Endpoint, stream: Stream) -> Task:
+        """The task that an observer sees."""
+        lane = "copy" if sender.copying != sender.computing else "compute"
+        return Task(kind, self.microbatch, self.partition, sender.device, stream, lane)
+
+
+class Copy(Function):
+    """(route, phony or None, values...) -> values on the target device.
+
+    The phony, if any, is the end of a lane (see :mod:`gpipe_bench.engine.dependency`): its Fork runs backward once
+    the gradient copy was issued.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, route: Route, phony: Tensor | None, *values: Any) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.route = route
+        moved = _move(route, route.kind, route.source, route.target, values)
+        _mark_frozen(ctx, moved, ctx.needs_input_grad[2:])
+        return moved
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        route: Route = ctx.route
+        return (None, None, *_move(route, f"{route.kind}_grad", route.target, route.source, grads))
+
+
+class Wait(Function):
+    """(waiter, awaited, values...) -> values; backward the streams change places."""
+
+    @staticmethod
+    def forward(ctx: Any, waiter: Stream, awaited: Stream, *values: Any) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.waiter, ctx.awaited = waiter, awaited
+        wait_stream(waiter, awaited)
+        passed = tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
+        _mark_frozen(ctx, passed, ctx.needs_input_grad[2:])
+        return passed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        wait_stream(ctx.awaited, ctx.waiter)
+        return (None, None, *grads)
+
+
+def copy(route: Route, values: Values, phony: Tensor | None = None) -> Values:
+    """Move ``values`` along ``route``; what is no tensor stays as it is."""
+    with use_stream(route.source.copying), use_stream(route.target.copying):
+        return apply(Copy, route, phony, *values)
+
+
+def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Values:
+    """Make ``waiter`` wait for ``awaited``, and the other way round when the gradients of ``values`` pass.
+
+    Args:
+        waiter: the stream that waits in the forward pass.
+        awaited: the stream that it waits for.
+        values: what is passed on.
+        current: the copy stream among the two, current while the node is made.
+    """
+    if waiter == awaited:
+        return values
+    with use_stream(current):
+        return apply(Wait, waiter, awaited, *values)
+
+
+def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values: Sequence[Any]) -> tuple[Any, ...]:
+    staged = route.transfer == "host"
+    with use_stream(sender.copying), use_stream(receiver.copying):
+        if staged:
+            _barrier(sender.copying, receiver.copying)
+        task = route.task(kind, sender, receiver.copying if staged else sender.copying)
+        with observed(route.observer, task) as moved:
+            for value in values:
+                moved.append(_move_one(value, sender, receiver, staged) if isinstance(value, Tensor) else value)
+            return tuple(moved)
+
+
+def _move_one(tensor: Tensor, sender: Endpoint, receiver: Endpoint, staged: bool) -> Tensor:
+    moved = _through_host(tensor, sender, receiver) if staged else _directly(tensor, receiver.device)
+    # Made on the sender's compute stream and read on its copy stream; written on the receiver's copy stream and
+    # read on its compute stream.
+    if sender.copying != sender.computing:
+        record_stream(tensor, sender.copying)
+    if receiver.copying != receiver.computing:
+        record_stream(moved, receiver.computing)
+    return moved
+
+
+def _directly(tensor: Tensor, device: torch.device) -> Tensor:
+    # From a device to pageable host memory, a non-blocking copy would return before the data is there.
+    return tensor.to(device, non_blocking="cpu" not in (tensor.device.type, device.type))
+
+
+def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tensor:
+    """Stage through host memory: pinned where the device can copy from it asynchronously."""
+    pinned = sender.device.type == "cuda" and receiver.device.type == "cuda"
+    host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+    with use_stream(sender.copying):
+        host.copy_(tensor, non_blocking=pinned)
+    wait_stream(receiver.copying, sender.copying)
+    if receiver.device.type == "cpu":
+        return host
+    with use_stream(receiver.copying):
+        return host.to(receiver.device, non_blocking=pinned)
+
+
+def _barrier(one: Stream, other: Stream) -> None:
+    """What a direct copy between devices does by itself, so that both transfers order work alike."""
+    wait_stream(one, other)
+    wait_stream(other, one)
+
+
+def _mark_frozen(ctx: Any, outputs: Sequence[Any], needs_grad: Sequence[bool]) -> None:
+    """A tensor that needs no gradient on one side of a node needs none on the other."""
+    frozen = [
+        output for output, needed in zip(outputs, needs_grad, strict=True) if isinstance(output, Tensor) and not needed
+    ]
+    ctx.mark_non_differentiable(*frozen)
