@@ -59,34 +59,35 @@ def chrome_trace(events: Iterable[TimelineEvent], *, title: str, metadata: dict[
         metadata: plain facts (evidence, variant, model, device) shown with the trace.
     """
     ordered = sorted(events, key=lambda event: (event.start_us, event.partition, event.kind))
+    streams: dict[int, list[str]] = {}
     rows: list[dict[str, Any]] = []
     for partition, device in sorted({(event.partition, event.device) for event in ordered}):
+        streams[partition] = _streams(ordered, partition)
         name = f"partition {partition} on {device}"
         rows.append({"ph": "M", "name": "process_name", "pid": partition, "args": {"name": name}})
-        for thread, stream in enumerate(_streams(ordered, partition)):
-            rows.append(
-                {"ph": "M", "name": "thread_name", "pid": partition, "tid": thread, "args": {"name": stream}}
-            )
-    for event in ordered:
-        rows.append(
-            {
-                "ph": "X",
-                "name": f"{event.kind} ({event.microbatch},{event.partition})",
-                "cat": event.kind,
-                "pid": event.partition,
-                "tid": _streams(ordered, event.partition).index(event.stream),
-                "ts": event.start_us,
-                "dur": event.end_us - event.start_us,
-                "args": {
-                    "microbatch": event.microbatch,
-                    "partition": event.partition,
-                    "device": event.device,
-                    "issue_us": event.issue_us,
-                    "bytes": event.bytes,
-                },
-            }
-        )
+        for thread, stream in enumerate(streams[partition]):
+            rows.append({"ph": "M", "name": "thread_name", "pid": partition, "tid": thread, "args": {"name": stream}})
+    rows += [_slice(event, streams[event.partition].index(event.stream)) for event in ordered]
     return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": {"title": title, **metadata}}
+
+
+def _slice(event: TimelineEvent, thread: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": f"{event.kind} ({event.microbatch},{event.partition})",
+        "cat": event.kind,
+        "pid": event.partition,
+        "tid": thread,
+        "ts": event.start_us,
+        "dur": event.end_us - event.start_us,
+        "args": {
+            "microbatch": event.microbatch,
+            "partition": event.partition,
+            "device": event.device,
+            "issue_us": event.issue_us,
+            "bytes": event.bytes,
+        },
+    }
 
 
 def _streams(events: Sequence[TimelineEvent], partition: int) -> list[str]:

@@ -175,7 +175,10 @@ class GPipe(nn.Module):
 
     def _run(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> list[MicroBatch]:
         workers = self._ready_workers(plan)
-        randomness = self._randomness.begin(concurrent=workers is not None and plan.m > 1, training=self.training)
+        randomness = self._randomness.begin(
+            concurrent=workers is not None and plan.m > 1 and len({stage.worker for stage in self._stages}) > 1,
+            training=self.training,
+        )
         shared = Circumstances(
             self.components, self.transfer, Ambience.capture(self.devices), randomness, self._observer, workers
         )

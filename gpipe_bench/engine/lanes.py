@@ -125,7 +125,9 @@ class TorchLanes:
         draws = self._shared.randomness.draws(i, j)
         phony, self._entering[i] = self._entering[i], None
         if checkpoint and (differentiable(flat) or any(p.requires_grad for p in stage.layers.parameters())):
-            slot = Slot(task, self._shared.ambience, draws, partial(self._task, i, j), self._shared.observer)
+            slot = Slot(
+                task.keeping_inputs, self._shared.ambience, draws, partial(self._task, i, j), self._shared.observer
+            )
             running = _Running(task, flat, slot)
             job = partial(self._run_checkpointed, i, j, slot, flat, phony)
         else:

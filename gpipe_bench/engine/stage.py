@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.microbatch import MicroBatch, Values
@@ -33,6 +33,7 @@ class Stage:
         incoming: skips that a task takes in, in order.
         outgoing: skips that a task gives out, in order.
         copying: a copy stream per micro-batch, made when first needed and kept.
+        writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
     """
 
     j: int
@@ -43,6 +44,7 @@ class Stage:
     incoming: list[SkipKey]
     outgoing: list[SkipKey]
     copying: list[Stream] = field(default_factory=list)
+    writes_inputs: bool | None = None
 
     def computing(self) -> Stream:
         """The compute stream for a batch that the calling thread is about to issue."""
@@ -83,6 +85,35 @@ class PartitionTask:
             output = MicroBatch.wrap(stage.layers(MicroBatch(flat[: self._count], self._atomic).unwrap()))
         self.atomic_output = output.atomic
         return (*output.values, *(tracker.load(key) for key in stage.outgoing))
+
+    def keeping_inputs(self, flat: Values) -> Values:
+        """Compute, and leave ``flat`` as it is even if a layer works in place: a recomputation will need it.
+
+        Copies are made for the first task of a partition, which shows whether it needs them, and then only if so.
+
+        Raises:
+            RuntimeError: the layers wrote to their inputs for the first time in a later task.
+        """
+        stage = self._stage
+        inputs = flat
+        if stage.writes_inputs is not False:
+            inputs = tuple(value.clone() if isinstance(value, Tensor) else value for value in flat)
+        versions = _versions(inputs)
+        outputs = self(inputs)
+        written = versions != _versions(inputs)
+        if written and stage.writes_inputs is False:
+            stage.writes_inputs = True
+            raise RuntimeError(
+                f"layers of partition {stage.j} must write to their input from the first batch on or never, got the "
+                "first in-place operation in a later one; run the batch again: from now on the input is kept"
+            )
+        stage.writes_inputs = stage.writes_inputs or written
+        return outputs
+
+
+def _versions(values: Values) -> list[int]:
+    # Inference tensors count no versions, but nothing is checkpointed in inference mode.
+    return [value._version for value in values if isinstance(value, Tensor)]  # noqa: SLF001 - autograd's own count
 
 
 def place(

@@ -6,7 +6,7 @@ nothing. So the engine has one path for CUDA, other accelerators and the CPU.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import functools
 
 import torch
 from torch import Tensor
@@ -18,7 +18,12 @@ Stream = torch.Stream | None
 
 def has_streams(device: torch.device) -> bool:
     """Whether work on ``device`` is queued on streams."""
-    return device.type not in ("cpu", "meta") and hasattr(torch.get_device_module(device), "Stream")
+    return _type_has_streams(device.type)
+
+
+@functools.cache
+def _type_has_streams(device_type: str) -> bool:
+    return device_type not in ("cpu", "meta") and hasattr(torch.get_device_module(device_type), "Stream")
 
 
 def current_stream(device: torch.device) -> Stream:
@@ -31,9 +36,30 @@ def new_stream(device: torch.device) -> Stream:
     return torch.Stream(device) if has_streams(device) else None
 
 
-def use_stream(stream: Stream) -> AbstractContextManager[object]:
-    """Make ``stream``, and its device, current in this thread."""
-    return nullcontext() if stream is None else stream
+class use_stream:  # noqa: N801 - reads as a statement: `with use_stream(stream):`
+    """Make ``stream``, and its device, current in this thread for a block.
+
+    ``with stream:`` would do so too, but a ``torch.Stream`` can be entered only once at a time (pytorch#176560, in 2.11
+    at least), and here one stream is entered by several threads, and within itself.
+    """
+
+    __slots__ = ("_device", "_previous", "_stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        """Remember what was current, and change it."""
+        if self._stream is not None:
+            self._device = torch.accelerator.current_device_index()
+            self._previous = torch.accelerator.current_stream(self._stream.device)
+            torch.accelerator.set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        """Put it back."""
+        if self._stream is not None:
+            torch.accelerator.set_stream(self._previous)
+            torch.accelerator.set_device_index(self._device)
 
 
 def wait_stream(waiter: Stream, awaited: Stream) -> None:
