@@ -8,6 +8,8 @@ recomputation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -17,14 +19,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpipe_bench.engine.flags import is_recomputing
 
-__all__ = ["DeferredBatchNorm", "convert_deferred_batch_norm"]
+__all__ = ["DeferredBatchNorm", "convert_deferred_batch_norm", "deferring"]
 
 
 class DeferredBatchNorm(_BatchNorm):
-    """Batch normalisation whose running statistics wait for :meth:`commit`.
+    """Batch normalisation whose running statistics wait for the end of the mini-batch, see :func:`deferring`.
 
-    Parameters, buffers and checkpoints are those of ``nn.BatchNorm1d`` to ``3d``. Outside a pipeline (before
-    :meth:`begin`, or in evaluation) it behaves as these do.
+    Parameters, buffers and checkpoints are those of ``nn.BatchNorm1d`` to ``3d``. Outside a pipeline, and in
+    evaluation, it behaves as these do.
 
     Shape: (N, C, ...) -> (N, C, ...).
     """
@@ -35,9 +37,14 @@ class DeferredBatchNorm(_BatchNorm):
     _deferring: bool = False
 
     def begin(self) -> None:
-        """Start gathering; what an aborted batch left behind is forgotten."""
+        """Start gathering."""
         self._gathered = None
         self._deferring = True
+
+    def forget(self) -> None:
+        """Stop gathering, and leave the running statistics as they were."""
+        self._gathered = None
+        self._deferring = False
 
     def commit(self) -> None:
         """Update the running statistics from the micro-batches gathered since :meth:`begin`."""
@@ -83,6 +90,21 @@ class DeferredBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
         if input.dim() < 2:
             raise ValueError(f"input must have at least 2 dimensions, got {input.dim()}; pass (N, C, ...)")
+
+
+@contextmanager
+def deferring(layers: Sequence[DeferredBatchNorm]) -> Iterator[None]:
+    """Update the running statistics of ``layers`` once, at the end of the block; not at all if it fails."""
+    for layer in layers:
+        layer.begin()
+    try:
+        yield
+    except BaseException:
+        for layer in layers:
+            layer.forget()
+        raise
+    for layer in layers:
+        layer.commit()
 
 
 def convert_deferred_batch_norm(module: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ from torch import nn
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
 from gpipe_bench.engine.arguments import check_arguments, resolve_devices, split_layers
-from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
+from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
 from gpipe_bench.engine.lanes import Circumstances, TorchLanes
 from gpipe_bench.engine.marks import MarkingObserver
 from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
@@ -155,12 +155,8 @@ class GPipe(nn.Module):
         with self._lock:
             microbatches = scatter(input, self.chunks)
             plan = self._plan(len(microbatches))
-            for layer in self._deferred:
-                layer.begin()
-            results = self._run(plan, microbatches)
-            if self.training:
-                for layer in self._deferred:
-                    layer.commit()
+            with deferring(self._deferred if self.training else []):
+                results = self._run(plan, microbatches)
         return gather(results)
 
     def _plan(self, m: int) -> Plan[SkipKey]:
