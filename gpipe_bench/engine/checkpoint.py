@@ -24,7 +24,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from gpipe_bench.engine.ambience import Ambience
-from gpipe_bench.engine.autograd import apply
+from gpipe_bench.engine.autograd import apply, apply_lane
 from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.observer import Observer, Task, observed
@@ -153,7 +153,7 @@ def recompute(slot: Slot, inputs: Values, outputs: Values, current: Stream) -> V
     if not indices:
         return outputs
     with use_stream(current):
-        return replace(outputs, indices, apply(Recompute, slot, inputs, *(outputs[index] for index in indices)))
+        return replace(outputs, indices, apply_lane(Recompute, slot, inputs, *(outputs[index] for index in indices)))
 
 
 def _save(ctx: Any, values: Values) -> None:

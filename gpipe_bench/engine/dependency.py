@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-from gpipe_bench.engine.autograd import apply
+from gpipe_bench.engine.autograd import apply_lane
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.phony import get_phony
 
@@ -66,7 +66,7 @@ def fork(values: Values) -> tuple[Values, Tensor | None]:
     indices = differentiable(values)
     if not indices:
         return values, None
-    *tensors, phony = apply(Fork, *(values[index] for index in indices))
+    *tensors, phony = apply_lane(Fork, *(values[index] for index in indices))
     return replace(values, indices, tensors), phony
 
 
@@ -82,7 +82,7 @@ def join(values: Values, phony: Tensor) -> Values:
         indices = floating[:1]
     if not indices:
         return values
-    return replace(values, indices, apply(Join, phony, *(values[index] for index in indices)))
+    return replace(values, indices, apply_lane(Join, phony, *(values[index] for index in indices)))
 
 
 def _can_carry(value: Any) -> bool:

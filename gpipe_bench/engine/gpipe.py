@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -27,7 +27,7 @@ from gpipe_bench.engine.skip.layout import inspect_skip_layout, verify_skippable
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.stage import place
 from gpipe_bench.engine.streams import current_stream, record_stream, wait_stream
-from gpipe_bench.engine.worker import Workers
+from gpipe_bench.engine.worker import working
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.program import Plan, run_forward
 
@@ -109,11 +109,10 @@ class GPipe(nn.Module):
         self._stages = place(self.partitions, self.devices, self._layout, self.components, self.transfer)
         self._randomness = Randomness(self.devices)
         self._observer: MarkingObserver | None = None
-        self._workers: Workers | None = None
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_stages", "_randomness", "_observer", "_workers", "_lock"}
+        process_bound = {"_stages", "_randomness", "_observer", "_lock"}
         return {key: value for key, value in self.__dict__.items() if key not in process_bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -170,34 +169,24 @@ class GPipe(nn.Module):
         )
 
     def _run(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> list[MicroBatch]:
-        workers = self._ready_workers(plan)
-        randomness = self._randomness.begin(
-            concurrent=workers is not None and plan.m > 1 and len({stage.worker for stage in self._stages}) > 1,
-            training=self.training,
-        )
-        shared = Circumstances(
-            self.components, self.transfer, Ambience.capture(self.devices), randomness, self._observer, workers
-        )
+        # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
+        indices = sorted({stage.worker for stage in self._stages}) if plan.components.clock_cycle and plan.n > 1 else []
+        randomness = self._randomness.begin(concurrent=plan.m > 1 and len(indices) > 1, training=self.training)
         self._hand_over(microbatches, entering=True)
-        lanes = TorchLanes(self._stages, self._layout, microbatches, shared)
-        try:
+        with ExitStack() as stack:
+            stack.callback(randomness.end)
+            shared = Circumstances(
+                components=self.components,
+                transfer=self.transfer,
+                ambience=Ambience.capture(self.devices),
+                randomness=randomness,
+                observer=self._observer,
+                workers=stack.enter_context(working(indices)) if indices else None,
+            )
+            lanes = TorchLanes(self._stages, self._layout, microbatches, shared)
             run_forward(plan, lanes)
-        finally:
-            randomness.end()
-            if workers is not None and workers is not self._workers:
-                workers.close()
         self._hand_over(lanes.microbatches, entering=False)
         return lanes.microbatches
-
-    def _ready_workers(self, plan: Plan[SkipKey]) -> Workers | None:
-        """None if the calling thread issues every task; fresh ones where order hangs on sequence numbers."""
-        if not self.components.clock_cycle or plan.n == 1:
-            return None
-        if not self.components.fork_join:
-            return Workers(plan.n)
-        if self._workers is None or not self._workers.alive:
-            self._workers = Workers(plan.n)
-        return self._workers
 
     def _hand_over(self, microbatches: list[MicroBatch], *, entering: bool) -> None:
         """Order partitions with compute streams of their own after the caller's work, or the caller after them."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
+from gpipe_bench.engine.autograd import set_rank
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
 from gpipe_bench.engine.dependency import fork, join
 from gpipe_bench.engine.marks import MarkingObserver
@@ -83,7 +83,7 @@ class TorchLanes:
         self._lanes: dict[tuple[int, int], Tensor | None] = {}
         self._entering: list[Tensor | None] = [None] * len(microbatches)
         self._running: dict[tuple[int, int], _Running] = {}
-        self._issued = 0
+        self._collected = 0
 
     # --- fence ---------------------------------------------------------------------------------------------------
 
@@ -150,8 +150,10 @@ class TorchLanes:
         self._skips[i].update(zip(outgoing, flat[len(values) :], strict=True))
         if running.slot is None:
             del self._running[i, j]
-        else:
-            self._rank(flat)
+        elif self._shared.workers is not None:
+            # As if one worker had issued the checkpoints of all partitions, in the order of the clock-cycles.
+            set_rank(flat, self._collected)
+        self._collected += 1
 
     # --- leave ---------------------------------------------------------------------------------------------------
 
@@ -238,15 +240,3 @@ class TorchLanes:
             if shared.observer is not None and mark is not None:
                 return shared.observer.mark_outputs(tuple(outputs), mark)
             return tuple(outputs)
-
-    def _rank(self, flat: Values) -> None:
-        """Give a checkpoint the sequence number that a fresh worker for the whole device would have given it.
-
-        Among tasks that are ready, autograd runs the one with the highest number first. One worker per partition, or
-        one that outlives a step, would number them otherwise than the single fresh one of the published runs.
-        """
-        indices: list[Any] = differentiable(flat)
-        node = flat[indices[0]].grad_fn if indices and self._shared.workers is not None else None
-        if node is not None and hasattr(node, "_set_sequence_nr"):
-            node._set_sequence_nr(self._issued)  # noqa: SLF001 - autograd's only handle on its order
-        self._issued += 1

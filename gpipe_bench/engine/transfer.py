@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpipe_bench.engine.autograd import apply
+from gpipe_bench.engine.autograd import apply_lane
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.streams import Stream, record_stream, use_stream, wait_stream
@@ -118,7 +118,7 @@ class Wait(Function):
 def copy(route: Route, values: Values, phony: Tensor | None = None) -> Values:
     """Move ``values`` along ``route``; what is no tensor stays as it is."""
     with use_stream(route.source.copying), use_stream(route.target.copying):
-        return apply(Copy, route, phony, *values)
+        return apply_lane(Copy, route, phony, *values)
 
 
 def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Values:
@@ -133,7 +133,7 @@ def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Va
     if waiter == awaited:
         return values
     with use_stream(current):
-        return apply(Wait, waiter, awaited, *values)
+        return apply_lane(Wait, waiter, awaited, *values)
 
 
 def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values: Sequence[Any]) -> tuple[Any, ...]:

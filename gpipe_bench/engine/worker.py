@@ -1,60 +1,32 @@
-"""Workers: the threads that issue the tasks of a clock-cycle, one per device (the CPU counts once per partition).
+"""Workers: the threads that issue the tasks of a batch, one per device (the CPU counts once per partition).
 
-With Fork and Join, workers outlive a step. Without them the order of the backward pass comes from autograd's
-sequence numbers, which are thread-local: in the published runs every forward pass had fresh threads, whose numbers
-start at zero, below those of the calling thread. So without Fork and Join a forward pass gets fresh workers, and shows
-the same order in its first step and in its thousandth.
+They live for one forward pass. Autograd's sequence numbers are thread-local and only grow, and the order of the
+backward pass hangs on them: fresh threads begin at zero, so that the thousandth step runs in the order of the first.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["Result", "Workers"]
+__all__ = ["Result", "Workers", "working"]
 
 Result = tuple[Any, BaseException | None]
 _Job = Callable[[], Any] | None
 
 
-def _serve(inbox: SimpleQueue[_Job], outbox: SimpleQueue[Result]) -> None:
-    while True:
-        job = inbox.get()
-        if job is None:
-            return
-        try:
-            result: Result = job(), None
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the calling thread
-            result = None, error
-        # Nothing of a finished task may stay alive until the next one comes.
-        job = None
-        outbox.put(result)
-        del result
-
-
 class Workers:
-    """A fixed number of threads, each with a queue for jobs and one for results.
+    """Threads with a queue for jobs and one for results each; see :func:`working`."""
 
-    Args:
-        count: how many.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._pid = os.getpid()
-        self._inboxes: list[SimpleQueue[_Job]] = [SimpleQueue() for _ in range(count)]
-        self._outboxes: list[SimpleQueue[Result]] = [SimpleQueue() for _ in range(count)]
-        for index, queues in enumerate(zip(self._inboxes, self._outboxes, strict=True)):
-            threading.Thread(target=_serve, args=queues, name=f"gpipe-worker-{index}", daemon=True).start()
-        self._finalizer = weakref.finalize(self, _dismiss, self._inboxes)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the threads exist in this process: a fork copies this object, not them."""
-        return self._finalizer.alive and self._pid == os.getpid()
+    def __init__(self, indices: Sequence[int]) -> None:
+        self._inboxes: dict[int, SimpleQueue[_Job]] = {index: SimpleQueue() for index in indices}
+        self._outboxes: dict[int, SimpleQueue[Result]] = {index: SimpleQueue() for index in indices}
+        for index, inbox in self._inboxes.items():
+            name = f"gpipe-worker-{index}"
+            threading.Thread(target=_serve, args=(inbox, self._outboxes[index]), name=name, daemon=True).start()
 
     def submit(self, index: int, job: Callable[[], Any]) -> None:
         """Hand a job to worker ``index``; jobs of one worker run in order."""
@@ -64,11 +36,29 @@ class Workers:
         """The next result of worker ``index``: (value, None) or (None, exception)."""
         return self._outboxes[index].get()
 
-    def close(self) -> None:
-        """Let the threads end when they have finished their jobs."""
-        self._finalizer()
+    def dismiss(self) -> None:
+        """Let every thread end when it has finished its jobs."""
+        for inbox in self._inboxes.values():
+            inbox.put(None)
 
 
-def _dismiss(inboxes: list[SimpleQueue[_Job]]) -> None:
-    for inbox in inboxes:
-        inbox.put(None)
+@contextmanager
+def working(indices: Sequence[int]) -> Iterator[Workers]:
+    """Workers for the block, one per index."""
+    workers = Workers(indices)
+    try:
+        yield workers
+    finally:
+        workers.dismiss()
+
+
+def _serve(inbox: SimpleQueue[_Job], outbox: SimpleQueue[Result]) -> None:
+    while (job := inbox.get()) is not None:
+        try:
+            result: Result = job(), None
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the calling thread
+            result = None, error
+        # Nothing of a finished task may stay alive until the next one comes.
+        job = None
+        outbox.put(result)
+        del result
