@@ -64,7 +64,7 @@ def split_device_time(events: Iterable[TimelineEvent], n: int, start_us: float, 
     longest = max((compute + recompute for compute, recompute, _ in busy), default=0.0)
     rows = []
     for compute, recompute, copy in busy:
-        idle = total - compute - recompute - copy
+        idle = max(total - compute - recompute - copy, 0.0)  # the sum of many intervals may round to a little more
         imbalance = min(idle, longest - compute - recompute)
         rows.append(
             Breakdown(compute / total, recompute / total, copy / total, imbalance / total, (idle - imbalance) / total)

@@ -50,8 +50,14 @@ class TimelineEvent:
         return asdict(self)
 
 
+_TRACKS: Final = ("compute", "copy", "copy on the compute stream")
+
+
 def chrome_trace(events: Iterable[TimelineEvent], *, title: str, metadata: dict[str, str]) -> dict[str, Any]:
     """A Chrome trace that Perfetto opens: a process per partition, a thread per stream.
+
+    A copy on a compute stream has a thread of its own: it arrives at its partition, but may occupy the stream of the
+    device that sends, and slices of one thread must not overlap.
 
     Args:
         events: the events of one step.
@@ -59,16 +65,31 @@ def chrome_trace(events: Iterable[TimelineEvent], *, title: str, metadata: dict[
         metadata: plain facts (evidence, variant, model, device) shown with the trace.
     """
     ordered = sorted(events, key=lambda event: (event.start_us, event.partition, event.kind))
-    streams: dict[int, list[str]] = {}
+    tracks: dict[int, list[str]] = {}
     rows: list[dict[str, Any]] = []
-    for partition, device in sorted({(event.partition, event.device) for event in ordered}):
-        streams[partition] = _streams(ordered, partition)
-        name = f"partition {partition} on {device}"
-        rows.append({"ph": "M", "name": "process_name", "pid": partition, "args": {"name": name}})
-        for thread, stream in enumerate(streams[partition]):
-            rows.append({"ph": "M", "name": "thread_name", "pid": partition, "tid": thread, "args": {"name": stream}})
-    rows += [_slice(event, streams[event.partition].index(event.stream)) for event in ordered]
+    for partition in sorted({event.partition for event in ordered}):
+        members = [event for event in ordered if event.partition == partition]
+        present = {_track(event) for event in members}
+        tracks[partition] = [track for track in _TRACKS if track in present]
+        rows.append(_name("process", _process(partition, members), partition))
+        rows += [_name("thread", track, partition, thread) for thread, track in enumerate(tracks[partition])]
+    rows += [_slice(event, tracks[event.partition].index(_track(event))) for event in ordered]
     return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": {"title": title, **metadata}}
+
+
+def _track(event: TimelineEvent) -> str:
+    return _TRACKS[2] if event.kind in COPY_KINDS and event.stream == _TRACKS[0] else event.stream
+
+
+def _process(partition: int, events: Sequence[TimelineEvent]) -> str:
+    """Named by where the partition computes: its copies run on the devices that send."""
+    computing = [event for event in events if event.kind in COMPUTE_KINDS]
+    devices = sorted({event.device for event in computing or events})
+    return f"partition {partition} on {', '.join(devices)}"
+
+
+def _name(what: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:
+    return {"ph": "M", "name": f"{what}_name", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _slice(event: TimelineEvent, thread: int) -> dict[str, Any]:
@@ -88,8 +109,3 @@ def _slice(event: TimelineEvent, thread: int) -> dict[str, Any]:
             "bytes": event.bytes,
         },
     }
-
-
-def _streams(events: Sequence[TimelineEvent], partition: int) -> list[str]:
-    present = {event.stream for event in events if event.partition == partition}
-    return [stream for stream in ("compute", "copy") if stream in present]

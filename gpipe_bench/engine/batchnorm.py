@@ -114,13 +114,19 @@ def convert_deferred_batch_norm(module: nn.Module) -> nn.Module:
         ``module``, or its replacement if it is itself a batch normalisation. Synchronised batch normalisation and
         classes derived by a user are left alone.
     """
-    if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-        return _deferred(cast("_BatchNorm", module))
-    for name, child in module.named_children():
-        converted = convert_deferred_batch_norm(child)
-        if converted is not child:
-            setattr(module, name, converted)
-    return module
+    return _converted(module, {})
+
+
+def _converted(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
+    """The replacement of ``module``, the same one wherever it occurs."""
+    if module not in known:
+        plain = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        known[module] = _deferred(cast("_BatchNorm", module)) if plain else module
+        # Not named_children(), which leaves out the second name of a module.
+        for name, child in list(module._modules.items()):  # noqa: SLF001
+            if child is not None:
+                setattr(module, name, _converted(child, known))
+    return known[module]
 
 
 def _deferred(plain: _BatchNorm) -> DeferredBatchNorm:

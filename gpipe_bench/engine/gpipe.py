@@ -154,7 +154,7 @@ class GPipe(nn.Module):
         with self._lock:
             microbatches = scatter(input, self.chunks)
             plan = self._plan(len(microbatches))
-            with deferring(self._deferred if self.training else []):
+            with deferring(self._deferred):
                 results = self._run(plan, microbatches)
         return gather(results)
 
