@@ -7,6 +7,7 @@ masks again. Within :class:`Redirect`, whatever a thread draws comes from genera
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ class Redirect(TorchDispatchMode):
     ) -> Any:
         """Run ``func``; if it is random, with the task's generator."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not _is_random(func):
             return func(*args, **kwargs)
         device = _device_of(args, kwargs)
         self.drew.add(device.type)
@@ -86,6 +87,12 @@ class Redirect(TorchDispatchMode):
                 shared.set_state(before)
 
 
+@functools.cache
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+@functools.cache
 def _takes_generator(func: Any) -> bool:
     return any(argument.name == "generator" for argument in func._schema.arguments)  # noqa: SLF001 - no public way to a schema
 

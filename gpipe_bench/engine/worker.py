@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+
 __all__ = ["Result", "Workers", "working"]
 
 Result = tuple[Any, BaseException | None]
@@ -53,6 +55,9 @@ def working(indices: Sequence[int]) -> Iterator[Workers]:
 
 
 def _serve(inbox: SimpleQueue[_Job], outbox: SimpleQueue[Result]) -> None:
+    # OpenMP counts its threads per host thread, and a new one would use every core: asking makes PyTorch set its own
+    # number here too.
+    torch.get_num_threads()
     while (job := inbox.get()) is not None:
         try:
             result: Result = job(), None
