@@ -1,0 +1,209 @@
+"""Running the layers of a model one after the other, for a profiler, and leaving the model as it was.
+
+Each layer runs alone: on a copy, in training mode, on inputs cut off from the layer before. So its forward and its
+backward pass can be repeated, only neighbouring layers need fit on the device together, and parameters, buffers,
+gradients, flags and random state of the model stay untouched.
+
+Skippable layers are no exception: a stashed skip is one more output of its layer, a popped one one more input.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench.engine.skip import verify_skippables
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.skip.tracker import use_tracker
+from gpipe_bench.errors import UnsupportedError
+
+__all__ = ["Sample", "Stage", "check_model", "device_of", "map_tensors", "sandbox", "stages", "tensors_in"]
+
+Sample = Tensor | tuple[Tensor, ...]
+Skips = dict[SkipKey, Tensor | None]
+
+
+class _Enter(torch.autograd.Function):
+    """Identity that makes its result require grad by a phony, and not by the tensor itself.
+
+    A leaf in its place could not be changed in place by the layer, and the graph would keep it alive.
+    """
+
+    @staticmethod
+    def forward(_ctx: Any, _phony: Tensor, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, _grad: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _enter(x: Tensor) -> Tensor:
+    """``x`` as the input of a layer, sharing its memory."""
+    if not x.requires_grad:
+        return x.detach()
+    phony = torch.empty(0, device=x.device, requires_grad=True)
+    entered: Tensor = _Enter.apply(phony, x.detach())  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
+    return entered
+
+
+def _carry(x: Tensor) -> Tensor:
+    """``x`` without its graph, remembering whether it had one."""
+    return x.detach().requires_grad_(x.requires_grad)
+
+
+class Stage:
+    """One layer of a model, ready to run any number of times; the tracker of its own skips.
+
+    Attributes:
+        layer: a copy of the layer, on the device.
+        inputs: what the layer before gave; may be dropped when the layer has run for the last time.
+        output: what the last run gave.
+        stashed: the skips that the last run stashed.
+        popped: keys of the skips that it took from earlier layers.
+    """
+
+    def __init__(self, name: str, layer: nn.Module, inputs: object, skips: Skips) -> None:
+        self.layer = layer
+        self.inputs: object = inputs
+        self.output: object = None
+        self.stashed: Skips = {}
+        self.popped: set[SkipKey] = set()
+        self._name = name
+        self._skips = skips
+
+    def forward(self) -> None:
+        """Run the layer."""
+        self.stashed = {}
+        with _blame(self._name), use_tracker(self):
+            self.output = self.layer(map_tensors(_enter, self.inputs))
+
+    def roots(self) -> list[Tensor]:
+        """What the backward pass of the last run starts from."""
+        return [tensor for tensor in tensors_in([self.output, *self.stashed.values()]) if tensor.requires_grad]
+
+    def backward(self, gradients: Sequence[Tensor]) -> None:
+        """Run the backward pass of the last run from the gradients of its roots; they add up in the copy."""
+        with _blame(self._name):
+            torch.autograd.backward(self.roots(), gradients)
+
+    def finish(self) -> tuple[object, Skips]:
+        """Let go of the last run, and give what the next layer takes: its input, and the skips that wait for a pop."""
+        passed = {key: value for key, value in self._skips.items() if key not in self.popped}
+        passed |= {key: None if value is None else _carry(value) for key, value in self.stashed.items()}
+        output = map_tensors(_carry, self.output)
+        self.inputs = self.output = None
+        self.stashed = {}
+        self._skips = {}
+        return output, passed
+
+    def save(self, key: SkipKey, value: Tensor | None) -> None:
+        """Take a skip that the layer stashes."""
+        self.stashed[key] = value
+
+    def load(self, key: SkipKey) -> Tensor | None:
+        """Give the layer a skip; it stays here for the next run."""
+        if key in self.stashed:
+            return self.stashed.pop(key)
+        self.popped.add(key)
+        value = self._skips[key]
+        return None if value is None else _enter(value)
+
+
+def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Iterator[Stage]:
+    """Each layer of ``module`` as a stage; the consumer runs it at least once before it asks for the next."""
+    stage: Stage | None = None
+    for position, layer in enumerate(module):
+        name = f"layer {position} ({type(layer).__name__})"
+        with _blame(name):
+            twin = copy.deepcopy(layer).to(device)
+        twin.zero_grad(set_to_none=True)
+        if not module.training:
+            twin.train()
+        if stage is None:
+            stage = Stage(name, twin, map_tensors(lambda x: _carry(x.clone().to(device)), sample), {})
+        else:
+            stage = Stage(name, twin, *stage.finish())
+        yield stage
+
+
+@contextmanager
+def _blame(name: str) -> Iterator[None]:
+    """Make an exception say which layer it comes from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while profiling a copy of {name}")
+        raise
+
+
+@contextmanager
+def sandbox(device: torch.device) -> Iterator[None]:
+    """Gradients on, inference mode off, and PyTorch's random state restored at the end."""
+    on_host = device.type in ("cpu", "meta")
+    devices, kind = ([], "cuda") if on_host else ([device.index], device.type)
+    with torch.random.fork_rng(devices, device_type=kind), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def check_model(module: object, sample: object) -> None:
+    """Check what every profiler is given.
+
+    Raises:
+        TypeError: ``module`` is no ``nn.Sequential``, its skips do not match, or ``sample`` is neither a Tensor nor a
+            tuple of Tensors.
+    """
+    if not isinstance(module, nn.Sequential):
+        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; wrap its layers in one")
+    values = sample if isinstance(sample, tuple) else (sample,)
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        kinds = ", ".join(type(value).__name__ for value in values) or "an empty tuple"
+        raise TypeError(
+            f"sample must be a Tensor or a tuple of Tensors, got {kinds}; pass a batch as the model takes it"
+        )
+    verify_skippables(module)
+
+
+def device_of(sample: Sample, device: torch.device | str | int | None) -> torch.device:
+    """The device to profile on, with its index: ``device``, or that of the sample.
+
+    Raises:
+        UnsupportedError: this machine has no such device.
+    """
+    if device is None:
+        return next(tensors_in(sample)).device
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        # A build without CUDA says so by an AssertionError.
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedError(
+            f"device must be one that this machine has, got {device!r}: {reason}; use 'cpu'"
+        ) from error
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: object) -> Any:
+    """Nested tuples, lists and dictionaries with every tensor replaced; anything else stays as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        # A named tuple takes its items one by one, or together by `_make`.
+        make = getattr(type(value), "_make", type(value))
+        return make(map_tensors(function, item) for item in value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    return value

@@ -1,0 +1,110 @@
+"""The ablation as a figure: the published variants above, every combination of the components below.
+
+One block per group of comparable rows, so published, simulated and measured values stand under each other, each with
+its own badge and axes. A run that failed keeps its place and shows why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.factorial import add_factorial
+from gpipe_bench.figures.groups import Group, failure_notes, group_rows, setting_words
+from gpipe_bench.figures.marks import draw_failure
+from gpipe_bench.figures.page import Frame, Page
+from gpipe_bench.figures.published import add_published
+from gpipe_bench.figures.style import FAINT, drawing, save
+from gpipe_bench.figures.tables import nearest, read_rows
+from gpipe_bench.rows import Row
+
+__all__ = ["ablation_figure", "draw_ablation"]
+
+_NEEDED: Final = (
+    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "repeat"),
+    *("status", "reason", "throughput_samples_per_s", "peak_allocated_gib", "peak_reserved_gib", "device"),
+)
+_FEW: Final = 5
+
+
+def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
+    """Draw the ablation held in a result table.
+
+    Args:
+        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
+        out_stem: path of the figure without its suffix.
+
+    Returns:
+        The paths written: SVG, PDF, PNG.
+
+    Raises:
+        ConfigError: the table cannot be read, lacks a column or names an unknown variant.
+        OutputError: the figure cannot be written.
+    """
+    rows = read_rows(rows_csv, _NEEDED)
+    _check_variants(rows, rows_csv)
+    with drawing():
+        return save(ablation_figure(rows), out_stem)
+
+
+def ablation_figure(rows: Sequence[Row]) -> Figure:
+    """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
+    page = Page()
+    for k, group in enumerate(group_rows(rows)):
+        if k:
+            page.space(0.16)
+        _add_group(page, group)
+    return page.render()
+
+
+def _check_variants(rows: Sequence[Row], rows_csv: Path) -> None:
+    labels = [components.label for components in Components.factorial()]
+    unknown = sorted({row.variant for row in rows} - set(labels))
+    if unknown:
+        known = [*PUBLISHED, *labels]
+        rule = f"variant in {rows_csv} must be a label of components"
+        raise ConfigError([f"{rule}, got {name!r}; {nearest(name, known)}" for name in unknown])
+
+
+def _add_group(page: Page, group: Group) -> None:
+    page.heading(f"{group.head.model}: ablation", group.head.evidence)
+    page.paragraph(setting_words(group.head), colour=FAINT)
+    page.space(0.06)
+    if set(group.outcomes) & set(PUBLISHED):
+        add_published(page, group)
+    if set(group.outcomes) - set(PUBLISHED):
+        add_factorial(page, group)
+    for status, sentence in failure_notes(list(group.outcomes.values())):
+        _add_note(page, status, sentence)
+    page.space(0.03)
+    page.paragraph(_reading(group), colour=FAINT)
+
+
+def _add_note(page: Page, status: str, sentence: str) -> None:
+    def draw(frame: Frame) -> None:
+        axes = frame.axes(0.06, 0.1, 0.0, 0.1)
+        axes.set_axis_off()
+        draw_failure(axes, 0.5, 0.75, status, axes.transAxes)
+
+    page.strip(0.0, draw)
+    page.paragraph(sentence, left_in=0.2)
+
+
+def _reading(group: Group) -> str:
+    """How to read the marks of a group."""
+    fewest, most = group.repeats
+    if most == 0:
+        return "No run of this group ended."
+    grey = " Grey: combinations that were never published." if set(group.outcomes) - set(PUBLISHED) else ""
+    if most == 1:
+        return f"One {group.head.evidence} value per variant, no interval.{grey}"
+    repeats = f"{most}" if fewest == most else f"{fewest} to {most}"
+    # An interval of so few samples is their range, see gpipe_bench.intervals; the reader should know.
+    few = " (with so few, their range)" if most <= _FEW else ""
+    bar = f"bar: its 95% bootstrap interval{few}"
+    return f"Filled: median of {repeats} repeats, {bar}, small open circles: single repeats.{grey}"

@@ -1,0 +1,94 @@
+"""Which recorded run a timeline figure shows: the asked one, its stand-in, or none with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.groups import short_reason
+from gpipe_bench.figures.tables import RecordedEvent, nearest
+from gpipe_bench.rows import Row
+from gpipe_bench.timeline import TimelineEvent
+
+__all__ = ["Run", "choose_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run to draw: its row, its events, and a remark where it is not the run that was asked for."""
+
+    row: Row
+    events: list[TimelineEvent]
+    remark: str = ""
+
+
+def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: str) -> Run:
+    """The run of ``variant`` to draw.
+
+    Of several repeats the one whose step time is nearest to their median. Where copy streams are unsupported, the same
+    components without them. Where the variant has no timeline for another reason, a run without events.
+
+    Raises:
+        ConfigError: ``variant`` is no label, or the tables hold nothing of it.
+    """
+    components = _components(variant)
+    own = _typical(events, rows, variant)
+    if own:
+        return own
+    failed = [row for row in rows if row.variant == variant and row.status != "ok"]
+    if not failed:
+        present = dict.fromkeys([*(record.variant for record in events), *(row.variant for row in rows)])
+        hint = nearest(variant, present)
+        raise ConfigError([f"variant must be one that was recorded, got {variant!r} without rows or events; {hint}"])
+    instead = replace(components, copy_streams=False).label
+    if components.copy_streams and failed[0].status == "unsupported" and "copy_streams" in failed[0].reason:
+        run = _typical(events, rows, instead)
+        if run:
+            device = device_type(run.row)
+            return replace(run, remark=f"copy streams unsupported on {device}: showing {instead}")
+    return Run(failed[0], [], f"no timeline, {failed[0].status}: {short_reason(failed[0].reason)}")
+
+
+def device_type(row: Row) -> str:
+    """``cpu`` of ``cpu Intel Xeon``, ``cuda`` of ``cuda:0``."""
+    return row.device.replace(":", " ").split(" ")[0] or "this device"
+
+
+def _components(variant: str) -> Components:
+    try:
+        return Components.from_label(variant)
+    except ValueError:
+        labels = [*PUBLISHED, *(components.label for components in Components.factorial())]
+        raise ConfigError(
+            [f"variant must be a label of components, got {variant!r}; {nearest(variant, labels)}"]
+        ) from None
+
+
+def _typical(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: str) -> Run | None:
+    """The run nearest to the median step time in the first cell of ``variant`` that was recorded."""
+    recorded = [record for record in events if record.variant == variant]
+    if not recorded:
+        return None
+    cell, evidence = recorded[0].cell, recorded[0].evidence
+    repeats = {record.repeat for record in recorded if record.cell == cell}
+    candidates = [
+        row
+        for row in rows
+        if (row.variant, row.evidence, row.status) == (variant, evidence, "ok") and (row.repeat or 0) in repeats
+    ]
+    # A cell's name ends with the first digits of the digest of its configuration.
+    exact = [row for row in candidates if row.config_sha256 and cell.endswith(row.config_sha256[:8])]
+    if not candidates:
+        run = f"cell {cell!r} ({evidence}, {variant})"
+        raise ConfigError([f"rows must hold the run of {run}, got none; pass the rows collected with the events"])
+    row = _median_row(exact or candidates)
+    chosen = [record.event for record in recorded if (record.cell, record.repeat) == (cell, row.repeat or 0)]
+    return Run(row, chosen)
+
+
+def _median_row(rows: Sequence[Row]) -> Row:
+    middle = median(row.step_time_ms or 0.0 for row in rows)
+    return min(rows, key=lambda row: (abs((row.step_time_ms or 0.0) - middle), row.repeat or 0))

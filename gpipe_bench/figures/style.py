@@ -1,0 +1,149 @@
+"""What all figures share: size, fonts, colours, the evidence badge, and files that are the same at every drawing.
+
+One column of a two-column paper is 3.4 inches; nothing in a figure is smaller than 7 points at that size. Colours are
+those of Okabe and Ito (https://jfly.uni-koeln.de/color/), told apart under the common colour deficiencies; colour
+never stands alone, a marker or a hatch says the same. Fonts are matplotlib's own DejaVu Sans, embedded, so that
+a figure does not depend on what is installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib.style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from gpipe_bench.errors import OutputError
+
+__all__ = [
+    "EVIDENCE_COLOURS",
+    "FAINT",
+    "FONT_PT",
+    "INK",
+    "LEFT_IN",
+    "OKABE_ITO",
+    "RIGHT_IN",
+    "RULE",
+    "SUFFIXES",
+    "TITLE_PT",
+    "WIDTH_IN",
+    "drawing",
+    "new_figure",
+    "save",
+]
+
+WIDTH_IN: Final = 3.4
+LEFT_IN: Final = 0.90
+RIGHT_IN: Final = 0.10
+FONT_PT: Final = 7.0
+TITLE_PT: Final = 8.0
+SUFFIXES: Final = (".svg", ".pdf", ".png")
+
+OKABE_ITO: Final = {
+    "black": "#000000",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "green": "#009E73",
+    "yellow": "#F0E442",
+    "blue": "#0072B2",
+    "vermilion": "#D55E00",
+    "purple": "#CC79A7",
+}
+INK: Final = "#222222"
+FAINT: Final = "#6B6B6B"
+RULE: Final = "#DDDDDD"
+EVIDENCE_COLOURS: Final = {
+    "measured": OKABE_ITO["green"],
+    "simulated": OKABE_ITO["blue"],
+    "published": OKABE_ITO["black"],
+}
+
+_RC: Final[dict[str, Any]] = {
+    "axes.edgecolor": INK,
+    "axes.formatter.limits": (-5, 7),
+    "axes.formatter.useoffset": False,
+    "axes.labelcolor": INK,
+    "axes.labelpad": 2.0,
+    "axes.labelsize": FONT_PT,
+    "axes.linewidth": 0.5,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": TITLE_PT,
+    "figure.dpi": 100,
+    "font.family": "DejaVu Sans",
+    "font.size": FONT_PT,
+    "hatch.linewidth": 0.5,
+    "legend.fontsize": FONT_PT,
+    "legend.frameon": False,
+    "lines.linewidth": 0.9,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 400,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "gpipe_bench",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": INK,
+    "xtick.labelsize": FONT_PT,
+    "xtick.major.pad": 2.0,
+    "xtick.major.size": 2.0,
+    "xtick.major.width": 0.5,
+    "ytick.color": INK,
+    "ytick.labelsize": FONT_PT,
+    "ytick.major.pad": 2.0,
+    "ytick.major.size": 2.0,
+    "ytick.major.width": 0.5,
+}
+
+# Without dates, versions and producers a file changes only when its picture does.
+_METADATA: Final[dict[str, dict[str, Any]]] = {
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    ".png": {"Software": None},
+}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Style for everything drawn and saved inside, whatever the user's own matplotlibrc says."""
+    with matplotlib.style.context(_RC, after_reset=True):
+        yield
+
+
+def new_figure(height_in: float) -> Figure:
+    """An empty figure one column wide, made without pyplot and so without a display or global state."""
+    figure = Figure(figsize=(WIDTH_IN, height_in))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, out_stem: Path) -> list[Path]:
+    """Write ``<out_stem>.svg``, ``.pdf`` and ``.png``: all three, or none; to be called inside :func:`drawing`.
+
+    Returns:
+        The three paths, in that order.
+
+    Raises:
+        OutputError: a file could not be written.
+    """
+    targets = [out_stem.with_name(out_stem.name + suffix) for suffix in SUFFIXES]
+    drafts = [target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets]
+    try:
+        out_stem.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, draft in zip(SUFFIXES, drafts, strict=True):
+            figure.savefig(draft, format=suffix[1:], metadata=_METADATA[suffix])
+        for draft, target in zip(drafts, targets, strict=True):
+            draft.replace(target)
+    except OSError as error:
+        raise OutputError(
+            f"figure must go to a folder that can be written, got {out_stem} ({error}); choose another --out"
+        ) from error
+    finally:
+        for draft in drafts:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+    return targets

@@ -1,0 +1,177 @@
+"""The table of models, which suite, command line and tests read; it loads without PyTorch.
+
+Batch and loss of each are those of the published runs: U-Net learns all ones by binary cross-entropy on logits,
+AmoebaNet-D random classes by cross-entropy (torchgpipe 0.0.7, benchmarks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from gpipe_bench.errors import ConfigError
+from models.arguments import Argument, Value, Values, format_value, nearest, read_text
+from models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from models.spec import Device
+
+__all__ = ["MODELS", "Argument", "ModelSpec", "check_arguments", "format_arguments", "model_spec", "parse_arguments"]
+
+
+def _size_problems(arguments: Values, multiple: int, because: str) -> list[str]:
+    # Twice the multiple leaves 2 x 2 pixels at the narrowest layer; norms refuse a single value per channel.
+    size, smallest = int(arguments["size"]), 2 * multiple
+    if size % multiple == 0 and size >= smallest:
+        return []
+    near = max(smallest, round(size / multiple) * multiple)
+    return [f"size must be a multiple of {because} = {multiple}, at least {smallest}, got {size}; use {near}"]
+
+
+def _unet(arguments: Values) -> nn.Sequential:
+    from models.unet import unet
+
+    return unet(
+        int(arguments["depth"]),
+        int(arguments["B"]),
+        int(arguments["C"]),
+        in_channels=int(arguments["in"]),
+        out_channels=int(arguments["out"]),
+        dropout=float(arguments["dropout"]),
+    )
+
+
+def _ones(batch_size: int, arguments: Values, _: torch.Generator | None, device: Device) -> Tensor:
+    import torch
+
+    size = int(arguments["size"])
+    return torch.ones(batch_size, int(arguments["out"]), size, size, device=device)
+
+
+def _binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    from torch.nn import functional
+
+    return functional.binary_cross_entropy_with_logits(output, target)
+
+
+UNET: Final = ModelSpec(
+    name="unet",
+    arguments=MappingProxyType(
+        {
+            "depth": Argument(int, 5, "encoders, decoders and skips", minimum=1),
+            "B": Argument(int, 5, "blocks per cell", minimum=1),
+            "C": Argument(int, 64, "channels of the first encoder", minimum=2, multiple=2),
+            "size": Argument(int, 192, "height and width of the images, in pixels", minimum=1),
+            "in": Argument(int, 3, "channels of the images", minimum=1),
+            "out": Argument(int, 1, "channels of the logits", minimum=1),
+            "dropout": Argument(float, 0.1, "probability that a block drops a channel", minimum=0, below=1),
+        }
+    ),
+    network=_unet,
+    layers=lambda a: int(4 * a["B"] * (2 * a["depth"] + 1) + 4 * a["depth"] + 1),
+    input_shape=lambda a: (int(a["in"]), int(a["size"]), int(a["size"])),
+    target=_ones,
+    loss=_binary_cross_entropy,
+    rules=lambda a: _size_problems(a, 2 ** int(a["depth"]), "2^depth"),
+    source="Ronneberger et al., arXiv 1505.04597; (B, C) of torchgpipe, Kim et al., arXiv 2004.09910",
+)
+
+
+def _amoebanet_d(arguments: Values) -> nn.Sequential:
+    from models.amoebanet import Quirks, amoebanet_d
+
+    return amoebanet_d(
+        int(arguments["L"]),
+        int(arguments["D"]),
+        classes=int(arguments["classes"]),
+        size=int(arguments["size"]),
+        quirks=Quirks(
+            max3_is_average=bool(arguments["max3_is_average"]),
+            concat_0346=bool(arguments["concat_0346"]),
+            stem_relu=bool(arguments["stem_relu"]),
+        ),
+    )
+
+
+def _classes(batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device) -> Tensor:
+    import torch
+
+    return torch.randint(int(arguments["classes"]), (batch_size,), generator=generator, device=device)
+
+
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    from torch.nn import functional
+
+    return functional.cross_entropy(output, target)
+
+
+AMOEBANET_D: Final = ModelSpec(
+    name="amoebanet-d",
+    arguments=MappingProxyType(
+        {
+            "L": Argument(int, 18, "normal cells", minimum=3, multiple=3),
+            "D": Argument(int, 256, "filters; the stem has a quarter of them", minimum=8, multiple=8),
+            "size": Argument(int, 224, "height and width of the images, in pixels", minimum=1),
+            "classes": Argument(int, 1000, "number of classes", minimum=1),
+            "max3_is_average": Argument(bool, True, "quirk of the published runs: 3x3 max pools take the average"),
+            "concat_0346": Argument(bool, True, "quirk: a normal cell gives states 0, 3, 4, 6 instead of 4, 5, 6"),
+            "stem_relu": Argument(bool, True, "quirk: the stem applies ReLU to the image"),
+        }
+    ),
+    network=_amoebanet_d,
+    layers=lambda a: int(a["L"]) + 6,
+    input_shape=lambda a: (3, int(a["size"]), int(a["size"])),
+    target=_classes,
+    loss=_cross_entropy,
+    rules=lambda a: _size_problems(a, 32, "2^5"),
+    source="Real et al., arXiv 1802.01548; (L, D) of GPipe, Huang et al., arXiv 1811.06965",
+)
+
+MODELS: Final[Mapping[str, ModelSpec]] = MappingProxyType({spec.name: spec for spec in (UNET, AMOEBANET_D)})
+"""Every model of the suite by name."""
+
+
+def model_spec(name: str) -> ModelSpec:
+    """The model of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in MODELS:
+        raise ConfigError([f"model must be one of the table, got {name!r}; {nearest(name, MODELS)}"])
+    return MODELS[name]
+
+
+def check_arguments(name: str, given: Mapping[str, object]) -> dict[str, Value]:
+    """All arguments of a model in declared order: the given ones, as values or as text, and defaults for the rest.
+
+    Raises:
+        ConfigError: unknown model, unknown names, values that break a rule; all problems at once.
+    """
+    return model_spec(name).check(given)
+
+
+def parse_arguments(name: str, text: str) -> dict[str, Value]:
+    """:func:`check_arguments` of text such as ``depth=5;B=2``.
+
+    Raises:
+        ConfigError: as there, and text of another form; all problems at once.
+    """
+    spec = model_spec(name)
+    pairs, problems = read_text(text)
+    try:
+        values = spec.check(pairs)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return values
+
+
+def format_arguments(arguments: Values) -> str:
+    """``key=value`` joined by ``;``, in the order given; :func:`parse_arguments` reads it back."""
+    return ";".join(f"{key}={format_value(value)}" for key, value in arguments.items())

@@ -1,0 +1,159 @@
+"""Balance by time, on a clock that only the layers advance."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench.balance import balance_by_time, by_time, layer_times
+from gpipe_bench.errors import BalanceError
+from gpipe_bench.skip import Skippable, pop, skippable, stash
+
+
+class Clock:
+    """Seconds that pass only when a layer says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.runs: list[float] = []
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+clock = Clock()
+
+
+class _Work(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        clock.now += 2 * ctx.seconds
+        return gradient, None
+
+
+class Work(nn.Module):
+    """Takes ``seconds`` forward and twice that backward; its first run takes ``first`` more."""
+
+    def __init__(self, seconds: float, first: float = 0.0) -> None:
+        super().__init__()
+        self.seconds, self.first = seconds, first
+
+    def forward(self, x: Tensor) -> Tensor:
+        clock.now += self.seconds + self.first
+        clock.runs.append(self.seconds)
+        self.first = 0.0
+        worked: Tensor = _Work.apply(x, self.seconds)  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
+        return worked
+
+
+@pytest.fixture(autouse=True)
+def _layers_advance_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock.now, clock.runs = 0.0, []
+    monkeypatch.setattr(by_time, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+
+
+def sample() -> Tensor:
+    return torch.zeros(1, requires_grad=True)
+
+
+def test_a_layer_costs_its_forward_and_its_backward_pass() -> None:
+    module = nn.Sequential(Work(1), Work(4), Work(2))
+
+    assert layer_times(module, sample()) == [3, 12, 6]
+
+
+def test_the_gradients_of_stashed_and_popped_skips_are_part_of_the_cost() -> None:
+    @skippable(stash=["skip"])
+    class Enter(Work, Skippable):
+        def forward(self, x: Tensor) -> Any:
+            yield stash("skip", super().forward(x))
+            return x
+
+    @skippable(pop=["skip"])
+    class Leave(Work, Skippable):
+        def forward(self, x: Tensor) -> Any:
+            skip = yield pop("skip")
+            return x.detach() + super().forward(skip)
+
+    assert layer_times(nn.Sequential(Enter(1), Leave(4)), sample()) == [3, 12]
+
+
+def test_an_input_without_gradient_needs_no_backward_pass() -> None:
+    module = nn.Sequential(Work(1), Work(4))
+
+    assert layer_times(module, torch.zeros(1)) == [1, 4]
+
+
+def test_the_first_run_of_a_layer_is_not_counted() -> None:
+    module = nn.Sequential(Work(1, first=100), Work(1, first=50))
+
+    assert layer_times(module, sample(), timeout=1000) == [3, 3]
+
+
+def test_the_balance_is_optimal_for_the_times() -> None:
+    seconds = [1, 1, 1, 1, 1, 1, 1, 10]
+
+    assert balance_by_time(3, nn.Sequential(*map(Work, seconds)), sample()) == [4, 3, 1]
+    assert balance_by_time(3, nn.Sequential(*map(Work, reversed(seconds))), sample()) == [1, 4, 3]
+
+
+def test_every_layer_is_timed_however_short_the_timeout() -> None:
+    module = nn.Sequential(Work(1), Work(2), Work(4))
+
+    assert layer_times(module, sample(), timeout=0) == [3, 6, 12]
+    assert clock.runs == [1, 1, 2, 2, 4, 4]
+
+
+def test_rounds_over_all_layers_go_on_until_the_timeout() -> None:
+    module = nn.Sequential(Work(1), Work(1))
+
+    layer_times(module, sample(), timeout=13)
+
+    # A visit is one run to warm up and three timed ones, of 3 s each: after 12 s the second layer has its turn, whose
+    # runs end at 15 and 18 s; 13 s have then passed.
+    assert len(clock.runs) == 4 + 2
+
+
+def test_a_round_in_which_the_timeout_passes_ends_there() -> None:
+    module = nn.Sequential(Work(1), Work(2))
+
+    layer_times(module, sample(), timeout=37)
+
+    # The first round takes 12 + 24 s; in the second the first layer passes the deadline after two runs.
+    assert clock.runs == [1, 1, 1, 1, 2, 2, 2, 2, 1, 1]
+
+
+def test_bursts_of_other_work_do_not_decide() -> None:
+    class Disturbed(Work):
+        def forward(self, x: Tensor) -> Tensor:
+            clock.now += 1000 if len(clock.runs) == 1 else 0
+            return super().forward(x)
+
+    assert layer_times(nn.Sequential(Disturbed(1), Work(2)), sample(), timeout=2000) == [3, 6]
+
+
+def test_partitions_are_checked_before_anything_runs() -> None:
+    with pytest.raises(BalanceError, match="got 3 partitions for 2 layers"):
+        balance_by_time(3, nn.Sequential(Work(1), Work(1)), sample())
+    assert clock.runs == []
+
+
+@pytest.mark.parametrize("timeout", [-1.0, math.nan, math.inf])
+def test_the_timeout_must_be_a_number_of_seconds(timeout: float) -> None:
+    with pytest.raises(ValueError, match=f"timeout must be a finite number of seconds, at least 0, got {timeout}"):
+        balance_by_time(1, nn.Sequential(Work(1)), sample(), timeout=timeout)
+
+
+def test_a_device_without_computation_is_refused() -> None:
+    with pytest.raises(ValueError, match="device must be one that computes, got meta"):
+        balance_by_time(1, nn.Sequential(Work(1)), sample(), device="meta")

@@ -1,0 +1,124 @@
+"""The files: the same bytes at every drawing, self-contained, all three or none."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from gpipe_bench.errors import OutputError
+from gpipe_bench.figures.ablation import draw_ablation
+from gpipe_bench.figures.timeline import draw_timeline
+from tests.figures.synthetic import (
+    ablation_row,
+    cpu_ablation,
+    event_records,
+    overlapping_events,
+    published_ablation,
+    write_events,
+    write_rows,
+)
+
+ROOT = Path(__file__).parents[2]
+DRAW = """
+import sys
+from pathlib import Path
+from gpipe_bench.figures.ablation import draw_ablation
+from gpipe_bench.figures.timeline import draw_timeline
+source, out = Path(sys.argv[1]), Path(sys.argv[2])
+draw_ablation(source / "rows.csv", out / "ablation")
+draw_timeline(source / "events.csv", source / "rows.csv", "dep-str-ptl", out / "timeline")
+print(*(name for name in sys.modules if name.split(".")[0] in ("torch", "models") or name.startswith("gpipe_bench.")))
+"""
+
+
+@pytest.fixture(scope="module")
+def drawn_twice(tmp_path_factory):
+    """Two folders of figures, each drawn by a process of its own with other hashes and another matplotlibrc."""
+    source = tmp_path_factory.mktemp("tables")
+    write_rows(source / "rows.csv", [*cpu_ablation(), *published_ablation()])
+    write_events(source / "events.csv", event_records(overlapping_events(4, 4), "dep-x-ptl"))
+    folders, modules = [], ""
+    for seed in ("1", "2"):
+        folder = tmp_path_factory.mktemp(f"figures{seed}")
+        settings = folder / "matplotlibrc"
+        settings.write_text(f"font.size: {seed}0\naxes.facecolor: {'red' if seed == '1' else 'blue'}\n")
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "MATPLOTLIBRC": str(settings), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", DRAW, str(source), str(folder)],
+            check=True, capture_output=True, text=True, env=environment,
+        )  # fmt: skip
+        modules = done.stdout
+        settings.unlink()
+        folders.append(folder)
+    return folders, modules.split()
+
+
+def digests(folder):
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+def test_redrawn_figures_are_the_same_bytes(drawn_twice):
+    (first, second), _ = drawn_twice
+    assert digests(first) == digests(second)
+    assert len(digests(first)) == 6
+
+
+def test_drawing_needs_neither_torch_nor_the_layers_above(drawn_twice):
+    _, modules = drawn_twice
+    assert not [name for name in modules if name.split(".")[0] in ("torch", "models")]
+    assert not [name for name in modules if name.split(".")[1:2] in (["bench"], ["engine"], ["measure"])]
+
+
+def test_svg_and_pdf_carry_their_fonts_and_no_date(drawn_twice):
+    (folder, _), _ = drawn_twice
+    for stem in ("ablation", "timeline"):
+        svg, pdf = (folder / f"{stem}.svg").read_text(), (folder / f"{stem}.pdf").read_bytes()
+        assert "<text" not in svg
+        assert "<dc:date>" not in svg
+        assert b"/FontFile2" in pdf
+        assert b"CreationDate" not in pdf
+
+
+def test_suffixes_are_added_to_a_stem_with_a_point(tmp_path):
+    rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
+    paths = draw_ablation(rows, tmp_path / "new" / "ablation.v1")
+    assert [path.name for path in paths] == ["ablation.v1.svg", "ablation.v1.pdf", "ablation.v1.png"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in paths)
+
+
+def test_a_failed_write_leaves_the_old_files_alone(tmp_path, monkeypatch):
+    rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
+    out = tmp_path / "figures"
+    draw_ablation(rows, out / "ablation")
+    before = digests(out)
+    savefig = Figure.savefig
+
+    def full_disk(self, name, *, format, **options):  # noqa: A002
+        if format == "png":
+            Path(name).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        savefig(self, name, format=format, **options)
+
+    monkeypatch.setattr(Figure, "savefig", full_disk)
+    write_rows(rows, [ablation_row("baseline", throughput_samples_per_s=2.0)])
+    with pytest.raises(OutputError, match=r"figure must go to a folder that can be written, got .*No space left"):
+        draw_ablation(rows, out / "ablation")
+    assert digests(out) == before
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="choose another --out"):
+        draw_ablation(rows, tmp_path / "file" / "ablation")
+
+
+def test_a_variant_without_a_timeline_still_gets_its_figure(tmp_path):
+    rows = [ablation_row("baseline", status="oom", reason="needed 9 GiB"), ablation_row("dep-x-ptl")]
+    events = write_events(tmp_path / "events.csv", event_records(overlapping_events(2, 2), "dep-x-ptl"))
+    paths = draw_timeline(events, write_rows(tmp_path / "rows.csv", rows), "baseline", tmp_path / "timeline")
+    assert all(path.stat().st_size > 1000 for path in paths)

@@ -1,0 +1,74 @@
+import pytest
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.runs import choose_run
+from gpipe_bench.figures.tables import RecordedEvent
+from tests.figures.synthetic import NO_COPY_STREAMS, ablation_row, step_events
+
+
+def recorded(variant, repeat=0, cell="cell", evidence="measured", m=2):
+    return [RecordedEvent(cell, variant, repeat, evidence, event) for event in step_events(m, 2, copies=False)]
+
+
+def unsupported(variant, reason=NO_COPY_STREAMS):
+    return ablation_row(variant, status="unsupported", reason=reason, device="cpu")
+
+
+def test_the_repeat_nearest_to_the_median_is_drawn():
+    rows = [ablation_row("baseline", k, step_time_ms=ms) for k, ms in enumerate([90.0, 10.0, 50.0])]
+    events = [event for k in range(3) for event in recorded("baseline", k, m=k + 1)]
+    run = choose_run(events, rows, "baseline")
+    assert run.row.repeat == 2
+    assert {event.microbatch for event in run.events} == {0, 1, 2}
+    assert run.remark == ""
+
+
+def test_only_repeats_with_events_are_considered():
+    rows = [ablation_row("baseline", k, step_time_ms=ms) for k, ms in enumerate([90.0, 10.0, 50.0])]
+    assert choose_run(recorded("baseline", 1), rows, "baseline").row.repeat == 1
+
+
+def test_the_row_of_the_cell_is_told_from_others_by_its_digest():
+    rows = [
+        ablation_row("baseline", chunks=2, config_sha256="1" * 64),
+        ablation_row("baseline", chunks=4, config_sha256="2" * 64),
+    ]
+    assert choose_run(recorded("baseline", cell="testnet-22222222"), rows, "baseline").row.chunks == 4
+
+
+def test_without_copy_streams_the_same_components_stand_in():
+    rows = [unsupported("dep-str-ptl"), ablation_row("dep-x-ptl")]
+    run = choose_run(recorded("dep-x-ptl"), rows, "dep-str-ptl")
+    assert run.row.variant == "dep-x-ptl"
+    assert run.remark == "copy streams unsupported on cpu: showing dep-x-ptl"
+
+
+def test_what_is_unsupported_for_another_reason_has_no_stand_in():
+    rows = [unsupported("dep-str-ptl", "devices must be 4, got 1"), ablation_row("dep-x-ptl")]
+    run = choose_run(recorded("dep-x-ptl"), rows, "dep-str-ptl")
+    assert run.events == []
+    assert run.remark == "no timeline, unsupported: devices must be 4, got 1"
+
+
+def test_a_run_out_of_memory_says_so():
+    run = choose_run(recorded("dep-x-x"), [ablation_row("baseline", status="oom", reason="needed 9 GiB")], "baseline")
+    assert (run.events, run.remark) == ([], "no timeline, oom: needed 9 GiB")
+
+
+def test_a_name_that_is_no_label_is_refused_with_the_nearest():
+    with pytest.raises(
+        ConfigError, match="must be a label of components, got 'dep-str-plt'; did you mean 'dep-str-ptl'"
+    ):
+        choose_run(recorded("dep-str-ptl"), [ablation_row("dep-str-ptl")], "dep-str-plt")
+
+
+def test_a_label_that_was_not_recorded_is_refused_with_the_nearest():
+    with pytest.raises(
+        ConfigError, match=r"must be one that was recorded, got 'dep-str-ptl'.*did you mean 'dep-str-x'"
+    ):
+        choose_run(recorded("dep-str-x"), [ablation_row("dep-str-x")], "dep-str-ptl")
+
+
+def test_events_without_their_row_are_refused():
+    with pytest.raises(ConfigError, match=r"rows must hold the run of cell 'cell' \(measured, baseline\), got none"):
+        choose_run(recorded("baseline"), [ablation_row("baseline", 1)], "baseline")

@@ -1,0 +1,86 @@
+"""Timeline events and their Chrome trace."""
+
+import json
+
+import pytest
+
+from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, KINDS, TimelineEvent, chrome_trace
+
+
+def event(kind, i, j, start, end, *, device="cuda:0", stream="compute", nbytes=0):
+    return TimelineEvent(device, stream, kind, i, j, start - 1.0, start, end, nbytes)
+
+
+EVENTS = [
+    event("backward", 0, 1, 30.0, 50.0, device="cuda:1"),
+    event("forward", 0, 0, 0.0, 10.0, nbytes=64),
+    event("copy", 0, 1, 10.0, 12.0, device="cuda:0", stream="copy", nbytes=64),
+    event("forward", 0, 1, 12.0, 30.0, device="cuda:1"),
+]
+
+
+def trace(events):
+    return chrome_trace(events, title="one step", metadata={"evidence": "measured", "variant": "dep-str-ptl"})
+
+
+def named(rows, what):
+    return {(row["pid"], row["tid"]): row["args"]["name"] for row in rows if row["name"] == f"{what}_name"}
+
+
+def test_kinds_are_computations_and_copies():
+    assert set(COMPUTE_KINDS) | set(COPY_KINDS) == set(KINDS)
+    assert len(KINDS) == len(set(KINDS)) == 7
+
+
+def test_columns_are_those_of_the_event_table():
+    columns = TimelineEvent.columns()
+    assert " ".join(columns) == "device stream kind microbatch partition issue_us start_us end_us bytes"
+    assert columns == tuple(EVENTS[0].to_dict())
+    assert TimelineEvent(**EVENTS[0].to_dict()) == EVENTS[0]
+
+
+def test_slices_in_order_of_start_with_their_facts():
+    slices = [row for row in trace(EVENTS)["traceEvents"] if row["ph"] == "X"]
+    assert [row["name"] for row in slices] == ["forward (0,0)", "copy (0,1)", "forward (0,1)", "backward (0,1)"]
+    assert slices[1] == {
+        "ph": "X",
+        "name": "copy (0,1)",
+        "cat": "copy",
+        "pid": 1,
+        "tid": 1,
+        "ts": 10.0,
+        "dur": 2.0,
+        "args": {"microbatch": 0, "partition": 1, "device": "cuda:0", "issue_us": 9.0, "bytes": 64},
+    }
+
+
+def test_a_process_per_partition_named_by_where_it_computes():
+    rows = trace(EVENTS)["traceEvents"]
+    assert named(rows, "process") == {(0, 0): "partition 0 on cuda:0", (1, 0): "partition 1 on cuda:1"}
+    assert sum(row["name"] == "process_name" for row in rows) == 2
+
+
+def test_a_thread_per_stream():
+    rows = trace(EVENTS)["traceEvents"]
+    assert named(rows, "thread") == {(0, 0): "compute", (1, 0): "compute", (1, 1): "copy"}
+
+
+def test_a_copy_on_the_sender_s_compute_stream_does_not_overlap_what_the_receiver_computes():
+    rows = trace([event("forward", 0, 1, 0.0, 10.0, device="cuda:1"), event("copy", 1, 1, 5.0, 15.0)])["traceEvents"]
+    assert named(rows, "thread") == {(1, 0): "compute", (1, 1): "copy on the compute stream"}
+    assert [row["tid"] for row in rows if row["ph"] == "X"] == [0, 1]
+
+
+def test_a_trace_carries_title_and_metadata_and_is_plain_json():
+    found = json.loads(json.dumps(trace(EVENTS)))
+    assert found["otherData"] == {"title": "one step", "evidence": "measured", "variant": "dep-str-ptl"}
+    assert found["displayTimeUnit"] == "ms"
+
+
+def test_no_events_give_an_empty_trace():
+    assert trace([])["traceEvents"] == []
+
+
+def test_events_are_frozen():
+    with pytest.raises(AttributeError):
+        EVENTS[0].bytes = 1
