@@ -1,27 +1,55 @@
 """Applying autograd functions, and the rank of their nodes.
 
 Among nodes that are ready, autograd runs the one with the highest sequence number first. Numbers count up in each
-thread for itself, so nodes made by the calling thread and by workers compare by accident. Two rules make the order the
-same in every step: workers are fresh threads in each forward pass, so their numbers start at zero; and the nodes
-of the lanes between tasks, made by the calling thread, are numbered from :data:`LANE_RANK` on, above all of them.
-In a long-lived process the published engine had the same relation without saying so.
+thread for itself, so nodes made by the calling thread and by workers would compare by accident. While workers issue the
+tasks, four rules make the order the same in every step, and that of the published engine, in which one fresh thread
+issued all tasks of a device and the calling thread was old:
+
+    2^40 ...     nodes of the lanes between tasks, made by the calling thread
+    m n ...      nodes of tasks without checkpoint: worker threads are fresh, so they count from zero, and skip what
+                 the checkpoints need
+    0 ... m n-1  checkpoints, in the order of the clock-cycles
+
+When the calling thread issues every task, its own counter does the same and nothing is ranked.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
-__all__ = ["LANE_RANK", "apply", "apply_lane", "set_rank"]
+from gpipe_bench.engine.phony import get_phony
+
+__all__ = ["LANE_RANK", "apply", "apply_lane", "ranked_lanes", "set_rank", "skip_ranks"]
 
 LANE_RANK: Final = 2**40
 """The lowest sequence number of a lane's node; no worker makes that many nodes in one forward pass."""
 
 _ranks = itertools.count(LANE_RANK)
+
+
+class _State(threading.local):
+    ranked = False
+
+
+_state = _State()
+
+
+@contextmanager
+def ranked_lanes() -> Iterator[None]:
+    """Rank the lanes that this thread makes in the block above every task."""
+    _state.ranked = True
+    try:
+        yield
+    finally:
+        _state.ranked = False
 
 
 def apply(function: type[Function], *args: Any) -> tuple[Any, ...]:
@@ -31,9 +59,10 @@ def apply(function: type[Function], *args: Any) -> tuple[Any, ...]:
 
 
 def apply_lane(function: type[Function], *args: Any) -> tuple[Any, ...]:
-    """Apply a function of a lane: its node outranks every task's, and lanes made before it."""
+    """Apply a function of a lane: among ranked lanes its node outranks those made before it."""
     outputs = apply(function, *args)
-    set_rank(outputs, next(_ranks))
+    if _state.ranked:
+        set_rank(outputs, next(_ranks))
     return outputs
 
 
@@ -45,3 +74,11 @@ def set_rank(outputs: Sequence[Any], rank: int) -> None:
             if hasattr(output.grad_fn, "_set_sequence_nr"):
                 output.grad_fn._set_sequence_nr(rank)  # noqa: SLF001 - autograd's only handle on its order
             return
+
+
+def skip_ranks(count: int) -> None:
+    """Leave the sequence numbers below ``count`` of this thread unused: there is no way but to use them up."""
+    if torch.is_grad_enabled():
+        phony = get_phony(torch.device("cpu"), requires_grad=True)
+        while phony.view_as(phony).grad_fn._sequence_nr() < count - 1:  # type: ignore[union-attr]  # noqa: SLF001
+            pass

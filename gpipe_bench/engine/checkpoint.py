@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from gpipe_bench.engine.ambience import Ambience
 from gpipe_bench.engine.autograd import apply, apply_lane
@@ -32,7 +31,7 @@ from gpipe_bench.engine.phony import get_phony
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.streams import Stream, use_stream
 
-__all__ = ["Slot", "checkpoint", "is_checkpointing", "is_recomputing", "recompute"]
+__all__ = ["Slot", "checkpoint", "guard", "is_checkpointing", "is_recomputing", "recompute"]
 
 Recomputed = tuple[Values, Values]
 
@@ -97,7 +96,6 @@ class Checkpoint(Function):
         return tuple(_fresh(output) for output in outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         slot: Slot = ctx.slot
         with use_stream(slot.stream):
@@ -125,6 +123,37 @@ class Recompute(Function):
         with use_stream(slot.stream):
             slot.fill(_saved(ctx))
         return (None, None, *grads)
+
+
+class Guard(Function):
+    """(values...) -> values, the outputs of a batch with checkpoints; refuses what would miss gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(value.detach() for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "second derivatives must not pass through a checkpoint, got create_graph=True; use checkpoint='never'"
+            )
+        # The check of torch.utils.checkpoint: parameters are no inputs of a checkpoint's node.
+        if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001
+            raise RuntimeError(
+                "gradients through a checkpoint must go to all parameters, got autograd.grad() or "
+                "backward(inputs=...); call backward() without inputs=, or use checkpoint='never'"
+            )
+        return grads
+
+
+def guard(values: Values) -> Values:
+    """Outputs of a batch with checkpoints that raise when a backward pass asks for what checkpoints cannot give."""
+    indices = differentiable(values)
+    if not indices:
+        return values
+    return replace(values, indices, apply(Guard, *(values[index] for index in indices)))
 
 
 def checkpoint(slot: Slot, values: Values, phony: Tensor | None) -> Values:

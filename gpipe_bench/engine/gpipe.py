@@ -17,7 +17,9 @@ from torch import nn
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
 from gpipe_bench.engine.arguments import check_arguments, resolve_devices, split_layers
+from gpipe_bench.engine.autograd import ranked_lanes
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
+from gpipe_bench.engine.checkpoint import guard
 from gpipe_bench.engine.lanes import Circumstances, TorchLanes
 from gpipe_bench.engine.marks import MarkingObserver
 from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
@@ -156,7 +158,8 @@ class GPipe(nn.Module):
             plan = self._plan(len(microbatches))
             with deferring(self._deferred):
                 results = self._run(plan, microbatches)
-        return gather(results)
+        output = gather(results)
+        return MicroBatch(guard(output.values), output.atomic).unwrap() if plan.checkpoints(0) else output.unwrap()
 
     def _plan(self, m: int) -> Plan[SkipKey]:
         return Plan(
@@ -183,6 +186,8 @@ class GPipe(nn.Module):
                 observer=self._observer,
                 workers=stack.enter_context(working(indices)) if indices else None,
             )
+            if indices:
+                stack.enter_context(ranked_lanes())
             lanes = TorchLanes(self._stages, self._layout, microbatches, shared)
             run_forward(plan, lanes)
         self._hand_over(lanes.microbatches, entering=False)

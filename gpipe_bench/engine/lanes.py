@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
-from gpipe_bench.engine.autograd import set_rank
+from gpipe_bench.engine.autograd import set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
 from gpipe_bench.engine.dependency import fork, join
 from gpipe_bench.engine.marks import MarkingObserver
@@ -21,7 +21,7 @@ from gpipe_bench.engine.randomness import Batch, Draws
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.stage import PartitionTask, Stage
-from gpipe_bench.engine.streams import use_stream
+from gpipe_bench.engine.streams import Stream, use_stream
 from gpipe_bench.engine.transfer import Endpoint, Route, copy, wait
 from gpipe_bench.engine.worker import Result, Workers
 
@@ -84,6 +84,7 @@ class TorchLanes:
         self._entering: list[Tensor | None] = [None] * len(microbatches)
         self._running: dict[tuple[int, int], _Running] = {}
         self._collected = 0
+        self._checkpointed = False
 
     # --- fence ---------------------------------------------------------------------------------------------------
 
@@ -125,10 +126,11 @@ class TorchLanes:
         draws = self._shared.randomness.draws(i, j)
         phony, self._entering[i] = self._entering[i], None
         if checkpoint and (differentiable(flat) or any(p.requires_grad for p in stage.layers.parameters())):
-            slot = Slot(
-                task.keeping_inputs, self._shared.ambience, draws, partial(self._task, i, j), self._shared.observer
-            )
+            # Nothing that the graph keeps may know the lanes, which keep the graph: Python does not see through it.
+            name = partial(_task, i, j, stage.device, self._computing[j])
+            slot = Slot(task.keeping_inputs, self._shared.ambience, draws, name, self._shared.observer)
             running = _Running(task, flat, slot)
+            self._checkpointed = True
             job = partial(self._run_checkpointed, i, j, slot, flat, phony)
         else:
             if phony is not None:
@@ -151,7 +153,6 @@ class TorchLanes:
         if running.slot is None:
             del self._running[i, j]
         elif self._shared.workers is not None:
-            # As if one worker had issued the checkpoints of all partitions, in the order of the clock-cycles.
             set_rank(flat, self._collected)
         self._collected += 1
 
@@ -196,7 +197,7 @@ class TorchLanes:
     def _endpoint(self, i: int, j: int) -> Endpoint:
         return self._stages[j].endpoint(i, self._computing[j], copy_streams=self._shared.components.copy_streams)
 
-    def _leaving(self, i: int, j: int) -> torch.Stream | None:
+    def _leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""
         end = self._endpoint(i, j)
         return end.copying if j < len(self._stages) - 1 else end.computing
@@ -207,7 +208,7 @@ class TorchLanes:
         return Route(kind, *ends, i, target, shared.transfer, shared.observer)
 
     def _task(self, i: int, j: int, kind: str) -> Task:
-        return Task(kind, i, j, self._stages[j].device, self._computing[j], "compute")
+        return _task(i, j, self._stages[j].device, self._computing[j], kind)
 
     def _issue(self, stage: Stage, running: _Running, job: Callable[[], Values]) -> None:
         if self._shared.workers is not None:
@@ -231,6 +232,8 @@ class TorchLanes:
 
     def _run_plain(self, i: int, j: int, task: PartitionTask, flat: Values, draws: Draws) -> Values:
         shared = self._shared
+        if shared.workers is not None and self._checkpointed:
+            skip_ranks(len(self.microbatches) * len(self._stages))
         with use_stream(self._computing[j]), shared.ambience.applied():
             mark = None if shared.observer is None else shared.observer.mark(self._task(i, j, "backward"))
             if shared.observer is not None and mark is not None:
@@ -240,3 +243,7 @@ class TorchLanes:
             if shared.observer is not None and mark is not None:
                 return shared.observer.mark_outputs(tuple(outputs), mark)
             return tuple(outputs)
+
+
+def _task(i: int, j: int, device: torch.device, stream: Stream, kind: str) -> Task:
+    return Task(kind, i, j, device, stream, "compute")

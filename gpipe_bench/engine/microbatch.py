@@ -88,7 +88,7 @@ def scatter(value: Any, chunks: int) -> list[MicroBatch]:
     return [MicroBatch(values, batch.atomic) for values in zip(*pieces, strict=True)]
 
 
-def gather(microbatches: Sequence[MicroBatch]) -> Any:
+def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
     """Concatenate results along dimension 0.
 
     Raises:
@@ -102,6 +102,6 @@ def gather(microbatches: Sequence[MicroBatch]) -> Any:
                 "return tensors from the last layer"
             )
     if len(microbatches) == 1:
-        return first.unwrap()
+        return first
     columns = zip(*(microbatch.values for microbatch in microbatches), strict=True)
-    return MicroBatch(tuple(torch.cat(column) for column in columns), first.atomic).unwrap()
+    return MicroBatch(tuple(torch.cat(column) for column in columns), first.atomic)

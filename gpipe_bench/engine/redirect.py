@@ -52,6 +52,11 @@ class Redirect(TorchDispatchMode):
         self._generators: dict[torch.device, torch.Generator] = {}
         self.drew: set[str] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -1,0 +1,140 @@
+"""Cells: everything that decides one measurement, with an id that several experiments can share.
+
+The id is the name of the folder in which the raw results of the cell lie, so two experiments that ask for the same
+cell share its runs, and a cell with any other setting has another folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+
+from pydantic import Field
+
+from gpipe_bench.bench.machine import Machine, find_machine
+from gpipe_bench.bench.problems import Problem
+from gpipe_bench.bench.settings import CellSettings, Variant
+from gpipe_bench.bench.standins import without_copy_streams
+from gpipe_bench.components import Components
+from models.table import format_arguments, parse_arguments
+
+if TYPE_CHECKING:
+    from gpipe_bench.bench.config import SuiteConfig
+
+__all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "experiment_cells"]
+
+RAW_PATTERN: Final = "results/raw/{cell}/{repeat}.json"
+"""Where the raw result of a run lies, whatever experiment asked for it."""
+
+CELL_PATTERN: Final = r"[a-z][a-z0-9._-]*-[0-9a-f]{8}"
+"""Regular expression of every cell id."""
+
+Device = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$", description="type of device, such as cpu or cuda")]
+Devices = Annotated[int, Field(strict=True, ge=1, description="distinct devices that the partitions share out")]
+Transfer = Annotated[
+    Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
+]
+Evidence = Annotated[Literal["measured", "simulated"], Field(description="how the values come about")]
+
+
+class Cell(CellSettings):
+    """One measurement, but for its repeats."""
+
+    evidence: Evidence = "measured"
+    variant: Variant = "dep-x-ptl"
+    transfer: Transfer = "direct"
+    device: Device = "cpu"
+    devices: Devices = 1
+
+    @property
+    def components(self) -> Components:
+        """The components that the variant names."""
+        return Components.from_label(self.variant)
+
+    @property
+    def config_sha256(self) -> str:
+        """Digest of all settings, the same whether or not defaults of the model are spelled out."""
+        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def id(self) -> str:
+        """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
+        size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
+        return f"{self.evidence}-{self.model}-{self.variant}-{size}-{self.device}-{self.config_sha256[:8]}"
+
+    @property
+    def microbatches(self) -> int:
+        """m, as ``Tensor.chunk`` splits the batch: equal micro-batches but for the last, perhaps fewer than asked."""
+        size = -(-self.batch_size // self.chunks)
+        return -(-self.batch_size // size)
+
+    def settings(self) -> dict[str, str | int | bool]:
+        """All settings as plain data, arguments of the model in canonical form."""
+        data = self.model_dump(mode="json")
+        # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
+        data["model_args"] = format_arguments(parse_arguments(self.model, self.model_args))
+        return data
+
+    def arguments(self) -> list[str]:
+        """The cell as options of ``python -m gpipe_bench run``, one word each."""
+        words: list[str] = []
+        for name, value in self.settings().items():
+            option = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{option}" if value else f"--no-{option}")
+            elif name != "evidence":
+                words += [f"--{option}", str(value)]
+        return words
+
+    def placement(self) -> list[str]:
+        """The device of each partition: neighbours share one when there are fewer devices than partitions."""
+        if self.device == "cpu":
+            return ["cpu"] * self.partitions
+        return [f"{self.device}:{j * self.devices // self.partitions}" for j in range(self.partitions)]
+
+    def unsupported(self) -> str:
+        """Why this cell cannot be measured on its device, known before PyTorch is loaded; empty when it can."""
+        if self.device == "cpu" and self.components.copy_streams:
+            stand_in = without_copy_streams(self.variant)
+            return f"copy_streams needs an accelerator; on cpu it changes nothing, see variant {stand_in}"
+        return ""
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of every cell, and as many devices as partitions can fill."""
+        yield from super().problems()
+        most = 1 if self.device == "cpu" else self.partitions
+        if self.devices > most:
+            text = f"must be at most {most} for {self.partitions} partitions on {self.device}, got {self.devices}"
+            yield Problem(("devices", "partitions", "device"), f"{text}; lower it")
+
+
+class CellRun(NamedTuple):
+    """One repeat of a cell, each in a fresh process."""
+
+    cell: Cell
+    repeat: int
+
+    @property
+    def path(self) -> Path:
+        """Where its raw result lies, below the folder of the run."""
+        return Path(RAW_PATTERN.format(cell=self.cell.id, repeat=self.repeat))
+
+
+def experiment_cells(config: SuiteConfig, experiment: str, device: Machine | str | None = None) -> list[CellRun]:
+    """The runs that an experiment asks for on this machine, published variants first, none twice.
+
+    Args:
+        config: the suite's configuration.
+        experiment: name of an experiment in it.
+        device: where to measure: a machine, or ``auto``, ``cpu`` or ``cuda``; the configuration's choice by default.
+
+    Raises:
+        ConfigError: no such experiment.
+        DeviceCountError: ``cuda`` was asked for and there is no GPU.
+    """
+    machine = device if isinstance(device, Machine) else find_machine(device or config.device)
+    runs = config.experiment(experiment).runs(machine)
+    return list({(run.cell.id, run.repeat): run for run in runs}.values())

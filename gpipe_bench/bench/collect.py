@@ -1,0 +1,81 @@
+"""Raw results of an experiment, checked and joined into one tidy table and its companions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpipe_bench.bench.files import write_files
+from gpipe_bench.bench.raw import RawResult
+from gpipe_bench.bench.tables import COMPANIONS, companion_path, csv_text
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+
+__all__ = ["collect", "read_raw", "write_tables"]
+
+
+def collect(paths: Iterable[Path], experiment: str, out: Path) -> list[Row]:
+    """Join raw results into ``out`` and its companions; either all of these files are written or none.
+
+    Args:
+        paths: raw results, in the order that the tables keep.
+        experiment: name for the column of that name; raw results may be shared by several experiments.
+        out: the table of rows; companions lie beside it.
+
+    Returns:
+        The rows written.
+
+    Raises:
+        ConfigError: files that are no raw results, or two of one run; all of them.
+        OutputError: a table cannot be written.
+    """
+    return write_tables(read_raw(paths), experiment, out)
+
+
+def read_raw(paths: Iterable[Path]) -> list[RawResult]:
+    """The raw results in ``paths``.
+
+    Raises:
+        ConfigError: files that are no raw results, or two of one run; all of them.
+    """
+    results: list[RawResult] = []
+    problems: list[str] = []
+    origins: dict[tuple[str, int | None], Path] = {}
+    for path in paths:
+        try:
+            result = RawResult.read(path)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        first = origins.setdefault((result.cell, result.row.repeat), path)
+        if first != path:
+            run = f"repeat {result.row.repeat} of {result.cell}"
+            problems.append(f"every run must be given once, got {run} in {first} and {path}; drop one")
+        results.append(result)
+    if problems:
+        raise ConfigError(problems)
+    return results
+
+
+def write_tables(results: Sequence[RawResult], experiment: str, out: Path) -> list[Row]:
+    """Write the tables of ``results``; see :func:`collect`.
+
+    Raises:
+        OutputError: a table cannot be written.
+    """
+    rows = [replace(result.row, experiment=experiment) for result in results]
+    texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
+    for name, columns in COMPANIONS.items():
+        records = [record for result in results for record in _keyed(result, getattr(result, name), columns)]
+        texts[companion_path(out, name)] = csv_text(columns, records)
+    write_files(texts)
+    return rows
+
+
+def _keyed(result: RawResult, records: Iterable[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:
+    row = result.row
+    keys = {"cell": result.cell, "variant": row.variant, "repeat": row.repeat, "evidence": row.evidence}
+    known = {name: value for name, value in keys.items() if name in columns}
+    return [{**known, **record} for record in records]

@@ -1,0 +1,145 @@
+"""The suite's configuration: typed, checked as a whole, all problems reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from gpipe_bench.bench.experiments import Ablation, Experiment
+from gpipe_bench.bench.settings import Section
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
+
+__all__ = ["SuiteConfig", "load_config", "parse_config"]
+
+DeviceChoice = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    Field(description="where to measure; auto: on the GPUs where there are some, else on the CPU"),
+]
+
+
+class SuiteConfig(Section):
+    """What the suite runs."""
+
+    device: DeviceChoice = "auto"
+    ablation: Annotated[Ablation, Field(description="each component of the pipeline switched on and off")] = Ablation()
+
+    @classmethod
+    def experiments(cls) -> tuple[str, ...]:
+        """Names of the experiments."""
+        return tuple(
+            name
+            for name, field in cls.model_fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Experiment)
+        )
+
+    def experiment(self, name: str) -> Experiment:
+        """The section of an experiment.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if name not in self.experiments():
+            hint = nearest(name, self.experiments())
+            known = ", ".join(self.experiments())
+            raise ConfigError([f"experiment must be one of {known}, got {name!r}; {hint}"])
+        section: Experiment = getattr(self, name)
+        return section
+
+
+def load_config(paths: Iterable[Path | str]) -> SuiteConfig:
+    """The configuration in ``paths``, later files over earlier ones: sections are merged, everything else replaced.
+
+    Raises:
+        ConfigError: a file cannot be read or settings are wrong; carries all problems, each with file and key.
+    """
+    merged: dict[str, Any] = {}
+    origins: dict[tuple[str, ...], str] = {}
+    problems: list[str] = []
+    for path in map(Path, paths):
+        try:
+            _merge(merged, _read(path), str(path), origins)
+        except ConfigError as error:
+            problems += error.problems
+    try:
+        config = parse_config(merged, origins=origins)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def parse_config(
+    data: Mapping[str, Any], source: str = "config", origins: Mapping[tuple[str, ...], str] | None = None
+) -> SuiteConfig:
+    """The configuration in plain data; what is left out has its default.
+
+    Args:
+        data: sections and settings, as from YAML.
+        source: what to call it in messages.
+        origins: the file of each setting that came from another source.
+
+    Raises:
+        ConfigError: settings are wrong; carries all problems.
+    """
+
+    def name(path: tuple[str, ...]) -> str:
+        files = [origins[path[:end]] for end in range(len(path), 0, -1) if origins and path[:end] in origins]
+        return f"{files[0] if files else source}: {'.'.join(path)}"
+
+    return validated(SuiteConfig, data, name)
+
+
+def _merge(
+    into: dict[str, Any],
+    data: Mapping[str, Any],
+    source: str,
+    origins: dict[tuple[str, ...], str],
+    path: tuple[str, ...] = (),
+) -> None:
+    for key, value in data.items():
+        here = (*path, key)
+        origins[here] = source
+        if isinstance(value, dict):
+            into[key] = into[key] if isinstance(into.get(key), dict) else {}
+            _merge(into[key], value, source, origins, here)
+        else:
+            into[key] = value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            data = yaml.load(file, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader that also refuses doubles
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"configuration must be a readable file, got {path} ({error}); check the path"]) from error
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).split())
+        raise ConfigError(
+            [f"configuration must be YAML, got an error in {path}: {where}; correct that line"]
+        ) from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError([f"configuration must be sections of settings, got {type(data).__name__} in {path}; indent"])
+    return data
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML in which a key may stand only once per section."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str) or key in seen:
+                rule = "stands twice" if key in seen else "must be text"
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {rule}", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)

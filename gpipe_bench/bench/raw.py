@@ -1,0 +1,106 @@
+"""The raw result of one run: what a fresh process leaves behind, before anything is averaged or joined.
+
+{"cell": id, "row": {...}, "devices": [one per partition], "steps": [one per timed step], "events": [of one step]}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench.bench.cells import Cell
+from gpipe_bench.bench.files import json_text
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+
+__all__ = ["DEVICE_COLUMNS", "STEP_COLUMNS", "RawResult", "cell_row"]
+
+DEVICE_COLUMNS: Final = (
+    "partition",
+    "device",
+    "layers",
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "compute_fraction",
+    "recompute_fraction",
+    "copy_fraction",
+    "imbalance_fraction",
+    "bubble_fraction",
+    "utilization_fraction",
+)
+"""Figures of one partition. Peaks of a device that several partitions share stand with the first of them."""
+
+STEP_COLUMNS: Final = ("step", "step_time_ms", "throughput_samples_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class RawResult:
+    """One run of one cell.
+
+    Attributes:
+        cell: id of the cell.
+        row: its row.
+        devices: a record of :data:`DEVICE_COLUMNS` for each partition.
+        steps: a record of :data:`STEP_COLUMNS` for each timed step.
+        events: timeline events of one untimed step.
+    """
+
+    cell: str
+    row: Row
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json_text(
+            {
+                "cell": self.cell,
+                "row": self.row.to_dict(),
+                "devices": self.devices,
+                "steps": self.steps,
+                "events": self.events,
+            }
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> RawResult:
+        """The result in a file that :meth:`to_json` made.
+
+        Raises:
+            ConfigError: the file cannot be read or is no raw result.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**data, "row": Row.from_dict(data["row"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(
+                [f"raw result must be a file that run wrote, got {path} ({reason}); run it again"]
+            ) from error
+
+
+def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:
+    """The row of ``cell`` with what its settings say, and ``values`` for the rest."""
+    components = cell.components
+    settings = {
+        "evidence": cell.evidence,
+        "model": cell.model,
+        "model_args": str(cell.settings()["model_args"]),
+        "variant": components.label,
+        **{name: getattr(components, name) for name in components.__slots__},
+        "backward": cell.backward,
+        "transfer": cell.transfer,
+        "partitions": cell.partitions,
+        "chunks": cell.chunks,
+        "microbatches": cell.microbatches,
+        "checkpoint": cell.checkpoint,
+        "batch_size": cell.batch_size,
+        "balance": "-".join(map(str, cell.balance)),
+        "repeat": repeat,
+        "seed": cell.seed,
+        "config_sha256": cell.config_sha256,
+    }
+    return Row(**{**settings, **values})

@@ -1,0 +1,127 @@
+"""The settings of a measured cell: types, rules, units and defaults in one place.
+
+The command line, the configuration file, its schema and its comments are all made from what stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from gpipe_bench.bench.problems import Problem
+from gpipe_bench.components import Components
+from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
+from models.table import MODELS, parse_arguments
+
+__all__ = ["CellSettings", "Section", "Variant"]
+
+
+class Section(BaseModel):
+    """A group of settings; unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules between settings that are each valid on their own."""
+        yield from ()
+
+
+def _balance(value: Any) -> Any:
+    """Accept the form of tables and of the command line, ``34-76-70-61``, beside a list."""
+    parts = str(value).split("-") if isinstance(value, str | int) and not isinstance(value, bool) else value
+    if not isinstance(parts, list | tuple) or not parts:
+        raise ValueError(f"must be layers per partition like 34-76-70-61, got {value!r}; give a number per partition")
+    try:
+        sizes = [int(str(part)) for part in parts]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise ValueError(f"must be positive numbers of layers, got {value!r}; write them like 34-76-70-61")
+    return tuple(sizes)
+
+
+def _variant(value: Any) -> Any:
+    try:
+        return Components.from_label(str(value)).label
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("variant ")) from error
+
+
+_whole = Field(strict=True, ge=1)
+_BALANCE_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "pattern": r"^[1-9][0-9]*(-[1-9][0-9]*)*$"},
+        {"type": "integer", "minimum": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+    ]
+}
+
+Model = Annotated[str, Field(description="name in the table of models")]
+ModelArgs = Annotated[str, Field(description="arguments of the model, 'key=value' joined by ';'")]
+BatchSize = Annotated[int, _whole, Field(description="samples per step")]
+Chunks = Annotated[int, _whole, Field(description="micro-batches per step")]
+Partitions = Annotated[int, _whole, Field(description="contiguous groups of layers, each with a worker of its own")]
+Balance = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_balance),
+    PlainSerializer(lambda sizes: "-".join(map(str, sizes)), return_type=str),
+    WithJsonSchema(_BALANCE_SCHEMA),
+    Field(description="layers per partition, joined by '-'"),
+]
+Checkpoint = Annotated[
+    Literal["always", "except_last", "never"], Field(description="micro-batches whose activations are recomputed")
+]
+Backward = Annotated[Literal["autograd"], Field(description="what drives the backward pass")]
+Threads = Annotated[int, _whole, Field(description="CPU threads inside one operator")]
+Tf32 = Annotated[
+    bool, Field(strict=True, description="let CUDA round float32 products to TF32; published runs had none")
+]
+Warmup = Annotated[int, Field(strict=True, ge=0, description="untimed steps before the timed ones")]
+Steps = Annotated[int, _whole, Field(description="timed steps of each repeat")]
+Seed = Annotated[int, Field(strict=True, ge=0, description="seed of weights, data and dropout")]
+Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]
+
+
+class CellSettings(Section):
+    """What is trained and how long it is measured; the defaults are a small U-Net for two CPU cores."""
+
+    model: Model = "unet"
+    model_args: ModelArgs = "depth=4;B=1;C=16;size=48"
+    batch_size: BatchSize = 8
+    chunks: Chunks = 4
+    partitions: Partitions = 4
+    balance: Balance = (9, 21, 13, 10)
+    checkpoint: Checkpoint = "except_last"
+    backward: Backward = "autograd"
+    threads: Threads = 1
+    tf32: Tf32 = False
+    warmup: Warmup = 1
+    steps: Steps = 5
+    seed: Seed = 0
+
+    def problems(self) -> Iterator[Problem]:
+        """The model is known, takes these arguments, and has as many layers as the balance hands out."""
+        split = "-".join(map(str, self.balance))
+        if len(self.balance) != self.partitions:
+            rule = f"must have one entry per partition, {self.partitions}, got {len(self.balance)} in {split}"
+            yield Problem(("balance", "partitions"), f"{rule}; change balance or partitions")
+        if self.model not in MODELS:
+            rule = f"must be one of {', '.join(MODELS)}, got {self.model!r}"
+            yield Problem(("model",), f"{rule}; {nearest(self.model, MODELS)}")
+            return
+        try:
+            arguments = parse_arguments(self.model, self.model_args)
+        except ConfigError as error:
+            for text in error.problems:
+                yield Problem(("model_args", "model"), text)
+            return
+        layers = MODELS[self.model].layers(arguments)
+        if self.partitions > layers:
+            rule = f"must be at most the {layers} layers of {self.model}, got {self.partitions}"
+            yield Problem(("partitions", "model", "model_args"), f"{rule}; lower it")
+        if sum(self.balance) != layers:
+            rule = f"must sum to the {layers} layers of {self.model}, got {split}, which sums to {sum(self.balance)}"
+            yield Problem(("balance", "model", "model_args"), f"{rule}; change its entries")

@@ -1,0 +1,102 @@
+"""Digests of source code, so that a workflow notices when the code behind a result changed.
+
+Snakemake compares the text of a command, and ``python -m gpipe_bench …`` stays the same whatever is edited in the
+package. A rule therefore carries a digest of the sources that its result depends on, found by following imports: an
+edit of a figure redraws it and measures nothing anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+__all__ = ["PACKAGES", "imported_modules", "source_digest", "source_files"]
+
+PACKAGES: Final = ("gpipe_bench", "models")
+
+
+def source_digest(*modules: str) -> str:
+    """16 hexadecimal digits that change with any source file behind ``modules``.
+
+    Args:
+        modules: dotted names. A package stands for everything in it: name it where modules are loaded by name at
+            run time, which no import statement shows.
+    """
+    digest = hashlib.sha256()
+    for name, path in sorted(source_files(modules).items()):
+        digest.update(f"{name}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def source_files(modules: Iterable[str]) -> dict[str, Path]:
+    """Name and file of the modules in ``modules`` and of all that they import from this project, at any remove."""
+    found: dict[str, Path] = {}
+    waiting = [name for module in modules for name in _members(module)]
+    while waiting:
+        name = waiting.pop()
+        path = module_file(name)
+        if name in found or path is None:
+            continue
+        found[name] = path
+        # The packages above a module run when it is imported.
+        waiting += [name.rpartition(".")[0], *imported_modules(name, path)]
+    return found
+
+
+def imported_modules(name: str, path: Path) -> Iterator[str]:
+    """The modules of this project that the import statements of a file name, anywhere in it.
+
+    Imports for annotations alone (``if TYPE_CHECKING:``) are left out: they never run.
+
+    Args:
+        name: the module's dotted name, against which relative imports count.
+        path: its file.
+    """
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in _running(ast.parse(path.read_bytes())):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            targets = [target if module_file(target) else base for target in inner]
+        yield from (target for target in targets if module_file(target))
+
+
+@cache
+def module_file(name: str) -> Path | None:
+    """The file of a module of this project, found without importing it; ``None`` when there is no such module."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top) if top in PACKAGES else None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    place = Path(spec.submodule_search_locations[0], *rest)
+    candidates = (place / "__init__.py", place.with_suffix(".py"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _members(module: str) -> list[str]:
+    path = module_file(module)
+    if path is None:
+        raise ValueError(f"module must be one of this project's, got {module!r}; correct its name")
+    if path.name != "__init__.py":
+        return [module]
+    inside = (file.relative_to(path.parent).with_suffix("").parts for file in path.parent.rglob("*.py"))
+    return [".".join((module, *parts)).removesuffix(".__init__") for parts in inside]
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below ``node`` but for what stands under ``if TYPE_CHECKING:``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            for other in child.orelse:
+                yield from (other, *_running(other))
+        else:
+            yield from (child, *_running(child))

@@ -1,0 +1,65 @@
+"""Whether two sets of repeats differ, and by how much.
+
+Medians, ratios and their intervals are those of :mod:`gpipe_bench.intervals`, so tables and figures agree. Whether a
+difference is real is asked of the Mann-Whitney test: it assumes no distribution, and times are not normal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpipe_bench.intervals import Interval, ratio_interval
+
+__all__ = ["Comparison", "compare_samples", "enough_repeats"]
+
+_LEVEL: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One set of repeats against a reference.
+
+    Attributes:
+        ratio: median over the reference's median, with its 95 % interval.
+        p_value: two-sided, of the Mann-Whitney test that neither side tends to be larger.
+        n: repeats on this side.
+        n_reference: repeats on the other.
+    """
+
+    ratio: Interval
+    p_value: float
+    n: int
+    n_reference: int
+
+    @property
+    def verdict(self) -> str:
+        """``differs``, ``no difference shown``, or ``too few repeats`` where no data could show one."""
+        if not enough_repeats(self.n, self.n_reference):
+            return "too few repeats"
+        return "differs" if self.p_value <= _LEVEL else "no difference shown"
+
+
+def enough_repeats(n: int, n_reference: int) -> bool:
+    """Whether two sides without any overlap would count as different: from four repeats on each side on."""
+    return 2 / math.comb(n + n_reference, n) <= _LEVEL
+
+
+def compare_samples(samples: Sequence[float], reference: Sequence[float]) -> Comparison:
+    """Compare repeats of one quantity.
+
+    Args:
+        samples: one value per repeat.
+        reference: the same quantity on the other side, positive.
+
+    Raises:
+        ValueError: a side without values, with one that is not finite, or a reference that is not positive.
+    """
+    # scipy takes most of a second to load, which a workflow's start and --help would pay.
+    from scipy.stats import mannwhitneyu
+
+    ratio = ratio_interval(samples, reference)
+    test = mannwhitneyu(samples, reference, alternative="two-sided", method="auto")
+    return Comparison(ratio, float(test.pvalue), len(samples), len(reference))

@@ -1,0 +1,120 @@
+"""Settings from plain data, with every problem reported at once.
+
+pydantic stops before rules between settings as long as one setting is wrong. Here wrong settings are reported and
+replaced by their defaults, and the rules between the remaining ones are checked all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gpipe_bench.bench.settings import Section
+from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
+
+__all__ = ["Path", "validated"]
+
+Path = tuple[str, ...]
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Path], str]) -> SectionT:
+    """The settings in ``data``.
+
+    Args:
+        kind: the section to make; every setting without a default must be in ``data``.
+        data: plain values, as from YAML or a command line.
+        name: how to call the setting at a path in a message.
+
+    Raises:
+        ConfigError: one or more settings are wrong; carries all problems.
+    """
+    left = deepcopy(dict(data))
+    wrong: dict[Path, str] = {}
+    while True:
+        try:
+            made = kind.model_validate(left)
+            break
+        except ValidationError as error:
+            for item in error.errors():
+                path = _field_path(item["loc"])
+                wrong.setdefault(path, f"{name(path)} {_rule(kind, path, item)}")
+                _remove(left, path)
+            if any(item["type"] == "missing" for item in error.errors()):
+                raise ConfigError(list(wrong.values())) from error
+    lines = list(wrong.values())
+    for section_path, section in _sections(made):
+        for problem in section.problems():
+            paths = [(*section_path, field) for field in problem.fields]
+            if not any(path[: len(bad)] == bad for bad in wrong for path in paths):
+                lines.append(problem.message(name(paths[0])))
+    if lines:
+        raise ConfigError(lines)
+    return made
+
+
+def _field_path(loc: Sequence[int | str]) -> Path:
+    """The path down to the setting itself; positions inside a list belong to the list."""
+    path: list[str] = []
+    for part in loc:
+        if isinstance(part, int):
+            break
+        path.append(part)
+    return tuple(path)
+
+
+def _remove(data: dict[str, Any], path: Path) -> None:
+    for part in path[:-1]:
+        data = data[part]
+    if path:
+        data.pop(path[-1], None)
+    else:
+        data.clear()
+
+
+def _sections(section: Section, path: Path = ()) -> Iterator[tuple[Path, Section]]:
+    yield path, section
+    for field in type(section).model_fields:
+        value = getattr(section, field)
+        if isinstance(value, Section):
+            yield from _sections(value, (*path, field))
+
+
+def _rule(kind: type[BaseModel], path: Path, item: ErrorDetails) -> str:
+    got, context = item["input"], item.get("ctx", {})
+    match item["type"]:
+        case "extra_forbidden":
+            return f"must be a known key, got {path[-1]!r}; {nearest(path[-1], _keys(kind, path[:-1]))}"
+        case "missing":
+            return "must be given, got nothing; add it"
+        case "value_error":
+            return str(context["error"])
+        case "literal_error":
+            choices = [choice.strip(" '") for choice in context["expected"].replace(" or ", ", ").split(",")]
+            return f"must be one of {', '.join(choices)}, got {got!r}; {nearest(str(got), choices)}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}, got {got!r}; raise it"
+        case "int_type":
+            return f"must be a whole number, got {got!r}; write it without quotes or decimals"
+        case "bool_type":
+            return f"must be true or false, got {got!r}; write one of them without quotes"
+        case "string_type":
+            return f"must be text, got {got!r}; put it in quotes"
+        case "model_type":
+            return f"must be a section of settings, got {got!r}; write its keys below it, indented"
+        case _:
+            return f"must be valid ({item['msg']}), got {got!r}; change it"
+
+
+def _keys(kind: type[BaseModel], path: Path) -> list[str]:
+    for part in path:
+        inner = kind.model_fields[part].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        kind = inner
+    return list(kind.model_fields)

@@ -1,0 +1,45 @@
+"""``config check`` and ``config write``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpipe_bench.bench.cells import experiment_cells
+from gpipe_bench.bench.config import SuiteConfig, load_config
+from gpipe_bench.bench.config_files import CONFIG_PATH, SCHEMA_PATH, default_config_yaml, json_schema_text
+from gpipe_bench.bench.files import write_files
+from gpipe_bench.bench.machine import find_machine
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Check configuration files, or write the default one and its schema.", no_args_is_help=True)
+
+
+@app.command("check")
+def check(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help=f"Files, later ones over earlier ones.  [default: {CONFIG_PATH}]")
+    ] = None,
+) -> None:
+    """Check configuration files and say what they ask for on this machine; every problem gets a line."""
+    config = load_config(files or [Path(CONFIG_PATH)])
+    machine = find_machine(config.device)
+    typer.echo(f"device: {machine.device}, {machine.count} here")
+    for name in SuiteConfig.experiments():
+        runs = experiment_cells(config, name, machine)
+        cells = {run.cell.id: run.cell for run in runs}
+        unsupported = sum(bool(cell.unsupported()) for cell in cells.values())
+        typer.echo(f"{name}: {len(cells)} cells, {unsupported} of them unsupported here; {len(runs)} runs")
+
+
+@app.command("write")
+def write(
+    config: Annotated[Path, typer.Option(help="The default configuration.")] = Path(CONFIG_PATH),
+    schema: Annotated[Path, typer.Option(help="Its JSON schema.")] = Path(SCHEMA_PATH),
+) -> None:
+    """Write the default configuration and the JSON schema that follow from the typed settings."""
+    write_files({config: default_config_yaml(), schema: json_schema_text()})
+    typer.echo(f"wrote {config} and {schema}")

@@ -1,0 +1,117 @@
+"""``run``, ``gpu`` and ``profile``: what measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from gpipe_bench.bench.cells import Cell
+from gpipe_bench.bench.files import check_writable, json_text, write_files
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.errors import ConfigError
+
+__all__ = ["gpu", "profile", "run"]
+
+_DEFAULT: Final = Cell()
+_BALANCE: Final = "-".join(map(str, _DEFAULT.balance))
+
+
+def _setting(name: str) -> Any:
+    """An option named and described like a setting of a cell."""
+    return typer.Option(help=Cell.model_fields[name].description, show_default=True)
+
+
+def run(
+    *,
+    out: Annotated[Path, typer.Option(help="The raw result to write, a JSON file.")],
+    repeat: Annotated[int, typer.Option(min=0, help="Number of this repeat, 0-based.")] = 0,
+    model: Annotated[str, _setting("model")] = _DEFAULT.model,
+    model_args: Annotated[str, _setting("model_args")] = _DEFAULT.model_args,
+    batch_size: Annotated[int, _setting("batch_size")] = _DEFAULT.batch_size,
+    chunks: Annotated[int, _setting("chunks")] = _DEFAULT.chunks,
+    partitions: Annotated[int, _setting("partitions")] = _DEFAULT.partitions,
+    balance: Annotated[str, _setting("balance")] = _BALANCE,
+    checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
+    backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
+    threads: Annotated[int, _setting("threads")] = _DEFAULT.threads,
+    tf32: Annotated[bool, _setting("tf32")] = _DEFAULT.tf32,
+    warmup: Annotated[int, _setting("warmup")] = _DEFAULT.warmup,
+    steps: Annotated[int, _setting("steps")] = _DEFAULT.steps,
+    seed: Annotated[int, _setting("seed")] = _DEFAULT.seed,
+    variant: Annotated[str, _setting("variant")] = _DEFAULT.variant,
+    transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
+    device: Annotated[str, _setting("device")] = _DEFAULT.device,
+    devices: Annotated[int, _setting("devices")] = _DEFAULT.devices,
+) -> None:
+    """Measure one repeat of one cell in this process and write its raw result.
+
+    Out of memory, a switch that the device does not support and any other failure of the run are results: a row with a
+    status and a reason, and exit status 0, so that one failed cell does not end an experiment. Bad arguments are one
+    line on stderr, exit status 2 and no file.
+    """
+    from gpipe_bench.bench.run import run_cell
+
+    given = {name: value for name, value in locals().items() if name in Cell.model_fields}
+    try:
+        cell = validated(Cell, given, lambda path: f"--{path[0].replace('_', '-')}")
+    except ConfigError as error:
+        raise ConfigError(["; ".join(error.problems)]) from error
+    check_writable(out)
+    result = run_cell(cell, repeat)
+    write_files({out: result.to_json()})
+    row = result.row
+    value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
+    typer.echo(f"{row.status}: {row.variant} repeat {repeat}: {value}", err=row.status in ("oom", "error"))
+
+
+def profile(
+    out: Annotated[Path, typer.Option(help="The profile to write, a JSON file.")],
+    device: Annotated[str, typer.Option(help="Device to profile, such as cuda or cpu.")] = "cuda",
+    seconds: Annotated[float, typer.Option(min=0.001, help="About how long to measure.")] = 40.0,
+) -> None:
+    """Profile a device: kernel-class efficiencies, host and device bandwidth, launch overhead."""
+    _check_device(device)
+    check_writable(out)
+    from gpipe_bench.measure.device_profile import measure_device_profile
+
+    write_files({out: json_text(measure_device_profile(device, seconds=seconds))})
+    typer.echo(f"wrote {out}")
+
+
+def gpu(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for rows, traces, profile and environment.")],
+    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for everything; what does not fit is skipped.")] = 570,
+    profile_s: Annotated[float, typer.Option(min=0.001, help="Seconds for the profile of the device.")] = 40,
+    device: Annotated[str, typer.Option(help="cuda, or cpu to rehearse the session.")] = "cuda",
+    tiny: Annotated[bool, typer.Option("--tiny", help="A workload of seconds instead of the published one.")] = False,
+    tests: Annotated[Path | None, typer.Option(help="Folder of the GPU tests.  [default: beside the package]")] = None,
+    no_tests: Annotated[bool, typer.Option("--no-tests", help="Leave the GPU tests out.")] = False,
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="Pack all into bundle.tar.gz, and raw results and traces only there.")
+    ] = False,
+    config: Annotated[list[Path] | None, typer.Option(help="Configuration; its cuda section is measured.")] = None,
+) -> None:
+    """Measure all that one GPU is worth in ten minutes: GPU tests, device profile, ablation at the published settings.
+
+    Needs no network and no Snakemake. Every run is a fresh process; the published variants come first, then the other
+    combinations as far as the time goes, and the rest are rows with status skipped. All partitions share the one GPU
+    and exchange tensors through host memory. With --bundle the folder has at most 8 files. Exit status 1 when a GPU
+    test failed or nothing could be measured.
+    """
+    from gpipe_bench.cli.gpu import GpuOptions, run_session
+
+    folder = None if no_tests else tests or Path(__file__).resolve().parents[2] / "tests"
+    options = GpuOptions(out, budget_s, profile_s, device, tiny, folder, bundle, tuple(config or ()))
+    raise typer.Exit(run_session(options))
+
+
+def _check_device(device: str) -> None:
+    from gpipe_bench.bench.machine import DEVICES, find_machine
+    from models.arguments import nearest
+
+    if device not in DEVICES:
+        raise ConfigError([f"--device must be one of {', '.join(DEVICES)}, got {device!r}; {nearest(device, DEVICES)}"])
+    find_machine(device)

@@ -1,0 +1,61 @@
+"""``collect``, ``table`` and ``trace``: from raw results to what people read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+__all__ = ["collect", "table", "trace"]
+
+_TABLE_COLUMNS: Final = (
+    *("experiment", "evidence", "model", "model_args", "variant", "partitions", "chunks", "batch_size"),
+    *("repeat", "status", "reason", "throughput_samples_per_s", "device"),
+)
+
+
+def collect(
+    raw: Annotated[list[Path], typer.Argument(help="Raw results, as run wrote them.")],
+    experiment: Annotated[str, typer.Option(help="Name of the experiment, written into each row.")],
+    out: Annotated[Path, typer.Option(help="Table of rows; companions _devices, _steps and _events lie beside it.")],
+) -> None:
+    """Join raw results into a table of rows and its companions; failed runs are named on stderr."""
+    from gpipe_bench.bench.collect import collect as join
+
+    rows = join(raw, experiment, out)
+    for row in rows:
+        if row.status in ("oom", "error", "skipped"):
+            typer.echo(f"{row.status}: {row.variant} repeat {row.repeat}: {row.reason}", err=True)
+    typer.echo(f"wrote {out} with {len(rows)} rows, and its companions")
+
+
+def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")]) -> None:
+    """Print variants with repeats, medians, 95 % intervals, ratios, memory, shares of time and failures."""
+    from gpipe_bench.bench.summary import print_summary, result_files
+    from gpipe_bench.figures.tables import read_rows
+
+    print_summary(read_rows(rows, _TABLE_COLUMNS), result_files(rows))
+
+
+def trace(
+    events: Annotated[Path, typer.Option(help="Table of timeline events, <experiment>_events.csv.")],
+    variant: Annotated[str, typer.Option(help="Label of the components, such as dep-str-ptl.")],
+    out: Annotated[Path, typer.Option(help="The Chrome trace to write, a JSON file.")],
+    rows: Annotated[
+        Path | None, typer.Option(help="Table of rows of the same runs.  [default: <experiment>.csv beside the events]")
+    ] = None,
+) -> None:
+    """Write one step of one variant as a Chrome trace, which Perfetto opens (ui.perfetto.dev).
+
+    Where copy streams are unsupported, the same variant without them is shown, and the trace says so. A variant that
+    failed gives an empty trace with the reason.
+    """
+    from gpipe_bench.bench.trace import write_trace
+    from gpipe_bench.figures.runs import choose_run
+    from gpipe_bench.figures.tables import read_events, read_rows
+
+    table = rows or events.with_name(events.name.replace("_events", "", 1))
+    run = choose_run(read_events(events), read_rows(table, _TABLE_COLUMNS), variant)
+    write_trace(out, variant, run.row, run.events, run.remark)
+    typer.echo(f"wrote {out}" + (f" ({run.remark})" if run.remark else ""))

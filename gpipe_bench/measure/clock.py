@@ -1,0 +1,49 @@
+"""Seconds per step: every device is synchronised before each clock read, and nothing else is in a timed section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import perf_counter
+
+import torch
+
+from gpipe_bench.measure.devices import distinct_accelerators
+
+__all__ = ["synchronize", "timed"]
+
+
+def synchronize(devices: Iterable[torch.device | str]) -> None:
+    """Wait until every distinct accelerator among ``devices`` has done what was queued on it; CPUs never lag behind."""
+    for device in distinct_accelerators(devices):
+        torch.accelerator.synchronize(device)
+
+
+def timed(step: Callable[[], object], devices: Iterable[torch.device | str], steps: int, warmup: int) -> list[float]:
+    """Seconds of each of ``steps`` calls of ``step``, after ``warmup`` untimed ones.
+
+    Args:
+        step: one training step.
+        devices: every device that the step uses; all of them are synchronised, not only the first (as torchgpipe's
+            benchmarks did), before the clock is read at the start and at the end of a step.
+        steps: timed calls.
+        warmup: untimed calls before them.
+
+    Raises:
+        ValueError: ``steps`` < 1 or ``warmup`` < 0.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}; time one step or more")
+    if warmup < 0:
+        raise ValueError(f"warmup must be at least 0, got {warmup}; pass 0 for no warm-up")
+    accelerators = distinct_accelerators(devices)
+    for _ in range(warmup):
+        step()
+    return [_seconds(step, accelerators) for _ in range(steps)]
+
+
+def _seconds(step: Callable[[], object], accelerators: list[torch.device]) -> float:
+    synchronize(accelerators)
+    start = perf_counter()
+    step()
+    synchronize(accelerators)
+    return perf_counter() - start

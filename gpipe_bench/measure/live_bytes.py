@@ -1,0 +1,203 @@
+"""Peak of live tensor bytes per partition, for devices whose allocator keeps no statistics: the CPU.
+
+Every tensor operation is seen below autograd. What it allocates counts to the partition whose task runs in that
+thread; in a backward pass without checkpoint to the partition that the autograd node belongs to; outside tasks
+(gather, loss, optimizer) to the owner of its first counted operand:
+
+    main thread       with LiveBytes(pipe): mode on ── loss, backward: recompute, nested backward, gradients ── off
+    worker of j       start(F(i,j)): mode on ── operations of partition j ── finish: mode off
+
+Autograd runs a node under the modes of the thread that called ``backward``, so the mode that is on there covers the
+whole backward pass, while a mode switched on inside a node would be gone with the node. Parameters, buffers and their
+gradients count from the start; inputs from outside when a task first reads them. What a copy allocates belongs to the
+partition that next computes with it. Workspaces inside kernels are not seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+# PyTorch has no public way to switch a mode on in one call and off in another: TorchDispatchMode.__enter__ also keeps
+# process-wide flags, which threads that overlap would restore in the wrong order.
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from gpipe_bench.engine.observer import Task
+from gpipe_bench.measure.backward_nodes import BackwardNodes
+from gpipe_bench.measure.ledger import Ledger
+from gpipe_bench.timeline import COPY_KINDS
+
+__all__ = ["LiveBytes"]
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves these two untyped
+    """Shows each operation of one thread to a :class:`LiveBytes`; to nobody once that is closed."""
+
+    def __init__(self, owner: LiveBytes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.owner = owner
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        self.owner.account(list(_tensors((args, kwargs))), list(_tensors(results)))
+        return results
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A task under observation: the token between start and finish."""
+
+    task: Task
+    among: list[_Running]
+    watch: _Watch | None = None
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.running: list[_Running] = []
+        self.nodes = BackwardNodes()
+
+
+class LiveBytes:
+    """Counts live tensor bytes, and is an :class:`gpipe_bench.engine.observer.Observer` for a pipeline.
+
+        with LiveBytes(pipe) as live, pipe.observe(live):
+            step()
+        live.peak_bytes
+
+    Enter it in the thread that calls ``backward``. It slows every operation down: never time a step under it.
+
+    Args:
+        module: a pipeline, whose ``partitions`` are counted apart; any other module counts as one partition, and
+            needs no tasks.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        partitions: Any = getattr(module, "partitions", None)
+        self._partitions: list[nn.Module] = [module]
+        # Whose an operation without counted operands is: in a pipeline nobody's, until a task reads its result.
+        self._default: int | None = 0
+        if isinstance(partitions, (list, tuple, nn.ModuleList)):
+            self._partitions, self._default = list(partitions), None
+        self._ledger = Ledger(len(self._partitions))
+        self._thread = _Thread()
+        self._watch: _Watch | None = None
+
+    @property
+    def peak_bytes(self) -> list[int]:
+        """The most bytes alive at once, by partition; partitions need not peak together."""
+        return self._ledger.peak_bytes
+
+    @property
+    def peak_total_bytes(self) -> int:
+        """The most bytes alive at once in all partitions."""
+        return self._ledger.peak_total_bytes
+
+    @property
+    def live_bytes(self) -> list[int]:
+        """Bytes alive now, by partition."""
+        return self._ledger.live_bytes
+
+    def __enter__(self) -> Self:
+        for j, partition in enumerate(self._partitions):
+            self._ledger.enter(_state(partition), j)
+        self._watch = self._switch_on()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        watch, self._watch = self._watch, None
+        _switch_off(watch)
+        self._thread.nodes.clear()
+
+    def start(self, task: Task) -> _Running:
+        """Count what this thread allocates to the partition of ``task``."""
+        running = _Running(task, self._thread.running)
+        if not any(isinstance(mode, _Watch) and mode.owner is self for mode in _get_current_dispatch_mode_stack()):
+            running.watch = self._switch_on()
+        running.among.append(running)
+        if task.kind == "backward":
+            self._thread.nodes.begin(task.partition)
+        return running
+
+    def finish(self, token: _Running, nbytes: int) -> None:  # noqa: ARG002 - the interface of an observer
+        """End the task of ``token``; further calls do nothing.
+
+        Args:
+            token: what :meth:`start` returned.
+            nbytes: not used: what was allocated was seen.
+        """
+        if token in token.among:
+            token.among.remove(token)
+        watch, token.watch = token.watch, None
+        _switch_off(watch)
+
+    def account(self, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Enter one operation, which this thread has just run."""
+        if self._watch is None:
+            return
+        task = self._thread.running[-1].task if self._thread.running else None
+        owner = self._owner(operands) if task is None else task.partition
+        if owner is None:
+            self._ledger.refresh([*operands, *results])
+        elif task is not None and task.kind in COPY_KINDS:
+            self._ledger.refresh(operands)
+            self._ledger.enter(results, owner, in_transit=True)
+        else:
+            self._ledger.enter([*operands, *results], owner)
+
+    def _owner(self, operands: Sequence[Tensor]) -> int | None:
+        """Whose an operation outside tasks is."""
+        owner = self._thread.nodes.current()
+        owner = self._ledger.owner(operands) if owner is None else owner
+        return self._default if owner is None else owner
+
+    def _switch_on(self) -> _Watch:
+        watch = _Watch(self)
+        _push_mode(watch)
+        return watch
+
+
+def _switch_off(watch: _Watch | None) -> None:
+    """Switch a mode off that this thread switched on.
+
+    One that is not on top was switched on inside an autograd node, which has taken it away since.
+    """
+    if watch is not None and _get_current_dispatch_mode_stack()[-1:] == [watch]:
+        _pop_mode()
+
+
+def _state(partition: nn.Module) -> Iterator[Tensor]:
+    yield from partition.buffers()
+    for parameter in partition.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))

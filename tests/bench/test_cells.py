@@ -1,0 +1,201 @@
+"""A cell has one name, whatever asks for it; its options lead back to it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import pytest
+import torch
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from gpipe_bench.bench.cells import CELL_PATTERN, Cell, experiment_cells
+from gpipe_bench.bench.config import SuiteConfig, parse_config
+from gpipe_bench.bench.experiments import Ablation
+from gpipe_bench.bench.machine import Machine
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.errors import ConfigError
+from tests.bench.cells_of import cell
+
+CPU = Machine("cpu", 1)
+OTHER_SETTINGS = {
+    "model_args": "depth=2;B=1;C=8;size=16",
+    "batch_size": 8,
+    "chunks": 4,
+    "partitions": 1,
+    "balance": "15-14",
+    "checkpoint": "always",
+    "threads": 2,
+    "tf32": True,
+    "warmup": 3,
+    "steps": 9,
+    "seed": 1,
+    "evidence": "simulated",
+    "variant": "baseline",
+    "transfer": "direct",
+    "device": "cuda",
+    "devices": 2,
+}
+
+
+def test_the_id_of_a_cell_never_changes():
+    """Results of earlier versions would lose their names."""
+    assert cell(variant="dep-x-ptl").id == "measured-unet-dep-x-ptl-n2-m2-b4-cpu-c76b8253"
+
+
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+def test_every_setting_has_a_part_in_the_id(name):
+    assert cell(**{name: OTHER_SETTINGS[name]}).id != cell().id
+
+
+def test_the_other_settings_are_all_that_have_another_value():
+    # The model needs other arguments too, and there is one way to drive the backward pass.
+    assert {*OTHER_SETTINGS, "model", "backward"} == set(Cell.model_fields)
+
+
+def test_defaults_of_the_model_may_be_spelled_out():
+    assert cell(model_args="C=4; size=16;depth=2;B=1;dropout=0.1;in=3").id == cell().id
+
+
+def test_ids_are_names_of_folders_and_differ():
+    runs = experiment_cells(SuiteConfig(), "ablation", Machine("cuda", 1))
+    ids = {run.cell.id for run in runs}
+    assert len(ids) == 32
+    assert all(re.fullmatch(CELL_PATTERN, name) for name in ids)
+    assert all(run.cell.id.endswith(run.cell.config_sha256[:8]) for run in runs)
+
+
+@pytest.mark.parametrize("changed", [{}, OTHER_SETTINGS | {"partitions": 2, "evidence": "measured"}])
+def test_the_options_of_a_cell_make_the_same_cell(changed):
+    from gpipe_bench.cli import app
+
+    made = cell(**changed)
+    command = typer.main.get_command(app).commands["run"]
+    context = command.make_context("run", [*made.arguments(), "--out", "x.json"])
+    given = {name: value for name, value in context.params.items() if name in Cell.model_fields}
+    assert validated(Cell, given, ".".join).id == made.id
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_microbatches_are_as_many_as_chunk_gives(batch, chunks):
+    made = cell(batch_size=batch, chunks=chunks)
+    assert made.microbatches == len(torch.empty(batch, 0).chunk(chunks))
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "places"),
+    [
+        ("cpu", 1, ["cpu"] * 4),
+        ("cuda", 1, ["cuda:0"] * 4),
+        ("cuda", 2, ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]),
+        ("cuda", 3, ["cuda:0", "cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda", 4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+    ],
+)
+def test_neighbours_share_a_device_where_there_are_too_few(device, devices, places):
+    assert cell(partitions=4, balance="7-7-7-8", device=device, devices=devices).placement() == places
+
+
+@pytest.mark.parametrize("components", list(Components.factorial()), ids=lambda components: components.label)
+def test_copy_streams_and_nothing_else_are_unsupported_on_a_cpu(components):
+    on_cpu = cell(variant=components.label)
+    if components.copy_streams:
+        stand_in = Components.from_label(on_cpu.unsupported().rpartition("see variant ")[2])
+        assert not stand_in.copy_streams
+        assert not cell(variant=stand_in.label).unsupported()
+        assert "copy_streams needs an accelerator; on cpu" in on_cpu.unsupported()
+    else:
+        assert on_cpu.unsupported() == ""
+    assert cell(variant=components.label, device="cuda").unsupported() == ""
+
+
+def test_what_a_cpu_cannot_run_is_asked_for_once_and_published_variants_most_often():
+    settings = {"repeats": 5, "other_repeats": 2}
+    config = parse_config({"ablation": {"cpu": settings}})
+    repeats = {}
+    for run in experiment_cells(config, "ablation", CPU):
+        repeats.setdefault(run.cell.variant, []).append(run.repeat)
+    assert len(repeats) == 32
+    for variant, numbers in repeats.items():
+        often = variant in (*PUBLISHED, "dep-x-ptl")  # the last one stands in for dep-str-ptl
+        expected = 1 if Components.from_label(variant).copy_streams else 5 if often else 2
+        assert numbers == list(range(expected))
+
+
+def test_published_variants_come_first_and_none_twice():
+    variants = [run.cell.variant for run in experiment_cells(SuiteConfig(), "ablation", CPU) if run.repeat == 0]
+    assert tuple(variants[:4]) == PUBLISHED
+    assert len(variants) == len(set(variants)) == 32
+
+
+@pytest.mark.parametrize(
+    ("machine", "devices", "transfer"),
+    [
+        (CPU, 1, "host"),
+        (Machine("cuda", 1), 1, "host"),
+        (Machine("cuda", 2), 2, "host"),
+        (Machine("cuda", 8), 4, "direct"),
+    ],
+)
+def test_partitions_that_share_a_device_exchange_through_the_host(machine, devices, transfer):
+    cells = [run.cell for run in experiment_cells(SuiteConfig(), "ablation", machine)]
+    assert {(made.device, made.devices, made.transfer) for made in cells} == {(machine.device, devices, transfer)}
+
+
+def test_a_chosen_transfer_is_kept():
+    config = parse_config({"ablation": {"cpu": {"transfer": "direct", "variants": "published"}}})
+    assert {run.cell.transfer for run in experiment_cells(config, "ablation", CPU)} == {"direct"}
+
+
+class Wider(SuiteConfig):
+    """A suite with one more experiment."""
+
+    again: Annotated[Ablation, Field(description="the same cells for another purpose")] = Ablation()
+
+
+def test_experiments_that_ask_for_one_cell_share_its_path():
+    config = Wider()
+    assert config.experiments() == ("ablation", "again")
+    first, second = (experiment_cells(config, name, CPU) for name in config.experiments())
+    assert [run.path for run in first] == [run.path for run in second]
+    assert first[0].path.as_posix() == f"results/raw/{first[0].cell.id}/0.json"
+
+
+def test_an_unknown_experiment_gets_the_nearest_name():
+    with pytest.raises(ConfigError, match="experiment must be one of ablation, got 'ablatoin'; use 'ablation'"):
+        experiment_cells(SuiteConfig(), "ablatoin", CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"balance": "14-14"}, "balance must sum to the 29 layers of unet, got 14-14, which sums to 28"),
+        ({"balance": "10-10-9"}, "balance must have one entry per partition, 2, got 3 in 10-10-9"),
+        ({"balance": "14-0"}, "balance must be positive numbers of layers, got '14-0'"),
+        ({"balance": "14-x"}, "balance must be positive numbers of layers, got '14-x'"),
+        (
+            {"partitions": 30, "balance": "-".join(["1"] * 30)},
+            "partitions must be at most the 29 layers of unet, got 30",
+        ),
+        ({"chunks": 0}, "chunks must be at least 1, got 0"),
+        ({"model": "unett"}, "model must be one of unet, amoebanet-d, got 'unett'; use 'unet'"),
+        ({"model_args": "dept=2"}, "model_args: argument of unet must be one it declares, got 'dept'; use 'depth'"),
+        ({"variant": "dep-srt-ptl"}, "variant must be 'baseline' or slots like 'dep-str-ptl'"),
+        (
+            {"checkpoint": "allways"},
+            "checkpoint must be one of always, except_last, never, got 'allways'; use 'always'",
+        ),
+        ({"backward": "scheduled"}, "backward must be one of autograd, got 'scheduled'; use one of autograd"),
+        ({"devices": 2}, "devices must be at most 1 for 2 partitions on cpu, got 2"),
+        ({"device": "cuda", "devices": 3}, "devices must be at most 2 for 2 partitions on cuda, got 3"),
+    ],
+)
+def test_settings_that_make_no_cell(settings, problem):
+    data = {**cell().model_dump(), **settings}
+    with pytest.raises(ConfigError) as caught:
+        validated(Cell, data, ".".join)
+    assert any(text.startswith(problem) for text in caught.value.problems), caught.value.problems

@@ -1,0 +1,135 @@
+"""Raw results become tables; every value comes back as it was."""
+
+from __future__ import annotations
+
+import csv
+
+import pandas as pd
+import pytest
+
+from gpipe_bench.bench.collect import collect
+from gpipe_bench.bench.raw import DEVICE_COLUMNS, STEP_COLUMNS, RawResult
+from gpipe_bench.bench.run import failed_result
+from gpipe_bench.errors import ConfigError, OutputError
+from gpipe_bench.figures.tables import read_events, read_rows
+from gpipe_bench.rows import Row
+from gpipe_bench.timeline import TimelineEvent
+from tests.bench.cells_of import cell, ok_result
+
+
+def stored(folder, *results):
+    paths = []
+    for result in results:
+        path = folder / "raw" / result.cell / f"{result.row.repeat}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(result.to_json())
+        paths.append(path)
+    return paths
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+RESULTS = (
+    ok_result("baseline", 0, throughput=1 / 3),
+    ok_result("baseline", 1, throughput=0.1 + 0.2, dirty=True),
+    ok_result("dep-x-x", 0, peak_reserved_gib=1e-9),
+    failed_result(cell(variant="dep-str-ptl"), 0, "unsupported", 'copy_streams needs an accelerator; "really", see x'),
+)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "results" / "ablation.csv"
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.row.status)
+def test_a_raw_result_comes_back(tmp_path, result):
+    (path,) = stored(tmp_path, result)
+    assert RawResult.read(path) == result
+
+
+def test_rows_come_back_bit_by_bit(tmp_path, out):
+    rows = collect(stored(tmp_path, *RESULTS), "ablation", out)
+    assert read_rows(out, Row.columns()) == rows
+    assert [row.experiment for row in rows] == ["ablation"] * 4
+    assert [row.to_dict() | {"experiment": ""} for row in rows] == [result.row.to_dict() for result in RESULTS]
+
+
+def test_pandas_sees_the_types_of_the_schema(tmp_path, out):
+    collect(stored(tmp_path, *RESULTS[:3]), "ablation", out)
+    frame = pd.read_csv(out)
+    assert tuple(frame.columns) == Row.columns()
+    for name in ("clock_cycle", "fork_join", "copy_streams", "portals", "early_recompute", "dirty"):
+        assert frame[name].dtype == bool
+    assert frame["chunks"].dtype == "int64"
+    assert frame["throughput_samples_per_s"].tolist() == [1 / 3, 0.1 + 0.2, 10.0]
+
+
+def test_companions_are_keyed_by_cell_variant_and_repeat(tmp_path, out):
+    collect(stored(tmp_path, *RESULTS), "ablation", out)
+    keys = ["cell", "variant", "repeat"]
+    devices, steps = table(out.with_name("ablation_devices.csv")), table(out.with_name("ablation_steps.csv"))
+    assert list(devices[0]) == [*keys, *DEVICE_COLUMNS]
+    assert list(steps[0]) == [*keys, *STEP_COLUMNS]
+    assert [tuple(row[key] for key in keys) for row in steps] == [
+        (result.cell, result.row.variant, str(result.row.repeat)) for result in RESULTS[:3]
+    ]
+    assert float(steps[0]["step_time_ms"]) == 0.1 + 0.2
+    assert float(devices[0]["compute_fraction"]) == 1 / 3
+    assert devices[0]["peak_reserved_gib"] == ""
+
+
+def test_events_come_back(tmp_path, out):
+    collect(stored(tmp_path, *RESULTS), "ablation", out)
+    path = out.with_name("ablation_events.csv")
+    assert list(table(path)[0]) == ["cell", "variant", "repeat", "evidence", *TimelineEvent.columns()]
+    records = read_events(path)
+    assert [(record.cell, record.repeat) for record in records] == [(r.cell, r.row.repeat) for r in RESULTS[:3]]
+    assert [record.event.to_dict() for record in records] == [result.events[0] for result in RESULTS[:3]]
+
+
+def test_the_same_raw_results_give_the_same_bytes(tmp_path, out):
+    paths = stored(tmp_path, *RESULTS)
+    collect(paths, "ablation", out)
+    first = {path.name: path.read_bytes() for path in out.parent.glob("*.csv")}
+    collect(paths, "ablation", out)
+    assert {path.name: path.read_bytes() for path in out.parent.glob("*.csv")} == first
+    assert len(first) == 4
+
+
+def test_all_wrong_files_are_named_and_nothing_is_written(tmp_path, out):
+    good, double = stored(tmp_path, RESULTS[0]), tmp_path / "double.json"
+    double.write_text(RESULTS[0].to_json())
+    broken, foreign, old = (tmp_path / name for name in ("broken.json", "foreign.json", "old.json"))
+    broken.write_text(RESULTS[0].to_json()[:-40])
+    foreign.write_text('{"a": 1}')
+    old.write_text(RESULTS[0].to_json().replace('"dirty"', '"dirtyness"'))
+    with pytest.raises(ConfigError) as caught:
+        collect([*good, double, broken, foreign, old, tmp_path / "absent.json"], "ablation", out)
+    found = caught.value.problems
+    assert len(found) == 5
+    assert found[0].startswith("every run must be given once, got repeat 0 of measured-unet-baseline")
+    for path, problem in zip((broken, foreign, old, tmp_path / "absent.json"), found[1:], strict=True):
+        assert problem.startswith(f"raw result must be a file that run wrote, got {path} (")
+    assert "dirtyness" in found[3]
+    assert not out.parent.exists()
+
+
+def test_a_row_that_breaks_a_rule_is_refused(tmp_path, out):
+    (path,) = stored(tmp_path, RESULTS[0])
+    path.write_text(path.read_text().replace('"status": "ok"', '"status": "oom"'))
+    with pytest.raises(ConfigError, match="reason must be given when status is 'oom'"):
+        collect([path], "ablation", out)
+
+
+def test_a_companion_that_cannot_be_written_keeps_the_old_table(tmp_path, out):
+    out.parent.mkdir()
+    out.write_text("old")
+    out.with_name("ablation_events.csv").mkdir()
+    with pytest.raises(OutputError):
+        collect(stored(tmp_path, *RESULTS), "ablation", out)
+    assert sorted(path.name for path in out.parent.iterdir()) == ["ablation.csv", "ablation_events.csv"]
+    assert out.read_text() == "old"

@@ -1,0 +1,141 @@
+"""The table says what was measured, how sure it is, what failed and why."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from gpipe_bench.bench.outcomes import group_outcomes
+from gpipe_bench.bench.run import failed_result
+from gpipe_bench.bench.summary import print_summary, result_files
+from gpipe_bench.intervals import ratio_interval
+from tests.bench.cells_of import cell, ok_result
+
+
+def printed(rows, files=()):
+    out = io.StringIO()
+    print_summary(rows, files, Console(file=out, width=160, highlight=False))
+    return out.getvalue()
+
+
+def line(text, variant):
+    (found,) = (words for words in map(str.split, text.splitlines()) if words[:1] == [variant])
+    return found
+
+
+def unsupported(variant):
+    made = cell(variant=variant)
+    return failed_result(made, 0, "unsupported", made.unsupported()).row
+
+
+BASE = [ok_result("baseline", repeat, value).row for repeat, value in enumerate([10, 11, 12, 13])]
+FAST = [ok_result("dep-x-x", repeat, value).row for repeat, value in enumerate([20, 22, 24, 26])]
+
+
+def test_a_line_has_repeats_medians_intervals_memory_and_shares():
+    words = line(printed([*BASE, *FAST]), "dep-x-x")
+    _, ratio, low, high = ratio_interval([20, 22, 24, 26], [10, 11, 12, 13])
+    assert ratio == 2
+    assert words == [
+        *("dep-x-x", "measured", "4", "23.0", "[20.0,", "26.0]", "2.00", f"[{low:.2f},", f"{high:.2f}]*"),
+        *("128.0", "50%", "25%", "25%", "0%", "12%", "ok"),
+    ]
+
+
+def test_the_baseline_is_its_own_measure():
+    assert line(printed([*BASE, *FAST]), "baseline")[6:8] == ["1", "128.0"]
+
+
+def test_with_few_repeats_no_difference_is_claimed():
+    assert "2.00" in printed([*BASE[:3], *FAST[:3]])
+    assert "]*" not in printed([*BASE[:3], *FAST[:3]])
+
+
+def test_one_repeat_has_no_interval():
+    assert line(printed([*BASE[:1], *FAST[:1]]), "dep-x-x")[:5] == ["dep-x-x", "measured", "1", "20.0", "2.00"]
+
+
+def test_without_a_baseline_there_is_no_ratio():
+    assert line(printed(FAST[:1]), "dep-x-x")[3:5] == ["20.0", "128.0"]
+
+
+def test_large_memory_is_in_gib_and_what_the_allocator_held_stands_beside_it():
+    rows = [ok_result("baseline", peak_allocated_gib=20.25, peak_reserved_gib=23.5).row]
+    assert "20.2 (23.5 held)" in printed(rows)
+
+
+def test_unsupported_variants_name_their_stand_ins_and_share_a_reason():
+    text = printed([*BASE, unsupported("dep-str-x"), unsupported("dep-str-ptl")])
+    assert line(text, "dep-str-ptl")[2:] == ["0", "unsupported", "[1],", "see", "dep-x-ptl"]
+    assert line(text, "dep-str-x")[2:] == ["0", "unsupported", "[1],", "see", "dep-x-x"]
+    assert text.count("copy_streams needs an accelerator") == 1
+    assert "6 runs: 4 ok, 2 unsupported" in text
+    assert "FAILED" not in text
+
+
+@pytest.mark.parametrize("status", ["oom", "error", "skipped"])
+def test_failures_are_loud(status):
+    failed = failed_result(cell(variant="dep-x-x"), 4, status, "SomeError: it broke; so it did").row
+    text = printed([*BASE, *FAST, failed])
+    assert line(text, "dep-x-x")[-3:] == ["ok,", status, "[1]"]
+    assert f"[1] {status}: SomeError: it broke; so it did" in text
+    assert f"FAILED: 1 {status}" in text.splitlines()[-1]
+
+
+def test_reasons_are_shown_as_they_are():
+    text = printed([failed_result(cell(), 0, "error", "KeyError: [bold] is no markup [/]").row])
+    assert "KeyError: [bold] is no markup [/]" in text
+
+
+def test_published_variants_come_first_whatever_the_order_of_rows():
+    rows = [ok_result(variant).row for variant in ("x-x-x-x-x", "dep-x-ptl", "dep-x-x", "baseline")]
+    (group,) = group_outcomes([unsupported("dep-str-ptl"), *rows])
+    labels = [outcome.variant for outcome in group.ordered()]
+    assert labels == ["baseline", "dep-x-x", "dep-str-ptl", "dep-x-ptl", "x-x-x-x-x"]
+
+
+def test_what_must_not_be_compared_stands_in_tables_of_its_own():
+    other_machine = [replace(row, device="cpu Model Y") for row in BASE]
+    simulated = [replace(row, evidence="simulated") for row in BASE]
+    other_model = [replace(row, model_args="depth=3") for row in BASE]
+    groups = group_outcomes([*BASE, *other_machine, *simulated, *other_model, *FAST])
+    assert [len(group.outcomes) for group in groups] == [2, 1, 1, 1]
+    assert printed([*BASE, *simulated]).count("samples/s") == 2
+
+
+def test_a_failed_run_joins_the_machines_that_ran_its_setting():
+    """It may know only the type of its device."""
+    groups = group_outcomes([unsupported("dep-str-ptl"), *BASE, *(replace(row, device="cpu Model Y") for row in BASE)])
+    assert [list(group.outcomes) for group in groups] == [["baseline", "dep-str-ptl"]] * 2
+    (alone,) = group_outcomes([unsupported("dep-str-ptl")])
+    assert alone.outcomes["dep-str-ptl"].failed
+
+
+def test_the_files_of_an_experiment(tmp_path):
+    names = ["results/ablation.csv", "results/ablation_events.csv", "figures/ablation.svg", "figures/timeline_x.pdf"]
+    names += ["results/traces/ablation/baseline.json"]
+    for name in [*names, "figures/speed.svg", "results/speed.csv", "results/traces/speed/a.json"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    files = result_files(tmp_path / "results" / "ablation.csv")
+    assert [path.relative_to(tmp_path).as_posix() for path in files] == names
+    assert printed(BASE, files).endswith("baseline.json\n")
+
+
+def test_the_table_needs_no_scipy_for_few_repeats():
+    """It ends every run of the workflow, and scipy takes a second to load."""
+    import subprocess
+    import sys
+
+    program = """
+import sys
+sys.modules["scipy"] = sys.modules["torch"] = sys.modules["pandas"] = None
+from tests.bench.cells_of import ok_result
+from gpipe_bench.bench.summary import print_summary
+print_summary([ok_result(variant, repeat).row for variant in ("baseline", "dep-x-x") for repeat in range(3)])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "dep-x-x" in done.stdout, done.stderr

@@ -1,0 +1,191 @@
+"""Commands from raw results to what people read, and that none of them needs PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpipe_bench
+from gpipe_bench.bench.config_files import default_config_yaml, json_schema_text
+from gpipe_bench.bench.raw import RawResult
+from gpipe_bench.bench.run import failed_result
+from gpipe_bench.cli import main
+from tests.bench.cells_of import cell, ok_result
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from gpipe_bench.cli import main
+main(sys.argv[1:])
+"""
+
+
+def call(*arguments):
+    """Run a command in this process; it must succeed."""
+    with pytest.raises(SystemExit) as caught:
+        main(list(map(str, arguments)))
+    assert not caught.value.code
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Raw results of four runs, as an experiment on a CPU leaves them."""
+    made = cell(variant="dep-str-ptl")
+    runs = [ok_result("baseline", 0), ok_result("baseline", 1, 12.0), ok_result("dep-x-ptl", 0, 20.0)]
+    runs.append(failed_result(made, 0, "unsupported", made.unsupported()))
+    for number, result in enumerate(runs):
+        (tmp_path / f"{number}.json").write_text(result.to_json())
+    return tmp_path
+
+
+@pytest.fixture
+def table(results):
+    rows = results / "results" / "ablation.csv"
+    call("collect", "--experiment", "ablation", "--out", rows, *sorted(results.glob("*.json")))
+    return rows
+
+
+def without_torch(*arguments, cwd=None):
+    command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, arguments)]
+    env = {"PYTHONPATH": str(Path(gpipe_bench.__file__).parents[1]), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
+
+
+def test_light_commands_start_without_torch(results):
+    """One folder, one command after the other, each in a process that cannot import PyTorch."""
+    rows, events = "ablation.csv", "ablation_events.csv"
+    commands = {
+        "help": ["--help"],
+        "run": ["run", *cell(variant="dep-str-ptl").arguments(), "--out", "raw/a.json"],
+        "write": ["config", "write"],
+        "check": ["config", "check"],
+        "collect": ["collect", "--experiment", "ablation", "--out", rows, *(f"{k}.json" for k in range(4))],
+        "table": ["table", "--rows", rows],
+        "trace": ["trace", "--events", events, "--variant", "dep-str-ptl", "--out", "trace.json"],
+        "figure": ["figure", "ablation", "--rows", rows, "--out", "figure"],
+    }
+    for name, arguments in commands.items():
+        done = without_torch(*arguments, cwd=results)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+    assert RawResult.read(results / "raw" / "a.json").row.status == "unsupported"
+    assert {path.name for path in results.iterdir()} >= {rows, events, "trace.json", "figure.svg", "config"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), ("run",), ("gpu",), ("profile",), ("collect",), ("table",), ("trace",), ("config",), ("config", "check")],
+)
+def test_every_command_explains_itself(command, capsys):
+    call(*command, "--help")
+    assert f"Usage: {' '.join(('python -m pytest', *command))} [OPTIONS]" in capsys.readouterr().out
+
+
+def test_every_option_is_explained():
+    import typer
+
+    from gpipe_bench.cli import app
+
+    def options(group, path=()):
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                yield from options(command, (*path, name))
+            else:
+                yield from ((*path, name, parameter) for parameter in command.params)
+
+    silent = [entry for entry in options(typer.main.get_command(app)) if not getattr(entry[-1], "help", None)]
+    assert silent == []
+
+
+def test_the_version(capsys):
+    call("--version")
+    assert capsys.readouterr().out == f"{gpipe_bench.__version__}\n"
+
+
+def test_nothing_asked_for_shows_the_help(capsys):
+    call()
+    assert "collect" in capsys.readouterr().out
+
+
+def test_an_unsupported_cell_is_a_result(tmp_path, capsys):
+    out = tmp_path / "results" / "raw" / "x" / "0.json"
+    call("run", *cell(variant="dep-str-x").arguments(), "--repeat", "2", "--out", out)
+    result = RawResult.read(out)
+    assert (result.row.status, result.row.repeat, result.cell) == ("unsupported", 2, cell(variant="dep-str-x").id)
+    assert "see variant dep-x-x" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("error", "status"), [(MemoryError("no room"), "oom"), (RuntimeError("broken"), "error")])
+def test_a_failed_cell_is_a_result_with_status_0(error, status, tmp_path, capsys, monkeypatch):
+    def measure(cell, repeat):
+        raise error
+
+    monkeypatch.setattr("gpipe_bench.bench.run._measure", measure)
+    call("run", *cell().arguments(), "--out", tmp_path / "a.json")
+    row = RawResult.read(tmp_path / "a.json").row
+    assert (row.status, row.reason) == (status, f"{type(error).__name__}: {error}")
+    assert f"{status}: dep-x-ptl repeat 0: {row.reason}" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path, capsys, monkeypatch):
+    def measure(cell, repeat):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpipe_bench.bench.run._measure", measure)
+    with pytest.raises(SystemExit) as caught:
+        main(["run", *cell().arguments(), "--out", str(tmp_path / "a.json")])
+    assert caught.value.code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_collect_names_failed_runs_on_stderr(results, capsys):
+    (results / "9.json").write_text(failed_result(cell(variant="dep-x-x"), 1, "oom", "MemoryError: no room").to_json())
+    call("collect", "--experiment", "a", "--out", results / "a.csv", *sorted(results.glob("*.json")))
+    printed = capsys.readouterr()
+    assert printed.err == "oom: dep-x-x repeat 1: MemoryError: no room\n"
+    assert "with 5 rows" in printed.out
+
+
+def test_the_table_shows_values_reasons_and_paths(table, capsys):
+    capsys.readouterr()
+    call("table", "--rows", table)
+    text = capsys.readouterr().out
+    for word in ("baseline", "11.0 [10.0, 12.0]", "dep-x-ptl", "unsupported", "measured", str(table), "_steps.csv"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("variant", "shown", "remark"),
+    [
+        ("dep-str-ptl", "dep-x-ptl", "copy streams unsupported on cpu: showing dep-x-ptl"),
+        ("baseline", "baseline", None),
+    ],
+)
+def test_a_trace_of_a_variant_or_its_stand_in(table, variant, shown, remark):
+    out = table.parent / "traces" / "ablation" / f"{variant}.json"
+    call("trace", "--events", table.with_name("ablation_events.csv"), "--variant", variant, "--out", out)
+    trace = json.loads(out.read_text())
+    assert (trace["otherData"]["variant"], trace["otherData"].get("remark")) == (shown, remark)
+    assert [event["cat"] for event in trace["traceEvents"] if event["ph"] == "X"] == ["forward"]
+
+
+def test_figures_are_three_files(table):
+    stem = table.parent / "figures" / "timeline"
+    events = table.with_name("ablation_events.csv")
+    call("figure", "timeline", "--events", events, "--rows", table, "--variant", "dep-str-ptl", "--out", stem)
+    assert {path.suffix for path in stem.parent.iterdir()} == {".svg", ".pdf", ".png"}
+
+
+def test_the_default_configuration_is_written_and_checked(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    call("config", "write")
+    assert (tmp_path / "config" / "config.yaml").read_text() == default_config_yaml()
+    assert (tmp_path / "config" / "schema.json").read_text() == json_schema_text()
+    call("config", "check")
+    text = capsys.readouterr().out
+    assert "device: cpu, 1 here" in text
+    assert "ablation: 32 cells, 16 of them unsupported here" in text

@@ -1,0 +1,167 @@
+"""Bad input: one clear line on stderr, exit status 2, no file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpipe_bench.cli import main
+from tests.bench.cells_of import ok_result
+
+RUN = ("run", "--out", "{out}/a.json", "--model-args", "depth=2;B=1;C=4;size=16", "--partitions", "2")
+
+
+def words(template, folder):
+    return [word.format(out=folder) for word in template]
+
+
+def called(arguments, capsys):
+    """Exit status, stdout and stderr of a command in this process."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    printed = capsys.readouterr()
+    return caught.value.code or 0, printed.out, printed.err
+
+
+def files(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+BAD = {
+    "unknown model": ((*RUN, "--model", "unett"), "--model must be one of unet, amoebanet-d, got 'unett'; use 'unet'"),
+    "unknown argument": ((*RUN, "--model-args", "dept=2"), "--model-args: argument of unet must be one it declares"),
+    "balance that does not sum": (
+        (*RUN, "--balance", "14-14"),
+        "--balance must sum to the 29 layers of unet, got 14-14, which sums to 28; change its entries",
+    ),
+    "more partitions than layers": (
+        (*RUN, "--partitions", "30", "--balance", "-".join(["1"] * 30)),
+        "--partitions must be at most the 29 layers of unet, got 30; lower it",
+    ),
+    "chunks below one": ((*RUN, "--balance", "14-15", "--chunks", "0"), "--chunks must be at least 1, got 0; raise it"),
+    "chunks that are no number": ((*RUN, "--chunks", "many"), "'--chunks'"),
+    "unknown variant": ((*RUN, "--balance", "14-15", "--variant", "dep-ptl"), "--variant must be 'baseline' or slots"),
+    "more devices than partitions": (
+        (*RUN, "--balance", "14-15", "--device", "cuda", "--devices", "3"),
+        "--devices must be at most 2 for 2 partitions on cuda, got 3; lower it",
+    ),
+    "unwritable output": ((*RUN[:2], "{out}/file/a.json"), "output must be writable, got {out}/file"),
+    "output that is a folder": ((*RUN[:2], "{out}"), "output must be a file, got the folder {out}; name a file in it"),
+    "unknown option": ((*RUN, "--chunk", "3"), "No such option: --chunk"),
+    "negative repeat": ((*RUN, "--repeat", "-1"), "'--repeat'"),
+    "missing option": (("run",), "Missing option '--out'"),
+    "unknown command": (("rnu",), "No such command 'rnu'"),
+    "raw result that is none": (
+        ("collect", "--experiment", "a", "--out", "{out}/a.csv", "{out}/file"),
+        "raw result must be a file that run wrote, got {out}/file",
+    ),
+    "table that is absent": (("table", "--rows", "{out}/a.csv"), "table must be a readable CSV file, got {out}/a.csv"),
+    "figure of nothing": (
+        ("figure", "ablation", "--rows", "{out}/a.csv", "--out", "{out}/a"),
+        "table must be a readable CSV file, got {out}/a.csv",
+    ),
+    "trace of nothing": (
+        ("trace", "--events", "{out}/a_events.csv", "--variant", "baseline", "--out", "{out}/a.json"),
+        "table must be a readable CSV file, got {out}/a_events.csv",
+    ),
+    "configuration that is absent": (("config", "check", "{out}/a.yaml"), "configuration must be a readable file"),
+    "profile of an unknown device": (
+        ("profile", "--device", "cdua", "--out", "{out}/a.json"),
+        "--device must be one of cpu, cuda, got 'cdua'; use 'cuda'",
+    ),
+    "session on an unknown device": (
+        ("gpu", "--device", "gpu0", "--out", "{out}/gpu"),
+        "--device must be one of cpu, cuda, got 'gpu0'",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "file").write_text("no raw result")
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, folder, capsys):
+    template, message = BAD[case]
+    status, out, err = called(words(template, folder), capsys)
+    assert status == 2
+    assert out == ""
+    assert message.format(out=folder) in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert files(folder) == ["file"]
+
+
+def test_all_problems_of_a_cell_stand_in_one_line(folder, capsys):
+    status, _, err = called(words((*RUN, "--chunks", "0", "--steps", "0", "--model", "unett"), folder), capsys)
+    assert status == 2
+    assert err.count("\n") == 1
+    for option in ("--chunks", "--steps", "--model"):
+        assert f"{option} must be" in err
+
+
+def test_all_problems_of_a_configuration_have_a_line(folder, capsys):
+    (folder / "a.yaml").write_text("devce: cpu\nablation: {cpu: {chunks: 0, stps: 3}}")
+    status, out, err = called(["config", "check", str(folder / "a.yaml")], capsys)
+    assert (status, out) == (2, "")
+    assert err.splitlines() == [
+        f"error: {folder}/a.yaml: ablation.cpu.chunks must be at least 1, got 0; raise it",
+        f"error: {folder}/a.yaml: ablation.cpu.stps must be a known key, got 'stps'; use 'steps'",
+        f"error: {folder}/a.yaml: devce must be a known key, got 'devce'; use 'device'",
+    ]
+
+
+def test_an_experiment_with_two_results_of_one_run(folder, capsys):
+    paths = [folder / "1.json", folder / "2.json"]
+    for path in paths:
+        path.write_text(ok_result().to_json())
+    out = str(folder / "a.csv")
+    status, _, err = called(["collect", "--experiment", "a", "--out", out, *map(str, paths)], capsys)
+    assert status == 2
+    assert "every run must be given once" in err
+    assert files(folder) == ["1.json", "2.json", "file"]
+
+
+def test_a_session_without_a_gpu(folder, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    status, out, err = called(["gpu", "--out", str(folder / "gpu")], capsys)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("error: device cuda must have a GPU")
+    assert files(folder) == ["file"]
+
+
+def test_a_session_in_a_used_folder(folder, capsys):
+    (folder / "ablation.csv").touch()
+    status, _, err = called(["gpu", "--device", "cpu", "--tiny", "--out", str(folder)], capsys)
+    assert status == 2
+    assert "--out must be a folder without an earlier session" in err
+
+
+def test_a_group_without_a_command_shows_its_help(capsys):
+    status, out, err = called(["figure"], capsys)
+    assert (status, err) == (2, "")
+    assert "timeline" in out
+
+
+@pytest.mark.parametrize("template", [BAD["balance that does not sum"][0], ("config", "check", "{out}/a.yaml"), ("x",)])
+def test_a_process_ends_with_status_2(template, folder):
+    command = [sys.executable, "-m", "gpipe_bench", *words(template, folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_too_few_devices_is_found_after_pytorch_was_asked(folder):
+    template = (*RUN, "--balance", "14-15", "--device", "cuda", "--devices", "2")
+    command = [sys.executable, "-m", "gpipe_bench", *words(template, folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: devices must be at most the 0 cuda devices that PyTorch sees here, got 2; ")
+    assert done.stderr.count("\n") == 1
+    assert files(folder) == ["file"]

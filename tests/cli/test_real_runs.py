@@ -1,0 +1,59 @@
+"""Whole commands in fresh processes: one measured cell, and a rehearsal of the session on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+
+from gpipe_bench.bench.raw import RawResult
+from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.rows import Row
+from tests.bench.cells_of import cell
+
+
+def gpipe_bench(*arguments):
+    command = [sys.executable, "-m", "gpipe_bench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_one_cell(tmp_path):
+    made, out = cell(variant="x-x-ptl"), tmp_path / "raw" / "a.json"
+    done = gpipe_bench("run", *made.arguments(), "--repeat", 1, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ok: x-x-ptl repeat 1: ")
+    result = RawResult.read(out)
+    assert (result.cell, result.row.status, result.row.repeat) == (made.id, "ok", 1)
+    assert (len(result.steps), len(result.devices)) == (2, 2)
+    assert result.row.throughput_samples_per_s > 0
+    assert [path.name for path in out.parent.iterdir()] == ["a.json"]
+
+
+def test_a_rehearsed_session(tmp_path):
+    tests, out = tmp_path / "tests", tmp_path / "gpu"
+    tests.mkdir()
+    (tests / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
+    (tests / "test_a.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): assert 0\n")
+    options = ("--device", "cpu", "--tiny", "--tests", tests, "--profile-s", 0.01, "--bundle")
+    done = gpipe_bench("gpu", "--out", out, *options)
+    assert done.returncode == 0, done.stderr
+    for line in ("GPU tests: passed", "device profile: done", "run 4 of 4"):
+        assert line in done.stderr
+    for word in ("baseline", "dep-x-x", "see dep-x-ptl", "bundle.tar.gz"):
+        assert word in done.stdout
+
+    rows = read_rows(out / "ablation.csv", Row.columns())
+    assert [(row.variant, row.status) for row in rows] == [
+        ("baseline", "ok"),
+        ("dep-x-x", "ok"),
+        ("dep-str-x", "unsupported"),
+        ("dep-str-ptl", "unsupported"),
+    ]
+    assert json.loads((out / "profile.json").read_text())["kernels"]
+    assert json.loads((out / "environment.json").read_text())["environment"]["device"].startswith("cpu ")
+    assert len([path for path in out.rglob("*") if path.is_file()]) == 8
+    with tarfile.open(out / "bundle.tar.gz") as archive:
+        names = archive.getnames()
+    assert {"gpu/ablation.csv", "gpu/traces/baseline.json", "gpu/profile.json"} <= set(names)
+    assert sum(name.startswith("gpu/raw/") and name.endswith(".json") for name in names) == 2

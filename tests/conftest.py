@@ -1,0 +1,21 @@
+"""What holds for every test: tests of accelerators run where there are some, and are skipped elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+NEEDED = {"gpu": 1, "multigpu": 2}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests for which this machine has too few accelerators."""
+    marked = [(item, name) for item in items for name in NEEDED if item.get_closest_marker(name)]
+    if not marked:
+        return
+    # Only now: tests of the pure modules and the workflow do without PyTorch.
+    import torch
+
+    available = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    for item, name in marked:
+        if available < NEEDED[name]:
+            item.add_marker(pytest.mark.skip(reason=f"needs {NEEDED[name]} accelerator(s), got {available}"))
