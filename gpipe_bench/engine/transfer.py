@@ -165,8 +165,8 @@ def _directly(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tensor:
-    """Stage through host memory: pinned where the device can copy from it asynchronously."""
-    pinned = sender.device.type == "cuda" and receiver.device.type == "cuda"
+    """Stage through host memory: pinned between devices with streams, which copy from it asynchronously."""
+    pinned = sender.copying is not None and receiver.copying is not None
     host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
     with use_stream(sender.copying):
         host.copy_(tensor, non_blocking=pinned)

@@ -1,0 +1,53 @@
+"""`make test` runs every check also after one failed, and sums up."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts import check
+
+PASSES = ("platform",)
+FAILS = ("timeit", "--no-such-option")
+
+
+@pytest.fixture
+def _checks(monkeypatch):
+    monkeypatch.setattr(check, "CHECKS", {"first": FAILS, "second": PASSES, "third": FAILS})
+
+
+@pytest.mark.usefixtures("_checks")
+def test_all_checks_run_and_failures_are_named(capfd):
+    assert check.main([]) == 1
+    summary = capfd.readouterr().out.split("=" * 78)[-1]
+    assert [line.split()[0] for line in summary.splitlines() if " s  " in line] == ["first", "second", "third"]
+    assert "FAILED: first, third" in summary
+    assert "FAILED, exit status 2" in summary
+
+
+@pytest.mark.usefixtures("_checks")
+def test_one_check_alone(capfd):
+    assert check.main(["second"]) == 0
+    assert "all passed" in capfd.readouterr().out
+
+
+def test_an_unknown_check_is_refused(capsys):
+    assert check.main(["mipy"]) == 2
+    assert "check must be one of ruff, " in capsys.readouterr().err
+
+
+def test_an_interruption_ends_the_checks(monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check.subprocess, "run", interrupted)
+    assert check.main(["ruff", "mypy"]) == 130
+    summary = capsys.readouterr().out.split("=" * 78)[-1]
+    assert "ruff" in summary
+    assert "interrupted" in summary
+    assert "mypy" not in summary
+
+
+def test_every_tool_is_checked():
+    commands = [" ".join(command) for command in check.CHECKS.values()]
+    for wanted in ("ruff check", "ruff format --check", "mypy", "snakefmt --check", "snakemake --lint", "pytest"):
+        assert any(command.startswith(wanted) for command in commands)

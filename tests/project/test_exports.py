@@ -1,0 +1,59 @@
+"""The names that other projects rely on, all of them and no others."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+EXPORTS = {
+    "gpipe_bench": ["Components", "GPipe", "GpipeBenchError", "__version__", "is_checkpointing", "is_recomputing"],
+    "gpipe_bench.skip": ["Namespace", "Skippable", "pop", "skippable", "stash", "verify_skippables"],
+    "gpipe_bench.balance": ["balance_by_size", "balance_by_time", "layer_sizes", "layer_times", "split_min_max"],
+    "gpipe_bench.components": ["Components", "PUBLISHED"],
+    "gpipe_bench.rows": ["EVIDENCE", "Row", "SCHEMA_VERSION", "STATUSES"],
+    "gpipe_bench.schedule": [
+        "CHECKPOINT_MODES",
+        "Cycle",
+        "Task",
+        "checkpoint_stop",
+        "clock_cycles",
+        "ideal_bubble",
+        "microbatch_major",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_exports(name):
+    module = importlib.import_module(name)
+    assert sorted(module.__all__) == EXPORTS[name]
+    assert [export for export in module.__all__ if not hasattr(module, export)] == []
+    assert set(module.__all__) <= set(dir(module))
+
+
+def test_every_module_says_what_it_exports_truly():
+    from gpipe_bench.bench.sources import PACKAGES, source_files
+
+    wrong = []
+    for name in source_files(PACKAGES):
+        if name.endswith("__main__"):
+            continue
+        module = importlib.import_module(name)
+        wrong += [f"{name}.{export}" for export in getattr(module, "__all__", ()) if not hasattr(module, export)]
+    assert wrong == []
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import gpipe_bench
+
+    with pytest.raises(AttributeError, match="module 'gpipe_bench' has no attribute 'Gpipe'"):
+        _ = gpipe_bench.Gpipe
+
+
+def test_import_is_light():
+    program = "import sys, gpipe_bench; print(sorted({'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"

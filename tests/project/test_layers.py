@@ -1,0 +1,60 @@
+"""Imports point one way, and what must start at once does not load PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from gpipe_bench.bench.sources import PACKAGES, imported_modules, source_files
+
+# What each layer may import besides itself:
+#
+#   pure <- skip <- engine <- measure <- bench <- cli
+#    ^       ^                            |        |
+#    |       +--- models, balance <-------+        |
+#    +----------- figures <------------------------+
+ALLOWED = {
+    "pure": set(),
+    "skip": {"pure"},
+    "engine": {"pure", "skip"},
+    "models": {"pure", "skip"},
+    "balance": {"pure", "skip"},
+    "measure": {"pure", "engine"},
+    "figures": {"pure"},
+    "bench": {"pure", "skip", "engine", "models", "balance", "measure"},
+    "cli": {"pure", "skip", "engine", "models", "balance", "measure", "figures", "bench"},
+}
+EXCEPTIONAL = {"gpipe_bench.skip": "skip", "gpipe_bench.engine.skip": "skip", "gpipe_bench.__main__": "cli"}
+MODULES = source_files(PACKAGES)
+# The workflow, --help, tables and figures use these; a first import of PyTorch takes seconds.
+LIGHT = {"gpipe_bench.cli", "gpipe_bench.bench.workflow", "gpipe_bench.bench.summary", "models.table"}
+
+
+def layer(module: str) -> str:
+    """The layer of a module: the one named for it or a package above it, else that of its first folder, else pure."""
+    for name, exception in EXCEPTIONAL.items():
+        if module == name or module.startswith(f"{name}."):
+            return exception
+    folders = [part for part in module.split(".")[:2] if part in ALLOWED]
+    return folders[0] if folders else "pure"
+
+
+def test_imports_point_one_way():
+    wrong = [
+        f"{module} ({layer(module)}) imports {target} ({layer(target)})"
+        for module, path in MODULES.items()
+        for target in imported_modules(module, path)
+        if layer(target) not in {layer(module), *ALLOWED[layer(module)]}
+    ]
+    assert wrong == []
+
+
+def test_every_layer_has_modules():
+    assert {layer(module) for module in MODULES} == set(ALLOWED)
+
+
+def test_light_modules_start_without_torch():
+    light = {module for module in MODULES if layer(module) in {"pure", "figures"}} | LIGHT
+    program = f"import sys; sys.modules['torch'] = None\nfor name in {sorted(light)}: __import__(name)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,118 @@
+"""Set-up is done once, repaired when it was interrupted, and says what failed.
+
+The Python here is a shell script that makes empty environments and writes down what it was asked to do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.project.tree import ROOT
+
+PYTHON = """\
+#!/usr/bin/env bash
+case "$*" in
+  --version) echo "Python 3.11.0" ;;
+  "-m venv "*)
+    echo "venv" >> "$CALLS"
+    mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "#!$3/bin/python" > "$3/bin/pip" ;;
+  *--requirement*) echo "install" >> "$CALLS"; exit "${PIP_STATUS:-0}" ;;
+  *--editable*) echo "project" >> "$CALLS" ;;
+  "-c import pip"*) ;;
+  -c*) echo "$0" ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    place = tmp_path / "checkout"
+    (place / "scripts").mkdir(parents=True)
+    for name in ("scripts/setup.sh", "scripts/find_python.sh", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, place / name)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    return place
+
+
+def set_up(place: Path, **environment: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    """What the Python of the new environment was asked to do, and how set-up ended."""
+    calls = place.parent / "calls"
+    calls.write_text("")
+    given = {"PATH": os.environ["PATH"], "PYTHON": str(place.parent / "python"), "CALLS": str(calls), **environment}
+    run = subprocess.run(["scripts/setup.sh"], cwd=place, env=given, capture_output=True, text=True, check=False)
+    return calls.read_text().split(), run
+
+
+def test_set_up_is_done_once(checkout):
+    assert set_up(checkout)[0] == ["venv", "install", "project"]
+    calls, run = set_up(checkout)
+    assert (calls, run.returncode, run.stdout, run.stderr) == ([], 0, "", "")
+
+
+def test_a_failed_installation_says_so_and_is_made_anew(checkout):
+    calls, run = set_up(checkout, PIP_STATUS="7")
+    assert calls == ["venv", "install"]
+    assert run.returncode == 7
+    assert "set-up failed at: install" in run.stderr
+    (checkout / ".venv" / "left").touch()
+
+    calls, run = set_up(checkout)
+    assert calls == ["venv", "install", "project"]
+    assert run.returncode == 0
+    assert not (checkout / ".venv" / "left").exists()
+
+
+def test_a_new_lock_is_installed_in_place(checkout):
+    set_up(checkout)
+    (checkout / ".venv" / "left").touch()
+    with (checkout / "requirements.lock").open("a") as lock:
+        lock.write("extra==1\n")
+    assert set_up(checkout)[0] == ["install", "project"]
+    assert (checkout / ".venv" / "left").exists()
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(checkout):
+    set_up(checkout)
+    (checkout / ".venv" / "bin" / "python").unlink()
+    assert set_up(checkout)[0] == ["venv", "install", "project"]
+
+
+def test_a_moved_checkout_is_set_up_anew(checkout):
+    set_up(checkout)
+    moved = checkout.rename(checkout.parent / "moved")
+    assert set_up(moved)[0] == ["venv", "install", "project"]
+
+
+def test_no_python_is_one_line_that_says_what_to_do(checkout):
+    calls, run = set_up(checkout, PYTHON="/bin/false")
+    assert calls == []
+    assert run.returncode == 1
+    assert "python must be a version from 3.11 to 3.13" in run.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_continuous_integration_starts_from_a_clean_environment(tmp_path):
+    make = tmp_path / "make"
+    make.write_text('#!/bin/sh\necho "make $*"\nenv\n')
+    make.chmod(0o755)
+    given = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HOME": "/somewhere",
+        "PIP_CERT": "/certificates",
+        "https_proxy": "http://proxy:1",
+        "PYTHONPATH": "/elsewhere",
+        "VIRTUAL_ENV": "/elsewhere",
+        "OMP_NUM_THREADS": "7",
+        "MULTI": "two\nlines",
+    }
+    run = subprocess.run([ROOT / ".ci" / "run"], env=given, capture_output=True, text=True, check=True)
+    first, *rest = run.stdout.splitlines()
+    assert first == "make test"
+    seen = {line.split("=")[0] for line in rest if not line.startswith(("_=", "PWD=", "OLDPWD=", "SHLVL="))}
+    assert seen == {"PATH", "HOME", "PIP_CERT", "https_proxy"}

@@ -1,0 +1,58 @@
+"""Checkouts in temporary folders, and Snakemake run in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("Snakefile", "config", "profiles", "workflows", "environment.yml", "gpipe_bench", "models")
+# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, and its stand-in.
+TINY = {
+    "device": "cpu",
+    "ablation": {
+        "cpu": {
+            "model_args": "depth=1;B=1;C=2;size=4",
+            "batch_size": 2,
+            "chunks": 2,
+            "partitions": 2,
+            "balance": "8-9",
+            "warmup": 0,
+            "steps": 1,
+            "repeats": 1,
+            "variants": ["baseline", "dep-str-ptl", "dep-x-ptl"],
+        }
+    },
+}
+Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def snakemake_in(place: Path) -> Snakemake:
+    """Runs Snakemake on the checkout in ``place``; stdout and stderr come back together."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+        given = {**os.environ, "COLUMNS": "200", **environment}
+        return subprocess.run(
+            command, cwd=place, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+
+    return run
+
+
+def checkout(place: Path) -> Path:
+    """The parts of the repository that a run needs, and the tiny configuration, in ``place``."""
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, place / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, place / part)
+    (place / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return place

@@ -1,0 +1,50 @@
+"""Wrong settings stop the workflow before anything runs, all of them named; right ones start it without PyTorch."""
+
+from __future__ import annotations
+
+WRONG = """\
+ablaton: {}
+ablation:
+  cpu:
+    chunks: 0
+    balance: 8-9-1
+    modle: unet
+"""
+
+
+def made(place):
+    return [name for name in ("results", "figures", "logs") if (place / name).exists()]
+
+
+def test_all_problems_are_named_at_once(place, snakemake):
+    (place / "wrong.yaml").write_text(WRONG)
+    done = snakemake("ablation", "--configfile", "wrong.yaml")
+    assert done.returncode != 0
+    assert "Traceback" not in done.stdout
+    lines = [line for line in done.stdout.splitlines() if "wrong.yaml: " in line]
+    for key, got in (("ablaton", "ablation"), ("chunks", "0"), ("balance", "8-9-1"), ("modle", "model")):
+        assert any(key in line and got in line for line in lines), done.stdout
+    assert made(place) == []
+
+
+def test_a_wrong_setting_of_the_command_line_is_named(place, snakemake):
+    done = snakemake("ablation", "--config", "device=tpu")
+    assert done.returncode != 0
+    assert "device must be one of auto, cpu, cuda, got 'tpu'" in done.stdout
+    assert made(place) == []
+
+
+def test_settings_of_a_file_replace_the_defaults(place, snakemake):
+    done = snakemake("--dry-run", "ablation", "--configfile", "tiny.yaml")
+    assert done.returncode == 0, done.stdout
+    assert "run_cell               3" in done.stdout
+
+
+def test_the_workflow_starts_without_heavy_imports(place, snakemake, tmp_path_factory):
+    """A dry run takes less than two seconds because of that."""
+    shadow = tmp_path_factory.mktemp("shadow")
+    for name in ("torch", "pandas", "matplotlib", "scipy"):
+        (shadow / f"{name}.py").write_text(f"raise ImportError('{name} must not be imported here')")
+    done = snakemake("--dry-run", "ablation", PYTHONPATH=str(shadow))
+    assert done.returncode == 0, done.stdout
+    assert made(place) == []

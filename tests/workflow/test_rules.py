@@ -1,0 +1,72 @@
+"""The rules keep to what was learned about Snakemake the hard way."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.workflow.checkouts import ROOT
+
+FILES = sorted((ROOT / "workflows" / "rules").glob("*.smk"))
+TEXT = "\n".join(path.read_text() for path in FILES)
+RULES = dict(re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", TEXT, re.MULTILINE))
+JOBS = {name: body for name, body in RULES.items() if "shell:" in body}
+
+
+def test_all_rules_are_seen():
+    assert set(RULES) == set(re.findall(r"^\s*(?:rule|checkpoint) (\w+)", TEXT, re.MULTILINE))
+    assert set(RULES) - set(JOBS) == {"ablation"}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_says_what_it_is_for(name):
+    assert re.match(r'    """[A-Z].*\."""\n', RULES[name])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_is_logged_and_follows_its_sources(name):
+    body = JOBS[name]
+    assert "    log:\n" in body
+    assert body.rstrip().endswith('> {log:q} 2>&1"')
+    assert "sources=source_digest(" in body
+    assert "non_empty=True" in body
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_everything_that_a_command_takes_is_quoted(name):
+    command = JOBS[name].split("shell:")[1]
+    # Wildcards are held to harmless characters by their constraints.
+    assert [field for field in re.findall(r"{([^}]*)}", command) if not re.search(r":q$|^wildcards\.\w+$", field)] == []
+
+
+@pytest.mark.parametrize(
+    "word", [r"\blambda\b", r"\brun:", r"\bscript:", r"\bmessage:", r"\bretries:", r"\bcheckpoint "]
+)
+def test_what_is_not_used(word):
+    assert not re.search(word, TEXT)
+
+
+def test_every_wildcard_is_constrained():
+    used = set(re.findall(r"(?<![\w.]){(\w+)}", re.sub(r"expand\(.*?\),\n|shell:.*", "", TEXT)))
+    constrained = (ROOT / "Snakefile").read_text().split("wildcard_constraints:")[1].split("\n\n")[0]
+    assert used >= {"cell", "experiment", "variant"}
+    assert used <= set(re.findall(r"(\w+)=", constrained))
+
+
+def test_timed_jobs_take_turns():
+    profile = yaml.safe_load((ROOT / "profiles" / "default" / "profile.yaml").read_text())
+    assert profile["resources"] == {"timing_slot": 1}
+    assert [name for name, body in RULES.items() if "timing_slot=1" in body] == ["run_cell"]
+
+
+def test_another_torch_measures_anew():
+    assert 'torch=version("torch")' in RULES["run_cell"]
+
+
+def test_figures_and_nothing_else_are_in_the_report():
+    assert {name for name, body in RULES.items() if "report(" in body} == {"figure_ablation", "figure_timeline"}
+    captions = re.findall(r'caption="\.\./report/(\w+\.rst)"', TEXT)
+    assert len(captions) == 2
+    assert {path.name for path in (ROOT / "workflows" / "report").glob("*.rst")} == {*captions, "suite.rst"}

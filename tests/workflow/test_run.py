@@ -1,0 +1,126 @@
+"""A tiny real run of the workflow, from configuration to table, figures and traces; the second run does nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+
+import pytest
+
+from tests.workflow.checkouts import ROOT, checkout, snakemake_in
+
+ABLATION = ("ablation", "--configfile", "tiny.yaml")
+PUBLISHED = ("baseline", "dep-str-ptl")
+OUTPUTS = {
+    *(f"results/ablation{table}.csv" for table in ("", "_devices", "_steps", "_events")),
+    *(f"figures/ablation.{suffix}" for suffix in ("svg", "pdf", "png")),
+    *(f"figures/timeline_{variant}.{suffix}" for variant in PUBLISHED for suffix in ("svg", "pdf", "png")),
+    *(f"results/traces/ablation/{variant}.json" for variant in PUBLISHED),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a finished run, and what the run printed."""
+    place = checkout(tmp_path_factory.mktemp("run"))
+    done = snakemake_in(place)(*ABLATION)
+    assert done.returncode == 0, done.stdout
+    return place, done.stdout
+
+
+def files(place, *folders):
+    return {str(path.relative_to(place)) for name in folders for path in (place / name).rglob("*") if path.is_file()}
+
+
+def test_everything_promised_is_there(run):
+    place, _ = run
+    made = files(place, "results", "figures")
+    assert made >= OUTPUTS
+    assert {name for name in made - OUTPUTS if not name.startswith("results/raw/")} == set()
+    assert all((place / name).stat().st_size > 0 for name in made)
+
+
+def test_rows_are_measured_or_say_why_not(run):
+    place, _ = run
+    with (place / "results" / "ablation.csv").open() as file:
+        rows = {row["variant"]: row for row in csv.DictReader(file)}
+    assert {variant: row["status"] for variant, row in rows.items()} == {
+        "baseline": "ok",
+        "dep-str-ptl": "unsupported",
+        "dep-x-ptl": "ok",
+    }
+    assert {row["evidence"] for row in rows.values()} == {"measured"}
+    assert all(float(row["throughput_samples_per_s"]) > 0 for row in rows.values() if row["status"] == "ok")
+    assert "dep-x-ptl" in rows["dep-str-ptl"]["reason"]
+
+
+def test_traces_hold_tasks_of_the_variant_or_its_stand_in(run):
+    place, _ = run
+    for variant in PUBLISHED:
+        trace = json.loads((place / f"results/traces/ablation/{variant}.json").read_text())
+        assert {"forward", "backward"} <= {event.get("cat") for event in trace["traceEvents"]}
+    assert "dep-x-ptl" in json.dumps(trace["otherData"])
+
+
+def test_the_run_ends_with_the_table_and_the_paths(run):
+    _, printed = run
+    end = printed.split("steps (100%) done")[-1]
+    for word in ("baseline", "dep-x-ptl", "unsupported", "measured", "results/ablation.csv", "figures/ablation.svg"):
+        assert word in end
+
+
+def test_every_job_left_a_log(run):
+    place, _ = run
+    jobs = files(place, "results/raw")
+    logs = files(place, "logs")
+    assert {name.replace("results/raw", "logs/run_cell").replace(".json", ".log") for name in jobs} <= logs
+    assert {"logs/collect/ablation.log", "logs/figure_ablation.log", "logs/trace/ablation/baseline.log"} <= logs
+
+
+def test_every_output_is_ignored_by_git(run):
+    """A committed output would make the target say that there is nothing to be done on a fresh clone."""
+    place, _ = run
+    names = "\n".join(sorted(files(place, "results", "figures", "logs")))
+    command = ["git", "check-ignore", "--stdin", "--no-index"]
+    ignored = subprocess.run(command, cwd=ROOT, input=names, capture_output=True, text=True, check=False)
+    if ignored.returncode == 128:
+        pytest.skip("the tests do not run in a git checkout")
+    assert ignored.stdout.split() == names.split()
+
+
+def test_a_second_run_does_nothing(run):
+    place, _ = run
+    before = {name: (place / name).stat().st_mtime_ns for name in files(place, "results", "figures")}
+    again = snakemake_in(place)(*ABLATION)
+    assert again.returncode == 0
+    assert "Nothing to be done" in again.stdout
+    assert {name: (place / name).stat().st_mtime_ns for name in files(place, "results", "figures")} == before
+
+
+@pytest.mark.parametrize(
+    ("edited", "again", "kept"),
+    [
+        ("gpipe_bench/engine/gpipe.py", {"run_cell", "collect", "figure_ablation", "trace"}, set()),
+        ("gpipe_bench/figures/style.py", {"figure_ablation", "figure_timeline"}, {"run_cell", "collect", "trace"}),
+    ],
+)
+def test_an_edit_repeats_what_depends_on_it_and_nothing_else(run, edited, again, kept):
+    place, _ = run
+    source = place / edited
+    text = source.read_text()
+    source.write_text(text + "\n# edited\n")
+    try:
+        planned = snakemake_in(place)("--dry-run", *ABLATION).stdout
+    finally:
+        source.write_text(text)
+    rules = {line.split()[0] for line in planned.splitlines() if len(line.split()) == 2 and line.split()[1].isdigit()}
+    assert again <= rules
+    assert not kept & rules
+
+
+def test_the_report_is_one_file(run):
+    place, _ = run
+    done = snakemake_in(place)(*ABLATION, "--report", "report.html")
+    assert done.returncode == 0, done.stdout
+    assert "timeline of baseline" in (place / "report.html").read_text()
