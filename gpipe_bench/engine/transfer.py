@@ -98,12 +98,15 @@ class Copy(Function):
 
 
 class Wait(Function):
-    """(waiter, awaited, values...) -> values; backward the streams change places."""
+    """(waiter, awaited, values...) -> values, on the copy stream among the two.
+
+    Backward the streams change places, and autograd itself makes the one wait for the other: for every defined gradient
+    the stream of the node that takes it waits for the stream of the node that gave it (pytorch#151079, since 2.8).
+    """
 
     @staticmethod
     def forward(ctx: Any, waiter: Stream, awaited: Stream, *values: Any) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
-        ctx.waiter, ctx.awaited = waiter, awaited
         wait_stream(waiter, awaited)
         passed = tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
         _mark_frozen(ctx, passed, ctx.needs_input_grad[2:])
@@ -111,7 +114,6 @@ class Wait(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        wait_stream(ctx.awaited, ctx.waiter)
         return (None, None, *grads)
 
 
@@ -122,7 +124,7 @@ def copy(route: Route, values: Values, phony: Tensor | None = None) -> Values:
 
 
 def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Values:
-    """Make ``waiter`` wait for ``awaited``, and the other way round when the gradients of ``values`` pass.
+    """Make ``waiter`` wait for ``awaited``, and ``awaited`` for ``waiter`` when the gradients of ``values`` pass.
 
     Args:
         waiter: the stream that waits in the forward pass.
