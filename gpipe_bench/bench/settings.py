@@ -89,7 +89,7 @@ class CellSettings(Section):
     """What is trained and how long it is measured; the defaults are a small U-Net for two CPU cores."""
 
     model: Model = "unet"
-    model_args: ModelArgs = "depth=4;B=1;C=16;size=48"
+    model_args: ModelArgs = "depth=4;B=1;C=16;size=64"
     batch_size: BatchSize = 8
     chunks: Chunks = 4
     partitions: Partitions = 4

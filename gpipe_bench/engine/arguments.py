@@ -12,7 +12,7 @@ from gpipe_bench.engine.transfer import TRANSFERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.schedule import CHECKPOINT_MODES
 
-__all__ = ["check_arguments", "resolve_devices", "split_layers"]
+__all__ = ["check_arguments", "check_settings", "resolve_devices", "split_layers"]
 
 BACKWARDS = ("autograd",)
 
@@ -23,17 +23,27 @@ def check_arguments(
     """Check the arguments of a pipeline; see :class:`gpipe_bench.engine.gpipe.GPipe` for what is raised."""
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; list its layers in one")
-    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
-        raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
-    for name, value, allowed in (
-        ("checkpoint", checkpoint, CHECKPOINT_MODES),
-        ("backward", backward, BACKWARDS),
-        ("transfer", transfer, TRANSFERS),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
+    check_settings(chunks, checkpoint)
+    _check_choice("backward", backward, BACKWARDS)
+    _check_choice("transfer", transfer, TRANSFERS)
     _check_sharing(module)
     _check_balance(module, balance)
+
+
+def check_settings(chunks: int, checkpoint: str) -> None:
+    """Check what may change between batches.
+
+    Raises:
+        ValueError: ``chunks`` is not a positive whole number, or ``checkpoint`` is no mode.
+    """
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
+    _check_choice("checkpoint", checkpoint, CHECKPOINT_MODES)
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
 
 
 def _check_sharing(module: nn.Sequential) -> None:

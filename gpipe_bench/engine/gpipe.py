@@ -16,7 +16,7 @@ from torch import nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
-from gpipe_bench.engine.arguments import check_arguments, resolve_devices, split_layers
+from gpipe_bench.engine.arguments import check_arguments, check_settings, resolve_devices, split_layers
 from gpipe_bench.engine.autograd import ranked_lanes
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
 from gpipe_bench.engine.checkpoint import guard
@@ -152,6 +152,7 @@ class GPipe(nn.Module):
         """
         if not self.partitions:
             return input
+        check_settings(self.chunks, self.checkpoint)
         check_input(input, self.devices[0])
         with self._lock:
             microbatches = scatter(input, self.chunks)
