@@ -27,7 +27,7 @@ from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.randomness import Randomness
 from gpipe_bench.engine.skip.layout import inspect_skip_layout, verify_skippables
 from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.stage import place
+from gpipe_bench.engine.stage import Stage, place
 from gpipe_bench.engine.streams import current_stream, record_stream, wait_stream
 from gpipe_bench.engine.worker import working
 from gpipe_bench.errors import PlacementError
@@ -73,6 +73,11 @@ class GPipe(nn.Module):
         IndexError: fewer devices than partitions.
     """
 
+    _stages: list[Stage]
+    _randomness: Randomness
+    _observer: MarkingObserver | None
+    _lock: threading.Lock
+
     def __init__(
         self,
         module: nn.Sequential,
@@ -108,10 +113,13 @@ class GPipe(nn.Module):
 
     def _prepare(self) -> None:
         """Everything that belongs to this process and cannot be copied or pickled."""
-        self._stages = place(self.partitions, self.devices, self._layout, self.components, self.transfer)
-        self._randomness = Randomness(self.devices)
-        self._observer: MarkingObserver | None = None
-        self._lock = threading.Lock()
+        # Past nn.Module.__setattr__, which would take a layer of the same name for the one to be replaced.
+        self.__dict__.update(
+            _stages=place(self.partitions, self.devices, self._layout, self.components, self.transfer),
+            _randomness=Randomness(self.devices),
+            _observer=None,
+            _lock=threading.Lock(),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         process_bound = {"_stages", "_randomness", "_observer", "_lock"}
@@ -212,12 +220,13 @@ class GPipe(nn.Module):
     def observe(self, observer: Observer) -> Iterator[None]:
         """Let ``observer`` see every task of the batches in this block, forward and backward."""
         marking = MarkingObserver(observer)
-        previous, self._observer = self._observer, marking
+        previous = self._observer
+        self.__dict__["_observer"] = marking
         try:
             with marking.watching(self.partitions):
                 yield
         finally:
-            self._observer = previous
+            self.__dict__["_observer"] = previous
 
     def cuda(self, device: Device | None = None) -> NoReturn:
         """Refused: see :meth:`to`."""
