@@ -1,0 +1,233 @@
+"""What a pipeline refuses, and in which words: what was got, and what to change."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench import Components, GPipe
+from gpipe_bench.errors import BalanceError, DeviceCountError, GpipeBenchError, PlacementError, SkipLayoutError
+from tests.engine.support import Mix, Pop, Stash, on_cpu
+
+
+def module(layers: int = 2) -> nn.Sequential:
+    return nn.Sequential(*(Mix() for _ in range(layers)))
+
+
+def make(sequential=None, balance=(1, 1), **options):
+    options.setdefault("devices", ["cpu"] * 2)
+    return GPipe(module() if sequential is None else sequential, balance, **options)
+
+
+def tied():
+    first, second = Mix(), Mix()
+    second.linear.weight = first.linear.weight
+    return nn.Sequential(first, second)
+
+
+def repeated():
+    layer = nn.ReLU()
+    return nn.Sequential(layer, layer)
+
+
+REFUSED = {
+    "no Sequential": (
+        lambda: make(nn.ModuleList([Mix()])),
+        TypeError,
+        "module must be an nn.Sequential, got ModuleList; list its layers in one",
+    ),
+    "a layer alone": (lambda: make(Mix()), TypeError, "module must be an nn.Sequential, got Mix"),
+    "no balance": (
+        lambda: make(balance=None),
+        BalanceError,
+        "balance must give the layers per partition, got None; pass e.g. balance=[2], or let "
+        "gpipe_bench.balance.balance_by_time(n, module, sample) find one",
+    ),
+    "a balance that adds up to less": (
+        lambda: make(module(3)),
+        BalanceError,
+        "balance must add up to the 3 layers of the module, got [1, 1], which adds up to 2",
+    ),
+    "a balance that adds up to more": (
+        lambda: make(module(1)),
+        BalanceError,
+        "balance must add up to the 1 layers of the module, got [1, 1], which adds up to 2",
+    ),
+    "an empty partition": (
+        lambda: make(balance=[2, 0]),
+        BalanceError,
+        "balance must hold whole numbers of at least 1, got [2, 0]; remove [0]",
+    ),
+    "a negative partition": (lambda: make(balance=[3, -1]), BalanceError, "got [3, -1]; remove [-1]"),
+    "a broken partition": (lambda: make(balance=[1.5, 0.5]), BalanceError, "got [1.5, 0.5]; remove [1.5, 0.5]"),
+    "an empty balance": (lambda: make(balance=[]), BalanceError, "got [], which adds up to 0"),
+    "no chunks": (
+        lambda: make(chunks=0),
+        ValueError,
+        "chunks must be a whole number of at least 1, got 0; use chunks=1 for no pipelining",
+    ),
+    "negative chunks": (lambda: make(chunks=-3), ValueError, "at least 1, got -3"),
+    "broken chunks": (lambda: make(chunks=2.0), ValueError, "chunks must be a whole number of at least 1, got 2.0"),
+    "true chunks": (lambda: make(chunks=True), ValueError, "chunks must be a whole number of at least 1, got True"),
+    "an unknown checkpoint mode": (
+        lambda: make(checkpoint="sometimes"),
+        ValueError,
+        "checkpoint must be one of always, except_last, never, got 'sometimes'; use one of them",
+    ),
+    "an unknown backward": (
+        lambda: make(backward="magic"),
+        ValueError,
+        "backward must be one of autograd, got 'magic'",
+    ),
+    "an unknown transfer": (
+        lambda: make(transfer="mail"),
+        ValueError,
+        "transfer must be one of direct, host, got 'mail'",
+    ),
+    "too few devices": (
+        lambda: make(devices=["cpu"]),
+        DeviceCountError,
+        "devices must be at least as many as the 2 partitions, got 1 devices given; pass devices= (they may repeat, as "
+        "in ['cpu'] * 2) or use fewer partitions",
+    ),
+    "a child twice": (lambda: make(repeated()), ValueError, "children must be distinct, got one module in two places"),
+    "a parameter twice": (
+        lambda: make(tied()),
+        ValueError,
+        "a parameter must belong to one child, got 'linear.weight' of child '1' shared with child '0'; give each child "
+        "its own, or merge the two into one child",
+    ),
+    "a skip that nobody pops": (
+        lambda: make(nn.Sequential(Stash(), Mix())),
+        SkipLayoutError,
+        "every skip must be stashed once and popped once by a later layer, got no layer pops 'skip'",
+    ),
+    "a component that is no bool": (
+        lambda: make(components=Components(portals=1)),
+        TypeError,
+        "portals must be True or False, got 1; pass a bool",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    attempt, error, message = REFUSED[name]
+    with pytest.raises(error, match=re.escape(message)):
+        attempt()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA, got one with it")
+def test_by_default_the_cuda_devices_are_used():
+    with pytest.raises(DeviceCountError, match="the 2 partitions, got 0 CUDA devices on this machine"):
+        make(devices=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (BalanceError, ValueError),
+        (DeviceCountError, IndexError),
+        (PlacementError, TypeError),
+        (SkipLayoutError, TypeError),
+    ],
+)
+def test_errors_are_those_that_callers_of_torchgpipe_catch(error, base):
+    assert issubclass(error, base)
+    assert issubclass(error, GpipeBenchError)
+
+
+def test_a_refused_module_is_left_as_it_was():
+    sequential = nn.Sequential(nn.BatchNorm1d(3), Mix())
+    with pytest.raises(BalanceError):
+        make(sequential, balance=[1], deferred_batch_norm=True)
+    assert type(sequential[0]) is nn.BatchNorm1d
+
+
+def test_tying_within_one_child_is_legal():
+    pipe = make(nn.Sequential(tied(), Mix()))
+    pipe(torch.ones(2, 3)).sum().backward()
+    assert pipe[0][0].linear.weight is pipe[0][1].linear.weight
+
+
+# --- attributes ----------------------------------------------------------------------------------------------------
+
+
+def test_attributes():
+    pipe = GPipe(module(3), (1, 2), devices=["cpu"] * 5, chunks=4, checkpoint="always", transfer="host")
+    assert (pipe.balance, pipe.chunks, pipe.checkpoint, pipe.transfer) == ([1, 2], 4, "always", "host")
+    # cut to the number of partitions
+    assert pipe.devices == [torch.device("cpu")] * 2
+    assert [len(partition) for partition in pipe.partitions] == [1, 2]
+    assert all(type(partition) is nn.Sequential for partition in pipe.partitions)
+    assert pipe.components == Components()
+
+
+def test_defaults():
+    pipe = make()
+    assert (pipe.chunks, pipe.checkpoint, pipe.transfer, pipe.components) == (1, "except_last", "direct", Components())
+
+
+# --- inputs --------------------------------------------------------------------------------------------------------
+
+X = torch.ones(4, 3)
+
+INPUTS = {
+    "no tensor": (5, TypeError, "input must be a tensor or a tuple of tensors, got int; pass only tensors"),
+    "a list": ([X], TypeError, "input must be a tensor or a tuple of tensors, got list"),
+    "a dict": ({"x": X}, TypeError, "got dict"),
+    "nothing": (None, TypeError, "got NoneType"),
+    "an empty tuple": ((), TypeError, "got an empty tuple"),
+    "a tuple with something else": ((X, 3, "x"), TypeError, "got a tuple with int, str"),
+    "a nested tuple": ((X, (X,)), TypeError, "got a tuple with tuple"),
+    "a scalar": (torch.tensor(1.0), ValueError, "must have a batch dimension, got a tensor without dimensions"),
+    "unequal sizes": (
+        (X, X[:2]),
+        ValueError,
+        "tensors of an input must agree in dimension 0, got sizes [4, 2]; pass one batch",
+    ),
+    "another device": (
+        X.to("meta"),
+        ValueError,
+        "input must be on the first partition's device cpu, got meta; move it with input.to(pipe.devices[0])",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_refused_input(name):
+    value, error, message = INPUTS[name]
+    with pytest.raises(error, match=re.escape(message)):
+        make()(value)
+
+
+@pytest.mark.parametrize("name", ["chunks", "checkpoint"])
+def test_a_setting_that_was_changed_to_nonsense_is_refused_in_the_next_batch(name):
+    pipe = make()
+    setattr(pipe, name, {"chunks": 0, "checkpoint": "sometimes"}[name])
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        pipe(X)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_batch_without_samples_gives_what_the_plain_module_gives(chunks):
+    plain = module()
+    pipe = on_cpu(plain, [1, 1], chunks=chunks)
+    torch.testing.assert_close(pipe(X[:0]), plain(X[:0]))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_indivisible_and_small_batches_are_legal_and_silent(size, chunks, recwarn):
+    plain = module()
+    expected = plain(X[:size])
+    torch.testing.assert_close(on_cpu(plain, [1, 1], chunks=chunks)(X[:size]), expected)
+    assert not recwarn.list
+
+
+def test_pop_before_stash_is_refused_before_anything_runs():
+    with pytest.raises(SkipLayoutError, match="pops 'skip', which no earlier layer stashes"):
+        make(nn.Sequential(Pop(), Stash()))

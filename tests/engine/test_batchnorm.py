@@ -1,0 +1,227 @@
+"""Deferred batch normalisation: one update of the running statistics per batch, as the plain module makes it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from gpipe_bench import Components
+from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
+from tests.engine.support import FACTORIAL, MODES, label, on_cpu
+
+
+def images(size: int = 8, seed: int = 0) -> Tensor:
+    return torch.randn(size, 2, 2, 2, generator=torch.Generator().manual_seed(seed)) * 3 + 1
+
+
+class Twins(nn.Module):
+    """Two batch normalisations that see the same input, one of them deep inside."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.left = nn.BatchNorm2d(2, **options)
+        self.inner = nn.Sequential(nn.Identity(), nn.ModuleDict({"right": nn.BatchNorm2d(2, eps=1e-3, **options)}))
+
+    def forward(self, x):
+        return self.left(x) + self.inner[1]["right"](x)
+
+
+def statistics(module: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def deferred(plain: nn.Sequential, chunks: int = 4, **options):
+    balance = [1] * len(plain)
+    return on_cpu(copy.deepcopy(plain), balance, chunks=chunks, deferred_batch_norm=True, **options)
+
+
+def assert_equal_statistics(pipe: nn.Module, plain: nn.Module) -> None:
+    torch.testing.assert_close(statistics(pipe), statistics(plain), rtol=1e-5, atol=1e-6)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    size=st.integers(1, 9),
+    chunks=st.integers(1, 5),
+    checkpoint=st.sampled_from(MODES),
+    components=st.sampled_from(FACTORIAL),
+    momentum=st.sampled_from([None, 0.1, 0.5]),
+    steps=st.integers(1, 3),
+)
+def test_running_statistics_equal_those_of_the_whole_batch(size, chunks, checkpoint, components, momentum, steps):
+    plain = nn.Sequential(Twins(momentum=momentum), nn.Identity())
+    pipe = deferred(plain, chunks, checkpoint=checkpoint, components=components)
+    for step in range(steps):
+        pipe(images(size, step)).sum().backward()
+        plain(images(size, step))
+    assert_equal_statistics(pipe, plain)
+
+
+@pytest.mark.parametrize(("checkpoint", "updates"), [("never", 4), ("except_last", 7), ("always", 8)])
+def test_without_deferral_every_pass_of_every_microbatch_counts(checkpoint, updates):
+    pipe = on_cpu(nn.Sequential(nn.BatchNorm2d(2)), [1], chunks=4, checkpoint=checkpoint)
+    pipe(images()).sum().backward()
+    assert pipe[0].num_batches_tracked == updates
+
+
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+def test_with_deferral_one_batch_counts_once(components):
+    pipe = deferred(nn.Sequential(Twins(), nn.Identity()), checkpoint="always", components=components)
+    pipe(images()).sum().backward()
+    assert [int(value) for name, value in pipe.named_buffers() if name.endswith("tracked")] == [1, 1]
+
+
+def test_each_microbatch_is_normalised_by_its_own_statistics():
+    plain = nn.Sequential(nn.BatchNorm2d(2))
+    expected = torch.cat([plain(piece) for piece in images().chunk(4)])
+    torch.testing.assert_close(deferred(plain)(images()), expected)
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_gradients_are_those_of_the_microbatches(checkpoint):
+    plain = nn.Sequential(nn.BatchNorm2d(2), nn.Tanh())
+    pipe = deferred(plain, checkpoint=checkpoint)
+    pipe(images()).pow(3).sum().backward()
+    sum(plain(piece).pow(3).sum() for piece in images().chunk(4)).backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(pipe.get_parameter(name).grad, parameter.grad)
+
+
+def test_evaluation_uses_the_running_statistics():
+    plain = nn.Sequential(Twins())
+    pipe = deferred(plain)
+    pipe(images())
+    plain(images())
+    torch.testing.assert_close(pipe.eval()(images(seed=1)), plain.eval()(images(seed=1)))
+    assert_equal_statistics(pipe, plain)
+
+
+def test_a_training_pass_without_gradients_counts_too():
+    plain = nn.Sequential(Twins())
+    pipe = deferred(plain)
+    with torch.no_grad():
+        pipe(images())
+        plain(images())
+    assert_equal_statistics(pipe, plain)
+
+
+def test_a_layer_kept_in_training_mode_counts_in_evaluation_too():
+    plain = nn.Sequential(nn.BatchNorm2d(2), nn.Identity())
+    pipe = deferred(plain)
+    for model in (plain, pipe):
+        model.eval()
+        model[0].train()
+        model(images())
+    assert_equal_statistics(pipe, plain)
+
+
+def test_a_frozen_layer_keeps_its_statistics_in_training():
+    pipe = deferred(nn.Sequential(Twins()))
+    pipe[0].left.eval()
+    pipe(images()).sum().backward()
+    assert pipe[0].left.num_batches_tracked == 0
+    assert pipe[0].inner[1]["right"].num_batches_tracked == 1
+
+
+def test_an_aborted_batch_leaves_no_trace():
+    class Fuse(nn.Module):
+        def forward(self, x):
+            if x.max() > 50:
+                raise ValueError("too hot")
+            return x
+
+    plain = nn.Sequential(nn.BatchNorm2d(2), nn.Identity())
+    pipe = deferred(nn.Sequential(copy.deepcopy(plain[0]), Fuse()))
+    poisoned = images()
+    poisoned[6:] = 1e6
+    pipe[0].weight.data.mul_(100)
+    with pytest.raises(ValueError, match="too hot"):
+        pipe(poisoned)
+    pipe[0].weight.data.div_(100)
+    pipe(images(seed=1))
+    plain(images(seed=1))
+    assert_equal_statistics(pipe, plain)
+
+
+def test_a_large_mean_does_not_cancel_a_small_variance():
+    x = 4096 + torch.randn(8, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.05
+    pipe = deferred(nn.Sequential(nn.BatchNorm2d(2, momentum=1.0)))
+    pipe(x)
+    torch.testing.assert_close(pipe[0].running_var, x.double().var((0, 2, 3)).float(), rtol=1e-2, atol=0)
+
+
+def test_two_forward_passes_before_their_backward_passes_count_twice():
+    plain = nn.Sequential(nn.BatchNorm2d(2))
+    pipe = deferred(plain, checkpoint="always")
+    losses = [pipe(images(seed=seed)).pow(2).sum() for seed in range(2)]
+    for loss in losses:
+        loss.backward()
+    for seed in range(2):
+        plain(images(seed=seed))
+    assert_equal_statistics(pipe, plain)
+
+
+@pytest.mark.parametrize("options", [{"track_running_stats": False}, {"affine": False}])
+def test_options_of_the_plain_layer_are_kept(options):
+    plain = nn.Sequential(nn.BatchNorm2d(2, **options))
+    pipe = deferred(plain, checkpoint="always", components=Components(early_recompute=False))
+    expected = torch.cat([copy.deepcopy(plain)(piece) for piece in images().chunk(4)])
+    torch.testing.assert_close(pipe(images().requires_grad_()), expected)
+    plain(images())
+    assert_equal_statistics(pipe, plain)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d])
+def test_all_kinds_are_converted_in_place_with_their_parameters(kind):
+    module = nn.Sequential(nn.Sequential(kind(2)))
+    before = dict(module.state_dict(keep_vars=True))
+    convert_deferred_batch_norm(module)
+    assert type(module[0][0]) is DeferredBatchNorm
+    assert all(value is before[name] for name, value in module.state_dict(keep_vars=True).items())
+
+
+def test_a_layer_used_in_two_places_is_converted_in_both():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = self.second = nn.BatchNorm2d(2)
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    shared = convert_deferred_batch_norm(Shared())
+    assert type(shared.first) is type(shared.second) is DeferredBatchNorm
+
+
+def test_synchronised_and_derived_layers_are_left_alone():
+    class Own(nn.BatchNorm2d):
+        pass
+
+    module = convert_deferred_batch_norm(nn.Sequential(Own(2), nn.SyncBatchNorm(2)))
+    assert [type(layer) for layer in module] == [Own, nn.SyncBatchNorm]
+
+
+def test_a_converted_layer_outside_a_pipeline_is_the_plain_one():
+    plain = nn.Sequential(nn.BatchNorm2d(2), nn.BatchNorm2d(2))
+    converted = convert_deferred_batch_norm(copy.deepcopy(plain))
+    torch.testing.assert_close(converted(images()), plain(images()))
+    assert_equal_statistics(converted, plain)
+
+
+def test_an_input_without_channels_is_refused():
+    with pytest.raises(ValueError, match=r"at least 2 dimensions, got 1; pass \(N, C, \.\.\.\)"):
+        DeferredBatchNorm(2)(torch.zeros(3))
+
+
+def test_a_checkpoint_fits_both_ways():
+    plain = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    pipe = deferred(plain)
+    pipe(images())
+    plain.load_state_dict(pipe.state_dict())
+    assert_equal_statistics(pipe, plain)
+    assert list(pipe.state_dict()) == list(plain.state_dict())

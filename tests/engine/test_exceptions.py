@@ -1,0 +1,226 @@
+"""Whatever a layer raises surfaces in the caller, nothing hangs, and the same pipeline works afterwards."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench import Components, is_recomputing
+from gpipe_bench.schedule import clock_cycles, microbatch_major
+from tests.engine.support import FACTORIAL, MODES, Watch, label, numbered, on_cpu
+
+M, N = 4, 3
+
+
+class Boom(Exception):
+    """Raised by layers here."""
+
+
+class Interrupt(BaseException):
+    """Like KeyboardInterrupt: no Exception."""
+
+
+class Armed(nn.Module):
+    """Notes the micro-batches that it sees, and raises at (phase, i) while armed.
+
+    Args:
+        j: its partition.
+        phase: ``forward``, ``recompute`` or ``backward``.
+    """
+
+    def __init__(self, j: int) -> None:
+        super().__init__()
+        self.j = j
+        self.weight = nn.Parameter(torch.ones(1))
+        self.armed: dict[tuple[str, int], BaseException] = {}
+        self.seen: list[int] = []
+        self.before = lambda _i: None
+
+    def check(self, phase: str, i: int) -> None:
+        if (phase, i) in self.armed:
+            raise self.armed[phase, i]
+
+    def forward(self, x):
+        i = int(x.flatten()[0].detach())
+        self.seen.append(i)
+        self.before(i)
+        self.check("recompute" if is_recomputing() else "forward", i)
+        y = x * self.weight
+        if y.requires_grad:
+            y.register_hook(lambda grad: self.check("backward", i))
+        return y
+
+
+def armed_pipe(**options):
+    return on_cpu(nn.Sequential(*(Armed(j) for j in range(N))), [1] * N, chunks=M, **options)
+
+
+def step(pipe) -> None:
+    pipe.zero_grad()
+    pipe(numbered(M)).sum().backward()
+
+
+def assert_works(pipe) -> None:
+    for layer in pipe:
+        layer.armed.clear()
+        layer.before = lambda _i: None
+    step(pipe)
+    assert [float(layer.weight.grad) for layer in pipe] == [0 + 1 + 2 + 3] * N
+
+
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+@pytest.mark.parametrize(("i", "j"), [(0, 0), (1, 1), (3, 2), (3, 0)])
+def test_in_the_forward_pass(components, i, j):
+    pipe = armed_pipe(components=components)
+    pipe[j].armed["forward", i] = error = Boom(f"{i},{j}")
+    with pytest.raises(Boom) as caught:
+        step(pipe)
+    assert caught.value is error
+    assert_works(pipe)
+
+
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+@pytest.mark.parametrize("phase", ["recompute", "backward"])
+def test_in_the_backward_pass(components, phase):
+    pipe = armed_pipe(components=components, checkpoint="always")
+    pipe[1].armed[phase, 2] = Boom("2,1")
+    with pytest.raises(Boom, match="2,1"):
+        step(pipe)
+    assert_works(pipe)
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_what_is_no_exception_surfaces_too(phase, checkpoint):
+    pipe = armed_pipe(checkpoint=checkpoint)
+    pipe[1].armed[phase, 3] = Interrupt()
+    # autograd turns what is no Exception into one only on its own threads
+    with pytest.raises(Interrupt):
+        step(pipe)
+    assert_works(pipe)
+
+
+@pytest.mark.parametrize("error", [StopIteration("x"), GeneratorExit("x"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("clock_cycle", [True, False])
+def test_exceptions_with_a_meaning_of_their_own_arrive_as_they_are(error, clock_cycle):
+    pipe = armed_pipe(components=Components(clock_cycle=clock_cycle))
+    pipe[1].armed["forward", 1] = error
+    with pytest.raises(type(error)) as caught:
+        step(pipe)
+    assert caught.value is error
+    assert_works(pipe)
+
+
+def test_the_traceback_leads_to_the_layer():
+    pipe = armed_pipe()
+    pipe[1].armed["forward", 1] = Boom()
+    with pytest.raises(Boom) as caught:
+        step(pipe)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "check" in names
+    assert "step" in names
+
+
+def test_of_two_in_one_cycle_that_of_the_first_partition_surfaces():
+    """Both have been raised before either is looked at."""
+    pipe = armed_pipe()
+    both = threading.Barrier(2)
+    for j, i in ((0, 2), (1, 1)):
+        pipe[j].armed["forward", i] = Boom(f"partition {j}")
+        pipe[j].before = lambda seen, wanted=i: both.wait(timeout=30) if seen == wanted else None
+    with pytest.raises(Boom, match="partition 0"):
+        step(pipe)
+    assert_works(pipe)
+
+
+def tasks_before(failing: tuple[int, int], *, clock_cycle: bool) -> set[tuple[int, int]]:
+    """All tasks up to and including the cycle of the failing one."""
+    tasks: set[tuple[int, int]] = set()
+    for cycle in (clock_cycles if clock_cycle else microbatch_major)(M, N):
+        tasks.update(cycle)
+        if failing in cycle:
+            return tasks
+    raise AssertionError(failing)
+
+
+@pytest.mark.parametrize("clock_cycle", [True, False])
+@pytest.mark.parametrize("failing", [(0, 0), (1, 1), (0, 2), (3, 2)])
+def test_its_cycle_ends_and_later_ones_do_not_run(failing, clock_cycle):
+    pipe = armed_pipe(components=Components(clock_cycle=clock_cycle))
+    i, j = failing
+    pipe[j].armed["forward", i] = Boom()
+    with pytest.raises(Boom):
+        pipe(numbered(M))
+    assert {(i, layer.j) for layer in pipe for i in layer.seen} == tasks_before(failing, clock_cycle=clock_cycle)
+
+
+def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended():
+    """No task may still run on tensors that the caller may now change."""
+    pipe = armed_pipe()
+    raised = threading.Event()
+    ended = []
+
+    def slow(i):
+        if i == 0:
+            assert raised.wait(timeout=30)
+            ended.append(i)
+
+    def fail(i):
+        if i == 1:
+            raised.set()
+            raise Boom
+
+    pipe[0].before, pipe[1].before = fail, slow
+    with pytest.raises(Boom):
+        step(pipe)
+    assert ended == [0]
+    assert_works(pipe)
+
+
+def test_an_observer_sees_the_end_of_a_failing_task():
+    pipe = armed_pipe()
+    pipe[1].armed["forward", 1] = Boom()
+    with pipe.observe(watch := Watch()), pytest.raises(Boom):
+        step(pipe)
+    assert all(seen.finished for seen in watch.seen)
+
+
+@pytest.mark.parametrize("clock_cycle", [True, False])
+def test_a_wrong_last_layer_is_named(clock_cycle):
+    class Text(nn.Module):
+        def forward(self, x):
+            return "text"
+
+    pipe = on_cpu(nn.Sequential(Text()), [1], chunks=2, components=Components(clock_cycle=clock_cycle))
+    with pytest.raises(TypeError, match="output of the last layer must be a tensor or a tuple of tensors, got str"):
+        pipe(numbered(2))
+
+
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+def test_many_failures_leave_no_thread_behind(components):
+    pipe = armed_pipe(components=components)
+    for _ in range(5):
+        pipe[1].armed["forward", 1] = Boom()
+        with pytest.raises(Boom):
+            step(pipe)
+    assert_no_worker_is_left()
+
+
+def assert_no_worker_is_left() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("gpipe-worker"):
+            # dismissed already, and about to end
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+def test_many_steps_leave_no_thread_behind(components):
+    pipe = armed_pipe(components=components)
+    for _ in range(5):
+        step(pipe)
+    assert_no_worker_is_left()

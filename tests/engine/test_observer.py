@@ -1,0 +1,282 @@
+"""An observer sees every task once, with its micro-batch, partition and bytes; without one nothing is different."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench import Components
+from gpipe_bench.timeline import COMPUTE_KINDS, KINDS
+from tests.engine.support import FACTORIAL, MODES, Mix, Pop, Stash, Watch, grid, label, numbered, on_cpu, probe_pipe
+
+every_combination = pytest.mark.parametrize("components", FACTORIAL, ids=label)
+M, N, ROWS = 3, 3, 2
+# float64: the main tensor has 3 columns, and so has the skip; micro-batches have 2, 2 and 1 rows
+ROW = 3 * 8
+
+
+def skip_pipe(**options):
+    """One skip from partition 0 to 2; the first partition takes integers."""
+    layers = nn.Sequential(nn.Embedding(5, 3), Stash(), Mix(), Pop(), Mix()).double()
+    return on_cpu(layers, [2, 1, 2], chunks=M, **options)
+
+
+def batch() -> Tensor:
+    return torch.arange(5)
+
+
+def watched_step(pipe, x=None, *, backward=True) -> Watch:
+    with pipe.observe(watch := Watch()):
+        output = pipe(batch() if x is None else x)
+        if backward:
+            output.sum().backward()
+    return watch
+
+
+def expected(components: Components, checkpoint: str, transfer: str) -> list[str]:
+    """The names of all tasks of a step."""
+    recomputed = {"always": M, "except_last": M - 1, "never": 0}[checkpoint]
+    names = grid("F", range(M), range(N)) + grid("B", range(M), range(N)) + grid("R", range(recomputed), range(N))
+    if transfer == "host":
+        names += grid("C", range(M), range(1, N)) + grid("c", range(M), range(1, N))
+        if components.portals:
+            names += grid("P", range(M), [N - 1]) + grid("p", range(M), [N - 1])
+    return sorted(names)
+
+
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("checkpoint", MODES)
+@every_combination
+def test_every_task_of_a_step_is_seen_once(components, checkpoint, transfer):
+    watch = watched_step(skip_pipe(components=components, checkpoint=checkpoint, transfer=transfer))
+    assert watch.names() == expected(components, checkpoint, transfer)
+    assert all(seen.finished for seen in watch.seen)
+
+
+@every_combination
+def test_bytes(components):
+    watch = watched_step(skip_pipe(components=components, checkpoint="always", transfer="host"))
+    rows = [2, 2, 1]
+    riding = 0 if components.portals else 1
+    for i in range(M):
+        row = rows[i] * ROW
+        # a result is the main tensor and the skips that leave the task
+        leaving = [2, 1 + riding, 1]
+        for letter in "FR":
+            assert [watch.nbytes(f"{letter}{i},{j}") for j in range(N)] == [row * count for count in leaving]
+        assert [watch.nbytes(f"B{i},{j}") for j in range(N)] == [0] * N
+        for letter in "Cc":
+            assert [watch.nbytes(f"{letter}{i},{j}") for j in (1, 2)] == [row * (1 + riding)] * 2
+        if components.portals:
+            assert watch.nbytes(f"P{i},2") == watch.nbytes(f"p{i},2") == row
+
+
+def test_a_task_names_its_device_its_lane_and_on_the_cpu_no_stream():
+    watch = watched_step(skip_pipe(transfer="host"))
+    assert {seen.task.kind for seen in watch.seen} == set(KINDS)
+    for seen in watch.seen:
+        assert (seen.task.device, seen.task.stream, seen.task.lane) == (torch.device("cpu"), None, "compute")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@every_combination
+def test_without_gradients_only_forward_tasks_are_seen(components, mode):
+    pipe = skip_pipe(components=components, checkpoint="always")
+    with mode():
+        watch = watched_step(pipe, backward=False)
+    assert watch.names() == sorted(grid("F", range(M), range(N)))
+
+
+def test_evaluation_is_seen_as_tasks_without_checkpoint():
+    watch = watched_step(skip_pipe(checkpoint="always").eval())
+    assert watch.names("R") == []
+    assert watch.names("B") == sorted(grid("B", range(M), range(N)))
+
+
+@every_combination
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_the_order_seen_is_that_which_layers_note_themselves(components, checkpoint):
+    log = []
+    pipe = probe_pipe(N, log, chunks=M, components=components, checkpoint=checkpoint)
+    with pipe.observe(watch := Watch()):
+        output = pipe(numbered(M))
+        log.clear()
+        watch.seen.clear()
+        output.sum().backward()
+    assert watch.order("RB") == " ".join(log)
+
+
+# --- backward passes without checkpoint: marks -----------------------------------------------------------------
+
+
+class Spans(Watch):
+    """Notes beginnings and every end, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def start(self, task):
+        token = super().start(task)
+        if task.kind == "backward":
+            self.lines.append(f"{token.name}(")
+        return token
+
+    def finish(self, token, nbytes):
+        super().finish(token, nbytes)
+        if token.task.kind == "backward":
+            self.lines.append(f"){token.name}")
+
+
+def spans(requires_grad: bool) -> str:
+    """Two partitions, two micro-batches, two parameters each; repeated ends in a row are written once."""
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    pipe = on_cpu(layers, [1, 1], chunks=2, checkpoint="never", components=Components(clock_cycle=False))
+    with pipe.observe(watch := Spans()):
+        pipe(torch.ones(4, 3, requires_grad=requires_grad)).sum().backward()
+    lines = [line for line, before in zip(watch.lines, ["", *watch.lines], strict=False) if line != before]
+    return " ".join(lines)
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_backward_pass_without_checkpoint_ends_before_the_next_one_begins(requires_grad):
+    """Also on the first partition where no input needs a gradient: then the parameters' gradients end it."""
+    assert spans(requires_grad) == "B1,1( )B1,1 B1,0( )B1,0 B0,1( )B0,1 B0,0( )B0,0"
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("checkpoint", MODES)
+@every_combination
+def test_every_backward_pass_is_seen_to_end_after_its_last_layer_and_begin_before_its_first(
+    components, checkpoint, requires_grad
+):
+    log: list[str] = []
+
+    class Shared(Spans):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines = log
+
+    pipe = probe_pipe(N, log, depth=2, chunks=M, components=components, checkpoint=checkpoint)
+    with pipe.observe(Shared()):
+        pipe(numbered(M).requires_grad_(requires_grad)).sum().backward()
+    for name in grid("B", range(M), range(N)):
+        first, last = log.index(name), log.index(name.lower())
+        assert log.index(f"{name}(") < first
+        assert last < len(log) - 1 - log[::-1].index(f"){name}"), name
+
+
+def test_marks_are_taken_off_the_parameters_when_nobody_observes_any_more():
+    pipe = skip_pipe(checkpoint="never")
+    watch = watched_step(pipe)
+    before = [(seen.name, seen.finished) for seen in watch.seen]
+    pipe(batch()).sum().backward()
+    assert [(seen.name, seen.finished) for seen in watch.seen] == before
+
+
+# --- nothing is different -----------------------------------------------------------------------------------------
+
+
+def nodes(output: Tensor) -> list[str]:
+    """Names of all nodes of the autograd graph."""
+    found, queue = [], [output.grad_fn]
+    seen = set()
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found.append(node.name())
+        queue += [following for following, _ in node.next_functions]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("checkpoint", MODES)
+@every_combination
+def test_the_graph_is_the_same_but_for_marks(components, checkpoint, transfer):
+    pipe = skip_pipe(components=components, checkpoint=checkpoint, transfer=transfer)
+    plain = nodes(pipe(batch()))
+    with pipe.observe(Watch()):
+        observed = nodes(pipe(batch()))
+    marks = [name for name in observed if name in ("_BeginBackward", "_EndBackward")]
+    assert [name for name in observed if name not in marks] == plain
+    assert (marks == []) == (checkpoint == "always")
+
+
+# With neither checkpoints nor Fork and Join the order hangs on the number of nodes, marks included.
+@pytest.mark.parametrize(
+    ("checkpoint", "components"),
+    [(mode, each) for mode in MODES for each in FACTORIAL if mode != "never" or each.fork_join],
+    ids=label,
+)
+def test_the_order_is_the_same(components, checkpoint):
+    orders = []
+    for observe in (False, True):
+        log = []
+        pipe = probe_pipe(N, log, chunks=4, components=components, checkpoint=checkpoint)
+        if observe:
+            with pipe.observe(Watch()):
+                output = pipe(numbered(4))
+        else:
+            output = pipe(numbered(4))
+        log.clear()
+        output.sum().backward()
+        orders.append(" ".join(log))
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_gradients_are_the_same(checkpoint):
+    pipe = skip_pipe(checkpoint=checkpoint)
+    pipe(batch()).sum().backward()
+    plain = [parameter.grad.clone() for parameter in pipe.parameters()]
+    pipe.zero_grad()
+    watched_step(pipe)
+    torch.testing.assert_close([parameter.grad for parameter in pipe.parameters()], plain)
+
+
+# --- installing ----------------------------------------------------------------------------------------------------
+
+
+def test_the_backward_pass_of_an_observed_batch_is_seen_after_the_block_too():
+    pipe = skip_pipe(checkpoint="always")
+    with pipe.observe(watch := Watch()):
+        output = pipe(batch())
+    output.sum().backward()
+    assert watch.names("B") == sorted(grid("B", range(M), range(N)))
+
+
+def test_the_backward_pass_of_a_batch_before_the_block_is_not_seen():
+    pipe = skip_pipe(checkpoint="always")
+    output = pipe(batch())
+    with pipe.observe(watch := Watch()):
+        output.sum().backward()
+    assert watch.seen == []
+
+
+def test_an_inner_observer_replaces_the_outer_one_for_its_block():
+    pipe = skip_pipe()
+    outer, inner = Watch(), Watch()
+    with pipe.observe(outer):
+        with pipe.observe(inner), torch.no_grad():
+            pipe(batch())
+        assert outer.seen == []
+        with torch.no_grad():
+            pipe(batch())
+    assert outer.names() == inner.names() == sorted(grid("F", range(M), range(N)))
+
+
+def test_an_observer_is_gone_after_an_exception():
+    pipe = skip_pipe()
+    watch = Watch()
+    with pytest.raises(ZeroDivisionError), pipe.observe(watch):
+        raise ZeroDivisionError
+    pipe(batch())
+    assert watch.seen == []
+
+
+def test_kinds_of_computation_are_told_from_copies():
+    watch = watched_step(skip_pipe(transfer="host", checkpoint="always"))
+    assert {seen.name[0] for seen in watch.seen if seen.task.kind in COMPUTE_KINDS} == set("FRB")

@@ -1,0 +1,138 @@
+"""Threads and processes around a pipeline: several callers, copies, pickles and forks."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench import Components
+from tests.engine.support import FACTORIAL, Mix, assert_same, crossing_model, label, on_cpu, train_step
+
+X = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
+
+
+def crossing_pipe(**options):
+    return on_cpu(crossing_model(), [2, 2, 3], chunks=3, **options)
+
+
+@pytest.mark.parametrize("components", FACTORIAL[::5], ids=label)
+def test_a_deep_copy_trains_on_its_own(components):
+    pipe = crossing_pipe(components=components)
+    train_step(pipe, X)
+    clone = copy.deepcopy(pipe)
+    before = {name: parameter.detach().clone() for name, parameter in pipe.named_parameters()}
+    with torch.no_grad():
+        for parameter in clone.parameters():
+            parameter.add_(1)
+    torch.testing.assert_close(dict(pipe.state_dict()), before)
+    assert_same(train_step(copy.deepcopy(pipe), X), train_step(crossing_model(), X))
+
+
+@pytest.mark.parametrize("components", FACTORIAL[::5], ids=label)
+def test_a_pickled_pipeline_trains_as_before(components):
+    pipe = crossing_pipe(components=components, checkpoint="always", transfer="host")
+    expected = train_step(pipe, X)
+    loaded = pickle.loads(pickle.dumps(pipe))
+    assert (loaded.components, loaded.transfer, loaded.balance) == (components, "host", [2, 2, 3])
+    assert_same(train_step(loaded, X), expected)
+
+
+def test_a_copy_shares_its_layers_with_its_own_partitions():
+    clone = copy.deepcopy(crossing_pipe())
+    assert [id(layer) for partition in clone.partitions for layer in partition] == [id(layer) for layer in clone]
+
+
+def test_deferred_batch_norm_survives_a_copy():
+    pipe = on_cpu(nn.Sequential(nn.BatchNorm1d(3)).double(), [1], chunks=2, deferred_batch_norm=True)
+    clone = copy.deepcopy(pipe)
+    clone(X)
+    assert (int(clone[0].num_batches_tracked), int(pipe[0].num_batches_tracked)) == (1, 0)
+
+
+def test_two_pipelines_run_in_two_threads():
+    expected = train_step(crossing_model(), X)
+    outcomes = []
+    # made before: making a model draws from the generator that all threads share
+    pipes = [crossing_pipe() for _ in range(2)]
+
+    def work(pipe):
+        outcomes.extend(train_step(pipe, X) for _ in range(3))
+
+    threads = [threading.Thread(target=work, args=(pipe,)) for pipe in pipes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 6
+    for outcome in outcomes:
+        assert_same(outcome, expected)
+
+
+def test_one_pipeline_called_by_two_threads_serves_one_after_the_other():
+    pipe = crossing_pipe()
+    with torch.no_grad():
+        expected = crossing_model()(X)
+    outputs = []
+
+    def work():
+        with torch.no_grad():
+            outputs.extend(pipe(X) for _ in range(3))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close(outputs, [expected] * 6)
+
+
+def test_a_pipeline_within_a_layer_of_a_pipeline():
+    inner = on_cpu(nn.Sequential(Mix(), Mix()).double(), [1, 1], chunks=2)
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+    plain = nn.Sequential(Mix(), nn.Sequential(*copy.deepcopy(list(inner)))).double()
+    pipe = on_cpu(nn.Sequential(copy.deepcopy(plain[0]), Holder()), [1, 1], chunks=3)
+    found, expected = train_step(pipe, X), train_step(plain, X)
+    torch.testing.assert_close(found.output, expected.output)
+    torch.testing.assert_close(list(found.gradients.values()), list(expected.gradients.values()))
+
+
+def run_in_a_fork(work) -> int:
+    """The exit status of ``work`` in a forked child, which is killed if it hangs."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks in a process with threads; that is what is tested
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this platform lacks")
+@pytest.mark.parametrize("components", [Components(), Components(fork_join=False)], ids=label)
+def test_a_pipeline_works_in_a_forked_process(components):
+    pipe = crossing_pipe(components=components)
+    expected = train_step(pipe, X)
+    status = run_in_a_fork(lambda: assert_same(train_step(pipe, X), expected))
+    assert status == 0

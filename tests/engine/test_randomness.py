@@ -1,0 +1,261 @@
+"""Random numbers of layers: the same in the recomputation, the same in the next run, and the plain module's if possible."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench import Components, is_recomputing
+from gpipe_bench.errors import RandomnessError
+from tests.engine.support import FACTORIAL, MODES, label, numbered, on_cpu
+
+SIZE = 32
+
+
+class Drop(nn.Module):
+    """Dropout that keeps the masks of micro-batch i, of the first pass and of the recomputation.
+
+    Its input carries i in column 0; two draws are made, and between them it meets the other task of its cycle, so that
+    tasks that run at the same time really take turns in drawing.
+    """
+
+    def __init__(self, meet: threading.Barrier | None = None, turns: range = range(0), *, on: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(SIZE))
+        self.dropout = nn.Dropout(0.5)
+        self.meet, self.turns, self.on = meet, turns, on
+        self.first: dict[int, list[Tensor]] = {}
+        self.again: dict[int, list[Tensor]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        i = int(x[0, 0])
+        if not self.on:
+            return x * self.weight
+        ones = torch.ones(x.size(0), SIZE)
+        mask = self.dropout(ones)
+        if self.meet is not None and i in self.turns and not is_recomputing():
+            self.meet.wait(timeout=30)
+        mask = mask + 10 * self.dropout(ones)
+        (self.again if is_recomputing() else self.first).setdefault(i, []).append(mask)
+        # column 0 stays the number of the micro-batch
+        mask = torch.cat([torch.ones(x.size(0), 1), mask[:, 1:]], 1)
+        return x * self.weight * mask
+
+
+def batch(m: int) -> Tensor:
+    return numbered(m, 2) + torch.zeros(SIZE)
+
+
+def two_partitions(m=4, *, interleaved=True, **options):
+    """Partition 0 in micro-batch i and partition 1 in i - 1 meet."""
+    components = options.get("components") or Components()
+    meet = threading.Barrier(2) if interleaved and components.clock_cycle else None
+    layers = Drop(meet, range(1, m)), Drop(meet, range(m - 1))
+    return on_cpu(nn.Sequential(*layers), [1, 1], chunks=m, **options)
+
+
+def step(pipe: nn.Module, m: int = 4) -> Tensor:
+    pipe.zero_grad()
+    output = pipe(batch(m))
+    output.square().sum().backward()
+    return output.detach()
+
+
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+def test_recomputed_masks_are_those_of_the_first_pass(components):
+    pipe = two_partitions(components=components, checkpoint="always")
+    for _ in range(3):
+        step(pipe)
+    for layer in pipe:
+        assert sorted(layer.first) == sorted(layer.again) == [0, 1, 2, 3]
+        assert all(len(masks) == 3 for masks in layer.first.values())
+        for i in layer.first:
+            assert all(map(torch.equal, layer.first[i], layer.again[i]))
+
+
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+def test_gradients_are_those_of_the_masks_that_the_output_shows(checkpoint):
+    """The output is x * w * mask, so the gradient of w tells which mask the backward pass used."""
+    pipe = two_partitions(checkpoint=checkpoint)
+    step(pipe)
+    output = step(pipe)
+    last = pipe[1]
+    expected = 2 * output.square().sum(0)
+    torch.testing.assert_close(last.weight.grad, expected)
+
+
+def masks(pipe) -> list[Tensor]:
+    return [mask for layer in pipe for i in range(4) for mask in layer.first[i]]
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_run_from_the_same_seed_draws_the_same(checkpoint):
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        pipe = two_partitions(checkpoint=checkpoint)
+        for _ in range(3):
+            step(pipe)
+        runs.append(masks(pipe))
+    assert all(map(torch.equal, *runs))
+
+
+def test_a_run_from_another_seed_draws_something_else():
+    runs = []
+    for seed in (11, 12):
+        torch.manual_seed(seed)
+        pipe = two_partitions()
+        step(pipe)
+        runs.append(masks(pipe))
+    assert not any(map(torch.equal, *runs))
+
+
+def test_every_task_and_every_batch_draws_its_own():
+    pipe = two_partitions()
+    for _ in range(3):
+        step(pipe)
+    drawn = {tuple(mask.flatten().tolist()) for mask in masks(pipe)}
+    assert len(drawn) == 2 * 4 * 3
+
+
+def test_evaluation_between_batches_does_not_spoil_the_masks():
+    pipe = two_partitions(checkpoint="always")
+    step(pipe)
+    with torch.no_grad():
+        pipe.eval()(batch(4))
+    pipe.train()
+    step(pipe)
+    for layer in pipe:
+        for i in range(4):
+            recomputed = layer.again[i]
+            assert torch.equal(layer.first[i][-1], recomputed[-1])
+
+
+def test_two_forward_passes_before_their_backward_passes_keep_their_masks():
+    pipe = two_partitions(checkpoint="always")
+    step(pipe)
+    losses = [pipe(batch(4)).square().sum() for _ in range(2)]
+    losses[1].backward()
+    losses[0].backward()
+    for layer in pipe:
+        for i in range(4):
+            _, second, third = layer.first[i]
+            _, of_third, of_second = layer.again[i]
+            assert torch.equal(second, of_second)
+            assert torch.equal(third, of_third)
+
+
+# --- the plain module's numbers ----------------------------------------------------------------------------------
+
+
+def plain_masks(layers: list[Drop], pieces: list[Tensor]) -> Tensor:
+    plain = nn.Sequential(*(Drop() for _ in layers))
+    torch.manual_seed(5)
+    return torch.cat([plain(piece) for piece in pieces])
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize(
+    ("m", "balance", "components"),
+    [
+        (1, [1, 1], Components()),
+        (4, [2], Components()),
+        (4, [1, 1], Components(clock_cycle=False)),
+    ],
+    ids=["one microbatch", "one partition", "no clock-cycle"],
+)
+def test_tasks_that_run_one_by_one_draw_what_the_plain_module_draws(m, balance, components, checkpoint):
+    layers = [Drop(), Drop()]
+    pipe = on_cpu(nn.Sequential(*layers), balance, chunks=m, components=components, checkpoint=checkpoint)
+    pieces = list(batch(m).chunk(m))
+    torch.manual_seed(5)
+    torch.testing.assert_close(pipe(batch(m)), plain_masks(layers, pieces))
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_recomputation_leaves_the_default_generator_where_it_was(checkpoint):
+    pipe = on_cpu(nn.Sequential(Drop(), Drop()), [2], chunks=2, checkpoint=checkpoint)
+    output = pipe(batch(2))
+    before = torch.get_rng_state()
+    output.sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_model_without_randomness_leaves_the_default_generator_alone(checkpoint, chunks):
+    pipe = two_partitions(interleaved=False, checkpoint=checkpoint)
+    pipe.chunks = chunks
+    for layer in pipe:
+        layer.on = False
+    before = torch.get_rng_state()
+    for _ in range(2):
+        pipe(batch(4)).sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_with_randomness_moves_the_default_generator_on():
+    pipe = two_partitions()
+    step(pipe)
+    before = torch.get_rng_state()
+    step(pipe)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+# --- layers that draw only later ---------------------------------------------------------------------------------
+
+
+def conditional(checkpoint: str):
+    pipe = two_partitions(interleaved=False, checkpoint=checkpoint)
+    pipe[1].on = False
+    step(pipe)
+    pipe[1].on = True
+    return pipe
+
+
+def test_a_first_draw_in_a_later_batch_is_refused_once_rather_than_trained_on():
+    pipe = conditional("always")
+    loss = pipe(batch(4)).sum()
+    with pytest.raises(
+        RandomnessError, match=r"partition 1 must be drawn from the first batch on.*run the batch again"
+    ):
+        loss.backward()
+    step(pipe)
+    assert torch.equal(pipe[1].first[3][-1], pipe[1].again[3][-1])
+
+
+def test_a_first_draw_in_a_later_batch_is_no_matter_without_checkpoints():
+    pipe = conditional("never")
+    step(pipe)
+    assert sorted(pipe[1].first) == [0, 1, 2, 3]
+
+
+def test_the_same_layer_may_stop_drawing():
+    pipe = two_partitions(interleaved=False, checkpoint="always")
+    step(pipe)
+    pipe[0].on = False
+    step(pipe)
+    pipe[0].on = True
+    step(pipe)
+    assert torch.equal(pipe[0].first[2][-1], pipe[0].again[2][-1])
+
+
+def test_draws_of_the_program_between_forward_and_backward_do_not_matter():
+    pipe = two_partitions(checkpoint="always")
+    loss = pipe(batch(4)).square().sum()
+    torch.rand(5)
+    loss.backward()
+    assert all(torch.equal(layer.first[i][0], layer.again[i][0]) for layer in pipe for i in range(4))
+
+
+@pytest.mark.parametrize("components", [Components(), Components(clock_cycle=False)], ids=label)
+def test_a_copied_pipeline_draws_as_the_original(components):
+    pipe = two_partitions(interleaved=False, components=components)
+    torch.manual_seed(3)
+    expected = step(copy.deepcopy(pipe))
+    torch.manual_seed(3)
+    torch.testing.assert_close(step(pipe), expected)

@@ -1,0 +1,277 @@
+"""Skippable layers: what they may yield, what they must do, and that they work without the engine."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench.engine.skip.tracker import LocalTracker, current_tracker, use_tracker
+from gpipe_bench.errors import SkipUsageError
+from gpipe_bench.skip import Namespace, Skippable, pop, skippable, stash
+from tests.engine.support import Pop, Stash, on_cpu
+
+X = torch.arange(4.0).view(2, 2)
+
+
+@skippable(stash=["a", "b"])
+class Two(nn.Module):
+    def forward(self, x):
+        yield stash("a", x + 1)
+        yield stash("b", x * 2)
+        return x
+
+
+@skippable(pop=["a", "b"])
+class Both(nn.Module):
+    def forward(self, x):
+        b = yield pop("b")
+        a = yield pop("a")
+        return x + 10 * a + 100 * b
+
+
+@skippable(stash=["a"], pop=["b"])
+class Exchange(nn.Module):
+    """Pops one skip and stashes another."""
+
+    def forward(self, x):
+        b = yield pop("b")
+        yield stash("a", b * 3)
+        return x
+
+
+def layer(forward, **declared) -> nn.Module:
+    """A layer with that forward."""
+    return skippable(**declared)(type("Layer", (nn.Module,), {"forward": forward}))()
+
+
+# --- what works ----------------------------------------------------------------------------------------------------
+
+
+def test_in_a_plain_sequential():
+    torch.testing.assert_close(nn.Sequential(Two(), nn.Identity(), Both())(X), X + 10 * (X + 1) + 100 * (X * 2))
+
+
+def test_nested_in_children():
+    nested = nn.Sequential(nn.Sequential(Two()), nn.Sequential(nn.Identity(), nn.Sequential(Both())))
+    expected = X + 10 * (X + 1) + 100 * (X * 2)
+    torch.testing.assert_close(nested(X), expected)
+    torch.testing.assert_close(on_cpu(nested, [1, 1], chunks=2)(X), expected)
+
+
+def test_a_layer_may_pop_one_skip_and_stash_another():
+    class Enter(nn.Module):
+        def forward(self, x):
+            yield stash("b", x)
+            return x
+
+    class Leave(nn.Module):
+        def forward(self, x):
+            a = yield pop("a")
+            return x + a
+
+    module = nn.Sequential(skippable(stash=["b"])(Enter)(), Exchange(), skippable(pop=["a"])(Leave)())
+    torch.testing.assert_close(module(X), X * 4)
+    torch.testing.assert_close(on_cpu(module, [1, 1, 1], chunks=2)(X), X * 4)
+
+
+def test_a_layer_may_pop_what_it_has_stashed_itself():
+    def forward(self, x):
+        yield stash("own", x)
+        own = yield pop("own")
+        return x + own
+
+    module = nn.Sequential(layer(forward, stash=["own"], pop=["own"]))
+    torch.testing.assert_close(module(X), X * 2)
+    torch.testing.assert_close(on_cpu(module, [1])(X), X * 2)
+
+
+def test_nothing_is_a_legal_skip():
+    seen = []
+
+    def forward(self, x):
+        seen.append((yield pop("skip")))
+        return x
+
+    nn.Sequential(Stash(nothing=True), layer(forward, pop=["skip"]))(X)
+    assert seen == [None]
+
+
+def test_a_forward_that_is_no_generator_is_legal_without_declarations():
+    torch.testing.assert_close(layer(lambda self, x: x * 2)(X), X * 2)
+
+
+def test_a_class_stays_itself():
+    """Names, pickles and super() are as before: the class is not replaced or wrapped."""
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x):
+            yield stash("skip", x)
+            return self.linear(x)
+
+    decorated = skippable(stash=["skip"])(Plain)
+    assert decorated is Plain
+    assert issubclass(Plain, Skippable)
+    assert list(Plain().state_dict()) == ["linear.weight", "linear.bias"]
+
+
+def test_a_derived_class_may_call_the_forward_of_its_base():
+    class Louder(Two):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    torch.testing.assert_close(nn.Sequential(Louder(), Both())(X), X * 2 + 10 * (X + 1) + 100 * (X * 2))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_find_their_skips(again):
+    namespace = Namespace()
+    module = again(nn.Sequential(Stash(namespace), Pop(namespace)))
+    torch.testing.assert_close(module(X), X + X.cos())
+    torch.testing.assert_close(on_cpu(module, [1, 1])(X), X + X.cos())
+
+
+# --- what does not -------------------------------------------------------------------------------------------------
+
+
+def undeclared_stash(self, x):
+    yield stash("other", x)
+    return x
+
+
+def undeclared_pop(self, x):
+    yield pop("other")
+    return x
+
+
+def lazy(self, x):
+    yield stash("skip", x)
+    return x
+
+
+def silent(self, x):
+    return x
+
+
+def foreign(self, x):
+    yield x.sum()
+    return x
+
+
+WRONG = {
+    "an undeclared stash": (
+        layer(undeclared_stash, stash=["skip"]),
+        SkipUsageError,
+        "Layer must declare every skip it uses, got stash('other') with stash declared as ['skip']; add 'other' to "
+        "@skippable(stash=[...])",
+    ),
+    "an undeclared pop": (
+        layer(undeclared_pop),
+        SkipUsageError,
+        "got pop('other') with pop declared as []; add 'other' to @skippable(pop=[...])",
+    ),
+    "a pop that is declared as a stash": (
+        layer(undeclared_pop, stash=["other"]),
+        SkipUsageError,
+        "got pop('other') with pop declared as []",
+    ),
+    "a stash not made": (
+        layer(lazy, stash=["skip", "b", "a"]),
+        SkipUsageError,
+        "Layer.forward must stash every skip it declares, got none of ['a', 'b']; yield stash(...) for it (None is a "
+        "legal value) or remove it from the declaration",
+    ),
+    "a pop not made": (
+        layer(lazy, stash=["skip"], pop=["late"]),
+        SkipUsageError,
+        "Layer.forward must pop every skip it declares, got none of ['late']",
+    ),
+    "a forward that is no generator": (
+        layer(silent, stash=["skip"]),
+        SkipUsageError,
+        "must stash every skip it declares, got none of ['skip']",
+    ),
+    "a pop of what was never stashed": (
+        Pop(),
+        SkipUsageError,
+        "skip 'skip' must be stashed before it is popped, got no stash; order the layers",
+    ),
+    "something else yielded": (
+        layer(foreign),
+        TypeError,
+        "Layer.forward must yield stash(...) or pop(...), got tensor(6.); yield nothing else from a skippable layer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refused_in_forward(name):
+    module, error, message = WRONG[name]
+    with use_tracker(LocalTracker()), pytest.raises(error, match=re.escape(message)):
+        module(X)
+
+
+def test_usage_errors_are_runtime_errors():
+    assert issubclass(SkipUsageError, RuntimeError)
+
+
+def test_usage_errors_surface_from_a_pipeline():
+    module = nn.Sequential(layer(silent, stash=["skip"]), Pop())
+    with pytest.raises(SkipUsageError, match="must stash every skip it declares"):
+        on_cpu(module, [1, 1], chunks=2)(X)
+
+
+@pytest.mark.parametrize("argument", ["stash", "pop"])
+def test_a_bare_string_is_no_list_of_names(argument):
+    with pytest.raises(TypeError, match=rf"{argument} must be a list of names, got the string 'abc'; write \['abc'\]"):
+        skippable(**{argument: "abc"})
+
+
+def test_a_class_of_pytorch_is_not_changed():
+    with pytest.raises(TypeError, match="skippable must decorate a class of yours, got .*Linear.*; derive one"):
+        skippable(stash=["skip"])(nn.Linear)
+    assert not issubclass(nn.Linear, Skippable)
+
+
+def test_isolating_a_name_that_is_not_declared():
+    with pytest.raises(ValueError, match=r"only must name skips that Two declares, got \['c'\]; choose from \['a', 'b'\]"):
+        Two().isolate(Namespace(), only=["a", "c"])
+
+
+def test_isolating_a_bare_string():
+    with pytest.raises(TypeError, match="only must be a list of names, got the string 'a'"):
+        Two().isolate(Namespace(), only="a")
+
+
+# --- trackers ------------------------------------------------------------------------------------------------------
+
+
+def test_every_thread_has_a_tracker_of_its_own():
+    trackers = [current_tracker()]
+    thread = threading.Thread(target=lambda: trackers.append(current_tracker()))
+    thread.start()
+    thread.join()
+    assert trackers[0] is not trackers[1]
+
+
+def test_a_tracker_is_put_back_after_an_exception():
+    before = current_tracker()
+    with pytest.raises(ZeroDivisionError), use_tracker(LocalTracker()):
+        raise ZeroDivisionError
+    assert current_tracker() is before
+
+
+def test_a_tracker_gives_a_value_up():
+    tracker = LocalTracker([((None, "x"), None)])
+    assert tracker.load((None, "x")) is None
+    with pytest.raises(SkipUsageError):
+        tracker.load((None, "x"))
