@@ -24,10 +24,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 
 from gpipe_bench.engine.phony import get_phony
 
-__all__ = ["LANE_RANK", "apply", "apply_lane", "ranked_lanes", "set_rank", "skip_ranks"]
+__all__ = ["LANE_RANK", "apply", "apply_lane", "pass_through", "ranked_lanes", "set_rank", "skip_ranks"]
 
 LANE_RANK: Final = 2**40
 """The lowest sequence number of a lane's node; no worker makes that many nodes in one forward pass."""
@@ -64,6 +65,16 @@ def apply_lane(function: type[Function], *args: Any) -> tuple[Any, ...]:
     if _state.ranked:
         set_rank(outputs, next(_ranks))
     return outputs
+
+
+def pass_through(ctx: FunctionCtx, values: Sequence[Any]) -> tuple[Any, ...]:
+    """What the forward of an identity function returns: ``values``, its tensors detached.
+
+    A function that returns its input as it is breaks autograd functions in the user's model. A gradient that is None
+    reaches ``backward`` as None: zeros would be computed, and would make autograd synchronise streams.
+    """
+    ctx.set_materialize_grads(False)
+    return tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
 
 
 def set_rank(outputs: Sequence[Any], rank: int) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpipe_bench.engine.ambience import Ambience
-from gpipe_bench.engine.autograd import apply, apply_lane
+from gpipe_bench.engine.autograd import apply, apply_lane, pass_through
 from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.observer import Observer, Task, observed
@@ -89,11 +89,9 @@ class Checkpoint(Function):
 
     @staticmethod
     def forward(ctx: Any, phony: Tensor, slot: Slot, *values: Any) -> tuple[Any, ...]:
-        ctx.set_materialize_grads(False)
         ctx.slot = slot
         _save(ctx, values)
-        outputs = slot.first_pass(values)
-        return tuple(_fresh(output) for output in outputs)
+        return pass_through(ctx, slot.first_pass(values))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -112,10 +110,9 @@ class Recompute(Function):
 
     @staticmethod
     def forward(ctx: Any, slot: Slot, inputs: Values, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
         ctx.slot = slot
         _save(ctx, inputs)
-        return tuple(value.detach() for value in values)
+        return pass_through(ctx, values)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -130,8 +127,7 @@ class Guard(Function):
 
     @staticmethod
     def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        return tuple(value.detach() for value in values)
+        return pass_through(ctx, values)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -193,11 +189,6 @@ def _save(ctx: Any, values: Values) -> None:
 def _saved(ctx: Any) -> Values:
     tensors = iter(ctx.saved_tensors)
     return tuple(next(tensors) if rest is None else rest[0] for rest in ctx.rest)
-
-
-def _fresh(value: Any) -> Any:
-    """A function must not return an input, or a view of one, as its output."""
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _leaf(value: Any) -> Any:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-from gpipe_bench.engine.autograd import apply_lane
+from gpipe_bench.engine.autograd import apply_lane, pass_through
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.phony import get_phony
 
@@ -38,10 +38,7 @@ class Fork(Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        phony = get_phony(tensors[0].device, requires_grad=False)
-        # Detached: an autograd function that returns its input as it is breaks functions in the user's model.
-        return (*(tensor.detach() for tensor in tensors), phony.detach())
+        return pass_through(ctx, (*tensors, get_phony(tensors[0].device, requires_grad=False)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -53,8 +50,7 @@ class Join(Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, phony: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors)
+        return pass_through(ctx, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

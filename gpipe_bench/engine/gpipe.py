@@ -21,7 +21,6 @@ from gpipe_bench.engine.autograd import ranked_lanes
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
 from gpipe_bench.engine.checkpoint import guard
 from gpipe_bench.engine.lanes import Circumstances, TorchLanes
-from gpipe_bench.engine.marks import MarkingObserver
 from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.randomness import Randomness
@@ -75,7 +74,7 @@ class GPipe(nn.Module):
 
     _stages: list[Stage]
     _randomness: Randomness
-    _observer: MarkingObserver | None
+    _observer: Observer | None
     _lock: threading.Lock
 
     def __init__(
@@ -219,12 +218,10 @@ class GPipe(nn.Module):
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:
         """Let ``observer`` see every task of the batches in this block, forward and backward."""
-        marking = MarkingObserver(observer)
         previous = self._observer
-        self.__dict__["_observer"] = marking
+        self.__dict__["_observer"] = observer
         try:
-            with marking.watching(self.partitions):
-                yield
+            yield
         finally:
             self.__dict__["_observer"] = previous
 

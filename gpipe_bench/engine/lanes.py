@@ -14,9 +14,9 @@ from gpipe_bench.engine.ambience import Ambience
 from gpipe_bench.engine.autograd import set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
 from gpipe_bench.engine.dependency import fork, join
-from gpipe_bench.engine.marks import MarkingObserver
+from gpipe_bench.engine.marks import run_marked
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
-from gpipe_bench.engine.observer import Task, observed
+from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.randomness import Batch, Draws
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
@@ -45,7 +45,7 @@ class Circumstances:
     transfer: str
     ambience: Ambience
     randomness: Batch
-    observer: MarkingObserver | None
+    observer: Observer | None
     workers: Workers | None
 
 
@@ -235,14 +235,15 @@ class TorchLanes:
         if shared.workers is not None and self._checkpointed:
             skip_ranks(len(self.microbatches) * len(self._stages))
         with use_stream(self._computing[j]), shared.ambience.applied():
-            mark = None if shared.observer is None else shared.observer.mark(self._task(i, j, "backward"))
-            if shared.observer is not None and mark is not None:
-                flat = shared.observer.mark_inputs(flat, mark)
-            with observed(shared.observer, self._task(i, j, "forward")) as outputs, draws.first_pass(again=False):
-                outputs.extend(task(flat))
-            if shared.observer is not None and mark is not None:
-                return shared.observer.mark_outputs(tuple(outputs), mark)
-            return tuple(outputs)
+            if shared.observer is None:
+                return self._first_pass(i, j, draws, task, flat)
+            run = partial(self._first_pass, i, j, draws, task)
+            return run_marked(shared.observer, self._task(i, j, "backward"), run, flat)
+
+    def _first_pass(self, i: int, j: int, draws: Draws, task: PartitionTask, flat: Values) -> Values:
+        with observed(self._shared.observer, self._task(i, j, "forward")) as outputs, draws.first_pass(again=False):
+            outputs.extend(task(flat))
+        return tuple(outputs)
 
 
 def _task(i: int, j: int, device: torch.device, stream: Stream, kind: str) -> Task:

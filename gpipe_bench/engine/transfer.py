@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpipe_bench.engine.autograd import apply_lane
+from gpipe_bench.engine.autograd import apply_lane, pass_through
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.streams import Stream, record_stream, use_stream, wait_stream
@@ -106,9 +106,8 @@ class Wait(Function):
 
     @staticmethod
     def forward(ctx: Any, waiter: Stream, awaited: Stream, *values: Any) -> tuple[Any, ...]:
-        ctx.set_materialize_grads(False)
         wait_stream(waiter, awaited)
-        passed = tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
+        passed = pass_through(ctx, values)
         _mark_frozen(ctx, passed, ctx.needs_input_grad[2:])
         return passed
 

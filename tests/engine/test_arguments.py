@@ -43,8 +43,10 @@ REFUSED = {
     "no balance": (
         lambda: make(balance=None),
         BalanceError,
-        "balance must give the layers per partition, got None; pass e.g. balance=[2], or let "
-        "gpipe_bench.balance.balance_by_time(n, module, sample) find one",
+        (
+            "balance must give the layers per partition, got None; pass e.g. balance=[2], or let "
+            "gpipe_bench.balance.balance_by_time(n, module, sample) find one"
+        ),
     ),
     "a balance that adds up to less": (
         lambda: make(module(3)),
@@ -90,15 +92,19 @@ REFUSED = {
     "too few devices": (
         lambda: make(devices=["cpu"]),
         DeviceCountError,
-        "devices must be at least as many as the 2 partitions, got 1 devices given; pass devices= (they may repeat, as "
-        "in ['cpu'] * 2) or use fewer partitions",
+        (
+            "devices must be at least as many as the 2 partitions, got 1 devices given; pass devices= (they may "
+            "repeat, as in ['cpu'] * 2) or use fewer partitions"
+        ),
     ),
     "a child twice": (lambda: make(repeated()), ValueError, "children must be distinct, got one module in two places"),
     "a parameter twice": (
         lambda: make(tied()),
         ValueError,
-        "a parameter must belong to one child, got 'linear.weight' of child '1' shared with child '0'; give each child "
-        "its own, or merge the two into one child",
+        (
+            "a parameter must belong to one child, got 'linear.weight' of child '1' shared with child '0'; give each "
+            "child its own, or merge the two into one child"
+        ),
     ),
     "a skip that nobody pops": (
         lambda: make(nn.Sequential(Stash(), Mix())),

@@ -1,12 +1,13 @@
 """The order of recomputations and backward passes, as the layers themselves note it.
 
 R3,2 is the recomputation of micro-batch 3 on partition 2, B3,2 its backward pass. On the CPU one autograd thread runs
-all partitions, so there is one order. It hangs on sequence numbers that are thread-local, so every test runs in a thread
-of its own in which a program has been at work before.
+all partitions, so there is one order. It hangs on sequence numbers that are thread-local, so every test runs in a
+thread of its own in which a program has been at work before.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -210,7 +211,7 @@ def test_late_recomputation_comes_directly_before_its_backward_pass(m, n, checkp
     switches = {"early_recompute": False, "fork_join": fork_join, "clock_cycle": clock_cycle}
     for order in backward_orders(2, m, n, checkpoint=checkpoint, **switches):
         names = order.split()
-        for here, after in zip(names, names[1:], strict=False):
+        for here, after in itertools.pairwise(names):
             assert here[0] == "B" or after == "B" + here[1:]
 
 

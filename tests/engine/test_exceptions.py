@@ -16,7 +16,7 @@ from tests.engine.support import FACTORIAL, MODES, Watch, label, numbered, on_cp
 M, N = 4, 3
 
 
-class Boom(Exception):
+class BoomError(Exception):
     """Raised by layers here."""
 
 
@@ -76,8 +76,8 @@ def assert_works(pipe) -> None:
 @pytest.mark.parametrize(("i", "j"), [(0, 0), (1, 1), (3, 2), (3, 0)])
 def test_in_the_forward_pass(components, i, j):
     pipe = armed_pipe(components=components)
-    pipe[j].armed["forward", i] = error = Boom(f"{i},{j}")
-    with pytest.raises(Boom) as caught:
+    pipe[j].armed["forward", i] = error = BoomError(f"{i},{j}")
+    with pytest.raises(BoomError) as caught:
         step(pipe)
     assert caught.value is error
     assert_works(pipe)
@@ -87,8 +87,8 @@ def test_in_the_forward_pass(components, i, j):
 @pytest.mark.parametrize("phase", ["recompute", "backward"])
 def test_in_the_backward_pass(components, phase):
     pipe = armed_pipe(components=components, checkpoint="always")
-    pipe[1].armed[phase, 2] = Boom("2,1")
-    with pytest.raises(Boom, match="2,1"):
+    pipe[1].armed[phase, 2] = BoomError("2,1")
+    with pytest.raises(BoomError, match="2,1"):
         step(pipe)
     assert_works(pipe)
 
@@ -117,8 +117,8 @@ def test_exceptions_with_a_meaning_of_their_own_arrive_as_they_are(error, clock_
 
 def test_the_traceback_leads_to_the_layer():
     pipe = armed_pipe()
-    pipe[1].armed["forward", 1] = Boom()
-    with pytest.raises(Boom) as caught:
+    pipe[1].armed["forward", 1] = BoomError()
+    with pytest.raises(BoomError) as caught:
         step(pipe)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert "check" in names
@@ -130,9 +130,9 @@ def test_of_two_in_one_cycle_that_of_the_first_partition_surfaces():
     pipe = armed_pipe()
     both = threading.Barrier(2)
     for j, i in ((0, 2), (1, 1)):
-        pipe[j].armed["forward", i] = Boom(f"partition {j}")
+        pipe[j].armed["forward", i] = BoomError(f"partition {j}")
         pipe[j].before = lambda seen, wanted=i: both.wait(timeout=30) if seen == wanted else None
-    with pytest.raises(Boom, match="partition 0"):
+    with pytest.raises(BoomError, match="partition 0"):
         step(pipe)
     assert_works(pipe)
 
@@ -152,8 +152,8 @@ def tasks_before(failing: tuple[int, int], *, clock_cycle: bool) -> set[tuple[in
 def test_its_cycle_ends_and_later_ones_do_not_run(failing, clock_cycle):
     pipe = armed_pipe(components=Components(clock_cycle=clock_cycle))
     i, j = failing
-    pipe[j].armed["forward", i] = Boom()
-    with pytest.raises(Boom):
+    pipe[j].armed["forward", i] = BoomError()
+    with pytest.raises(BoomError):
         pipe(numbered(M))
     assert {(i, layer.j) for layer in pipe for i in layer.seen} == tasks_before(failing, clock_cycle=clock_cycle)
 
@@ -172,10 +172,10 @@ def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended():
     def fail(i):
         if i == 1:
             raised.set()
-            raise Boom
+            raise BoomError
 
     pipe[0].before, pipe[1].before = fail, slow
-    with pytest.raises(Boom):
+    with pytest.raises(BoomError):
         step(pipe)
     assert ended == [0]
     assert_works(pipe)
@@ -183,8 +183,8 @@ def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended():
 
 def test_an_observer_sees_the_end_of_a_failing_task():
     pipe = armed_pipe()
-    pipe[1].armed["forward", 1] = Boom()
-    with pipe.observe(watch := Watch()), pytest.raises(Boom):
+    pipe[1].armed["forward", 1] = BoomError()
+    with pipe.observe(watch := Watch()), pytest.raises(BoomError):
         step(pipe)
     assert all(seen.finished for seen in watch.seen)
 
@@ -204,8 +204,8 @@ def test_a_wrong_last_layer_is_named(clock_cycle):
 def test_many_failures_leave_no_thread_behind(components):
     pipe = armed_pipe(components=components)
     for _ in range(5):
-        pipe[1].armed["forward", 1] = Boom()
-        with pytest.raises(Boom):
+        pipe[1].armed["forward", 1] = BoomError()
+        with pytest.raises(BoomError):
             step(pipe)
     assert_no_worker_is_left()
 

@@ -57,7 +57,7 @@ def test_an_empty_pipeline_returns_its_input():
 
 def named() -> nn.Sequential:
     """Names that the pipeline uses for itself."""
-    names = ["devices", "balance", "partitions", "chunks", "checkpoint", "components", "observe", "transfer"]
+    names = ["devices", "balance", "partitions", "chunks", "checkpoint", "components", "observe", "_stages"]
     return nn.Sequential(OrderedDict((name, nn.Linear(3, 3)) for name in names))
 
 

@@ -148,9 +148,7 @@ def test_a_backward_pass_without_checkpoint_ends_before_the_next_one_begins(requ
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("checkpoint", MODES)
 @every_combination
-def test_every_backward_pass_is_seen_to_end_after_its_last_layer_and_begin_before_its_first(
-    components, checkpoint, requires_grad
-):
+def test_a_backward_pass_is_seen_to_span_its_layers(components, checkpoint, requires_grad):
     log: list[str] = []
 
     class Shared(Spans):

@@ -1,4 +1,4 @@
-"""Random numbers of layers: the same in the recomputation, the same in the next run, and the plain module's if possible."""
+"""Random numbers of layers: the same in the recomputation and in the next run, the plain module's if possible."""
 
 from __future__ import annotations
 

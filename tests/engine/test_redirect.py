@@ -18,14 +18,14 @@ OPERATORS = {
     "feature_alpha_dropout": lambda x: nn.FeatureAlphaDropout(0.5)(x.view(1, 8, 8, 1)),
     "native_dropout": lambda x: torch.native_dropout(x, 0.5, True)[0],
     "rrelu": lambda x: functional.rrelu(-x, training=True),
-    "gumbel_softmax": lambda x: functional.gumbel_softmax(x),
+    "gumbel_softmax": functional.gumbel_softmax,
     "fractional_max_pool": lambda x: functional.fractional_max_pool2d(
         torch.arange(3600.0).view(1, 1, 60, 60), 3, output_size=13
     ),
     "attention": lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
     "lstm": lambda x: nn.LSTM(8, 4, num_layers=2, dropout=0.5)(x.view(1, 8, 8))[0],
     "rand": lambda x: torch.rand(9),
-    "randn_like": lambda x: torch.randn_like(x),
+    "randn_like": torch.randn_like,
     "randint": lambda x: torch.randint(1000, (9,)),
     "randperm": lambda x: torch.randperm(50),
     "bernoulli": lambda x: torch.bernoulli(x * 0.5),

@@ -171,8 +171,10 @@ WRONG = {
     "an undeclared stash": (
         layer(undeclared_stash, stash=["skip"]),
         SkipUsageError,
-        "Layer must declare every skip it uses, got stash('other') with stash declared as ['skip']; add 'other' to "
-        "@skippable(stash=[...])",
+        (
+            "Layer must declare every skip it uses, got stash('other') with stash declared as ['skip']; add 'other' to "
+            "@skippable(stash=[...])"
+        ),
     ),
     "an undeclared pop": (
         layer(undeclared_pop),
@@ -187,8 +189,10 @@ WRONG = {
     "a stash not made": (
         layer(lazy, stash=["skip", "b", "a"]),
         SkipUsageError,
-        "Layer.forward must stash every skip it declares, got none of ['a', 'b']; yield stash(...) for it (None is a "
-        "legal value) or remove it from the declaration",
+        (
+            "Layer.forward must stash every skip it declares, got none of ['a', 'b']; yield stash(...) for it (None is "
+            "a legal value) or remove it from the declaration"
+        ),
     ),
     "a pop not made": (
         layer(lazy, stash=["skip"], pop=["late"]),
@@ -237,13 +241,15 @@ def test_a_bare_string_is_no_list_of_names(argument):
 
 
 def test_a_class_of_pytorch_is_not_changed():
-    with pytest.raises(TypeError, match="skippable must decorate a class of yours, got .*Linear.*; derive one"):
+    with pytest.raises(TypeError, match=r"skippable must decorate a class of yours, got .*Linear.*; derive one"):
         skippable(stash=["skip"])(nn.Linear)
     assert not issubclass(nn.Linear, Skippable)
 
 
 def test_isolating_a_name_that_is_not_declared():
-    with pytest.raises(ValueError, match=r"only must name skips that Two declares, got \['c'\]; choose from \['a', 'b'\]"):
+    with pytest.raises(
+        ValueError, match=r"only must name skips that Two declares, got \['c'\]; choose from \['a', 'b'\]"
+    ):
         Two().isolate(Namespace(), only=["a", "c"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +39,8 @@ EXAMPLES = settings(deadline=None, derandomize=True, max_examples=200)
 def models(draw: st.DrawFn, first: list[type[nn.Module]]) -> nn.Sequential:
     """Layers in any order, with up to three skips between any two places of it."""
     torch.manual_seed(draw(st.integers(0, 99)))
-    units = [[make() for make in first]]
-    for name in draw(st.lists(st.sampled_from(list(UNITS)), min_size=1, max_size=6)):
-        units.append([make() for make in UNITS[name]])
+    names = draw(st.lists(st.sampled_from(list(UNITS)), min_size=1, max_size=6))
+    units = [[make() for make in makers] for makers in (first, *(UNITS[name] for name in names))]
     for _ in range(draw(st.integers(0, 3))):
         start, end = sorted(draw(st.tuples(*[st.integers(1, len(units))] * 2)))
         opening, closing = skip_pair(nothing=draw(st.booleans()), ignore=draw(st.booleans()))
@@ -59,7 +59,7 @@ def balances(draw: st.DrawFn, layers: int) -> list[int]:
     """A contiguous split into at most four partitions."""
     cuts = draw(st.sets(st.integers(1, layers - 1), max_size=3)) if layers > 1 else set()
     edges = [0, *sorted(cuts), layers]
-    return [after - before for before, after in zip(edges, edges[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(edges)]
 
 
 @dataclass

@@ -1,0 +1,54 @@
+"""Splitting batches and putting results together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench.engine.microbatch import gather, scatter
+from tests.engine.support import Flags, on_cpu
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks", "sizes"),
+    [
+        (8, 4, [2, 2, 2, 2]),
+        (7, 3, [3, 3, 1]),
+        (5, 4, [2, 2, 1]),
+        (3, 8, [1, 1, 1]),
+        (1, 1, [1]),
+        (6, 4, [2, 2, 2]),
+        (272, 32, [9] * 30 + [2]),
+    ],
+)
+def test_sizes_are_those_of_chunk(size, chunks, sizes):
+    assert [microbatch.values[0].size(0) for microbatch in scatter(torch.zeros(size, 2), chunks)] == sizes
+
+
+def test_a_tuple_is_split_side_by_side():
+    a, b = torch.arange(5), torch.arange(10.0).view(5, 2)
+    pieces = scatter((a, b), 3)
+    assert [piece.values[0].tolist() for piece in pieces] == [[0, 1], [2, 3], [4]]
+    assert [piece.values[1].size(0) for piece in pieces] == [2, 2, 1]
+    assert not any(piece.atomic for piece in pieces)
+
+
+@pytest.mark.parametrize("value", [torch.arange(7), (torch.arange(7), torch.zeros(7, 2)), (torch.arange(7),)])
+@pytest.mark.parametrize("chunks", [1, 3, 9])
+def test_gather_undoes_scatter(value, chunks):
+    found = gather(scatter(value, chunks)).unwrap()
+    assert type(found) is type(value)
+    torch.testing.assert_close(found, value)
+
+
+@pytest.mark.parametrize("value", [torch.ones(4, 3), (torch.ones(4, 3),)])
+def test_a_tuple_of_one_tensor_stays_a_tuple(value):
+    pipe = on_cpu(nn.Sequential(Flags(), Flags()), [1, 1], chunks=2)
+    assert type(pipe(value)) is type(value)
+
+
+def test_pieces_share_the_memory_of_the_batch():
+    batch = torch.zeros(4, 2)
+    scatter(batch, 2)[1].values[0].fill_(1)
+    assert batch.sum() == 4
