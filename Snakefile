@@ -5,8 +5,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 from gpipe_bench.bench.cells import CELL_PATTERN, RAW_PATTERN
 from gpipe_bench.bench.sources import source_digest
 from gpipe_bench.bench.workflow import make_plan
@@ -25,7 +23,10 @@ FILES = sorted(workflow.configfiles, key=workflow.overwrite_configfiles.count)
 try:
     PLAN = make_plan(config, FILES)
 except GpipeBenchError as error:
-    raise WorkflowError("\n".join(getattr(error, "problems", None) or [str(error)])) from None
+    # As on the command line: a line per problem and exit status 2, not Snakemake's frame around them and its status 1.
+    for problem in getattr(error, "problems", None) or [str(error)]:
+        print(f"error: {problem}", file=sys.stderr)
+    sys.exit(2)
 
 # The Python that runs Snakemake runs the jobs, whatever stands first in PATH.
 shell.prefix(f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; ')

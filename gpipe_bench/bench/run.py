@@ -10,16 +10,15 @@ A failed cell must not end the experiment that it belongs to, so the first three
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib import metadata
-from platform import python_version
 from typing import Any
 
 from gpipe_bench.bench.cells import Cell
 from gpipe_bench.bench.failures import BAD_ARGUMENTS, status_of
 from gpipe_bench.bench.raw import RawResult, cell_row
+from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 
 __all__ = ["failed_result", "run_cell"]
 
@@ -40,7 +39,6 @@ def run_cell(cell: Cell, repeat: int, measure: Measure | None = None) -> RawResu
     reason = cell.unsupported()
     if reason:
         return failed_result(cell, repeat, "unsupported", reason)
-    started = _now()
     try:
         return (measure or _measure)(cell, repeat)
     except BAD_ARGUMENTS:
@@ -49,26 +47,26 @@ def run_cell(cell: Cell, repeat: int, measure: Measure | None = None) -> RawResu
         status, reason = status_of(error)
         if status == "error":
             traceback.print_exc()
-        return failed_result(cell, repeat, status, reason, started_utc=started)
+        return failed_result(cell, repeat, status, reason)
 
 
-def failed_result(cell: Cell, repeat: int, status: str, reason: str, **values: Any) -> RawResult:
-    """The result of a run without values: its row says why, and what software would have run it."""
-    facts = {
-        "device": cell.device,
-        "device_count": cell.devices,
-        "python": python_version(),
-        "torch": metadata.version("torch"),
-        "started_utc": _now(),
-    }
-    return RawResult(cell.id, cell_row(cell, repeat, status=status, reason=reason, **{**facts, **values}))
+def failed_result(cell: Cell, repeat: int, status: str, reason: str) -> RawResult:
+    """The result of a run without values: its row says why, and what would have run it where."""
+    return RawResult(cell.id, cell_row(cell, repeat, status=status, reason=reason, **_facts(cell)))
+
+
+def _facts(cell: Cell) -> dict[str, Any]:
+    """All about devices and software that can be said without loading PyTorch for it."""
+    if sys.modules.get("torch") is not None:
+        from gpipe_bench.measure.environment import environment_facts
+
+        return environment_facts(cell.placement())
+    name = cpu_name() if cell.device == "cpu" else ""
+    profile = {"profile": machine_slug(name, cpu_count())} if name else {}
+    return {"device": f"{cell.device} {name}".strip(), "device_count": cell.devices, **profile, **host_facts()}
 
 
 def _measure(cell: Cell, repeat: int) -> RawResult:
     from gpipe_bench.bench.measured import measure_cell
 
     return measure_cell(cell, repeat)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

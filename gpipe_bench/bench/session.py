@@ -1,12 +1,11 @@
 """Everything that one GPU is worth measuring for, inside a fixed time: tests, a profile of the device, the ablation.
 
-Made for a machine that is lent for minutes and has neither a network nor Snakemake. Each run is a fresh process. What
+Made for a machine that one has for minutes, with neither a network nor Snakemake. Each run is a fresh process. What
 the time did not suffice for is a row with status ``skipped``: nothing is shortened without saying so.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -24,6 +23,7 @@ from gpipe_bench.bench.children import run_child
 from gpipe_bench.bench.collect import write_tables
 from gpipe_bench.bench.experiments import Workload
 from gpipe_bench.bench.files import json_text, staging, write_files
+from gpipe_bench.bench.gpu_tests import run_gpu_tests
 from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.raw import RawResult
 from gpipe_bench.bench.run import failed_result
@@ -107,23 +107,12 @@ class Session:
 
     def test(self) -> str:
         """Run the GPU tests; returns how that ended: ``passed``, or what else."""
-        outcome = self._test()
+        limit_s = self.left_s * _TESTS_SHARE
+        tests = self.plan.tests
+        outcome = "not run: not asked for" if tests is None else run_gpu_tests(tests, self._log, limit_s)
         self.facts["tests"] = outcome
         self.report(f"GPU tests: {outcome}")
         return outcome
-
-    def _test(self) -> str:
-        if self.plan.tests is None:
-            return "not run: not asked for"
-        if not self.plan.tests.is_dir():
-            return f"not run: there is no folder {self.plan.tests}"
-        if importlib.util.find_spec("pytest") is None:
-            return "not run: pytest is not installed"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", str(self.plan.tests)]
-        limit = self.left_s * _TESTS_SHARE
-        status = run_child(command, self._log, limit, cwd=self.plan.tests.parent)
-        known = {None: f"stopped after {limit:.0f} s", 0: "passed", 5: "none found"}
-        return known.get(status, f"failed with exit status {status}, see {self._log.name}")
 
     def profile(self) -> str:
         """Profile the device into ``profile.json``; returns ``done``, or what else."""

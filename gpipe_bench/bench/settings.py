@@ -81,7 +81,8 @@ Tf32 = Annotated[
 ]
 Warmup = Annotated[int, Field(strict=True, ge=0, description="untimed steps before the timed ones")]
 Steps = Annotated[int, _whole, Field(description="timed steps of each repeat")]
-Seed = Annotated[int, Field(strict=True, ge=0, description="seed of weights, data and dropout")]
+# PyTorch takes 64 bits; a row's column is a signed integer.
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63, description="seed of weights, data and dropout")]
 Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]
 
 

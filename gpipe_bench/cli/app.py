@@ -63,7 +63,7 @@ def _status(arguments: Sequence[str] | None) -> int:
     try:
         result: Any = app(args=arguments, standalone_mode=False)
     except _UsageError as error:
-        return _complain([cast("Any", error).format_message()])
+        return _complain([_usage(error, sys.argv[1:] if arguments is None else arguments)])
     except ConfigError as error:
         return _complain(error.problems)
     except GpipeBenchError as error:
@@ -72,6 +72,17 @@ def _status(arguments: Sequence[str] | None) -> int:
         typer.echo("interrupted", err=True)
         return 130
     return result if isinstance(result, int) else 0
+
+
+def _usage(error: Any, words: Sequence[str]) -> str:
+    """What is wrong with a word of the command line, with the word; the parser leaves that out."""
+    message = error.format_message().rstrip(".")
+    for option in getattr(getattr(error, "param", None), "opts", ()):
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if word == option or word.startswith(f"{option}="):
+                value = following if word == option else word.removeprefix(f"{option}=")
+                return f"{message}, got {value!r}; --help says what {option} takes"
+    return f"{message}; --help lists commands and options" if message else ""
 
 
 def _complain(problems: Sequence[str]) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-from gpipe_bench.engine.phony import get_phony
+from gpipe_bench.engine.phony import new_leaf
 
 __all__ = ["LANE_RANK", "apply", "apply_lane", "pass_through", "ranked_lanes", "set_rank", "skip_ranks"]
 
@@ -90,6 +90,6 @@ def set_rank(outputs: Sequence[Any], rank: int) -> None:
 def skip_ranks(count: int) -> None:
     """Leave the sequence numbers below ``count`` of this thread unused: there is no way but to use them up."""
     if torch.is_grad_enabled():
-        phony = get_phony(torch.device("cpu"), requires_grad=True)
+        phony = new_leaf(torch.device("cpu"))
         while phony.view_as(phony).grad_fn._sequence_nr() < count - 1:  # type: ignore[union-attr]  # noqa: SLF001
             pass

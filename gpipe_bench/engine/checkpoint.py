@@ -27,7 +27,7 @@ from gpipe_bench.engine.autograd import apply, apply_lane, pass_through
 from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.observer import Observer, Task, observed
-from gpipe_bench.engine.phony import get_phony
+from gpipe_bench.engine.phony import new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.streams import Stream, use_stream
 
@@ -160,8 +160,7 @@ def checkpoint(slot: Slot, values: Values, phony: Tensor | None) -> Values:
         values: flat inputs.
         phony: end of a lane to hang on the task, or None.
     """
-    # A phony that requires grad keeps the task in the graph when no input does.
-    edge = get_phony(slot.task("forward").device, requires_grad=True) if phony is None else phony
+    edge = new_leaf(slot.task("forward").device) if phony is None else phony
     return apply(Checkpoint, edge, slot, *values)
 
 

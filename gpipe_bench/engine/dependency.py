@@ -38,7 +38,7 @@ class Fork(Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return pass_through(ctx, (*tensors, get_phony(tensors[0].device, requires_grad=False)))
+        return pass_through(ctx, (*tensors, get_phony(tensors[0].device)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

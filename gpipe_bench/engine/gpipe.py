@@ -167,7 +167,7 @@ class GPipe(nn.Module):
             with deferring(self._deferred):
                 results = self._run(plan, microbatches)
         output = gather(results)
-        return MicroBatch(guard(output.values), output.atomic).unwrap() if plan.checkpoints(0) else output.unwrap()
+        return MicroBatch(guard(output.values), output.structure).unwrap() if plan.checkpoints(0) else output.unwrap()
 
     def _plan(self, m: int) -> Plan[SkipKey]:
         return Plan(

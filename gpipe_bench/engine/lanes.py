@@ -104,9 +104,11 @@ class TorchLanes:
         route = self._route("copy", i, j - 1, j)
         if route.moves:
             riding = [] if self._shared.components.portals else self._stages[j].incoming
-            flat = copy(route, self._flat(i, riding), self._entering[i])
-            self._entering[i] = None
-            self._put(i, flat, riding)
+            flat = self._flat(i, riding)
+            phony = None
+            if differentiable(flat):  # else no gradient copy will end the lane: it goes on to the task
+                phony, self._entering[i] = self._entering[i], None
+            self._put(i, copy(route, flat, phony), riding)
 
     # --- compute -------------------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class TorchLanes:
         """See :meth:`gpipe_bench.program.Lanes.launch`."""
         stage = self._stages[j]
         microbatch = self.microbatches[i]
-        task = PartitionTask(stage, len(microbatch.values), atomic=microbatch.atomic)
+        task = PartitionTask(stage, len(microbatch.values), microbatch.structure)
         flat = self._flat(i, stage.incoming)
         for key in stage.incoming:
             del self._skips[i][key]
@@ -148,7 +150,7 @@ class TorchLanes:
         flat = self._result(running, j)
         outgoing = self._stages[j].outgoing
         values = flat[: len(flat) - len(outgoing)]
-        self.microbatches[i] = MicroBatch(values, running.task.atomic_output)
+        self.microbatches[i] = MicroBatch(values, running.task.output_structure)
         self._skips[i].update(zip(outgoing, flat[len(values) :], strict=True))
         if running.slot is None:
             del self._running[i, j]
@@ -191,7 +193,7 @@ class TorchLanes:
 
     def _put(self, i: int, flat: Values, skips: Sequence[SkipKey]) -> None:
         count = len(flat) - len(skips)
-        self.microbatches[i] = MicroBatch(flat[:count], self.microbatches[i].atomic)
+        self.microbatches[i] = MicroBatch(flat[:count], self.microbatches[i].structure)
         self._skips[i].update(zip(skips, flat[count:], strict=True))
 
     def _endpoint(self, i: int, j: int) -> Endpoint:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 __all__ = ["MicroBatch", "Values", "check_input", "differentiable", "gather", "replace", "scatter"]
 
@@ -17,24 +18,39 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one layer hands to the next.
+    """What one layer hands to the next, as a flat tuple.
 
     Attributes:
-        values: the tensor or tensors, each of shape (micro-batch size, ...).
-        atomic: whether layers see a single tensor rather than a tuple.
+        values: the tensors, each of shape (micro-batch size, ...), and what else there is.
+        structure: how layers see them: None for the one value as it is, else a tree of tuples, lists, dicts and
+            whatever else PyTorch's pytrees know.
     """
 
     values: Values
-    atomic: bool
+    structure: TreeSpec | None
 
     @classmethod
     def wrap(cls, value: Any) -> MicroBatch:
-        """From what a layer takes or gives."""
-        return cls(value, atomic=False) if isinstance(value, tuple) else cls((value,), atomic=True)
+        """From what a layer takes or gives.
+
+        Raises:
+            TypeError: an object of a kind that no pytree knows holds tensors, whose gradients would be lost.
+        """
+        if isinstance(value, Tensor):
+            return cls((value,), None)
+        leaves, structure = tree_flatten(value)
+        for leaf in leaves:
+            hidden = [name for name, item in getattr(leaf, "__dict__", {}).items() if isinstance(item, Tensor)]
+            if hidden and not isinstance(leaf, Tensor):
+                raise TypeError(
+                    f"layers must hand on tensors in tuples, lists or dicts, got a {type(leaf).__name__} that holds "
+                    f"{hidden}; return a tuple, or register the class with torch.utils.pytree"
+                )
+        return cls(tuple(leaves), structure)
 
     def unwrap(self) -> Any:
         """To what a layer takes or gives."""
-        return self.values[0] if self.atomic else self.values
+        return self.values[0] if self.structure is None else tree_unflatten(self.values, self.structure)
 
 
 def differentiable(values: Sequence[Any]) -> list[int]:
@@ -84,15 +100,20 @@ def scatter(value: Any, chunks: int) -> list[MicroBatch]:
     evenly may give fewer micro-batches than asked for (272 in 32 gives 31).
     """
     batch = MicroBatch.wrap(value)
-    pieces = [tensor.chunk(chunks) for tensor in batch.values]
-    return [MicroBatch(values, batch.atomic) for values in zip(*pieces, strict=True)]
+    pieces = [[_own_version(piece) for piece in tensor.chunk(chunks)] for tensor in batch.values]
+    return [MicroBatch(values, batch.structure) for values in zip(*pieces, strict=True)]
+
+
+def _own_version(piece: Tensor) -> Tensor:
+    """Let a layer write to one micro-batch without making autograd believe that it wrote to the others."""
+    return piece if piece.requires_grad or piece.is_inference() else piece.data
 
 
 def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
     """Concatenate results along dimension 0.
 
     Raises:
-        TypeError: a result that is neither a tensor nor a tuple of tensors.
+        TypeError: a result that holds something else than tensors.
     """
     first = microbatches[0]
     for value in first.values:
@@ -104,4 +125,4 @@ def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
     if len(microbatches) == 1:
         return first
     columns = zip(*(microbatch.values for microbatch in microbatches), strict=True)
-    return MicroBatch(tuple(torch.cat(column) for column in columns), first.atomic)
+    return MicroBatch(tuple(torch.cat(column) for column in columns), first.structure)

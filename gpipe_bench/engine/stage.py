@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.microbatch import MicroBatch, Values
@@ -65,25 +66,25 @@ class PartitionTask:
     Args:
         stage: the partition.
         count: how many of the flat values are the micro-batch's.
-        atomic: whether the first layer sees a single tensor.
+        structure: how the first layer sees them.
 
     Attributes:
-        atomic_output: whether the last layer gave a single tensor; known after the first call.
+        output_structure: how the last layer gave its values; known after the first call.
     """
 
-    def __init__(self, stage: Stage, count: int, *, atomic: bool) -> None:
+    def __init__(self, stage: Stage, count: int, structure: TreeSpec | None) -> None:
         self._stage = stage
         self._count = count
-        self._atomic = atomic
-        self.atomic_output = True
+        self._structure = structure
+        self.output_structure: TreeSpec | None = None
 
     def __call__(self, flat: Values) -> Values:
         """Flat inputs to flat outputs: those of the last layer, then the outgoing skips."""
         stage = self._stage
         tracker = LocalTracker(zip(stage.incoming, flat[self._count :], strict=True))
         with use_tracker(tracker):
-            output = MicroBatch.wrap(stage.layers(MicroBatch(flat[: self._count], self._atomic).unwrap()))
-        self.atomic_output = output.atomic
+            output = MicroBatch.wrap(stage.layers(MicroBatch(flat[: self._count], self._structure).unwrap()))
+        self.output_structure = output.structure
         return (*output.values, *(tracker.load(key) for key in stage.outgoing))
 
     def keeping_inputs(self, flat: Values) -> Values:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["device_handle", "driver_version", "nvml_session"]
 
@@ -42,6 +44,8 @@ def device_handle(nvml: Any, device: torch.device) -> Any:
 
     Found by UUID: the library numbers all devices of the machine, PyTorch only the visible ones, in another order.
     """
+    import torch
+
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

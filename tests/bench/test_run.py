@@ -10,6 +10,7 @@ import torch
 
 from gpipe_bench.bench.run import failed_result, run_cell
 from gpipe_bench.errors import BalanceError, ConfigError, DeviceCountError, SkipLayoutError, UnsupportedError
+from gpipe_bench.measure.environment import environment_facts
 from tests.bench.cells_of import cell, ok_result
 
 
@@ -92,8 +93,9 @@ def test_a_failed_row_says_what_was_asked_for():
     assert (row.partitions, row.chunks, row.microbatches, row.batch_size, row.balance) == (2, 2, 2, 4, "14-15")
     assert (row.transfer, row.backward, row.checkpoint, row.seed) == ("host", "autograd", "except_last", 0)
     assert (row.config_sha256, row.evidence, row.experiment) == (made.config_sha256, "measured", "")
-    assert (row.device, row.device_count, row.torch) == ("cpu", 1, str(torch.__version__))
-    assert row.python
+    facts = environment_facts(["cpu"])
+    named = ("device", "device_count", "profile", "torch", "driver", "python", "commit", "dirty")
+    assert [getattr(row, name) for name in named] == [facts[name] for name in named]
     assert row.started_utc.endswith("+00:00")
 
 
@@ -103,7 +105,9 @@ import sys
 sys.modules["torch"] = None
 from gpipe_bench.bench.cells import Cell
 from gpipe_bench.bench.run import run_cell
-print(run_cell(Cell(variant="dep-str-x"), 0).row.status)
+row = run_cell(Cell(variant="dep-str-x"), 0).row
+print(row.status, row.profile, row.commit)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout == "unsupported\n", done.stderr
+    facts = environment_facts(["cpu"])
+    assert done.stdout == f"unsupported {facts['profile']} {facts['commit']}\n", done.stderr

@@ -17,6 +17,10 @@ from gpipe_bench.skip import Namespace, pop, skippable, stash
 WIDTH = 3
 MODES = ("always", "except_last", "never")
 FACTORIAL = list(Components.factorial())
+# Eight in which every two components are on and off in all four ways.
+SOME = [
+    Components(*(letter in on for letter in "cfspe")) for on in ("cfspe", "cfs", "cpe", "c", "fp", "fe", "sp", "se")
+]
 LETTERS = {
     "forward": "F",
     "recompute": "R",

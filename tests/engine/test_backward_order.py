@@ -249,3 +249,26 @@ def test_skips_do_not_disturb_the_order(m, checkpoint, transfer, portals, clock_
     order = in_a_working_thread(work)
     for j in range(4):
         assert [name for name in order if name.endswith(f",{j}")] == [f"B{i},{j}" for i in reversed(range(m))]
+
+
+@pytest.mark.parametrize("clock_cycle", [True, False])
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+def test_a_frozen_first_partition_does_not_disturb_the_order(checkpoint, transfer, clock_cycle):
+    """What enters partition 1 needs no gradient, but the lane must not end there."""
+    log: list[str] = []
+
+    def work():
+        pipe = probe_pipe(
+            3, log, chunks=4, checkpoint=checkpoint, transfer=transfer, components=Components(clock_cycle=clock_cycle)
+        )
+        pipe[0].requires_grad_(requires_grad=False)
+        output = pipe(numbered(4))
+        log.clear()
+        output.sum().backward()
+
+    in_a_working_thread(work)
+    for j in (1, 2):
+        expected = [f"{letter}{i},{j}" for i in (3, 2, 1, 0) for letter in "RB"]
+        here = [name for name in log if name.endswith(f",{j}")]
+        assert here == (expected if checkpoint == "always" else expected[1:])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from gpipe_bench.engine.dependency import fork, join
-from gpipe_bench.engine.phony import get_phony
+from gpipe_bench.engine.phony import get_phony, new_leaf
 from tests.engine.support import Identity
 
 CPU = torch.device("cpu")
@@ -20,17 +19,21 @@ def leaf(*values: float) -> Tensor:
 # --- phonies -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("requires_grad", [True, False])
-def test_a_phony_is_empty_and_made_once(requires_grad):
-    phony = get_phony(CPU, requires_grad=requires_grad)
-    assert (phony.shape, phony.device, phony.requires_grad) == ((0,), CPU, requires_grad)
-    assert get_phony(CPU, requires_grad=requires_grad) is phony
+def test_a_phony_is_empty_and_made_once():
+    phony = get_phony(CPU)
+    assert (phony.shape, phony.device, phony.requires_grad) == ((0,), CPU, False)
+    assert get_phony(CPU) is phony
 
 
 def test_a_phony_made_in_inference_mode_serves_training():
-    meta = torch.device("meta")
     with torch.inference_mode():
-        assert not get_phony(meta, requires_grad=True).is_inference()
+        assert not get_phony(torch.device("meta")).is_inference()
+
+
+def test_each_leaf_is_its_own():
+    one, other = new_leaf(CPU), new_leaf(CPU)
+    assert one is not other
+    assert (one.shape, one.requires_grad, one.is_leaf) == ((0,), True, True)
 
 
 # --- values --------------------------------------------------------------------------------------------------------

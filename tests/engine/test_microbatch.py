@@ -31,7 +31,7 @@ def test_a_tuple_is_split_side_by_side():
     pieces = scatter((a, b), 3)
     assert [piece.values[0].tolist() for piece in pieces] == [[0, 1], [2, 3], [4]]
     assert [piece.values[1].size(0) for piece in pieces] == [2, 2, 1]
-    assert not any(piece.atomic for piece in pieces)
+    assert all(piece.structure is not None for piece in pieces)
 
 
 @pytest.mark.parametrize("value", [torch.arange(7), (torch.arange(7), torch.zeros(7, 2)), (torch.arange(7),)])

@@ -19,7 +19,7 @@ def made(place):
 def test_all_problems_are_named_at_once(place, snakemake):
     (place / "wrong.yaml").write_text(WRONG)
     done = snakemake("ablation", "--configfile", "wrong.yaml")
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "Traceback" not in done.stdout
     lines = [line for line in done.stdout.splitlines() if "wrong.yaml: " in line]
     for key, got in (("ablaton", "ablation"), ("chunks", "0"), ("balance", "8-9-1"), ("modle", "model")):
@@ -29,7 +29,7 @@ def test_all_problems_are_named_at_once(place, snakemake):
 
 def test_a_wrong_setting_of_the_command_line_is_named(place, snakemake):
     done = snakemake("ablation", "--config", "device=tpu")
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "device must be one of auto, cpu, cuda, got 'tpu'" in done.stdout
     assert made(place) == []
 

@@ -1,0 +1,176 @@
+"""The race checker: which accesses to memory no wait orders.
+
+A vector clock per stream counts the records that have run before. An event copies its stream's clock, a wait joins
+it, a synchronisation joins it into the host's clock, and a launch joins the host's into the stream's. Then one access
+happens before another exactly if the other's clock has counted it. Each block keeps its last write and the reads
+since then. Two more rules come from the caching allocator, which hands a freed block out again on the stream that
+allocated it, while the streams may still be busy:
+
+- An allocation counts as a write on its stream: what used that memory before may still run there.
+- When a block is freed, every other stream that used it must have been recorded (``record_stream``), or the block's
+  own stream must have waited for that use already. (The allocator needs that only when it hands the block out again:
+  a wait between the free and the reuse is reported although nothing can happen.)
+
+Limits: the host counts as one thread, so what its threads do is taken as ordered as it happened, which can hide a race
+and cannot invent one. Blocks are whole: two halves of one are one. Memory of the CPU is seen only where a copy reads
+or writes pinned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.virtual_devices.bed.trace import HOST, Record
+
+__all__ = ["Race", "find_races"]
+
+Queue = tuple[int, int]
+Clock = dict[Queue, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses to a block that nothing orders.
+
+    Attributes:
+        kind: ``read`` of what may not be written yet, ``write`` over what may still be used, or ``free`` of what
+            another stream may still use.
+        block: the memory.
+        before: the access that may come too late.
+        after: the one that may come too early.
+    """
+
+    kind: str
+    block: int
+    before: Record
+    after: Record
+
+    def __str__(self) -> str:
+        return f"{self.kind} of block {self.block}: {self.after} does not wait for {self.before}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    queue: Queue
+    time: int
+    record: Record
+
+
+@dataclass(slots=True)
+class _Block:
+    queue: Queue
+    write: _Access | None = None
+    reads: dict[Queue, _Access] = field(default_factory=dict)
+    uses: dict[Queue, _Access] = field(default_factory=dict)
+    recorded: set[Queue] = field(default_factory=set)
+
+
+def find_races(records: Iterable[Record]) -> list[Race]:
+    """All races of a trace, one per pair of accesses."""
+    checker = _Checker()
+    for record in records:
+        getattr(checker, record.kind)(record)
+    return checker.races
+
+
+class _Checker:
+    def __init__(self) -> None:
+        self.races: list[Race] = []
+        self.clocks: dict[Queue, Clock] = {}
+        self.host: Clock = {}
+        # How often the host has synchronised, and what of that a stream has seen.
+        self.host_version = 0
+        self.seen: dict[Queue, int] = {}
+        self.versions: dict[int, Clock] = {}
+        self.blocks: dict[int, _Block] = {}
+
+    def kernel(self, record: Record) -> None:
+        clock = self.launch(record.queue)
+        access = _Access(record.queue, clock[record.queue], record)
+        for block in record.reads:
+            # Who writes must wait for whatever who reads must.
+            if block not in record.writes:
+                self.read(block, access, clock)
+        for block in record.writes:
+            self.write(block, access, clock)
+
+    copy = kernel
+
+    def record(self, record: Record) -> None:
+        self.versions[record.version] = dict(self.launch(record.queue))
+
+    def wait(self, record: Record) -> None:
+        _join(self.launch(record.queue), self.versions.get(record.version, {}))
+
+    def sync_stream(self, record: Record) -> None:
+        self.host_joins(self.clocks.get(record.queue, {}))
+
+    def sync_device(self, record: Record) -> None:
+        for queue, clock in self.clocks.items():
+            if queue[0] == record.device:
+                self.host_joins(clock)
+
+    def sync_event(self, record: Record) -> None:
+        self.host_joins(self.versions.get(record.version, {}))
+
+    def alloc(self, record: Record) -> None:
+        (block,) = record.writes
+        self.blocks[block] = _Block(record.queue)
+        if record.device != HOST:
+            clock = self.launch(record.queue)
+            self.blocks[block].write = _Access(record.queue, clock[record.queue], record)
+
+    def free(self, record: Record) -> None:
+        (block,) = record.writes
+        known = self.blocks.pop(block, None)
+        if known is None or record.device == HOST:
+            return
+        clock = self.launch(known.queue)
+        for queue, use in known.uses.items():
+            if queue != known.queue and queue not in known.recorded and clock.get(queue, 0) < use.time:
+                self.races.append(Race("free", block, use.record, record))
+
+    def record_stream(self, record: Record) -> None:
+        (block,) = record.writes
+        self.of(block, record).recorded.add(record.queue)
+
+    def read(self, block: int, access: _Access, clock: Clock) -> None:
+        known = self.of(block, access.record)
+        self.expect("read", block, known.write, access, clock)
+        known.reads[access.queue] = known.uses[access.queue] = access
+
+    def write(self, block: int, access: _Access, clock: Clock) -> None:
+        known = self.of(block, access.record)
+        for earlier in (known.write, *known.reads.values()):
+            self.expect("write", block, earlier, access, clock)
+        known.write = known.uses[access.queue] = access
+        known.reads = {}
+
+    def expect(self, kind: str, block: int, earlier: _Access | None, access: _Access, clock: Clock) -> None:
+        """``earlier`` must have been counted by the clock of ``access``."""
+        if earlier is not None and clock.get(earlier.queue, 0) < earlier.time:
+            self.races.append(Race(kind, block, earlier.record, access.record))
+
+    def of(self, block: int, record: Record) -> _Block:
+        """What is known of a block; one from before the trace is its first user's, who has nobody to wait for."""
+        return self.blocks.setdefault(block, _Block(record.queue))
+
+    def launch(self, queue: Queue) -> Clock:
+        """The clock of a stream, for a record that the host launches now."""
+        clock = self.clocks.setdefault(queue, {queue: 0})
+        if self.seen.get(queue, 0) < self.host_version:
+            _join(clock, self.host)
+            self.seen[queue] = self.host_version
+        clock[queue] += 1
+        return clock
+
+    def host_joins(self, clock: Clock) -> None:
+        _join(self.host, clock)
+        self.host_version += 1
+
+
+def _join(clock: Clock, other: Clock) -> None:
+    for queue, time in other.items():
+        if clock.get(queue, 0) < time:
+            clock[queue] = time

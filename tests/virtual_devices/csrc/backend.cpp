@@ -1,0 +1,133 @@
+// Virtual devices for PyTorch: registration, and the functions that bed/library.py calls.
+//
+// One translation unit: what takes time to compile is PyTorch's headers.
+
+#include "autocast.h"
+#include "kernels.h"
+
+namespace virtual_devices {
+
+DeviceAllocator g_allocator;
+PinnedAllocator g_pinned;
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &g_allocator)
+
+const bool g_registered = [] {
+  at::RegisterPrivateUse1HooksInterface(new Hooks);
+  at::setHostAllocator(at::kPrivateUse1, &g_pinned);
+  return true;
+}();
+
+} // namespace virtual_devices
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&virtual_devices::fallback>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &virtual_devices::empty);
+  m.impl("empty_strided", &virtual_devices::empty_strided);
+  m.impl("_efficientzerotensor", &virtual_devices::zero_tensor);
+  m.impl("resize_", &virtual_devices::resize);
+  m.impl("set_", &virtual_devices::set_nothing);
+  m.impl("set_.source_Tensor", &virtual_devices::set_tensor);
+  m.impl("set_.source_Storage", &virtual_devices::set_storage);
+  m.impl("set_.source_Storage_storage_offset", &virtual_devices::set_part);
+  m.impl("_copy_from", &virtual_devices::copy_from);
+  m.impl("_copy_from_and_resize", &virtual_devices::copy_from_and_resize);
+  m.impl("record_stream", &virtual_devices::record_stream);
+  m.impl("convolution_overrideable", &virtual_devices::convolution);
+  m.impl("convolution_backward_overrideable", &virtual_devices::convolution_backward);
+  m.impl("native_dropout", &virtual_devices::dropout);
+}
+
+// A copy materialises lazy conjugation and negation itself: without these, they would ask for a copy without end.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  AT_FORALL_LOWER_PRECISION_FP(LOWER_PRECISION)
+  AT_FORALL_FP32(SINGLE_PRECISION)
+  AT_FORALL_FP32_SET_OPT_DTYPE(SINGLE_BY_DEFAULT)
+  AT_FORALL_PROMOTE(WIDEST)
+}
+
+TORCH_LIBRARY(virtual_devices, m) {
+  m.def("default_generator(int device) -> Generator?", [](int64_t device) -> std::optional<at::Generator> {
+    return virtual_devices::default_generator(static_cast<int>(device));
+  });
+}
+
+// Plain C, called through ctypes: one library serves every Python version, and needs none of Python's headers.
+extern "C" {
+
+void vd_set_device_count(int count) {
+  virtual_devices::g_device_count = count;
+}
+
+int vd_device_count() {
+  return virtual_devices::g_device_count;
+}
+
+void vd_trace_start() {
+  virtual_devices::trace().start();
+}
+
+void vd_trace_stop() {
+  virtual_devices::trace().stop();
+}
+
+int64_t vd_trace_size() {
+  return virtual_devices::trace().size();
+}
+
+const char* vd_trace_text(int64_t begin) {
+  return virtual_devices::trace().text(begin);
+}
+
+double vd_set_duration(double milliseconds) {
+  return std::exchange(virtual_devices::t_duration, milliseconds);
+}
+
+void vd_set_jitter(uint64_t seed, int microseconds) {
+  virtual_devices::g_jitter_seed = seed;
+  virtual_devices::g_jitter_us = microseconds;
+}
+
+int vd_thread() {
+  return virtual_devices::thread_index();
+}
+
+void vd_memory(int device, int64_t stream, int64_t* counts) {
+  const auto count = virtual_devices::memory().count(device, stream);
+  counts[0] = count.current;
+  counts[1] = count.peak;
+  counts[2] = count.blocks;
+}
+
+void vd_reset_peak(int device) {
+  virtual_devices::memory().reset_peak(device);
+}
+
+void vd_set_capacity(int device, int64_t bytes) {
+  virtual_devices::memory().set_capacity(device, bytes);
+}
+
+int64_t vd_capacity(int device) {
+  return virtual_devices::memory().capacity(device);
+}
+
+void vd_set_elapsed(virtual_devices::Elapsed elapsed) {
+  virtual_devices::g_elapsed = elapsed;
+}
+}

@@ -1,0 +1,223 @@
+// Operators that need a kernel of their own.
+#pragma once
+
+#include "fallback.h"
+
+namespace virtual_devices {
+
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+inline void check_factory(std::optional<c10::Layout> layout, std::optional<bool> pinned) {
+  TORCH_CHECK(c10::layout_or_default(layout) == c10::kStrided, "a virtual device holds strided tensors only");
+  TORCH_CHECK(!c10::pinned_memory_or_default(pinned), "pinned memory must be on the CPU, got a virtual device");
+}
+
+at::Tensor empty(
+    c10::IntArrayRef size,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout> layout,
+    std::optional<c10::Device> device,
+    std::optional<bool> pinned,
+    std::optional<c10::MemoryFormat> format) {
+  check_factory(layout, pinned);
+  const c10::DeviceGuard guard(device_of(indexed(c10::device_or_default(device))));
+  auto* allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
+  return at::detail::empty_generic(size, allocator, kKeys, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(
+    c10::IntArrayRef size,
+    c10::IntArrayRef stride,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout> layout,
+    std::optional<c10::Device> device,
+    std::optional<bool> pinned) {
+  check_factory(layout, pinned);
+  const c10::DeviceGuard guard(device_of(indexed(c10::device_or_default(device))));
+  auto* allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
+  return at::detail::empty_strided_generic(size, stride, allocator, kKeys, c10::dtype_or_default(dtype));
+}
+
+at::Tensor zero_tensor(
+    c10::IntArrayRef size,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout>,
+    std::optional<c10::Device> device,
+    std::optional<bool>) {
+  at::native::ZeroTensorAllocator allocator(device_of(indexed(c10::device_or_default(device))));
+  const auto keys = kKeys | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
+  return at::detail::empty_generic(size, &allocator, keys, c10::dtype_or_default(dtype), std::nullopt);
+}
+
+void resize_storage(c10::StorageImpl* storage, size_t bytes) {
+  const int device = storage->device().index();
+  c10::DataPtr grown = memory().make(device, bytes);
+  const size_t kept = std::min(bytes, storage->nbytes());
+  if (kept > 0) {
+    std::memcpy(grown.get(), storage->data(), kept);
+    Record record{"kernel", "resize_", device, current_stream(device), t_duration};
+    record.reads = {Memory::find(storage->data_ptr())->id};
+    record.writes = {Memory::find(grown)->id};
+    trace().add(std::move(record));
+  }
+  storage->set_data_ptr_noswap(std::move(grown));
+  storage->set_nbytes(bytes);
+}
+
+inline void fit_storage(const at::Tensor& self) {
+  const size_t needed =
+      at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.itemsize(), self.storage_offset());
+  if (self.numel() > 0 && needed > self.storage().nbytes()) {
+    resize_storage(self.storage().unsafeGetStorageImpl(), needed);
+  }
+}
+
+const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+  c10::TensorImpl* impl = self.unsafeGetTensorImpl();
+  if (self.sizes() != size) {
+    impl->set_sizes_contiguous(size);
+    fit_storage(self);
+  }
+  if (format.has_value() && *format != c10::MemoryFormat::Preserve) {
+    impl->empty_tensor_restride(*format);
+  }
+  return self;
+}
+
+at::Tensor& set_part(
+    at::Tensor& self, c10::Storage source, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
+  c10::TensorImpl* impl = self.unsafeGetTensorImpl();
+  TORCH_CHECK(source.device() == self.device(), "a tensor must keep its device, got a storage on ", source.device());
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_storage_offset(offset);
+  if (stride.data() == nullptr) {
+    impl->set_sizes_contiguous(size);
+  } else {
+    impl->set_sizes_and_strides(size, stride);
+  }
+  fit_storage(self);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, c10::Storage source) {
+  const auto count = static_cast<int64_t>(source.nbytes() / self.itemsize());
+  return set_part(self, std::move(source), 0, {count}, {});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return set_part(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  const c10::DeviceGuard guard(self.device());
+  c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(c10::DeviceType::PrivateUse1), true);
+  return set_part(self, std::move(nothing), 0, {0}, {});
+}
+
+// As CUDA does it (CUDACachingAllocator, Copy.cu): between devices on the sender's current stream, which waits for the
+// receiver's before and is waited for by it afterwards; with the host on the device's current stream, and the host
+// waits unless told not to, or always when it takes the data to memory that is not pinned.
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
+  if (target.numel() == 0) {
+    return target;
+  }
+  const bool from_host = !is_ours(self);
+  const bool to_host = !is_ours(target);
+  const int device = from_host ? target.device().index() : self.device().index();
+  const int peer = from_host || to_host ? kHost : target.device().index();
+  const bool across = peer != kHost && peer != device;
+  Kernel kernel("copy_", device);
+  Record& record = kernel.record();
+  const int64_t stream = record.stream;
+  at::Tensor source = kernel.read(self);
+  kernel.write(target).copy_(source);
+  if (peer != device) {
+    record.kind = "copy";
+    record.peer = peer;
+    record.bytes = static_cast<int64_t>(target.nbytes());
+    record.name = from_host ? "host_to_device" : to_host ? "device_to_host" : "device_to_device";
+  }
+  if (across) {
+    trace_barrier(peer, current_stream(peer), device, stream);
+  }
+  kernel.launch();
+  if (across) {
+    trace_barrier(device, stream, peer, current_stream(peer));
+  }
+  const bool pageable = to_host && !memory().pinned(target.const_data_ptr());
+  if ((from_host || to_host) && (!non_blocking || pageable)) {
+    trace_sync(device, stream);
+  }
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target) {
+  target.resize_(self.sizes());
+  return copy_from(self, target, false);
+}
+
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  memory().record_stream(self.storage().data_ptr(), stream);
+}
+
+at::Tensor convolution(
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias,
+    c10::IntArrayRef stride,
+    c10::IntArrayRef padding,
+    c10::IntArrayRef dilation,
+    bool transposed,
+    c10::IntArrayRef output_padding,
+    int64_t groups) {
+  Kernel kernel("convolution", input.device().index());
+  const at::Tensor given = kernel.read(input);
+  const at::Tensor weights = kernel.read(weight);
+  const at::Tensor added = bias.has_value() ? kernel.read(*bias) : at::Tensor();
+  at::Tensor output = kernel.result(
+      at::convolution(given, weights, added, stride, padding, dilation, transposed, output_padding, groups));
+  kernel.launch();
+  return output;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& grad,
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    c10::IntArrayRef stride,
+    c10::IntArrayRef padding,
+    c10::IntArrayRef dilation,
+    bool transposed,
+    c10::IntArrayRef output_padding,
+    int64_t groups,
+    std::array<bool, 3> mask) {
+  Kernel kernel("convolution_backward", grad.device().index());
+  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
+  const at::Tensor arrived = kernel.read(grad);
+  const at::Tensor given = kernel.read(input);
+  const at::Tensor weights = kernel.read(weight);
+  auto [one, two, three] = at::convolution_backward(
+      arrived, given, weights, at::IntArrayRef{channels}, stride, padding, dilation, transposed, output_padding,
+      groups, mask);
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> grads{kernel.result(one), kernel.result(two), kernel.result(three)};
+  kernel.launch();
+  return grads;
+}
+
+// The CPU's takes no generator.
+std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train) {
+  const int device = input.device().index();
+  Kernel kernel("native_dropout", device);
+  const at::Tensor given = kernel.read(input);
+  at::Tensor kept = at::ones_like(given, given.options().dtype(at::kBool));
+  at::Tensor output = given.clone();
+  if (train.value_or(true)) {
+    kept.bernoulli_(1 - p, numbers_of({}, device));
+    output.mul_(kept).mul_(p == 1 ? 0 : 1 / (1 - p));
+  }
+  std::tuple<at::Tensor, at::Tensor> results{kernel.result(output), kernel.result(kept)};
+  kernel.launch();
+  return results;
+}
+
+} // namespace virtual_devices

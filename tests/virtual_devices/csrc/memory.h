@@ -1,0 +1,237 @@
+// Device memory: host memory that is counted per device and stream, with a capacity; and pinned host memory.
+#pragma once
+
+#include "trace.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Storage.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+namespace virtual_devices {
+
+struct Block {
+  int64_t id;
+  int device;
+  int64_t stream; // that was current on the device when the block was allocated
+  size_t bytes;
+  void* data;
+  // What a CPU kernel made and the block adopted; else the block owns `data`.
+  c10::Storage owner;
+};
+
+struct Count {
+  int64_t current = 0;
+  int64_t peak = 0;
+  int64_t blocks = 0;
+
+  void add(int64_t bytes, int sign) {
+    current += sign * bytes;
+    blocks += sign;
+    peak = std::max(peak, current);
+  }
+};
+
+void free_block(void* block);
+
+class Memory {
+ public:
+  Memory() {
+    capacity_.fill(-1);
+  }
+
+  // A data pointer for `bytes` on a device; data that somebody else made is adopted from `owner`.
+  c10::DataPtr make(int device, size_t bytes, c10::Storage owner = {}) {
+    const c10::Device where = device == kHost ? c10::Device(c10::kCPU) : device_of(device);
+    if (bytes == 0) {
+      return c10::DataPtr(nullptr, where);
+    }
+    auto block = std::make_unique<Block>(Block{0, device, device == kHost ? 0 : current_stream(device), bytes});
+    account(*block, +1);
+    if (owner) {
+      block->data = owner.mutable_data();
+      block->owner = std::move(owner);
+    } else {
+      block->data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+      TORCH_CHECK(block->data != nullptr, "host memory must hold every virtual device, got no ", bytes, " bytes");
+    }
+    note("alloc", *block);
+    Block* raw = block.release();
+    return c10::DataPtr(raw->data, raw, &free_block, where);
+  }
+
+  void release(Block* block) {
+    note("free", *block);
+    account(*block, -1);
+    if (!block->owner) {
+      std::free(block->data);
+    }
+    delete block;
+  }
+
+  // Null for memory that is none of ours.
+  static const Block* find(const c10::DataPtr& pointer) {
+    return pointer.get_deleter() == &free_block ? static_cast<const Block*>(pointer.get_context()) : nullptr;
+  }
+
+  void record_stream(const c10::DataPtr& pointer, const c10::Stream& stream) {
+    if (const Block* block = find(pointer)) {
+      Record record{"record_stream", "", stream.device_index(), stream.id()};
+      record.writes = {block->id};
+      trace().add(std::move(record));
+    }
+  }
+
+  bool pinned(const void* data) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto after = pinned_.upper_bound(static_cast<const char*>(data));
+    return after != pinned_.begin() && static_cast<const char*>(data) < std::prev(after)->second;
+  }
+
+  // Of one stream of a device, or of the whole device: stream -1.
+  Count count(int device, int64_t stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return counts_[{device, stream}];
+  }
+
+  void reset_peak(int device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [key, count] : counts_) {
+      if (key.first == device) {
+        count.peak = count.current;
+      }
+    }
+  }
+
+  // Negative: no limit.
+  void set_capacity(int device, int64_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    capacity_[device] = bytes;
+  }
+
+  int64_t capacity(int device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return capacity_[device];
+  }
+
+ private:
+  void account(Block& block, int sign) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto bytes = static_cast<int64_t>(block.bytes);
+    if (block.device != kHost) {
+      Count& whole = counts_[{block.device, -1}];
+      const int64_t limit = capacity_[block.device];
+      TORCH_CHECK_WITH(
+          OutOfMemoryError,
+          sign < 0 || limit < 0 || whole.current + bytes <= limit,
+          "virtual device ", block.device, " out of memory: tried to allocate ", bytes, " bytes with ",
+          whole.current, " of ", limit, " in use");
+      whole.add(bytes, sign);
+    }
+    counts_[{block.device, block.stream}].add(bytes, sign);
+    if (sign > 0) {
+      block.id = ++ids_;
+    }
+  }
+
+  void note(const char* kind, const Block& block) {
+    if (block.device == kHost) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto* data = static_cast<const char*>(block.data);
+      if (*kind == 'a') {
+        pinned_[data] = data + block.bytes;
+      } else {
+        pinned_.erase(data);
+      }
+    }
+    Record record{kind, "", block.device, block.stream};
+    record.bytes = static_cast<int64_t>(block.bytes);
+    record.writes = {block.id};
+    trace().add(std::move(record));
+  }
+
+  std::mutex mutex_;
+  std::map<std::pair<int, int64_t>, Count> counts_;
+  std::array<int64_t, kMaxDevices> capacity_;
+  std::map<const char*, const char*> pinned_;
+  int64_t ids_ = 0;
+};
+
+// Leaked, as blocks may be freed while the process ends.
+inline Memory& memory() {
+  static Memory* instance = new Memory;
+  return *instance;
+}
+
+void free_block(void* block) {
+  memory().release(static_cast<Block*>(block));
+}
+
+// Keeps no cache: what is reserved is what is allocated.
+struct DeviceAllocator final : c10::DeviceAllocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    return memory().make(t_device, bytes);
+  }
+
+  void copy_data(void* target, const void* source, size_t count) const override {
+    default_copy_data(target, source, count);
+  }
+
+  bool initialized() override {
+    return true;
+  }
+
+  void emptyCache(c10::MempoolId_t) override {}
+
+  void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
+    memory().record_stream(pointer, stream);
+  }
+
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const Count count = memory().count(checked(device), -1);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    for (auto* bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
+      (*bytes)[0].current = count.current;
+      (*bytes)[0].peak = count.peak;
+    }
+    stats.allocation[0].current = count.blocks;
+    return stats;
+  }
+
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+
+  void resetPeakStats(c10::DeviceIndex device) override {
+    memory().reset_peak(checked(device));
+  }
+};
+
+// The caching host allocator of CUDA records the streams that copy from or to a block by itself, so that freeing one
+// is always safe.
+struct PinnedAllocator final : at::HostAllocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    return memory().make(kHost, bytes);
+  }
+
+  void copy_data(void* target, const void* source, size_t count) const override {
+    default_copy_data(target, source, count);
+  }
+
+  bool record_event(void*, void*, c10::Stream) override {
+    return true;
+  }
+
+  void empty_cache() override {}
+
+  at::HostStats get_stats() override {
+    return {};
+  }
+
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+};
+
+} // namespace virtual_devices

@@ -1,0 +1,218 @@
+"""Pipelines on virtual devices, and the cases in which they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench import Components, GPipe
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.skip import Namespace, pop, skippable, stash
+from tests.virtual_devices.bed.library import duration
+from tests.virtual_devices.bed.races import Race, find_races
+from tests.virtual_devices.bed.trace import Trace, recording
+
+WIDTH = 3
+FORWARD_MS, BACKWARD_MS, COPY_MS = 10.0, 20.0, 0.1
+
+
+class Mix(nn.Module):
+    """(B, 3) -> (B, 3), with parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+@skippable(stash=["skip"])
+class Stash(nn.Module):
+    """Stashes cos x, or None."""
+
+    def __init__(self, namespace: Namespace, *, nothing: bool = False) -> None:
+        super().__init__()
+        self.nothing = nothing
+        self.isolate(namespace)
+
+    def forward(self, x: Tensor) -> Any:
+        yield stash("skip", None if self.nothing else x.cos())
+        return x
+
+
+@skippable(pop=["skip"])
+class Pop(nn.Module):
+    """Adds what was stashed, unless it is None."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__()
+        self.isolate(namespace)
+
+    def forward(self, x: Tensor) -> Any:
+        skip = yield pop("skip")
+        return x if skip is None else x + skip
+
+
+SKIPS = {"none": (), "nested": ((0, 7, False), (1, 6, False)), "mixed": ((0, 3, False), (2, 7, False), (1, 5, True))}
+"""Skips of a model of eight blocks: (block that stashes, block that pops, whether what it stashes is None)."""
+
+
+def model(skips: str = "mixed", blocks: int = 8) -> nn.Sequential:
+    """Equal weights in every call; blocks are layers, so that a balance cuts between them."""
+    torch.manual_seed(7)
+    members: list[list[nn.Module]] = [[Mix()] for _ in range(blocks)]
+    for source, target, nothing in SKIPS[skips]:
+        namespace = Namespace()
+        members[source].append(Stash(namespace, nothing=nothing))
+        members[target].insert(0, Pop(namespace))
+    return nn.Sequential(*(nn.Sequential(*member) for member in members)).double()
+
+
+def even_balance(n: int, layers: int = 8) -> list[int]:
+    """``layers`` layers in ``n`` partitions, the first ones larger."""
+    return [layers // n + (j < layers % n) for j in range(n)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a pipeline.
+
+    Attributes:
+        devices: of the partitions.
+        m: micro-batches asked for; the batch has one row more than twice as many, so that they are uneven.
+    """
+
+    devices: tuple[int, ...]
+    m: int
+    components: Components
+    checkpoint: str
+    skips: str
+    transfer: str
+
+    def __str__(self) -> str:
+        places = "".join(map(str, self.devices))
+        return f"{places}-m{self.m}-{self.components.label}-{self.checkpoint}-{self.skips}-{self.transfer}"
+
+    @property
+    def rows(self) -> int:
+        return 2 * self.m + 1
+
+    def pipe(self, module: nn.Sequential | None = None) -> GPipe:
+        return GPipe(
+            model(self.skips) if module is None else module,
+            even_balance(len(self.devices)),
+            devices=[f"virtual:{index}" for index in self.devices],
+            chunks=self.m,
+            checkpoint=self.checkpoint,
+            components=self.components,
+            transfer=self.transfer,
+        )
+
+
+def placements(n: int) -> Iterator[tuple[int, ...]]:
+    """Where n partitions may be: each on its own device; back and forth between two; all on one."""
+    yield tuple(range(n))
+    if n > 2:
+        yield tuple(j % 2 for j in range(n))
+    if n > 1:
+        yield (3,) * n
+
+
+def all_cases() -> Iterator[Case]:
+    """Components x checkpoint mode x skip layout x transfer x placements of n = 1 to 8 partitions x m = 1 to 8."""
+    for n, m in product(range(1, 9), range(1, 9)):
+        for devices, components, checkpoint, skips, transfer in product(
+            placements(n), Components.factorial(), CHECKPOINT_MODES, SKIPS, ("direct", "host")
+        ):
+            yield Case(devices, m, components, checkpoint, skips, transfer)
+
+
+def score(output: Tensor) -> Tensor:
+    """A loss that adds up over the batch."""
+    return (output.sin() * torch.linspace(0.5, 1.5, WIDTH, dtype=output.dtype, device="cpu").to(output.device)).sum()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a training step gave, on the CPU, and its trace."""
+
+    output: Tensor
+    gradients: dict[str, Tensor]
+    trace: Trace
+
+    @property
+    def races(self) -> list[Race]:
+        return find_races(self.trace.records)
+
+
+def step(network: nn.Module, x: Tensor) -> Step:
+    """One step from fresh gradients."""
+    network.zero_grad()
+    leaf = x.detach().requires_grad_()
+    with recording() as trace:
+        output = network(leaf)
+        score(output).backward()
+    gradients = {name: parameter.grad.cpu() for name, parameter in network.named_parameters()}
+    return Step(output.detach().cpu(), {**gradients, "input": leaf.grad.cpu()}, trace)
+
+
+def batch(rows: int, device: torch.device | str = "cpu") -> Tensor:
+    """Equal numbers in every call."""
+    return torch.rand(rows, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(rows)).to(device)
+
+
+def problems(case: Case) -> list[str]:
+    """What is wrong with a step in a case: values other than the plain module's, or races."""
+    plain = step(model(case.skips), batch(case.rows))
+    pipe = case.pipe()
+    found = step(pipe, batch(case.rows, pipe.devices[0]))
+    wrong = [f"{case}: {race}" for race in found.races]
+    pairs = {"output": (found.output, plain.output)}
+    pairs |= {name: (found.gradients[name], expected) for name, expected in plain.gradients.items()}
+    return wrong + [f"{case}: {name} differs" for name, (one, other) in pairs.items() if not torch.allclose(one, other)]
+
+
+class _Work(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        with duration(FORWARD_MS):
+            return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (weight,) = ctx.saved_tensors
+        with duration(BACKWARD_MS):
+            grad_input = grad * weight
+        return grad_input, grad.sum().reshape(1)
+
+
+class Work(nn.Module):
+    """One kernel of 10 ms forward, one of 20 ms backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Work.apply(x, self.weight)
+
+
+def working_pipe(n: int, m: int, **options: Any) -> GPipe:
+    """A chain of n partitions that each do one :class:`Work`, on n devices."""
+    devices = [f"virtual:{j}" for j in range(n)]
+    return GPipe(nn.Sequential(*(Work() for _ in range(n))), [1] * n, devices=devices, chunks=m, **options)
+
+
+def working_step(pipe: GPipe) -> Trace:
+    """The trace of one step with one row per micro-batch."""
+    x = torch.ones(pipe.chunks, WIDTH, device=pipe.devices[0])
+    with recording() as trace:
+        pipe(x).sum().backward()
+    return trace

@@ -1,0 +1,102 @@
+"""The order of recomputations and backward passes on each device, whatever the host's threads do first.
+
+R3 is the recomputation of micro-batch 3, B3 its backward pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench import Components, GPipe, is_recomputing
+from tests.virtual_devices.bed.library import jitter
+from tests.virtual_devices.inside.pipelines import WIDTH
+
+N, M = 4, 4
+RUNS = 12
+ORDERED = {
+    "always": "R3 B3 R2 B2 R1 B1 R0 B0",
+    "except_last": "B3 R2 B2 R1 B1 R0 B0",
+    "never": "B3 B2 B1 B0",
+}
+
+
+class _Report(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, report):
+        ctx.report = report
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.report()
+        return grad, None
+
+
+class Probe(nn.Module):
+    """Notes R and B of the tasks of its partition; micro-batch i holds i."""
+
+    def __init__(self, j, log, lock):
+        super().__init__()
+        self.j, self.log, self.lock = j, log, lock
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def note(self, what):
+        with self.lock:
+            self.log.append((self.j, what))
+
+    def forward(self, x):
+        i = int(x[0, 0])
+        if is_recomputing():
+            self.note(f"R{i}")
+        return _Report.apply(x * self.weight, lambda: self.note(f"B{i}"))
+
+
+def orders(checkpoint, components, runs=RUNS):
+    """The order on each device, in each of some runs with random delays of the host."""
+    log, lock = [], threading.Lock()
+    layers = nn.Sequential(*(Probe(j, log, lock) for j in range(N)))
+    devices = [f"virtual:{j}" for j in range(N)]
+    pipe = GPipe(layers, [1] * N, devices=devices, chunks=M, checkpoint=checkpoint, components=components)
+    x = torch.arange(float(M)).repeat_interleave(WIDTH).reshape(M, WIDTH).to(devices[0])
+    found = []
+    for seed in range(runs):
+        with jitter(seed, 300 if seed else 0):
+            output = pipe(x)
+            log.clear()
+            output.sum().backward()
+        found.append([" ".join(what for place, what in log if place == j) for j in range(N)])
+    return found
+
+
+@pytest.mark.parametrize("checkpoint", ORDERED)
+@pytest.mark.parametrize(
+    "components",
+    [Components(), Components(copy_streams=False, portals=False), Components(clock_cycle=False)],
+    ids=lambda components: components.label,
+)
+def test_with_fork_and_join_every_device_goes_from_the_last_microbatch_to_the_first(checkpoint, components):
+    assert orders(checkpoint, components) == [[ORDERED[checkpoint]] * N] * RUNS
+
+
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+def test_each_device_recomputes_right_before_it_needs_it_without_early_recomputation(checkpoint):
+    assert orders(checkpoint, Components(early_recompute=False)) == [[ORDERED[checkpoint]] * N] * RUNS
+
+
+def test_without_fork_and_join_the_last_device_recomputes_everything_first():
+    found = Counter(order[-1] for order in orders("always", Components(fork_join=False)))
+    assert found == {"R3 R2 R1 R0 B3 B2 B1 B0": RUNS}
+
+
+def test_without_fork_and_join_every_task_still_runs_once_and_recomputes_before_it_goes_back():
+    # Which order the other devices take is a race between the host's threads.
+    for run in orders("always", Components(fork_join=False)):
+        for order in run:
+            steps = order.split()
+            assert sorted(steps) == sorted(ORDERED["always"].split())
+            assert all(steps.index(f"R{i}") < steps.index(f"B{i}") for i in range(M))

@@ -1,0 +1,179 @@
+"""Each task runs on its own device, in that device's thread, on the right stream."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+import pytest
+import torch
+
+from gpipe_bench import Components
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from tests.virtual_devices.bed.library import thread_index
+from tests.virtual_devices.bed.trace import recording
+from tests.virtual_devices.inside.pipelines import (
+    BACKWARD_MS,
+    FORWARD_MS,
+    Case,
+    batch,
+    model,
+    score,
+    working_pipe,
+    working_step,
+)
+
+ON = Components()
+
+
+class Watch:
+    """An observer that keeps each task with the thread that issued it."""
+
+    def __init__(self):
+        self.seen = []
+        self._lock = threading.Lock()
+
+    def start(self, task):
+        with self._lock:
+            self.seen.append((task, thread_index()))
+
+    def finish(self, token, nbytes):
+        pass
+
+
+def hops_of(trace):
+    """Copies between devices."""
+    return [record for record in trace.of("copy") if record.name == "device_to_device"]
+
+
+def threads_of(records):
+    """Device -> threads."""
+    found = defaultdict(set)
+    for record in records:
+        found[record.device].add(record.thread)
+    return found
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
+@pytest.mark.parametrize("components", [ON, Components(fork_join=False), Components(copy_streams=False)], ids=str)
+def test_forward_and_backward_have_a_thread_per_device(components, checkpoint):
+    pipe = working_pipe(4, 3, checkpoint=checkpoint, components=components)
+    trace = working_step(pipe)
+    # Recomputations have forward kernels, in the threads of backward passes.
+    forward = threads_of([record for record in trace.records if record.duration == FORWARD_MS][: 4 * 3])
+    backward = threads_of(record for record in trace.records if record.duration == BACKWARD_MS)
+    later = threads_of([record for record in trace.records if record.duration == FORWARD_MS][4 * 3 :])
+    assert [len(forward[j]) for j in range(4)] == [1] * 4
+    assert [len(backward[j]) for j in range(4)] == [1] * 4
+    assert len(set.union(*forward.values(), *backward.values(), {thread_index()})) == 9
+    assert later == ({} if checkpoint == "never" else backward)
+
+
+def test_one_thread_issues_everything_without_the_clock_cycle():
+    trace = working_step(working_pipe(4, 3, checkpoint="never", components=Components(clock_cycle=False)))
+    forward = threads_of(record for record in trace.records if record.duration == FORWARD_MS)
+    assert set.union(*forward.values()) == {thread_index()}
+
+
+def test_a_device_with_two_partitions_has_one_worker():
+    pipe = Case((0, 1, 0, 1), 3, ON, "always", "none", "direct").pipe()
+    watch = Watch()
+    with pipe.observe(watch):
+        pipe(batch(6, pipe.devices[0]))
+    threads = defaultdict(set)
+    for task, thread in watch.seen:
+        if task.kind == "forward":
+            threads[task.device].add(thread)
+    assert [len(found) for found in threads.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
+@pytest.mark.parametrize("copy_streams", [True, False])
+def test_computation_on_the_compute_stream_and_copies_on_copy_streams(checkpoint, copy_streams):
+    pipe = working_pipe(3, 4, checkpoint=checkpoint, components=Components(copy_streams=copy_streams))
+    trace = working_step(pipe)
+    assert {record.stream for record in trace.records if record.duration in (FORWARD_MS, BACKWARD_MS)} == {0}
+    copies = trace.of("copy")
+    assert sorted((record.device, record.peer) for record in copies) == sorted([(0, 1), (1, 2), (1, 0), (2, 1)] * 4)
+    streams = {record.stream for record in copies}
+    assert (0 not in streams) if copy_streams else streams == {0}
+
+
+def test_a_copy_stream_per_device_and_microbatch_is_kept():
+    pipe = working_pipe(3, 4)
+    used = [
+        {(record.device, record.stream) for record in working_step(pipe).of("copy") if record.peer > record.device}
+        for _ in range(3)
+    ]
+    assert used[0] == used[1] == used[2]
+    assert len(used[0]) == 2 * 4
+
+
+def test_the_callers_current_stream_is_the_compute_stream():
+    pipe = working_pipe(2, 2)
+    stream = torch.Stream(pipe.devices[1])
+    current = torch.accelerator.current_stream(pipe.devices[1])
+    stream.wait_stream(current)
+    with stream:
+        trace = working_step(pipe)
+    work = {(record.device, record.stream) for record in trace.records if record.duration is not None}
+    assert work == {(0, 0), (1, stream.stream_id)}
+
+
+def test_an_observer_is_told_the_truth():
+    pipe = Case((0, 1, 2), 3, ON, "except_last", "nested", "direct").pipe()
+    watch = Watch()
+    with pipe.observe(watch), recording() as trace:
+        score(pipe(batch(6, pipe.devices[0]))).backward()
+    copies = [(task.device.index, task.stream.stream_id) for task, _ in watch.seen if task.lane == "copy"]
+    assert sorted(copies) == sorted(record.queue for record in hops_of(trace))
+    computing = [task for task, _ in watch.seen if task.lane == "compute"]
+    assert {(task.partition, task.device.index, task.stream.stream_id) for task in computing} == {
+        (j, j, 0) for j in range(3)
+    }
+    backward_threads = defaultdict(set)
+    for task, thread in watch.seen:
+        if task.kind in ("backward", "recompute"):
+            backward_threads[task.device.index].add(thread)
+    assert [len(found) for found in backward_threads.values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("portals", [True, False])
+def test_skips_take_the_way_that_the_components_say(portals):
+    # [3, 3, 2] blocks; both skips start in the first partition and end in the last.
+    pipe = Case((0, 1, 2), 2, Components(portals=portals), "always", "nested", "direct").pipe()
+    with recording() as trace:
+        score(pipe(batch(4, pipe.devices[0]))).backward()
+    hops = defaultdict(int)
+    for record in hops_of(trace):
+        hops[record.device, record.peer] += 1
+    assert hops == (
+        {(0, 1): 2, (1, 2): 2, (0, 2): 4, (2, 1): 2, (1, 0): 2, (2, 0): 4}
+        if portals
+        else {(0, 1): 6, (1, 2): 6, (2, 1): 6, (1, 0): 6}
+    )
+
+
+def test_gradients_of_parameters_stay_on_their_device():
+    pipe = Case((0, 1, 2, 3), 3, ON, "always", "mixed", "direct").pipe()
+    x = batch(6, pipe.devices[0]).requires_grad_()
+    output = pipe(x)
+    score(output).backward()
+    assert output.device == pipe.devices[-1]
+    assert x.grad.device == pipe.devices[0]
+    for partition, device in zip(pipe.partitions, pipe.devices, strict=True):
+        assert {parameter.grad.device for parameter in partition.parameters()} == {device}
+
+
+def test_current_device_and_streams_of_the_caller_stay():
+    pipe = Case((0, 1, 2), 3, ON, "always", "mixed", "host").pipe()
+    torch.accelerator.set_device_index(5)
+    score(pipe(batch(6, pipe.devices[0]))).backward()
+    assert torch.accelerator.current_device_index() == 5
+    assert [torch.accelerator.current_stream(j).stream_id for j in range(3)] == [0, 0, 0]
+
+
+def test_plain_model_is_moved_layer_by_layer():
+    module = model("none")
+    pipe = Case((4, 5), 2, ON, "always", "none", "direct").pipe(module)
+    assert [next(layer.parameters()).device.index for layer in pipe] == [4] * 4 + [5] * 4

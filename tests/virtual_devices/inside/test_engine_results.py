@@ -1,0 +1,51 @@
+"""On several devices the engine gives what the plain module gives, and no access to memory is left to chance."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from gpipe_bench import Components
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from tests.virtual_devices.inside.pipelines import SKIPS, Case, all_cases, batch, model, problems, step
+
+FACTORIAL = list(Components.factorial())
+# One case in so many; 1 runs all of them, which takes about an hour.
+STRIDE = int(os.environ.get("VIRTUAL_DEVICES_STRIDE", "101"))
+
+
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("components", FACTORIAL, ids=lambda components: components.label)
+def test_every_combination_of_components_on_three_devices(components, transfer):
+    wrong = []
+    for checkpoint in CHECKPOINT_MODES:
+        for skips in SKIPS:
+            wrong += problems(Case((0, 1, 2), 3, components, checkpoint, skips, transfer))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("placement", [(0, 1, 0), (2, 2), tuple(range(8))], ids=str)
+@pytest.mark.parametrize("components", FACTORIAL[::3], ids=lambda components: components.label)
+def test_devices_that_hold_several_partitions_or_one_layer(components, placement):
+    wrong = []
+    for checkpoint in CHECKPOINT_MODES:
+        for transfer in ("direct", "host"):
+            wrong += problems(Case(placement, 4, components, checkpoint, "mixed", transfer))
+    assert wrong == []
+
+
+@pytest.mark.timeout(7200 if STRIDE < 101 else 120)
+def test_all_numbers_of_devices_and_microbatches():
+    cases = list(all_cases())
+    wrong = [problem for case in cases[::STRIDE] for problem in problems(case)]
+    assert wrong == []
+
+
+def test_a_small_batch_gives_fewer_microbatches():
+    case = Case((0, 1), 8, Components(), "except_last", "nested", "direct")
+    plain, pipe = step(model("nested"), batch(3)), case.pipe()
+    found = step(pipe, batch(3, pipe.devices[0]))
+    torch.testing.assert_close(found.gradients, plain.gradients)
+    assert found.races == []

@@ -1,0 +1,121 @@
+"""Makespans in virtual time: a forward pass or recomputation takes 10 ms, a backward pass 20, a copy 0.1.
+
+Early recomputation overlaps with the gradient's way through the later devices. The bound, with everything checkpointed:
+
+    n - 1 forward passes until the last device begins, m there; then it recomputes and runs backward m times;
+    n - 1 backward passes after that, their recomputations having overlapped; and 2(n - 1) copies.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpipe_bench import Components
+from gpipe_bench.engine.transfer import Endpoint, Route, copy
+from gpipe_bench.measure.timeline import Recorder
+from gpipe_bench.timeline import KINDS
+from tests.virtual_devices.bed.clock import simulate, ticking
+from tests.virtual_devices.bed.library import devices, duration, jitter
+from tests.virtual_devices.bed.mutants import mutants
+from tests.virtual_devices.bed.trace import recording
+from tests.virtual_devices.inside.pipelines import BACKWARD_MS, COPY_MS, FORWARD_MS, WIDTH, working_pipe, working_step
+
+N = 4
+RUNS = 4
+COPIES = {"device_to_device": COPY_MS, "device_to_host": COPY_MS / 2, "host_to_device": COPY_MS / 2}
+ALONG = (N - 1) * (FORWARD_MS + BACKWARD_MS + 2 * COPY_MS)
+
+
+def makespans(m, checkpoint, components, **options):
+    """The makespans of some runs with random delays of the host."""
+    pipe = working_pipe(N, m, checkpoint=checkpoint, components=components, **options)
+    found = []
+    for seed in range(RUNS):
+        with jitter(seed, 200 if seed else 0):
+            trace = working_step(pipe)
+        found.append(simulate(trace.records, COPIES).makespan)
+    return found
+
+
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_early_recomputation_reaches_the_bound(m):
+    bound = m * (2 * FORWARD_MS + BACKWARD_MS) + ALONG
+    assert bound == pytest.approx({1: 130.6, 4: 250.6, 8: 410.6}[m])
+    assert makespans(m, "always", Components()) == pytest.approx([bound] * RUNS)
+
+
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_without_it_every_device_recomputes_when_its_gradient_has_arrived(m):
+    late = m * (2 * FORWARD_MS + BACKWARD_MS) + ALONG + (N - 1) * FORWARD_MS
+    assert makespans(m, "always", Components(early_recompute=False)) == pytest.approx([late] * RUNS)
+
+
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_without_checkpoints(m):
+    assert makespans(m, "never", Components()) == pytest.approx([m * (FORWARD_MS + BACKWARD_MS) + ALONG] * RUNS)
+
+
+@pytest.mark.parametrize("m", [4, 8])
+def test_the_last_microbatch_saves_a_recomputation(m):
+    bound = m * (2 * FORWARD_MS + BACKWARD_MS) - FORWARD_MS + ALONG
+    assert makespans(m, "except_last", Components()) == pytest.approx([bound] * RUNS)
+
+
+def test_copies_on_compute_streams_stall_them():
+    # A copy there waits for whatever its receiver has been given to do, and holds back what its sender does next.
+    bound = 8 * (2 * FORWARD_MS + BACKWARD_MS) + ALONG
+    assert min(makespans(8, "always", Components(copy_streams=False))) > bound + (N - 1) * FORWARD_MS
+
+
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_copies_through_the_host_overlap_as_well(m):
+    bound = m * (2 * FORWARD_MS + BACKWARD_MS) + ALONG
+    assert makespans(m, "always", Components(), transfer="host") == pytest.approx([bound] * RUNS)
+
+
+def between_compute_streams(transfer):
+    """A copy on compute streams from a free device to a busy one; ends of: busy work, copies, later work on both."""
+    sender, receiver = (
+        Endpoint(device, torch.accelerator.current_stream(device), torch.accelerator.current_stream(device))
+        for device in devices(2)
+    )
+    x, y = torch.ones(2, device=sender.device), torch.ones(2, device=receiver.device)
+    with recording() as trace:
+        with duration(FORWARD_MS):
+            y + 1
+        copy(Route("copy", sender, receiver, 0, 1, transfer, None), (x,))
+        with duration(1):
+            x + 1
+            y + 1
+    timeline = simulate(trace.records, {"device_to_device": 2, "device_to_host": 1, "host_to_device": 1})
+    return [timeline.end[i] for i, record in enumerate(trace.records) if record.kind in ("kernel", "copy")]
+
+
+def test_on_compute_streams_a_copy_waits_for_its_receiver_whatever_the_transfer():
+    assert between_compute_streams("direct") == [10, 12, 13, 13]
+    assert between_compute_streams("host") == [10, 11, 12, 12, 13]
+
+
+def test_without_the_barrier_a_copy_through_the_host_would_not():
+    (mutant,) = (mutant for mutant in mutants() if str(mutant).startswith("transfer._barrier#0"))
+    with mutant.applied():
+        assert between_compute_streams("host") == [10, 1, 11, 2, 12]
+
+
+def test_a_measured_timeline_shows_virtual_time():
+    pipe = working_pipe(N, 4, checkpoint="always")
+    x = torch.ones(4, WIDTH, device=pipe.devices[0])
+    with ticking(COPIES):
+        recorder = Recorder()
+        with pipe.observe(recorder):
+            pipe(x).sum().backward()
+        events = recorder.events()
+    lengths = {kind: [event.end_us - event.start_us for event in events if event.kind == kind] for kind in KINDS}
+    assert lengths["forward"] == pytest.approx([1e3 * FORWARD_MS] * N * 4)
+    assert lengths["recompute"] == pytest.approx([1e3 * FORWARD_MS] * N * 4)
+    assert lengths["backward"] == pytest.approx([1e3 * BACKWARD_MS] * N * 4)
+    # With the time in which the sender waits for the receiver's copy stream.
+    assert min(lengths["copy"] + lengths["copy_grad"]) == pytest.approx(1e3 * COPY_MS)
+    first = [event for event in events if event.device == "virtual:0" and event.stream == "compute"]
+    assert max(event.end_us for event in first) - min(event.start_us for event in first) == pytest.approx(250.6e3)

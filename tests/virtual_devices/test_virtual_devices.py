@@ -1,0 +1,33 @@
+"""The engine on several devices, in a process of its own: see bed/ for the devices and inside/ for the tests.
+
+To run only some of them, with pytest's own output: ``pytest tests/virtual_devices/inside -k mutant``.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.virtual_devices.bed import build
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "pytest", "tests/virtual_devices/inside", "--tb=short", "--no-header", "-q"]
+OBSTACLE = build.obstacle()
+
+
+# The compiler takes 15 s, the tests about a minute.
+@pytest.mark.timeout(480)
+@pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+def test_several_devices():
+    build.built()
+    run = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, check=False, timeout=420)
+    passed = re.search(r"(\d+) passed", run.stdout)
+    if run.returncode != 0:
+        end = "\n".join((run.stdout + run.stderr).splitlines()[-200:])
+        pytest.fail(f"{' '.join(COMMAND[2:])} ended with {run.returncode}\n{end}", pytrace=False)
+    assert passed, run.stdout
+    assert int(passed[1]) > 200
