@@ -73,8 +73,11 @@ class Components:
         """The components that a label names.
 
         Raises:
-            ValueError: the label has not the form of :attr:`label`.
+            TypeError: the label is no string.
+            ValueError: it has not the form of :attr:`label`.
         """
+        if not isinstance(label, str):
+            raise TypeError(f"variant must be a label such as 'dep-str-ptl', got {label!r}; pass a string")
         slots = ("x-x-x" if label == _BASELINE else label).split("-")
         if len(slots) == 3:
             slots += ["clk", "rec"]

@@ -10,15 +10,16 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.machine import Machine, find_machine
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.settings import CellSettings, Variant
 from gpipe_bench.bench.standins import without_copy_streams
 from gpipe_bench.components import Components
+from models.arguments import nearest
 from models.table import format_arguments, parse_arguments
 
 if TYPE_CHECKING:
@@ -32,7 +33,17 @@ RAW_PATTERN: Final = "results/raw/{cell}/{repeat}.json"
 CELL_PATTERN: Final = r"[a-z][a-z0-9._-]*-[0-9a-f]{8}"
 """Regular expression of every cell id."""
 
-Device = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$", description="type of device, such as cpu or cuda")]
+# The types that PyTorch gives to devices which can train; it names no public list of them.
+_DEVICE_TYPES: Final = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "privateuseone", "xpu")
+
+
+def _device(value: Any) -> Any:
+    if value not in _DEVICE_TYPES:
+        raise ValueError(f"must be a type of device without index, got {value!r}; {nearest(str(value), _DEVICE_TYPES)}")
+    return value
+
+
+Device = Annotated[str, BeforeValidator(_device), Field(description="type of device, such as cpu or cuda")]
 Devices = Annotated[int, Field(strict=True, ge=1, description="distinct devices that the partitions share out")]
 Transfer = Annotated[
     Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")

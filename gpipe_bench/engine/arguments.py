@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import nn
 
+from gpipe_bench.components import Components
 from gpipe_bench.engine.transfer import TRANSFERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.schedule import CHECKPOINT_MODES
 
-__all__ = ["check_arguments", "check_settings", "resolve_devices", "split_layers"]
+__all__ = [
+    "check_arguments",
+    "check_collection",
+    "check_components",
+    "check_settings",
+    "resolve_devices",
+    "split_layers",
+]
+
+T = TypeVar("T")
 
 BACKWARDS = ("autograd",)
 
@@ -28,6 +39,32 @@ def check_arguments(
     _check_choice("transfer", transfer, TRANSFERS)
     _check_sharing(module)
     _check_balance(module, balance)
+
+
+def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
+    """A list of what was given.
+
+    Raises:
+        TypeError: something that is no collection, or a string.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be {form}, got {value!r}; put it into a list")
+    return list(value)
+
+
+def check_components(components: Components | None) -> None:
+    """Check that components are given as such.
+
+    Raises:
+        TypeError: they are not.
+    """
+    if components is not None and not isinstance(components, Components):
+        raise TypeError(
+            f"components must be a gpipe_bench.Components, got {components!r}; write Components(portals=False), or "
+            "Components.from_label('dep-str-x')"
+        )
 
 
 def check_settings(chunks: int, checkpoint: str) -> None:

@@ -55,7 +55,7 @@ def ranked_lanes() -> Iterator[None]:
 
 def apply(function: type[Function], *args: Any) -> tuple[Any, ...]:
     """Apply a function that returns a tuple; PyTorch leaves ``Function.apply`` without annotations."""
-    outputs: tuple[Any, ...] = function.apply(*args)  # type: ignore[no-untyped-call]
+    outputs: tuple[Any, ...] = function.apply(*args)  # type: ignore[no-untyped-call]  # see above
     return outputs
 
 
@@ -91,5 +91,7 @@ def skip_ranks(count: int) -> None:
     """Leave the sequence numbers below ``count`` of this thread unused: there is no way but to use them up."""
     if torch.is_grad_enabled():
         phony = new_leaf(torch.device("cpu"))
-        while phony.view_as(phony).grad_fn._sequence_nr() < count - 1:  # type: ignore[union-attr]  # noqa: SLF001
-            pass
+        number = -1
+        while number < count - 1:
+            node: Any = phony.view_as(phony).grad_fn
+            number = node._sequence_nr()  # noqa: SLF001 - autograd's only word on its order

@@ -70,7 +70,7 @@ class DeferredBatchNorm(_BatchNorm):
             self._gather(input.detach())
         return self._normalise(input)
 
-    def _normalise(self, input: Tensor) -> Tensor:  # noqa: A002
+    def _normalise(self, input: Tensor) -> Tensor:  # noqa: A002 - as in forward
         return F.batch_norm(input, None, None, self.weight, self.bias, training=True, momentum=0.0, eps=self.eps)
 
     def _gather(self, values: Tensor) -> None:
@@ -87,7 +87,7 @@ class DeferredBatchNorm(_BatchNorm):
             count = total
         self._gathered = count, mean, deviations
 
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - as in forward
         if input.dim() < 2:
             raise ValueError(f"input must have at least 2 dimensions, got {input.dim()}; pass (N, C, ...)")
 
@@ -122,8 +122,7 @@ def _converted(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Modul
     if module not in known:
         plain = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         known[module] = _deferred(cast("_BatchNorm", module)) if plain else module
-        # Not named_children(), which leaves out the second name of a module.
-        for name, child in list(module._modules.items()):  # noqa: SLF001
+        for name, child in list(module._modules.items()):  # noqa: SLF001 - named_children() leaves out second names
             if child is not None:
                 setattr(module, name, _converted(child, known))
     return known[module]

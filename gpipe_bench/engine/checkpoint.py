@@ -135,8 +135,8 @@ class Guard(Function):
             raise RuntimeError(
                 "second derivatives must not pass through a checkpoint, got create_graph=True; use checkpoint='never'"
             )
-        # The check of torch.utils.checkpoint: parameters are no inputs of a checkpoint's node.
-        if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001
+        # Parameters are no inputs of a checkpoint's node. torch.utils.checkpoint asks the same, unannotated, function.
+        if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001 - as it does
             raise RuntimeError(
                 "gradients through a checkpoint must go to all parameters, got autograd.grad() or "
                 "backward(inputs=...); call backward() without inputs=, or use checkpoint='never'"

@@ -16,7 +16,14 @@ from torch import nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
-from gpipe_bench.engine.arguments import check_arguments, check_settings, resolve_devices, split_layers
+from gpipe_bench.engine.arguments import (
+    check_arguments,
+    check_collection,
+    check_components,
+    check_settings,
+    resolve_devices,
+    split_layers,
+)
 from gpipe_bench.engine.autograd import ranked_lanes
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
 from gpipe_bench.engine.checkpoint import guard
@@ -91,6 +98,9 @@ class GPipe(nn.Module):
         transfer: str = "direct",
     ) -> None:
         super().__init__()
+        balance = check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
+        devices = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
+        check_components(components)
         check_arguments(module, balance, chunks=chunks, checkpoint=checkpoint, backward=backward, transfer=transfer)
         verify_skippables(module)
         if deferred_batch_norm:
@@ -125,7 +135,7 @@ class GPipe(nn.Module):
         return {key: value for key, value in self.__dict__.items() if key not in process_bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         self._prepare()
 
     def __len__(self) -> int:

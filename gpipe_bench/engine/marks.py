@@ -32,11 +32,11 @@ def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], 
     """
     mark = _Mark(observer, task)
     ends = bool(differentiable(values))
-    outputs = run(_apply(_End, mark, values))
+    outputs = run(_reporting(mark.end, values))
     if not ends:
         for node in _nodes(outputs):
             node.register_hook(mark.end)
-    return _apply(_Begin, mark, outputs)
+    return _reporting(mark.begin, outputs)
 
 
 class _Mark:
@@ -54,35 +54,25 @@ class _Mark:
             self._observer.finish(self._token, 0)
 
 
-class _Begin(Function):
+class _Report(Function):
+    """(report, values...) -> values; backward calls the report."""
+
     @staticmethod
-    def forward(ctx: Any, mark: _Mark, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.mark = mark
+    def forward(ctx: Any, report: Callable[[], None], *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.report = report
         return pass_through(ctx, values)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        ctx.mark.begin()
+        ctx.report()
         return (None, *grads)
 
 
-class _End(Function):
-    @staticmethod
-    def forward(ctx: Any, mark: _Mark, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.mark = mark
-        return pass_through(ctx, values)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        ctx.mark.end()
-        return (None, *grads)
-
-
-def _apply(function: type[Function], mark: _Mark, values: Values) -> Values:
+def _reporting(report: Callable[[], None], values: Values) -> Values:
     indices = differentiable(values)
     if not indices:
         return values
-    return replace(values, indices, apply(function, mark, *(values[index] for index in indices)))
+    return replace(values, indices, apply(_Report, report, *(values[index] for index in indices)))
 
 
 def _nodes(values: Values) -> Iterator[Node]:

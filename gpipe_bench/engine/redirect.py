@@ -47,7 +47,7 @@ class Redirect(TorchDispatchMode):
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self.drew: set[str] = set()

@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import Node
 
 # The only way to ask it; PyTorch's own anomaly and module trackers do the same.
-_current_node = torch._C._current_autograd_node  # noqa: SLF001
+_current_node = torch._C._current_autograd_node  # noqa: SLF001 - the node that runs is known nowhere else
 
 __all__ = ["BackwardNodes"]
 

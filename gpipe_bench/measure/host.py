@@ -48,10 +48,13 @@ def checkout(folder: Path) -> tuple[str, bool | None]:
     """
     if not _git(folder, "ls-files", "--", "."):
         return "", None
-    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
-    if not commit or changes is None:
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    # A new file counts where it could be imported; a configuration or a result beside the sources changes nothing.
+    added = _git(folder, "status", "--porcelain", "--", str(folder), str(folder.parent / "models"))
+    if not commit or changed is None or added is None:
         return "", None
-    return commit, bool(changes)
+    return commit, bool(changed or added)
 
 
 def cpu_count() -> int:

@@ -44,7 +44,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch lea
     """Shows each operation of one thread to a :class:`LiveBytes`; to nobody once that is closed."""
 
     def __init__(self, owner: LiveBytes) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.owner = owner
 
     @classmethod

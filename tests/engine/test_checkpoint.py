@@ -331,10 +331,12 @@ def test_an_output_that_nobody_uses_counts_as_zero(checkpoint, used):
     plain = nn.Sequential(Mix(), Two()).double()
     pipe = on_cpu(copy.deepcopy(plain), [1, 1], chunks=3, checkpoint=checkpoint)
     x = ones(6).double()
-    assert_same(
-        train_step(pipe, x, lambda output: score(output[used])),
-        train_step(plain, x, lambda output: score(output[used])),
-    )
+    found, expected = (train_step(model, x, lambda output: score(output[used])) for model in (pipe, plain))
+    assert_same(found, expected)
+    # and parameters that have nothing to do with the loss have no gradient, rather than zeros
+    missing = [name for name, gradient in expected.gradients.items() if gradient is None]
+    assert missing
+    assert [name for name, gradient in found.gradients.items() if gradient is None] == missing
 
 
 @pytest.mark.parametrize("checkpoint", MODES)
@@ -376,6 +378,18 @@ def test_an_autograd_function_that_returns_its_input_works_in_any_place(checkpoi
     pipe = on_cpu(copy.deepcopy(plain), [1, 2, 1, 2], chunks=2, checkpoint=checkpoint, transfer="host")
     x = ones(4).double().requires_grad_()
     assert_same(train_step(pipe, x), train_step(plain, x))
+
+
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("make", [nn.Identity, nn.Flatten, lambda: nn.Unflatten(1, (WIDTH, 1))])
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_partition_may_give_its_input_or_a_view_of_it(checkpoint, make, transfer):
+    """As its output, from which the next layer goes on in place."""
+    plain = nn.Sequential(Affine(), make(), InPlace(), nn.Flatten(), Affine()).double()
+    pipe = on_cpu(copy.deepcopy(plain), [1, 1, 1, 2], chunks=2, checkpoint=checkpoint, transfer=transfer)
+    for _ in range(2):
+        x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, WIDTH).requires_grad_()
+        assert_same(train_step(pipe, x), train_step(plain, x))
 
 
 def test_a_skip_taken_as_it_is_by_a_checkpoint_keeps_its_gradient():

@@ -41,9 +41,8 @@ def test_facts_are_columns_of_a_row():
 
 
 def test_facts_are_complete():
-    expected = set(
-        ["device", "device_count", "profile", "torch", "cuda", "driver", "python", "commit", "dirty", "started_utc"]
-    )
+    expected = {"device", "device_count", "profile", "torch", "cuda", "driver", "python"}
+    expected |= {"commit", "dirty", "started_utc"}
     assert set(environment_facts(["cpu"])) == expected
 
 
@@ -60,9 +59,10 @@ def test_an_uncommitted_change_makes_it_dirty(repository):
     assert checkout(repository / "package")[1] is True
 
 
-def test_a_new_file_makes_it_dirty_an_ignored_one_does_not(repository):
+def test_a_new_source_makes_it_dirty_other_new_files_do_not(repository):
     (repository / "ignored").mkdir()
     (repository / "ignored" / "result.csv").write_text("")
+    (repository / "my.yaml").write_text("")
     assert checkout(repository / "package")[1] is False
     (repository / "package" / "new.py").write_text("")
     assert checkout(repository / "package")[1] is True
