@@ -179,7 +179,11 @@ def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tenso
 
 
 def _barrier(one: Stream, other: Stream) -> None:
-    """What a direct copy between devices does by itself, so that both transfers order work alike."""
+    """What a direct copy between devices does by itself, so that both transfers order work alike.
+
+    No data is at stake. The first wait stalls the sender as a direct copy would; with the second, a record of the copy
+    begins when the copy does, not when the receiver had nothing else to do.
+    """
     wait_stream(one, other)
     wait_stream(other, one)
 
