@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from gpipe_bench.bench.cells import Cell
@@ -60,7 +61,9 @@ def _facts(cell: Cell) -> dict[str, Any]:
     if sys.modules.get("torch") is not None:
         from gpipe_bench.measure.environment import environment_facts
 
-        return environment_facts(cell.placement())
+        # After a failure of the device the driver may refuse to say more; the row must come about all the same.
+        with suppress(RuntimeError, AssertionError):
+            return environment_facts(cell.placement())
     name = cpu_name() if cell.device == "cpu" else ""
     profile = {"profile": machine_slug(name, cpu_count())} if name else {}
     return {"device": f"{cell.device} {name}".strip(), "device_count": cell.devices, **profile, **host_facts()}

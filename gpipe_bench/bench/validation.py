@@ -99,6 +99,8 @@ def _rule(kind: type[BaseModel], path: Path, item: ErrorDetails) -> str:
             return f"must be one of {', '.join(choices)}, got {got!r}; {nearest(str(got), choices)}"
         case "greater_than_equal":
             return f"must be at least {context['ge']}, got {got!r}; raise it"
+        case "less_than":
+            return f"must be less than {context['lt']}, got {got!r}; lower it"
         case "int_type":
             return f"must be a whole number, got {got!r}; write it without quotes or decimals"
         case "bool_type":

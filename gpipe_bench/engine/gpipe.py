@@ -186,7 +186,7 @@ class GPipe(nn.Module):
             components=self.components,
             checkpoint=self.checkpoint if self.training else "never",
             arrivals={j: self._layout.arrivals(j) for j in range(len(self.partitions))},
-            backward=torch.is_grad_enabled(),
+            backward=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
         )
 
     def _run(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> list[MicroBatch]:

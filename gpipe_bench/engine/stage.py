@@ -56,7 +56,7 @@ class Stage:
         if not (copy_streams and has_streams(self.device)):
             return Endpoint(self.device, computing, computing)
         while len(self.copying) <= i:
-            self.copying.append(new_stream(self.device))
+            self.copying.append(new_stream(self.device, copying=True))
         return Endpoint(self.device, self.copying[i], computing)
 
 

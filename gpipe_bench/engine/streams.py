@@ -31,9 +31,15 @@ def current_stream(device: torch.device) -> Stream:
     return torch.accelerator.current_stream(device) if has_streams(device) else None
 
 
-def new_stream(device: torch.device) -> Stream:
-    """A stream from PyTorch's pool for ``device``; the pool has 32 per priority, more requests share them."""
-    return torch.Stream(device) if has_streams(device) else None
+def new_stream(device: torch.device, *, copying: bool = False) -> Stream:
+    """A stream from PyTorch's pool for ``device``.
+
+    A pool has 32 streams for each priority, and more requests share them. Streams that copy have a priority, and so
+    a pool, of their own: a copy on the compute stream of some partition would stall it.
+    """
+    if not has_streams(device):
+        return None
+    return torch.Stream(device, priority=-1 if copying else 0)
 
 
 class use_stream:  # noqa: N801 - reads as a statement: `with use_stream(stream):`

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gpipe_bench import Components
-from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
+from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
+from gpipe_bench.engine.flags import set_flags
 from tests.engine.support import FACTORIAL, MODES, label, on_cpu
 
 
@@ -80,6 +81,17 @@ def test_each_microbatch_is_normalised_by_its_own_statistics():
     plain = nn.Sequential(nn.BatchNorm2d(2))
     expected = torch.cat([plain(piece) for piece in images().chunk(4)])
     torch.testing.assert_close(deferred(plain)(images()), expected)
+
+
+def test_a_recomputation_beside_a_forward_pass_is_not_gathered():
+    """A backward pass in another thread may recompute one batch while the next is gathered."""
+    plain, layer = nn.BatchNorm2d(2), DeferredBatchNorm(2)
+    with deferring([layer]):
+        layer(images(seed=1))
+        with set_flags(recomputing=True):
+            layer(images(seed=2))
+    plain(images(seed=1))
+    assert_equal_statistics(layer, plain)
 
 
 @pytest.mark.parametrize("checkpoint", MODES)

@@ -167,6 +167,10 @@ def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended():
     def slow(i):
         if i == 0:
             assert raised.wait(timeout=30)
+            # long enough for the calling thread to go on if it did not wait
+            work = torch.ones(200, 200)
+            for _ in range(100):
+                work = work @ work
             ended.append(i)
 
     def fail(i):

@@ -77,21 +77,34 @@ def test_two_pipelines_run_in_two_threads():
 
 
 def test_one_pipeline_called_by_two_threads_serves_one_after_the_other():
-    pipe = crossing_pipe()
-    with torch.no_grad():
-        expected = crossing_model()(X)
-    outputs = []
+    first_runs, second_calls = threading.Event(), threading.Event()
+    order = []
 
-    def work():
-        with torch.no_grad():
-            outputs.extend(pipe(X) for _ in range(3))
+    class Note(nn.Module):
+        def forward(self, x):
+            call = int(x[0, 0])
+            if call == 0:
+                first_runs.set()
+                assert second_calls.wait(timeout=30)
+                # long enough for the other call to begin if it were let in
+                work = torch.ones(200, 200)
+                for _ in range(20):
+                    work = work @ work
+            order.append(call)
+            return x
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch.testing.assert_close(outputs, [expected] * 6)
+    pipe = on_cpu(nn.Sequential(Note(), Note()), [1, 1], chunks=3)
+
+    def second():
+        first_runs.wait(timeout=30)
+        second_calls.set()
+        pipe(torch.ones(3, 1))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    pipe(torch.zeros(3, 1))
+    thread.join()
+    assert order == [0] * 6 + [1] * 6
 
 
 def test_a_pipeline_within_a_layer_of_a_pipeline():

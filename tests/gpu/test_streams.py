@@ -46,6 +46,14 @@ def test_copies_use_neither_compute_streams_nor_the_callers(device):
     assert {seen.task.lane for seen in watch.seen if seen.task.kind not in COMPUTE} == {"copy"}
 
 
+def test_more_chunks_than_the_pool_has_streams_put_no_copy_on_a_compute_stream(device):
+    chunks = 40
+    pipe = placed(late_model(), LATE_BALANCE, [device], chunks=chunks, transfer="host")
+    with pipe.observe(watch := Watch()):
+        pipe(late_batch(device, chunks)).sum().backward()
+    assert not streams(watch, compute=False) & streams(watch, compute=True)
+
+
 def test_every_microbatch_and_receiver_has_a_copy_stream_of_its_own(device):
     watch = watched_step(device, transfer="host")
     arriving = {seen.name: seen.task.stream.stream_id for seen in watch.seen if seen.task.kind == "copy"}
