@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,6 +21,17 @@ __all__ = ["Path", "validated"]
 
 Path = tuple[str, ...]
 SectionT = TypeVar("SectionT", bound=Section)
+
+
+_PLAIN: Final = {
+    "greater_than_equal": "must be at least {ge}, got {got}; raise it",
+    "less_than": "must be less than {lt}, got {got}; lower it",
+    "int_type": "must be a whole number, got {got}; write it without quotes or decimals",
+    "bool_type": "must be true or false, got {got}; write one of them without quotes",
+    "string_type": "must be text, got {got}; put it in quotes",
+    "model_type": "must be a section of settings, got {got}; write its keys below it, indented",
+}
+"""What is wrong, by pydantic's kind of error."""
 
 
 def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Path], str]) -> SectionT:
@@ -97,18 +108,8 @@ def _rule(kind: type[BaseModel], path: Path, item: ErrorDetails) -> str:
         case "literal_error":
             choices = [choice.strip(" '") for choice in context["expected"].replace(" or ", ", ").split(",")]
             return f"must be one of {', '.join(choices)}, got {got!r}; {nearest(str(got), choices)}"
-        case "greater_than_equal":
-            return f"must be at least {context['ge']}, got {got!r}; raise it"
-        case "less_than":
-            return f"must be less than {context['lt']}, got {got!r}; lower it"
-        case "int_type":
-            return f"must be a whole number, got {got!r}; write it without quotes or decimals"
-        case "bool_type":
-            return f"must be true or false, got {got!r}; write one of them without quotes"
-        case "string_type":
-            return f"must be text, got {got!r}; put it in quotes"
-        case "model_type":
-            return f"must be a section of settings, got {got!r}; write its keys below it, indented"
+        case plain if plain in _PLAIN:
+            return _PLAIN[plain].format(got=repr(got), **context)
         case _:
             return f"must be valid ({item['msg']}), got {got!r}; change it"
 
