@@ -216,3 +216,21 @@ def test_two_steps_without_synchronisation_between_them():
             score(pipe(x)).backward()
             optimizer.step()
     assert find_races(trace.records) == []
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
+@pytest.mark.parametrize("first", [0, 1])
+def test_gradients_are_safe_to_use_while_the_graph_of_another_pipeline_lives(checkpoint, first):
+    """Autograd makes the caller wait for the streams of leaves only; none may belong to the other pipeline."""
+    pipes = [
+        GPipe(model("none"), [4, 4], devices=PLACES[:1] * 2, chunks=3, checkpoint=checkpoint, transfer="host")
+        for _ in range(2)
+    ]
+    x = batch(6, PLACES[0])
+    with recording() as trace:
+        losses = [score(pipe(x)) for pipe in pipes]
+        for index in (first, 1 - first):
+            losses[index].backward()
+            for parameter in pipes[index].parameters():
+                parameter.grad.mul_(0.5)
+    assert find_races(trace.records) == []
