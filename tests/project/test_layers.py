@@ -12,6 +12,8 @@ from gpipe_bench.bench.sources import PACKAGES, imported_modules, source_files
 #   pure <- skip <- engine <- measure <- bench <- cli
 #    ^       ^                            |        |
 #    |       +--- models, balance <-------+        |
+#    |                ^                            |
+#    |            simulator                        |
 #    +----------- figures <------------------------+
 ALLOWED = {
     "pure": set(),
@@ -20,6 +22,7 @@ ALLOWED = {
     "models": {"pure", "skip"},
     "balance": {"pure", "skip"},
     "measure": {"pure", "engine"},
+    "simulator": {"pure", "skip", "models"},
     "figures": {"pure"},
     "bench": {"pure", "skip", "engine", "models", "balance", "measure"},
     "cli": {"pure", "skip", "engine", "models", "balance", "measure", "figures", "bench"},

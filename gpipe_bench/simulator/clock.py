@@ -1,0 +1,213 @@
+"""Virtual time: streams, engines and host threads on one clock that counts nanoseconds.
+
+    stream      runs what was issued to it in order; an operation may belong to two streams, which is the two-way
+                barrier of a copy between devices: it begins when both have come to it, and both go on when it ends
+    engine      a device computes one thing at a time; what leaves a device and what comes to it take turns too. Of
+                several operations that are ready for an engine, the one that became ready first runs first, then the
+                one issued first
+    host        threads are generators: ``yield t`` goes on at time t, ``yield None`` when somebody calls ``resume``
+
+Whatever happens at one time is over before an engine is given away, so results hang on no order but that of issue.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from gpipe_bench.simulator.streams import Event, Operation, Stream, Thread, follow
+
+__all__ = ["Clock"]
+
+
+class Clock:
+    """Runs operations and host threads.
+
+    Args:
+        streams: how many streams there are.
+        engines: how many engines.
+        queue_depth: launches that a stream holds; 0 for no limit.
+
+    Attributes:
+        now: the present.
+        streams: by number.
+        current: the host thread that runs.
+    """
+
+    current: Thread
+
+    def __init__(self, streams: int, engines: int, queue_depth: int = 0) -> None:
+        self.now = 0
+        self.streams = [Stream() for _ in range(streams)]
+        self._depth = queue_depth
+        self._occupied = [False] * engines
+        self._waiting: list[list[Operation]] = [[] for _ in range(engines)]
+        self._ready: list[Operation] = []
+        # (time, order of entry, operation that ends or thread that goes on)
+        self._agenda: list[tuple[int, int, Operation | Thread]] = []
+        self._entries = 0
+        self._operations = 0
+
+    # --- what host threads do ------------------------------------------------------------------------------------
+
+    def wait(self, waiter: int, awaited: int) -> None:
+        """What is issued to ``waiter`` from now on begins after everything issued to ``awaited`` so far."""
+        if waiter != awaited:
+            target = self.streams[waiter]
+            known = target.pending()
+            target.awaited = known + [one for one in self.streams[awaited].pending() if one not in known]
+            # The tail is among them.
+            target.tail = None
+
+    def issue(
+        self, streams: tuple[int, ...], duration: int, *, engines: tuple[int, ...], launches: int, host_ns: int
+    ) -> Operation:
+        """Issue an operation to a stream, or to two that meet in it; the first is the one that holds its launches."""
+        operation = Operation(self._operations, duration, launches, engines, self.now + host_ns)
+        self._operations += 1
+        missing = 0
+        for number in streams:
+            stream = self.streams[number]
+            tail = stream.tail
+            if tail is not None and tail.end < 0:
+                missing += follow(tail, operation)
+            if stream.awaited:
+                for awaited in stream.awaited:
+                    if awaited.end < 0:
+                        missing += follow(awaited, operation)
+                stream.awaited = []
+            stream.tail = operation
+        if self._depth and launches:
+            first = self.streams[streams[0]]
+            first.queued.append((first.launched, operation))
+            first.launched += launches
+        operation.missing = missing
+        if not missing:
+            operation.ready = self.now
+            self._ready.append(operation)
+        return operation
+
+    def record(self, number: int, event: Event) -> None:
+        """Let ``event`` pass when everything issued to a stream so far has run."""
+        for operation in self.streams[number].pending():
+            if operation.followers is None:
+                operation.followers = []
+            operation.followers.append(event)
+            event.missing += 1
+        if not event.missing:
+            event.passed.append(event)
+
+    def full_until(self, number: int) -> int | Operation:
+        """When the launch queue of a stream has room for all that was issued, or what must start to know that."""
+        stream = self.streams[number]
+        excess = stream.launched - self._depth
+        if not self._depth or excess <= 0:
+            return self.now
+        queued = stream.queued
+        while queued[0][0] + queued[0][1].launches < excess:
+            queued.popleft()
+        before, operation = queued[0]
+        if operation.start < 0:
+            return operation
+        return operation.start + -(-operation.duration * (excess - before) // operation.launches)
+
+    def after_start(self, operation: Operation, thread: Thread) -> None:
+        """Resume ``thread`` when ``operation`` starts."""
+        if operation.starters is None:
+            operation.starters = []
+        operation.starters.append(thread)
+
+    def resume(self, thread: Thread, at: int | None = None) -> None:
+        """Let ``thread`` go on, now or later."""
+        self._enter(self.now if at is None else at, thread)
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Run until nothing is left to do.
+
+        Returns:
+            The end of the last event.
+        """
+        agenda = self._agenda
+        while agenda or self._ready:
+            if self._ready and (not agenda or agenda[0][0] > self.now):
+                self._settle()
+                continue
+            self.now, _, subject = heappop(agenda)
+            if isinstance(subject, Operation):
+                self._finish(subject)
+            else:
+                self._advance(subject)
+        return self.now
+
+    def _enter(self, time: int, subject: Operation | Thread) -> None:
+        self._entries += 1
+        heappush(self._agenda, (time, self._entries, subject))
+
+    def _advance(self, thread: Thread) -> None:
+        self.current = thread
+        until = next(thread, None)
+        if until is not None:
+            self._enter(until, thread)
+
+    def _settle(self) -> None:
+        """Start what is ready where engines are free: first come, first served, then in the order of issue."""
+        ready, self._ready = self._ready, []
+        if len(ready) > 1:
+            ready.sort(key=_turn)
+        for operation in ready:
+            if operation.duration and not self._seize(operation):
+                continue
+            operation.start = self.now
+            self._enter(max(self.now + operation.duration, operation.issued), operation)
+            if operation.starters is not None:
+                for thread in operation.starters:
+                    self.resume(thread)
+                operation.starters = None
+
+    def _seize(self, operation: Operation) -> bool:
+        """Occupy an operation's engines if all are free; else it waits for all of them."""
+        occupied = self._occupied
+        for engine in operation.engines:
+            if occupied[engine]:
+                for awaited in operation.engines:
+                    self._waiting[awaited].append(operation)
+                return False
+        for engine in operation.engines:
+            occupied[engine] = True
+        return True
+
+    def _finish(self, operation: Operation) -> None:
+        operation.end = self.now
+        ready = self._ready
+        if operation.followers is not None:
+            for follower in operation.followers:
+                if isinstance(follower, Operation):
+                    follower.missing -= 1
+                    if not follower.missing:
+                        follower.ready = self.now
+                        ready.append(follower)
+                else:
+                    follower.missing -= 1
+                    if not follower.missing:
+                        follower.passed.append(follower)
+            operation.followers = None
+        if operation.duration:
+            for engine in operation.engines:
+                self._occupied[engine] = False
+                if self._waiting[engine]:
+                    self._wake(engine)
+
+    def _wake(self, engine: int) -> None:
+        """Whoever waits for ``engine`` may try again."""
+        waiting = self._waiting[engine]
+        for operation in waiting:
+            for other in operation.engines:
+                if other != engine:
+                    self._waiting[other].remove(operation)
+        self._ready += waiting
+        waiting.clear()
+
+
+def _turn(operation: Operation) -> tuple[int, int]:
+    return operation.ready, operation.number

@@ -1,0 +1,189 @@
+"""Fits the efficiencies of a device to published throughputs that no pipeline takes part in.
+
+    python -m gpipe_bench.simulator.fit          prints the constants of profiles/p40.yaml, and every row's error
+
+The rows are those of one device, and AmoebaNet-D n2m1: one micro-batch on two devices, one after the other. Two
+constants are fitted, the shares of the peak that the two classes of computing kernels reach. The share of the memory
+bandwidth is not, since these rows hardly tell it from the others: it stays what the profile says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+
+import torch
+from scipy.optimize import least_squares
+from torch.nn import functional
+
+from gpipe_bench.simulator.build import microbatch_sizes
+from gpipe_bench.simulator.cost import duration_ns
+from gpipe_bench.simulator.hardware import Efficiency, HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.optimizers import trace_optimizer
+from gpipe_bench.simulator.published import Setting, published_settings, published_value
+from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source
+from gpipe_bench.simulator.steps import Kernel
+
+__all__ = ["Calibration", "Observation", "calibrate", "fit_rows", "observe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A measured throughput, and what one epoch of it runs on the devices.
+
+    Attributes:
+        name: of the row.
+        kernels: kernel -> how often it runs, all of them one after the other.
+        copies: (bytes, times) between neighbouring devices, which nothing hides.
+        samples: per epoch.
+        samples_per_s: what was measured.
+    """
+
+    name: str
+    kernels: Counter[Kernel]
+    copies: tuple[tuple[int, int], ...]
+    samples: int
+    samples_per_s: float
+
+    def simulated(self, profile: Profile) -> float:
+        """Samples per second on devices of that profile."""
+        busy = sum(times * duration_ns(kernel, profile) for kernel, times in self.kernels.items())
+        machine = HardwareMachine(profile)
+        return self.samples / (busy + sum(times * machine.copy_ns(0, 1, size) for size, times in self.copies)) * 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Fitted efficiencies.
+
+    Attributes:
+        profile: the profile with the fitted efficiencies.
+        errors: row -> simulated over measured, minus 1.
+        spread: efficiency -> (smallest, largest) when each row in turn is left out.
+    """
+
+    profile: Profile
+    errors: dict[str, float]
+    spread: dict[str, tuple[float, float]]
+
+
+def calibrate(observations: Sequence[Observation], profile: Profile) -> Calibration:
+    """Fit the shares of the peak to observations, by least squares of relative errors.
+
+    Args:
+        observations: rows without pipelining; two or more, with different shares of 3x3 convolutions.
+        profile: the device; its share of the memory bandwidth is kept.
+
+    Raises:
+        ValueError: fewer than two observations.
+    """
+    if len(observations) < 2:
+        raise ValueError(f"observations must be at least 2 for two constants, got {len(observations)}; add rows")
+    fitted = _fitted(observations, profile)
+    others = [_fitted([row for row in observations if row is not left_out], profile) for left_out in observations]
+    names = ("conv3x3_stride1", "other_conv_matmul")
+    values = {name: [getattr(other.efficiency, name) for other in others] for name in names}
+    return Calibration(
+        fitted,
+        {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in observations},
+        {name: (min(found), max(found)) for name, found in values.items()},
+    )
+
+
+def _fitted(observations: Sequence[Observation], profile: Profile) -> Profile:
+    def residuals(logs: Sequence[float]) -> list[float]:
+        candidate = _with_shares(profile, exp(logs[0]), exp(logs[1]))
+        return [log(row.simulated(candidate) / row.samples_per_s) for row in observations]
+
+    # A fixed start, so that a fit of its own result gives the same numbers.
+    found = least_squares(residuals, [log(0.8), log(0.4)], diff_step=1e-3)
+    return _with_shares(profile, round(exp(found.x[0]), 3), round(exp(found.x[1]), 3))
+
+
+def _with_shares(profile: Profile, conv3x3: float, other: float) -> Profile:
+    memory = profile.efficiency.memory_bound
+    efficiency = Efficiency(conv3x3_stride1=conv3x3, other_conv_matmul=other, memory_bound=memory, origin="fitted")
+    return profile.model_copy(update={"efficiency": efficiency})
+
+
+def fit_rows(cache: Path | None = None) -> list[Observation]:
+    """The published rows that constants are fitted to; ``cache``: folder of stored traces."""
+    alone = [row for row in published_settings() if row.partitions == 1 and row.full_steps]
+    first = [row for row in published_settings() if (row.table, row.experiment) == ("amoebanet-d-speed", "n2m1")]
+    return [observe(row, published_value(row, "throughput_samples_per_s"), cache) for row in (*alone, *first)]
+
+
+def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Observation:
+    """What one epoch of a row runs.
+
+    Args:
+        row: of one device, or of several with a single micro-batch.
+        samples_per_s: its throughput.
+        cache: folder of stored traces.
+    """
+    source = _source(row, cache)
+    kernels: Counter[Kernel] = Counter()
+    copies: Counter[int] = Counter()
+    steps = [(row.batch_size, row.full_steps), *([(row.rest_batch_size, 1)] if row.rest_batch_size else [])]
+    for batch_size, times in steps:
+        kernels.update({kernel: times * count for kernel, count in _step(row, source, batch_size).items()})
+        start = 0
+        for layers in row.balance[:-1]:
+            start += layers
+            for port in source.layers(batch_size)[start - 1].outputs:
+                # Forward, and the gradient back.
+                copies[port.bytes] += 2 * times
+    samples = sum(batch_size * times for batch_size, times in steps)
+    return Observation(f"{row.table} {row.experiment}", kernels, tuple(copies.items()), samples, samples_per_s)
+
+
+def _step(row: Setting, source: ModelSource, batch_size: int) -> Counter[Kernel]:
+    kernels: Counter[Kernel] = Counter()
+    sizes = microbatch_sizes(batch_size, row.chunks)
+    for i, size in enumerate(sizes):
+        layers = source.layers(size)
+        again = row.checkpoint == "always" or (row.checkpoint == "except_last" and i < len(sizes) - 1)
+        for layer in layers:
+            kernels.update(layer.kernels("forward"))
+            kernels.update(layer.kernels("backward"))
+        # With one micro-batch, all but the last partition recompute while they wait for their gradient.
+        for layer in layers[-row.balance[-1] :] if again else ():
+            kernels.update(layer.kernels("forward"))
+    loss = source.loss(batch_size)
+    if loss is not None:
+        kernels.update((*loss.kernels("forward"), *loss.kernels("backward")))
+    optimizer = trace_optimizer(row.optimizer)
+    for facts in source.facts():
+        for elements in facts.parameters:
+            kernels.update(optimizer.scaled(elements))
+    return kernels
+
+
+def _source(row: Setting, cache: Path | None) -> ModelSource:
+    if row.model != "resnet101":
+        return model_of_suite(row.model, row.model_arguments(), cache)
+    from models.resnet import resnet101
+
+    with torch.device("meta"):
+        return module_source(
+            resnet101(),
+            torch.empty(1, 3, 224, 224),
+            functional.cross_entropy,
+            lambda size: torch.empty(size, dtype=torch.int64, device="meta"),
+        )
+
+
+def main() -> None:
+    """Print the fit of the P40."""
+    result = calibrate(fit_rows(), load_profile("p40"))
+    lines = [f"efficiency: {result.profile.efficiency.model_dump()}"]
+    lines += [f"{name}: {low} .. {high} when a row is left out" for name, (low, high) in result.spread.items()]
+    lines += [f"{name}: simulated {100 * error:+.2f} %" for name, error in result.errors.items()]
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Hardware as data: what a device computes, how fast its memory is, and how devices are linked.
+
+A profile is a YAML file; those of this package lie in ``profiles/``. Whoever has other hardware writes such a file and
+passes its path; nothing else needs to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gpipe_bench.errors import ConfigError
+
+__all__ = [
+    "PROFILES",
+    "Efficiency",
+    "HardwareMachine",
+    "Link",
+    "Profile",
+    "Topology",
+    "load_profile",
+    "parse_profile",
+    "profile_names",
+]
+
+PROFILES: Final = Path(__file__).parent / "profiles"
+"""Folder of the profiles that come with the package."""
+
+_GIB: Final = 2**30
+_HOST: Final = -1
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Link(_Section):
+    """A way between two memories."""
+
+    gb_per_s: float = Field(gt=0, description="usable bandwidth per direction, 10^9 bytes per second")
+    latency_us: float = Field(ge=0, description="time of an empty transfer, microseconds")
+
+
+class Topology(_Section):
+    """Which devices are near each other: consecutive devices form groups, such as those of one socket."""
+
+    group_size: int = Field(gt=0, description="devices per group")
+    within: str = Field(description="link between devices of one group")
+    across: str = Field(description="link between devices of different groups")
+    host: str = Field(description="link between a device and pinned host memory")
+
+
+class Efficiency(_Section):
+    """Achieved share of the peak per kernel class."""
+
+    conv3x3_stride1: float = Field(gt=0, description="of the peak, counting the FLOPs of the direct algorithm")
+    other_conv_matmul: float = Field(gt=0, description="of the peak")
+    memory_bound: float = Field(gt=0, description="of the memory bandwidth")
+    origin: Literal["fitted", "measured", "assumed"] = Field(description="where the three numbers come from")
+
+
+class Profile(_Section):
+    """One kind of device, and how a machine links several of them."""
+
+    name: str = Field(min_length=1, description="name of the profile")
+    device: str = Field(min_length=1, description="name of the device")
+    memory_gib: float = Field(gt=0, description="memory that the driver reports, GiB")
+    context_gib: float = Field(ge=0, description="taken by the context before the first tensor, GiB")
+    bandwidth_gb_per_s: float = Field(gt=0, description="memory bandwidth, 10^9 bytes per second")
+    peak_tflops: dict[str, float] = Field(description="peak of the ordinary units by dtype, 10^12 FLOP per second")
+    matrix_tflops: dict[str, float] = Field(default={}, description="peak of the matrix units by dtype, dense")
+    winograd: bool = Field(description="whether 3x3 convolutions of stride 1 run by Winograd's algorithm")
+    efficiency: Efficiency
+    kernel_floor_us: float = Field(ge=0, description="shortest kernel, microseconds")
+    launch_us: float = Field(ge=0, description="host time per kernel, microseconds")
+    queue_depth: int = Field(gt=0, description="launches that a device holds before the host waits")
+    links: dict[str, Link]
+    topology: Topology
+    sources: dict[str, str] = Field(description="where the numbers come from")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        problems = [
+            f"topology.{name} must name one of links, got {getattr(self.topology, name)!r}; "
+            f"use one of {', '.join(sorted(self.links))}"
+            for name in ("within", "across", "host")
+            if getattr(self.topology, name) not in self.links
+        ]
+        if "float32" not in self.peak_tflops:
+            problems.append(f"peak_tflops must have float32, got {sorted(self.peak_tflops)}; add it")
+        problems += [
+            f"{table}.{dtype} must be positive, got {value}; leave it out if the device has no such units"
+            for table in ("peak_tflops", "matrix_tflops")
+            for dtype, value in getattr(self, table).items()
+            if value <= 0
+        ]
+        if self.context_gib >= self.memory_gib:
+            problems.append(f"context_gib must be less than memory_gib, got {self.context_gib}; correct one of them")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory for tensors, bytes."""
+        return int((self.memory_gib - self.context_gib) * _GIB)
+
+    def peak_flop_per_s(self, arithmetic: str, dtype: str) -> float:
+        """Peak rate of a convolution or matrix product.
+
+        In float32, PyTorch's defaults let convolutions use TF32 where a device has it, and matrix products not.
+        """
+        units = "tensorfloat32" if (arithmetic, dtype) == ("convolution", "float32") else dtype
+        tflops = self.matrix_tflops.get(units) or self.peak_tflops.get(dtype) or self.peak_tflops["float32"]
+        return tflops * 1e12
+
+
+class HardwareMachine:
+    """A machine of devices of one kind; what the event simulation asks of hardware.
+
+    Args:
+        profile: of the devices and their links.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+
+    @property
+    def launch_ns(self) -> int:
+        """Host time per kernel or copy."""
+        return round(self.profile.launch_us * 1000)
+
+    @property
+    def queue_depth(self) -> int:
+        """Launches that a device holds before the host waits."""
+        return self.profile.queue_depth
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Usable memory of a device."""
+        return self.profile.capacity_bytes
+
+    def copy_ns(self, source: int, target: int, nbytes: int) -> int:
+        """Time of a transfer of ``nbytes`` from device ``source`` to ``target``; -1 is host memory."""
+        topology = self.profile.topology
+        if _HOST in (source, target):
+            name = topology.host
+        elif source == target:
+            # Read and written in the device's own memory.
+            rate = self.profile.bandwidth_gb_per_s * self.profile.efficiency.memory_bound / 2
+            return round(nbytes / rate + self.profile.kernel_floor_us * 1000)
+        else:
+            near = source // topology.group_size == target // topology.group_size
+            name = topology.within if near else topology.across
+        link = self.profile.links[name]
+        # 10^9 bytes per second is one byte per nanosecond.
+        return round(nbytes / link.gb_per_s + link.latency_us * 1000)
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with the package."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def load_profile(name: str | Path) -> Profile:
+    """The profile of that name, or in the YAML file of that path.
+
+    Raises:
+        ConfigError: there is none, or it breaks rules; all problems at once.
+    """
+    path = PROFILES / f"{name}.yaml" if str(name) in profile_names() else Path(name)
+    if not path.is_file():
+        raise ConfigError(
+            [f"profile must be one of {', '.join(profile_names())} or a YAML file, got {str(name)!r}; correct it"]
+        )
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError([f"profile {path} must be YAML: {error}"]) from error
+    return parse_profile(data, str(path))
+
+
+def parse_profile(data: object, where: str = "profile") -> Profile:
+    """A profile from plain data.
+
+    Args:
+        data: what the YAML file holds.
+        where: named in every problem.
+
+    Raises:
+        ConfigError: all problems at once.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError([f"{where} must be a mapping of settings, got {type(data).__name__}; see profiles/p40.yaml"])
+    try:
+        return Profile.model_validate(dict(data))
+    except ValidationError as error:
+        raise ConfigError([line for item in error.errors() for line in _problems(where, item)]) from None
+
+
+def _problems(where: str, error: Any) -> list[str]:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "value_error":
+        return [f"{where}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
+    if error["type"] == "missing":
+        return [f"{where}: {name} must be given, got nothing; add it"]
+    if error["type"] == "extra_forbidden":
+        return [f"{where}: {name} must be a setting of a profile, got an unknown one; remove it"]
+    return [f"{where}: {name} must satisfy '{error['msg']}', got {error['input']!r}; correct it"]

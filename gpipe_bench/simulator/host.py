@@ -1,0 +1,188 @@
+"""What host threads issue: the transfers and computations of one step, with what each costs the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from gpipe_bench.simulator.clock import Clock
+from gpipe_bench.simulator.graph import Node
+from gpipe_bench.simulator.memory import Memory
+from gpipe_bench.simulator.places import Places
+from gpipe_bench.simulator.streams import Operation, Thread
+from gpipe_bench.simulator.workload import HOST, Kernels, Machine, TaskWork, Workload
+
+__all__ = ["Host", "Issued"]
+
+
+@dataclass(slots=True)
+class Issued:
+    """A task as a host thread issued it.
+
+    Attributes:
+        kind: one of :data:`gpipe_bench.timeline.KINDS`.
+        i: micro-batch.
+        j: partition.
+        device: the device that runs it, for a copy the sender's.
+        stream: ``compute`` or ``copy``.
+        issue_ns: when.
+        first: its first operation.
+        last: its last operation.
+        nbytes: bytes moved by a copy, or of the results of a forward pass.
+    """
+
+    kind: str
+    i: int
+    j: int
+    device: int
+    stream: str
+    issue_ns: int
+    first: Operation
+    last: Operation
+    nbytes: int
+
+
+class Host:
+    """Issues tasks to the clock on behalf of host threads.
+
+    Args:
+        workload: what a task costs.
+        machine: what copies and launches cost.
+        places: devices and streams.
+        clock: where operations go.
+        memory: told of what is allocated and freed, or None.
+
+    Attributes:
+        issued: all tasks, in the order of issue.
+    """
+
+    def __init__(
+        self, workload: Workload, machine: Machine, places: Places, clock: Clock, memory: Memory | None
+    ) -> None:
+        self.issued: list[Issued] = []
+        self.clock = clock
+        self.memory = memory
+        self.workload = workload
+        self._machine = machine
+        self._places = places
+        self._copies: dict[tuple[int, int, tuple[int, ...]], int] = {}
+
+    def forward(self, node: Node, *, again: bool = False) -> Iterator[int | None]:
+        """A forward pass: the plain one, a checkpoint's first, or its recomputation (``again``)."""
+        work = self.workload.task(node.i, node.j)
+        if self.memory is not None:
+            self.memory.forward(node, again=again)
+        kind, kernels = ("recompute", work.recompute) if again else ("forward", work.forward)
+        return self._when_flushed(node.device, partial(self._compute, kind, node, kernels, sum(work.output_bytes)))
+
+    def backward(self, node: Node) -> Iterator[int | None]:
+        """The backward pass of a task."""
+        work: TaskWork = self.workload.task(node.i, node.j)
+        if self.memory is not None:
+            self.memory.backward(node)
+        return self._when_flushed(node.device, partial(self._compute, "backward", node, work.backward, 0))
+
+    def kernels(self, stream: int, kernels: Kernels) -> Iterator[int | None]:
+        """Kernels that belong to no task."""
+        if kernels.duration_ns or kernels.launches:
+            yield from self._launch(stream, kernels)
+
+    def transfer(self, node: Node, *, back: bool = False) -> Iterator[int | None]:
+        """The copy of a node, or the copy of its gradients ``back``."""
+        if self.memory is not None:
+            self.memory.transfer(node, back=back)
+        receiver = self._places.devices[node.source] if back else node.device
+        return self._when_flushed(receiver, partial(self._transfer, node, back=back))
+
+    def _transfer(self, node: Node, *, back: bool) -> Iterator[int | None]:
+        sender, receiver = (node.stream, node.peer) if back else (node.peer, node.stream)
+        source, target = (node.device, self._places.devices[node.source])
+        if not back:
+            source, target = target, source
+        computing = self._places.computing[node.j if back else node.source]
+        lane = "compute" if sender == computing else "copy"
+        host_ns = self._machine.launch_ns * len(node.nbytes)
+        now = self.clock.now
+        count, places = len(node.nbytes), self._places.count
+        if self._places.transfer == "direct":
+            length = self._length(source, target, node.nbytes)
+            engines = (places + source, 2 * places + target)
+            first = last = self.clock.issue(
+                (sender, receiver), length, engines=engines, launches=count, host_ns=host_ns
+            )
+        else:
+            first, last = self._staged(sender, receiver, source, target, node.nbytes)
+            host_ns *= 2
+        kind = f"{node.kind}_grad" if back else node.kind
+        self.issued.append(Issued(kind, node.i, node.j, source, lane, now, first, last, sum(node.nbytes)))
+        if self.memory is not None:
+            self.memory.transferred()
+        return self._pass_time(sender, host_ns)
+
+    def _when_flushed(self, device: int, issue: Callable[[], Iterator[int | None]]) -> Iterator[int | None]:
+        """Issue at once, or, when the allocator of ``device`` had to give memory back, when the device is idle."""
+        if self.memory is None or not self.memory.flushed(device):
+            return issue()
+        return self._drained(device, issue)
+
+    def _drained(self, device: int, issue: Callable[[], Iterator[int | None]]) -> Thread:
+        streams = tuple(stream for stream, place in enumerate(self._places.device_of) if place == device)
+        idle = self.clock.issue(streams, 0, engines=(), launches=0, host_ns=0)
+        self.clock.after_start(idle, self.clock.current)
+        yield None
+        yield from issue()
+
+    def _staged(
+        self, sender: int, receiver: int, source: int, target: int, nbytes: tuple[int, ...]
+    ) -> tuple[Operation, Operation]:
+        """Through host memory, tensor by tensor, with the barrier that a direct copy has by itself."""
+        clock, places, host_ns = self.clock, self._places.count, self._machine.launch_ns
+        down, up = (places + source,), (2 * places + target,)
+        clock.wait(sender, receiver)
+        clock.wait(receiver, sender)
+        operations: list[Operation] = []
+        # Of no tensors, one operation that takes no time stands for all.
+        for index, size in enumerate(nbytes or (0,)):
+            lengths = [self._length(*ends, (size,) if nbytes else ()) for ends in ((source, HOST), (HOST, target))]
+            begun = 2 * index * host_ns
+            operations.append(clock.issue((sender,), lengths[0], engines=down, launches=1, host_ns=begun + host_ns))
+            clock.wait(receiver, sender)
+            operations.append(clock.issue((receiver,), lengths[1], engines=up, launches=1, host_ns=begun + 2 * host_ns))
+        return operations[0], operations[-1]
+
+    def _length(self, source: int, target: int, nbytes: tuple[int, ...]) -> int:
+        key = (source, target, nbytes)
+        if key not in self._copies:
+            self._copies[key] = sum(self._machine.copy_ns(source, target, size) for size in nbytes)
+        return self._copies[key]
+
+    def _compute(self, kind: str, node: Node, kernels: Kernels, nbytes: int) -> Iterator[int | None]:
+        stream, now = self._places.computing[node.j], self.clock.now
+        host_ns = self._machine.launch_ns * kernels.launches
+        operation = self.clock.issue(
+            (stream,), kernels.duration_ns, engines=(node.device,), launches=kernels.launches, host_ns=host_ns
+        )
+        self.issued.append(Issued(kind, node.i, node.j, node.device, "compute", now, operation, operation, nbytes))
+        return self._pass_time(stream, host_ns)
+
+    def _launch(self, stream: int, kernels: Kernels) -> Iterator[int | None]:
+        host_ns = self._machine.launch_ns * kernels.launches
+        engines = (self._places.device_of[stream],)
+        self.clock.issue((stream,), kernels.duration_ns, engines=engines, launches=kernels.launches, host_ns=host_ns)
+        return self._pass_time(stream, host_ns)
+
+    def _pass_time(self, stream: int, host_ns: int) -> Iterator[int | None]:
+        """The host's time for what it issued: its calls, and a wait where the launch queue is full."""
+        if not self._machine.queue_depth:
+            # Even if it is none, other threads may come in between.
+            return iter((self.clock.now + host_ns,))
+        return self._pass_time_in_queue(stream, self.clock.now + host_ns)
+
+    def _pass_time_in_queue(self, stream: int, done: int) -> Thread:
+        while isinstance(until := self.clock.full_until(stream), Operation):
+            # Resumed when it starts: the room that it leaves is known then.
+            self.clock.after_start(until, self.clock.current)
+            yield None
+        if max(until, done) > self.clock.now:
+            yield max(until, done)

@@ -1,0 +1,128 @@
+"""Runs operations on the meta device, each with given operands once.
+
+PyTorch computes the shapes of many results in Python, three milliseconds for a batch norm, and a model asks for the
+same shapes again and again. So results are remembered as shapes, and made anew from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["evaluate"]
+
+_PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_results: Final[dict[Hashable, Any]] = {}
+_tried: Final[set[Any]] = set()
+
+
+def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What ``func(*args, **kwargs)`` gives."""
+    key = _key(func, args, kwargs)
+    if key is None:
+        if func not in _tried:
+            _tried.add(func)
+            # Only for what PyTorch imports at the first call.
+            with suppress(RuntimeError, TypeError, ValueError):
+                _elsewhere(func, _copied(args), _copied(dict(kwargs)))
+        return func(*args, **kwargs)
+    if key not in _results:
+        copies, named = _copied(args), _copied(dict(kwargs))
+        result = _elsewhere(func, copies, named)
+        operands = {_key_of(tensor.untyped_storage()) for tensor in _tensors([*copies, *named.values()])}
+        _results[key] = _recipe(result, operands)
+    recipe = _results[key]
+    return func(*args, **kwargs) if recipe is None else _make(recipe[0])
+
+
+def _elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call in a thread of its own.
+
+    A first call imports modules, and an exception that is caught on the way may stay in a reference cycle with its
+    traceback, and so with every frame below it. Those of the model must not be among them: they hold its tensors.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(func, *args, **kwargs).result()
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return type(value)(_copied(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """What the result depends on; None if the operation writes to its operands, gives views, or takes other things."""
+    if func.is_view or func._schema.is_mutable:  # noqa: SLF001 - what PyTorch declares of the operation
+        return None
+    try:
+        return func, _plain(args), _plain([*kwargs.items()])
+    except TypeError:
+        return None
+
+
+def _plain(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        if value.device.type != "meta" or value.layout is not torch.strided:
+            raise TypeError
+        return value.shape, value.stride(), value.dtype, value.is_conj()
+    if isinstance(value, list | tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, _PLAIN):
+        # 1, 1.0 and True are equal, but operations tell them apart.
+        return type(value), value
+    raise TypeError
+
+
+def _recipe(result: Any, operands: set[int]) -> tuple[Any] | None:
+    """How to make the result again, in a tuple; None if that is not possible.
+
+    Results that share memory with operands or among each other, or that do not fill their storage, are not.
+    """
+    tensors = _tensors(result)
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    keys = {_key_of(storage) for storage in storages}
+    if len(keys) < len(storages) or keys & operands:
+        return None
+    for tensor, storage in zip(tensors, storages, strict=True):
+        full = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if full.untyped_storage().nbytes() != storage.nbytes() or tensor.device.type != "meta":
+            return None
+    return (_spec(result),)
+
+
+def _key_of(storage: torch.UntypedStorage) -> int:
+    key: int = storage._cdata  # noqa: SLF001 - what tells storages apart; it has no public name
+    return key
+
+
+def _spec(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _Spec((tuple(value.shape), value.stride(), value.dtype))
+    return type(value)(_spec(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+class _Spec(tuple[Any, ...]):
+    """Shape, stride and dtype of a result."""
+
+    __slots__ = ()
+
+
+def _make(value: Any) -> Any:
+    if isinstance(value, _Spec):
+        shape, stride, dtype = value
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return type(value)(_make(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []

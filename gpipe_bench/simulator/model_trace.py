@@ -1,0 +1,192 @@
+"""Traces a whole model: each kind of layer once, every layer in its place.
+
+Shapes go through the model from its first layer to its last; then, from the last to the first, which gradients exist:
+an output that nobody reads gets none, and the layer's backward pass is shorter for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench.engine.skip import verify_skippables
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.simulator.layer_trace import LayerRun, TensorSpec, declared_skips, map_specs, specs_in, trace_layer
+from gpipe_bench.simulator.signature import signature
+from gpipe_bench.simulator.steps import LayerTrace
+
+__all__ = ["LayerFacts", "Trace", "Tracer", "trace_loss"]
+
+_Skips = dict[SkipKey, TensorSpec | None]
+_Call = tuple[object, _Skips]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What of a layer does not depend on the batch.
+
+    Attributes:
+        parameters: elements of each trained parameter that no earlier layer has.
+        parameter_bytes: of trained parameters, without gradients.
+        other_bytes: of frozen parameters and buffers.
+        stashes: skips that the layer stashes, by number: its place among all stashes of the model.
+        pops: skips that it pops, by the same number.
+    """
+
+    parameters: tuple[int, ...]
+    parameter_bytes: int
+    other_bytes: int
+    stashes: tuple[int, ...]
+    pops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A model at one batch size.
+
+    Attributes:
+        kinds: the traces of its kinds of layers.
+        layers: for each layer, the number of its kind.
+        output: specs in the structure of the model's output.
+    """
+
+    kinds: tuple[LayerTrace, ...]
+    layers: tuple[int, ...]
+    output: object
+
+
+class Tracer:
+    """Traces a model at any batch size; it is left as it was.
+
+    Args:
+        module: the model, on any device.
+        sample: one sample or more, as the model takes them: a Tensor or a tuple of Tensors on any device.
+    """
+
+    def __init__(self, module: nn.Sequential, sample: Tensor | tuple[Tensor, ...]) -> None:
+        verify_skippables(module)
+        self.module = module
+        self._sample = map_specs(TensorSpec.of, sample)
+        # Signatures may compare objects by identity, so the layers that they stand for are kept alive by the model.
+        self._signatures = [signature(layer) for layer in module]
+        self._twins: dict[Hashable, nn.Module] = {}
+        self._runs: dict[Hashable, LayerRun] = {}
+
+    def facts(self) -> list[LayerFacts]:
+        """Parameters, buffers and skips of each layer."""
+        numbers: dict[SkipKey, int] = {}
+        seen: set[int] = set()
+        facts = []
+        for layer in self.module:
+            stashes, pops = declared_skips(layer)
+            for key in stashes:
+                numbers[key] = len(numbers)
+            own = [parameter for parameter in layer.parameters() if id(parameter) not in seen]
+            seen |= {id(parameter) for parameter in own}
+            trained = [parameter for parameter in own if parameter.requires_grad]
+            others = [*(p for p in own if not p.requires_grad), *layer.buffers()]
+            facts.append(
+                LayerFacts(
+                    parameters=tuple(parameter.numel() for parameter in trained),
+                    parameter_bytes=sum(parameter.nbytes for parameter in trained),
+                    other_bytes=sum(tensor.nbytes for tensor in others),
+                    stashes=tuple(numbers[key] for key in stashes),
+                    pops=tuple(numbers[key] for key in pops),
+                )
+            )
+        return facts
+
+    def trace(self, size: int) -> Trace:
+        """The model at a batch of ``size`` samples."""
+        entering = map_specs(lambda spec: _resized(spec, size), self._sample)
+        value: object = entering
+        skips: _Skips = {}
+        calls: list[_Call] = []
+        for place, layer in enumerate(self.module):
+            stashes, pops = declared_skips(layer)
+            popped = {key: skips.pop(key) for key in pops}
+            run = self._run(place, value, popped, None)
+            calls.append((value, popped))
+            value = run.output
+            names = [stashes[index] for index in run.trace.stashed]
+            skips |= dict(zip(names, run.stashed.values(), strict=True))
+        traces = self._with_gradients(calls)
+        kinds = list({id(trace): trace for trace in traces}.values())
+        numbers = {id(trace): number for number, trace in enumerate(kinds)}
+        return Trace(tuple(kinds), tuple(numbers[id(trace)] for trace in traces), value)
+
+    def _with_gradients(self, calls: Sequence[_Call]) -> list[LayerTrace]:
+        """Traces with the gradients that really arrive, from the last layer to the first."""
+        traces: list[LayerTrace] = []
+        arriving: tuple[bool, ...] | None = None
+        skips: dict[SkipKey, bool] = {}
+        for place in reversed(range(len(self.module))):
+            value, popped = calls[place]
+            stashes, _ = declared_skips(self.module[place])
+            full = self._run(place, value, popped, None)
+            names = [stashes[index] for index in full.trace.stashed if full.stashed[_nth(full, index)] is not None]
+            mains = len(full.trace.outputs) - len(names)
+            wanted = (*(arriving or (True,) * mains), *(skips.get(name, False) for name in names))
+            run = full if all(wanted) else self._run(place, value, popped, wanted)
+            count = len(specs_in(value))
+            arriving = run.gradients[:count]
+            present = [key for key, spec in popped.items() if spec is not None]
+            skips |= dict(zip(present, run.gradients[count:], strict=True))
+            traces.append(run.trace)
+        return traces[::-1]
+
+    def _run(self, place: int, value: object, popped: _Skips, wanted: tuple[bool, ...] | None) -> LayerRun:
+        kind = self._signatures[place]
+        key = kind, _hashable(value), tuple(popped.values()), wanted
+        if key not in self._runs:
+            twin = self._twins.get(kind)
+            if twin is None:
+                twin = self._twins[kind] = _meta_twin(self.module[place])
+            _, theirs = declared_skips(twin)
+            self._runs[key] = trace_layer(twin, value, dict(zip(theirs, popped.values(), strict=True)), wanted)
+        return self._runs[key]
+
+
+class _Loss(nn.Module):
+    def __init__(self, function: Callable[..., Tensor], target: TensorSpec) -> None:
+        super().__init__()
+        self.function, self.target = function, target
+
+    def forward(self, output: object) -> Tensor:
+        return self.function(output, self.target.empty())
+
+
+def trace_loss(function: Callable[..., Tensor], output: object, target: Tensor) -> LayerTrace:
+    """Trace a loss as if it were a layer.
+
+    Args:
+        function: (output, target) -> scalar.
+        output: specs in the structure of the model's output, for any number of samples.
+        target: for a whole mini-batch, on any device.
+    """
+    resized = map_specs(lambda spec: replace(_resized(spec, len(target)), requires_grad=spec.requires_grad), output)
+    return trace_layer(_Loss(function, TensorSpec.of(target)), resized, {}).trace
+
+
+def _nth(run: LayerRun, index: int) -> SkipKey:
+    return list(run.stashed)[run.trace.stashed.index(index)]
+
+
+def _meta_twin(layer: nn.Module) -> nn.Module:
+    return copy.deepcopy(layer).to("meta")
+
+
+def _resized(spec: TensorSpec, size: int) -> TensorSpec:
+    return TensorSpec.of(torch.empty((size, *spec.shape[1:]), dtype=spec.dtype, device="meta"))
+
+
+def _hashable(value: object) -> Hashable:
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_hashable(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((key, _hashable(item)) for key, item in value.items())
+    return value if isinstance(value, Hashable) else id(value)

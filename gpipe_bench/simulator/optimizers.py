@@ -1,0 +1,82 @@
+"""What the step of an optimizer costs, traced on two parameters of different sizes: everything in it is elementwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gpipe_bench.simulator.cost import total
+from gpipe_bench.simulator.hardware import Profile
+from gpipe_bench.simulator.recorder import Recorder
+from gpipe_bench.simulator.steps import Kernel
+from gpipe_bench.simulator.workload import Kernels
+
+__all__ = ["OPTIMIZERS", "OptimizerTrace", "optimizer_kernels", "trace_optimizer"]
+
+_PROBE: Final = 1000
+
+OPTIMIZERS: Final = MappingProxyType(
+    {
+        "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),
+        "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
+        "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=False),
+        "adam": lambda parameters: torch.optim.Adam(parameters, foreach=False),
+    }
+)
+"""Optimizers by name; ``sgd`` without momentum, RMSprop with its defaults, as in the published runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerTrace:
+    """One parameter's share of a step.
+
+    Attributes:
+        kernels: kernels for :data:`_PROBE` float32 elements, with the zeroing of the gradient.
+        state_per_element: bytes of optimizer state per element.
+    """
+
+    kernels: tuple[Kernel, ...]
+    state_per_element: int
+
+    def scaled(self, elements: int) -> Iterable[Kernel]:
+        """The kernels for a parameter of that many elements."""
+        for kernel in self.kernels:
+            read, written = (elements * value // _PROBE for value in (kernel.bytes_read, kernel.bytes_written))
+            yield replace(kernel, bytes_read=read, bytes_written=written)
+
+
+@cache
+def trace_optimizer(name: str) -> OptimizerTrace:
+    """The trace of an optimizer in its second step, when its state is there.
+
+    Raises:
+        ValueError: there is no such optimizer.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one of them")
+    make: Callable[[Any], torch.optim.Optimizer] = OPTIMIZERS[name]
+    parameter = nn.Parameter(torch.empty(_PROBE, device="meta"))
+    parameter.grad = torch.empty_like(parameter)
+    optimizer = make([parameter])
+    optimizer.step()
+    recorder = Recorder()
+    with recorder:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    kernels = tuple(
+        step for step in recorder.take() if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes
+    )
+    tensors = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
+    state = sum(tensor.nbytes for tensor in tensors if tensor.shape == parameter.shape)
+    return OptimizerTrace(kernels, state // _PROBE)
+
+
+def optimizer_kernels(trace: OptimizerTrace, elements: Iterable[int], profile: Profile) -> Kernels:
+    """A step for parameters of these sizes."""
+    return total((kernel for count in elements for kernel in trace.scaled(count)), profile)

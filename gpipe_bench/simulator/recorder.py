@@ -1,0 +1,136 @@
+"""Watches the operations below autograd: which kernels run, and when each storage is born and dies.
+
+It holds no tensor that it sees, so storages die exactly when the layer and its graph let them go.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpipe_bench.simulator.meta_results import evaluate
+from gpipe_bench.simulator.operations import kernels_of, tensors_of
+from gpipe_bench.simulator.steps import NO_BLOCK, Alloc, Free, Step
+
+__all__ = ["AcceleratorFunctions", "Recorder"]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
+    """Writes the steps of what runs under it.
+
+    Attributes:
+        steps: where the next steps go; replaced between the phases of a trace.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self.steps: list[Step] = []
+        self._blocks: dict[int, int] = {}
+        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._next = 0
+        self._quiet = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = evaluate(func, args, kwargs)
+        if not self._quiet:
+            self._account(func, args, kwargs, result)
+        return result
+
+    def _account(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        operands = {_key(tensor) for tensor in tensors_of([*args, *kwargs.values()])}
+        for tensor in tensors_of(result):
+            key = _key(tensor)
+            if key not in operands and key not in self._blocks:
+                storage = tensor.untyped_storage()
+                if storage.nbytes():
+                    self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
+        self.steps += kernels_of(func, args, kwargs, result)
+
+    def adopt(self, tensor: Tensor) -> int:
+        """Give the storage of ``tensor``, which appeared without an operation, its block."""
+        storage = tensor.untyped_storage()
+        key = _key(tensor)
+        if key not in self._blocks:
+            self._blocks[key] = self._next
+            self._watches[key] = weakref.ref(storage, partial(self._died, key))
+            self._next += 1
+        return self._blocks[key]
+
+    def block(self, tensor: Tensor | None) -> int:
+        """The block of a tensor; :data:`NO_BLOCK` for none, an empty one and parameters or buffers."""
+        return NO_BLOCK if tensor is None else self._blocks.get(_key(tensor), NO_BLOCK)
+
+    def alive(self) -> set[int]:
+        """Blocks that somebody holds."""
+        return set(self._blocks.values())
+
+    def _died(self, key: int, _: object) -> None:
+        del self._watches[key]
+        self.steps.append(Free(self._blocks.pop(key)))
+
+    def take(self) -> tuple[Step, ...]:
+        """The steps since the last call."""
+        steps, self.steps = tuple(self.steps), []
+        return steps
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Operations inside are those of the tracer, not of the model."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
+
+
+class AcceleratorFunctions(TorchFunctionMode):
+    """Chooses the operation that PyTorch runs on an accelerator where it runs another one on the meta device.
+
+    Dropout is one fused kernel there, which keeps a mask of one byte per element.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.dropout:
+            return _dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if not training or inplace or not 0 < p < 1:
+        # A mode is off while it handles a function, so this is PyTorch's own.
+        return functional.dropout(x, p, training, inplace)
+    dropped: Tensor = torch.native_dropout(x, p, True)[0]
+    return dropped
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - what tells storages apart; it has no public name
+    return key

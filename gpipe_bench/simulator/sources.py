@@ -1,0 +1,173 @@
+"""Where traces come from: a module that is traced now, or a model of the suite whose traces are kept on disk.
+
+A micro-batch of one sample is traced as it is, since a dimension of size 1 changes which operations run; the others
+come from a line through three traces, where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench.simulator.model_trace import LayerFacts, Trace, Tracer, trace_loss
+from gpipe_bench.simulator.scaling import PROBES, fit_line
+from gpipe_bench.simulator.steps import LayerTrace
+from gpipe_bench.simulator.trace_cache import StoredTraces, default_folder, load, store
+
+__all__ = ["ModelSource", "model_of_suite", "module_source"]
+
+_SCALABLE = 0
+
+
+class ModelSource:
+    """Traces of one model.
+
+    Args:
+        tracer: makes the tracer when the first trace is needed.
+        sample_bytes: of each tensor that enters, per sample.
+        loss: (output, target) -> scalar, or None.
+        target: batch size -> targets.
+        known: what is known already.
+        keep: called when more is known.
+    """
+
+    def __init__(
+        self,
+        tracer: Callable[[], Tracer],
+        sample_bytes: tuple[int, ...],
+        loss: Callable[..., Tensor] | None = None,
+        target: Callable[[int], Tensor] | None = None,
+        *,
+        known: StoredTraces | None = None,
+        keep: Callable[[StoredTraces], None] = lambda _: None,
+    ) -> None:
+        self._make, self._keep = tracer, keep
+        self._tracer: Tracer | None = None
+        self._bytes = sample_bytes
+        self._loss, self._target = loss, target
+        self._known = known
+        self._losses: dict[int, LayerTrace] = {}
+        self._evaluated: dict[int, list[LayerTrace]] = {}
+
+    def input_bytes(self, size: int) -> tuple[int, ...]:
+        """Bytes of each tensor that enters with ``size`` samples."""
+        return tuple(size * nbytes for nbytes in self._bytes)
+
+    def facts(self) -> list[LayerFacts]:
+        """Parameters, buffers and skips of each layer."""
+        return self._stored().facts
+
+    def layers(self, size: int) -> list[LayerTrace]:
+        """The trace of each layer for a micro-batch of ``size`` samples."""
+        if size not in self._evaluated:
+            self._evaluated[size] = self._layers(size)
+        return self._evaluated[size]
+
+    def loss(self, batch_size: int) -> LayerTrace | None:
+        """The trace of the loss of a mini-batch."""
+        if self._loss is None or self._target is None:
+            return None
+        if batch_size not in self._losses:
+            stored = self._stored()
+            if stored.output is None:
+                stored.output = self._traced(PROBES[0]).output
+            self._losses[batch_size] = trace_loss(self._loss, stored.output, self._target(batch_size))
+        return self._losses[batch_size]
+
+    def _layers(self, size: int) -> list[LayerTrace]:
+        stored = self._stored()
+        if size > 1 and _SCALABLE not in stored.layers:
+            self._scale(stored)
+        if size > 1 and stored.scalable is not None:
+            kinds = [kind.at(size) for kind in stored.scalable]
+            return [kinds[number] for number in stored.layers[_SCALABLE]]
+        if size not in stored.exact:
+            trace = self._traced(size)
+            stored.output = trace.output
+            stored.exact[size], stored.layers[size] = trace.kinds, trace.layers
+            self._keep(stored)
+        return [stored.exact[size][number] for number in stored.layers[size]]
+
+    def _scale(self, stored: StoredTraces) -> None:
+        """Try to find a line; whether there is one is known from then on."""
+        stored.layers[_SCALABLE] = ()
+        try:
+            traces = [self._traced(size) for size in PROBES]
+        except (RuntimeError, ValueError):
+            # The model does not take these sizes: each size is traced when it is needed, and says what is wrong.
+            traces = []
+        if traces and len({trace.layers for trace in traces}) == 1:
+            lines = [fit_line(kinds) for kinds in zip(*(trace.kinds for trace in traces), strict=True)]
+            scalable = tuple(line for line in lines if line is not None)
+            if len(scalable) == len(lines):
+                stored.scalable, stored.layers[_SCALABLE] = scalable, traces[0].layers
+            stored.output = traces[0].output
+        self._keep(stored)
+
+    def _traced(self, size: int) -> Trace:
+        return self._tracing().trace(size)
+
+    def _tracing(self) -> Tracer:
+        if self._tracer is None:
+            self._tracer = self._make()
+        return self._tracer
+
+    def _stored(self) -> StoredTraces:
+        if self._known is None:
+            self._known = StoredTraces(self._tracing().facts())
+        return self._known
+
+
+def module_source(
+    module: nn.Sequential,
+    sample: Tensor | tuple[Tensor, ...],
+    loss: Callable[..., Tensor] | None = None,
+    target: Callable[[int], Tensor] | None = None,
+) -> ModelSource:
+    """Traces of a module, kept in memory."""
+    tensors = sample if isinstance(sample, tuple) else (sample,)
+    nbytes = tuple(tensor.nbytes // len(tensor) for tensor in tensors)
+    return ModelSource(lambda: Tracer(module, sample), nbytes, loss, target)
+
+
+def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = None) -> ModelSource:
+    """Traces of a model of the suite, kept in ``folder``, by default in the user's cache folder.
+
+    Raises:
+        ConfigError: there is no such model, or its arguments are wrong.
+    """
+    from models.table import check_arguments, format_arguments
+
+    key = name, format_arguments(check_arguments(name, given)), default_folder() if folder is None else folder
+    return _suite_source(*key)
+
+
+@cache
+def _suite_source(name: str, text: str, folder: Path) -> ModelSource:
+    from models.table import model_spec, parse_arguments
+
+    spec, arguments = model_spec(name), parse_arguments(name, text)
+    key = {"model": name, "arguments": text}
+    shape = spec.input_shape(arguments)
+
+    def tracer() -> Tracer:
+        with torch.device("meta"):
+            return Tracer(spec.build(**arguments), torch.empty(1, *shape))
+
+    def target(size: int) -> Tensor:
+        return spec.target(size, arguments, None, "cpu")
+
+    sample_bytes = (torch.empty(shape, device="meta").nbytes,)
+    return ModelSource(
+        tracer,
+        sample_bytes,
+        spec.loss,
+        target,
+        known=load(folder, key),
+        keep=lambda known: store(folder, key, known),
+    )

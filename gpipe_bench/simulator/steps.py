@@ -1,0 +1,114 @@
+"""What a layer does, step by step, and the trace that a layer leaves: integers only, ready to be stored.
+
+A block is one storage. Its number is local to the trace of a layer; inputs are blocks 0 .. inputs-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["KERNEL_CLASSES", "NO_BLOCK", "Alloc", "Free", "Kernel", "LayerTrace", "Port", "Step"]
+
+KERNEL_CLASSES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
+"""What bounds a kernel; the names are those of a measured device profile."""
+
+NO_BLOCK: Final = -1
+"""In place of a block: there is no such tensor, as for a gradient that nobody needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One operation on the device.
+
+    Attributes:
+        op: name of the operation.
+        kernel_class: one of :data:`KERNEL_CLASSES`.
+        arithmetic: ``convolution``, ``matmul`` or ``elementwise``; on some devices they run on different units.
+        dtype: of its result, such as ``float32``.
+        launches: kernels that the host launches for it.
+        flop: floating-point operations of the direct algorithm, 2 per multiply-add; 0 for what is bound by memory.
+        bytes_read: bytes that it reads, counted once per pass over them.
+        bytes_written: bytes that it writes.
+        workspace: bytes of scratch memory if a convolution runs by Winograd's algorithm.
+    """
+
+    op: str
+    kernel_class: str
+    arithmetic: str
+    dtype: str
+    launches: int
+    flop: int
+    bytes_read: int
+    bytes_written: int
+    workspace: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """A storage comes into being."""
+
+    block: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Nobody inside the layer or its graph holds the storage any more."""
+
+    block: int
+
+
+Step = Kernel | Alloc | Free
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A tensor that leaves a layer.
+
+    Attributes:
+        block: its storage; an input's where the layer passes the input on.
+        bytes: of the tensor, which may be a part of the storage.
+    """
+
+    block: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTrace:
+    """One layer at one batch size.
+
+    Attributes:
+        inputs: tensors that come in, popped skips last.
+        outputs: tensors that leave, stashed skips last, in the pass with graph.
+        plain_outputs: the same in the pass without graph.
+        stashed: for each stashed skip, its place among the skips that the layer declares to stash.
+        popped: for each popped skip, its place among those that it declares to pop.
+        forward: the pass with graph.
+        plain: the pass without.
+        backward: the backward pass; parameter gradients are added to what is there.
+        kept: blocks that the graph holds after the forward pass, inputs among them.
+        output_gradients: block of the gradient of each output.
+        input_gradients: block of the gradient of each input.
+        nodes: autograd nodes that the forward pass makes.
+    """
+
+    inputs: int
+    outputs: tuple[Port, ...]
+    plain_outputs: tuple[Port, ...]
+    stashed: tuple[int, ...]
+    popped: tuple[int, ...]
+    forward: tuple[Step, ...]
+    plain: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    kept: tuple[int, ...]
+    output_gradients: tuple[int, ...]
+    input_gradients: tuple[int, ...]
+    nodes: int
+
+    def kernels(self, direction: str) -> Iterator[Kernel]:
+        """The kernels of ``forward``, ``plain`` or ``backward``."""
+        steps: tuple[Step, ...] = getattr(self, direction)
+        return (step for step in steps if isinstance(step, Kernel))

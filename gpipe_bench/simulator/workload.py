@@ -1,0 +1,158 @@
+"""What a pipeline has to do, in nanoseconds and bytes: the input of the event simulation.
+
+A workload says nothing about order. Which tasks exist, which wait for which and who issues them comes from the forward
+program and the autograd model; how long a copy takes comes from the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+__all__ = ["HOST", "NOTHING", "Kernels", "Machine", "MemoryOp", "SkipWork", "TaskWork", "Workload"]
+
+HOST: Final = -1
+"""Host memory, as source or target of :meth:`Machine.copy_ns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One direction of one task on one device.
+
+    Attributes:
+        duration_ns: total device time when the kernels run back to back.
+        launches: number of kernels; each costs the host :attr:`Machine.launch_ns`.
+    """
+
+    duration_ns: int
+    launches: int = 1
+
+
+NOTHING: Final = Kernels(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOp:
+    """One request to the allocator, in the order of the host's calls.
+
+    Attributes:
+        kind: ``alloc`` or ``free``.
+        block: names the block within its task.
+        bytes: requested size; 0 for ``free``.
+    """
+
+    kind: Literal["alloc", "free"]
+    block: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWork:
+    """Partition j for one micro-batch size.
+
+    Block ids of ``graph_memory`` and ``backward_memory`` are of one space: backward frees what the graph kept. Inputs
+    of a task are no blocks of it. What a pass leaves allocated and names in ``leaving`` or ``returning`` is freed when
+    the pipeline has passed it on; everything else that it leaves is freed with its backward pass, or, where no graph
+    was kept, at the end of the pass.
+
+    Attributes:
+        forward: with or without a graph.
+        recompute: the second forward pass of a checkpoint.
+        backward: all of the backward pass.
+        forward_memory: without a graph (a checkpoint's first pass).
+        graph_memory: with a graph (plain forward, or recomputation); what stays is what backward needs.
+        backward_memory: the backward pass.
+        output_bytes: tensors that leave for the next partition, without skips.
+        input_bytes: tensors that come from the one before, without skips.
+        leaving: blocks of the outputs, in the order of ``output_bytes``, then of the skips that depart from this
+            partition, in the order of :attr:`Workload.skips`; ids of ``forward_memory`` and ``graph_memory`` alike.
+            Empty: the simulation allocates these tensors itself when the pass has ended.
+        returning: blocks of ``backward_memory`` that hold the gradients of the inputs, then of the skips that arrive,
+            in the same order. Empty: as above.
+        nodes: autograd nodes that the task makes when it is not checkpointed: among tasks without checkpoint, their
+            sequence numbers decide.
+    """
+
+    forward: Kernels
+    recompute: Kernels
+    backward: Kernels
+    forward_memory: tuple[MemoryOp, ...] = ()
+    graph_memory: tuple[MemoryOp, ...] = ()
+    backward_memory: tuple[MemoryOp, ...] = ()
+    output_bytes: tuple[int, ...] = ()
+    input_bytes: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+    returning: tuple[int, ...] = ()
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SkipWork:
+    """A skip tensor between two partitions.
+
+    Attributes:
+        key: its name, unique in the workload.
+        source: partition that stashes it.
+        target: partition that pops it.
+        bytes: by micro-batch size.
+    """
+
+    key: str
+    source: int
+    target: int
+    bytes: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One training step of a partitioned model.
+
+    Attributes:
+        partitions: for each partition, the work by micro-batch size.
+        microbatch_sizes: actual sizes, i = 0 .. m-1.
+        skips: skips that cross a boundary, in the order of their stashes.
+        loss: loss and its gradient, with the concatenation of the outputs, on the last device.
+        optimizer: update of each partition's parameters; empty for none.
+        static_bytes: parameters, gradients, optimizer state and buffers, per partition; empty for none.
+    """
+
+    partitions: tuple[Mapping[int, TaskWork], ...]
+    microbatch_sizes: tuple[int, ...]
+    skips: tuple[SkipWork, ...] = ()
+    loss: Kernels = field(default=NOTHING)
+    optimizer: tuple[Kernels, ...] = ()
+    static_bytes: tuple[int, ...] = ()
+
+    @property
+    def m(self) -> int:
+        """Micro-batches."""
+        return len(self.microbatch_sizes)
+
+    @property
+    def n(self) -> int:
+        """Partitions."""
+        return len(self.partitions)
+
+    def task(self, i: int, j: int) -> TaskWork:
+        """The work of micro-batch i on partition j."""
+        return self.partitions[j][self.microbatch_sizes[i]]
+
+
+class Machine(Protocol):
+    """What the event simulation needs of the hardware."""
+
+    @property
+    def launch_ns(self) -> int:
+        """Host time per kernel or copy."""
+
+    @property
+    def queue_depth(self) -> int:
+        """Launches that a stream holds before the host that issues the next one waits; 0 for no limit."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Usable memory of a device; 0 for no limit."""
+
+    def copy_ns(self, source: int, target: int, nbytes: int) -> int:
+        """Time of a transfer from device ``source`` to ``target``, either of which may be :data:`HOST`."""

@@ -1,0 +1,50 @@
+"""Hand-made workloads and machines: nothing here needs a model or hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpipe_bench.simulator.events import Run
+from gpipe_bench.simulator.workload import Kernels, SkipWork, TaskWork, Workload
+
+MS = 1_000_000
+LETTERS = {
+    "forward": "F",
+    "recompute": "R",
+    "backward": "B",
+    "copy": "C",
+    "copy_grad": "c",
+    "portal": "P",
+    "portal_grad": "p",
+}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A machine on which every copy takes the same time."""
+
+    copy: int = MS // 10
+    launch_ns: int = 0
+    queue_depth: int = 0
+    capacity_bytes: int = 0
+
+    def copy_ns(self, source: int, target: int, nbytes: int) -> int:
+        return self.copy
+
+
+def task(forward: int = 10 * MS, backward: int = 20 * MS, launches: int = 1, **options) -> TaskWork:
+    options = {"input_bytes": (1,), "output_bytes": (1,), **options}
+    return TaskWork(Kernels(forward, launches), Kernels(forward, launches), Kernels(backward, launches), **options)
+
+
+def workload(m: int, tasks: Sequence[TaskWork], skips: Sequence[tuple[int, int]] = (), **options) -> Workload:
+    """m micro-batches of size 1; skips as (source, target)."""
+    made = tuple(SkipWork(str(index), source, target, {1: 1}) for index, (source, target) in enumerate(skips))
+    return Workload(tuple({1: work} for work in tasks), (1,) * m, made, **options)
+
+
+def order(run: Run, letters: str = "FRBCcPp") -> list[str]:
+    """Tasks in the order of issue: ``R3,2`` is the recomputation of micro-batch 3 on partition 2."""
+    names = [f"{LETTERS[issued.kind]}{issued.i},{issued.j}" for issued in run.issued]
+    return [name for name in names if name[0] in letters]

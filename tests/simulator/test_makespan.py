@@ -1,0 +1,140 @@
+"""Exact makespans: a forward pass or recomputation takes 10 ms, a backward pass 20, a copy 0.1, the host nothing.
+
+On virtual devices the real engine takes the same times (tests/virtual_devices/inside/test_engine_time.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpipe_bench.components import Components
+from gpipe_bench.simulator.events import Settings, run
+from gpipe_bench.simulator.workload import Kernels
+from tests.simulator.support import MS, Plain, task, workload
+
+EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
+N = 4
+
+
+def makespan(m, checkpoint="always", flavour="current", **switches):
+    chosen = Settings(Components(**switches), checkpoint, flavour, nesting_ns=(0, 0))
+    return run(workload(m, [task()] * N), Plain(), chosen).makespan_ns / MS
+
+
+@pytest.mark.parametrize("flavour", ["current", "published"])
+@pytest.mark.parametrize(
+    ("checkpoint", "early", "expected"),
+    [
+        ("always", True, [130.6, 250.6, 410.6]),
+        ("always", False, [160.6, 280.6, 440.6]),
+        ("except_last", True, [120.6, 240.6, 400.6]),
+        ("never", True, [120.6, 210.6, 330.6]),
+    ],
+)
+def test_with_everything_else_on(checkpoint, early, expected, flavour):
+    assert [makespan(m, checkpoint, flavour, early_recompute=early) for m in (1, 4, 8)] == expected
+
+
+@pytest.mark.parametrize(
+    ("m", "measured"), [(1, {160.6}), (4, {282.1, 282.2, 302.2, 402.2}), (8, {443.8, 444.0, 804.2})]
+)
+def test_copies_on_compute_streams_stall_them_as_much_as_on_virtual_devices(m, measured):
+    # Several, because the real engine's host threads race; see the module's docstring.
+    assert makespan(m, copy_streams=False) in measured
+
+
+@pytest.mark.parametrize(
+    ("m", "measured"), [(1, {130.6}), (4, {280.6, 290.6, 300.6}), (8, {500.6, 510.6, 520.6, 540.6})]
+)
+def test_without_fork_and_join_the_pipeline_fills_late(m, measured):
+    assert makespan(m, fork_join=False) in measured
+
+
+@EXAMPLES
+@given(m=st.integers(1, 9), n=st.integers(1, 6), forward=st.integers(1, 50), backward=st.integers(1, 50))
+def test_free_copies_and_no_checkpoints_give_the_textbook_pipeline(m, n, forward, backward):
+    work = workload(m, [task(forward, backward)] * n)
+    found = run(work, Plain(copy=0), Settings(checkpoint="never")).makespan_ns
+    assert found == (m + n - 1) * (forward + backward)
+
+
+@EXAMPLES
+@given(m=st.integers(1, 9), tasks=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=6))
+def test_an_unbalanced_pipeline_takes_the_sum_and_the_slowest_again(m, tasks):
+    # Per direction: one micro-batch goes all the way, the others queue at the slowest partition.
+    work = workload(m, [task(forward, backward) for forward, backward in tasks])
+    found = run(work, Plain(copy=0), Settings(checkpoint="never")).makespan_ns
+    closed = sum(map(sum, tasks)) + (m - 1) * sum(max(times) for times in zip(*tasks, strict=True))
+    slowest = max((m * sum(times) for times in tasks), default=0)
+    assert max(slowest, closed - (m - 1) * max(map(sum, tasks))) <= found <= closed
+
+
+@EXAMPLES
+@given(
+    m=st.integers(1, 6),
+    n=st.integers(1, 4),
+    components=st.sampled_from(list(Components.factorial())),
+    checkpoint=st.sampled_from(["always", "except_last", "never"]),
+    flavour=st.sampled_from(["current", "published"]),
+    transfer=st.sampled_from(["direct", "host"]),
+    shared=st.booleans(),
+)
+def test_everything_runs_once_and_nothing_twice_at_a_time(m, n, components, checkpoint, flavour, transfer, shared):
+    devices = (0,) * n if shared else tuple(range(n))
+    chosen = Settings(components, checkpoint, flavour, transfer, devices)
+    machine = Plain(launch_ns=10_000, queue_depth=3)
+    found = run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen)
+    recomputed = {"always": m, "except_last": m - 1, "never": 0}[checkpoint]
+    events = found.events()
+    assert [sum(event.kind == kind for event in events) for kind in ("forward", "recompute", "backward")] == [
+        m * n,
+        recomputed * n,
+        m * n,
+    ]
+    for device in set(devices):
+        spans = sorted(
+            (event.start_us, event.end_us)
+            for event in events
+            if event.device == f"cuda:{device}" and event.kind in {"forward", "recompute", "backward"}
+        )
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+    assert run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen).events() == events
+
+
+def test_a_slow_host_is_the_bound():
+    # One launch a forward pass, one a backward pass, and nothing else to wait for.
+    work = workload(5, [task(forward=1, backward=1)])
+    found = run(work, Plain(launch_ns=100), Settings(checkpoint="never"))
+    assert found.makespan_ns == 5 * 2 * 100
+
+
+def test_the_host_runs_ahead_no_further_than_the_launch_queue():
+    work = workload(6, [task(forward=100, backward=100, launches=10)])
+    free, bounded = (
+        run(work, Plain(launch_ns=1, queue_depth=depth), Settings(checkpoint="never")) for depth in (0, 20)
+    )
+    assert free.makespan_ns == bounded.makespan_ns
+    issued = [(issued.issue_ns, issued.first.start) for issued in bounded.issued]
+    # Twenty launches are two tasks; a third is begun when the queue has room for the end of the one before.
+    assert all(start - issue <= 200 for issue, start in issued)
+    assert max(one.first.start - one.issue_ns for one in free.issued) > 400
+
+
+def test_a_second_step_begins_when_its_first_device_is_free():
+    # Which is the last to end.
+    work = workload(4, [task()] * N, optimizer=(Kernels(MS),) * N)
+    one, two = (run(work, Plain(), Settings(checkpoint="always", steps=steps)) for steps in (1, 2))
+    assert two.step_ends_ns[0] == one.step_ends_ns[0]
+    assert two.makespan_ns == 2 * one.makespan_ns == 2 * (one.step_ends_ns[0] + MS)
+    assert len(two.issued) == 2 * len(one.issued)
+
+
+def test_settings_name_what_is_wrong():
+    with pytest.raises(ValueError, match="flavour must be one of current, published, got 'old'"):
+        Settings(flavour="old")
+    with pytest.raises(ValueError, match="devices must be one per partition, got 1 for 2"):
+        run(workload(1, [task()] * 2), Plain(), Settings(devices=(0,)))

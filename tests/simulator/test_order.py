@@ -1,0 +1,87 @@
+"""The simulated engine issues tasks in the order in which the real one does, on the CPU, with one autograd thread."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gpipe_bench import Components
+from gpipe_bench.simulator.events import Settings, run
+from tests.engine.support import MODES, Watch, on_cpu, skip_pair
+from tests.simulator.support import Plain, order, task, workload
+
+EXAMPLES = settings(deadline=None, derandomize=True, max_examples=400)
+
+
+class Chain(nn.Module):
+    """As many autograd nodes as it is deep."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(1) for _ in range(depth))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = x * weight
+        return x
+
+
+@st.composite
+def cases(draw):
+    """(m, depth of each partition, skips as (source, target))."""
+    n = draw(st.integers(1, 5))
+    depths = draw(st.lists(st.integers(1, 4), min_size=n, max_size=n))
+    pairs = st.integers(0, n - 2).flatmap(lambda source: st.tuples(st.just(source), st.integers(source + 1, n - 1)))
+    skips = draw(st.lists(pairs, max_size=3)) if n > 1 else []
+    return draw(st.integers(1, 6)), depths, sorted(skips, key=lambda skip: skip[0])
+
+
+def real_order(m, depths, skips, **options):
+    """(copies of the forward pass, everything of the backward pass); computations of a forward pass race."""
+    members = [[Chain(depth)] for depth in depths]
+    for source, target in skips:
+        stash, pop = skip_pair()
+        members[source].append(stash)
+        members[target].insert(0, pop)
+    layers = nn.Sequential(*(layer for member in members for layer in member))
+    pipe = on_cpu(layers, [len(member) for member in members], chunks=m, **options)
+    watch = Watch()
+    with pipe.observe(watch):
+        # So that there is a mark at the inputs of every task.
+        output = pipe(torch.ones(m, 3, requires_grad=True))
+        forward = watch.order("CP").split()
+        count = len(watch.seen)
+        output.sum().backward()
+    watch.seen = watch.seen[count:]
+    return forward, watch.order().split()
+
+
+def simulated_order(m, depths, skips, *, checkpoint, components, transfer):
+    # A stash makes one node, and so does a pop.
+    nodes = [depth + sum(j in skip for skip in skips) for j, depth in enumerate(depths)]
+    work = workload(m, [task(nodes=count) for count in nodes], skips)
+    places = {"devices": (0,) * work.n, "streams": False, "marks": True}
+    simulated = run(work, Plain(), Settings(components, checkpoint, transfer=transfer, **places))
+    names = order(simulated)
+    backward = next(index for index, name in enumerate(names) if name[0] in "RB")
+    assert not set("".join(names[backward:])) & set("FCP")
+    return [name for name in names[:backward] if name[0] in "CP"], names[backward:]
+
+
+@EXAMPLES
+@given(
+    case=cases(),
+    checkpoint=st.sampled_from(MODES),
+    transfer=st.sampled_from(["direct", "host"]),
+    components=st.sampled_from(list(Components.factorial())),
+)
+def test_tasks_are_issued_in_the_order_of_the_real_engine(case, checkpoint, transfer, components):
+    m, depths, skips = case
+    if checkpoint == "never" and components.clock_cycle:
+        # Workers that make tasks of unequal size give equal ranks to nodes that compete: the order is an accident.
+        passing = [sum(j in skip for skip in skips) for j in range(len(depths))]
+        depths = [1 + max(passing) - count for count in passing]
+    options = {"checkpoint": checkpoint, "transfer": transfer, "components": components}
+    assert simulated_order(m, depths, skips, **options) == real_order(m, depths, skips, **options)

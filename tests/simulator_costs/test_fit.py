@@ -1,0 +1,69 @@
+"""The constants of the P40: fitted by the command that its profile names, to rows without pipelining."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gpipe_bench.simulator.fit import Observation, calibrate, fit_rows
+from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.published import published_settings, published_value
+from gpipe_bench.simulator.steps import Kernel
+
+P40 = load_profile("p40")
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory):
+    return calibrate(fit_rows(tmp_path_factory.mktemp("traces")), P40)
+
+
+def test_the_profile_holds_the_fit(calibration):
+    assert calibration.profile.efficiency == P40.efficiency
+
+
+def test_errors_of_the_rows(calibration):
+    """Simulated over published, minus 1, in percent, as they are: ResNet-101 and AmoebaNet-D pull in two directions."""
+    expected = {
+        "unet-speed baseline": 0.51,
+        "unet-speed pipeline-1": -0.07,
+        "resnet101-speed baseline": -0.46,
+        "resnet101-speed pipeline-1": -1.10,
+        "amoebanet-d-speed n2m1": 1.33,
+    }
+    assert {name: 100 * error for name, error in calibration.errors.items()} == pytest.approx(expected, abs=0.02)
+
+
+def test_the_spread_holds_the_fit(calibration):
+    for name, (low, high) in calibration.spread.items():
+        assert low <= getattr(calibration.profile.efficiency, name) <= high
+        assert high / low < 1.03
+
+
+def test_a_fit_finds_what_made_its_rows():
+    kernels = [
+        Kernel("a", "conv3x3_stride1", "convolution", "float32", 1, 10**12, 0, 0),
+        Kernel("b", "other_conv_matmul", "matmul", "float32", 1, 10**12, 0, 0),
+    ]
+    truth = P40.model_copy(
+        update={"efficiency": P40.efficiency.model_copy(update={"conv3x3_stride1": 1.5, "other_conv_matmul": 0.3})}
+    )
+    rows = []
+    for name, counts in (("x", (3, 1)), ("y", (1, 3)), ("z", (1, 1))):
+        work = Counter(dict(zip(kernels, counts, strict=True)))
+        rows.append(Observation(name, work, (), 100, Observation(name, work, (), 100, 1.0).simulated(truth)))
+    fitted = calibrate(rows, P40).profile.efficiency
+    assert (fitted.conv3x3_stride1, fitted.other_conv_matmul) == (1.5, 0.3)
+    with pytest.raises(ValueError, match="at least 2"):
+        calibrate(rows[:1], P40)
+
+
+def test_published_rows_and_their_settings():
+    rows = published_settings()
+    assert len(rows) == 30
+    ablation = {
+        row.experiment: published_value(row, "throughput_samples_per_s") for row in rows if row.table == "ablation"
+    }
+    assert ablation == {"baseline": 30.662, "dep-x-x": 41.306, "dep-str-x": 55.191, "dep-str-ptl": 58.477}
+    assert {row.balance for row in rows if row.table == "ablation"} == {(34, 76, 70, 61)}

@@ -1,0 +1,120 @@
+"""Profiles are data: complete, checked, with all that is wrong at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.cost import duration_ns, total
+from gpipe_bench.simulator.hardware import PROFILES, HardwareMachine, load_profile, parse_profile, profile_names
+from gpipe_bench.simulator.steps import Kernel
+from gpipe_bench.simulator.workload import HOST, Kernels
+
+P40 = yaml.safe_load((PROFILES / "p40.yaml").read_text(encoding="utf-8"))
+
+
+def kernel(kernel_class: str, flop: int, moved: int, *, arithmetic: str = "convolution", launches: int = 1) -> Kernel:
+    return Kernel("op", kernel_class, arithmetic, "float32", launches, flop, moved, 0)
+
+
+def exact():
+    """A device of 10 TFLOP/s and 100 GB/s with round efficiencies."""
+    efficiency = {"conv3x3_stride1": 2.0, "other_conv_matmul": 0.5, "memory_bound": 0.8, "origin": "assumed"}
+    changes = {"peak_tflops": {"float32": 10.0}, "bandwidth_gb_per_s": 100, "efficiency": efficiency}
+    return parse_profile(P40 | changes | {"kernel_floor_us": 3})
+
+
+def test_the_profiles_of_the_package():
+    assert set(profile_names()) == {"p40", "p100", "v100", "a100", "h100", "h200"}
+    for name in profile_names():
+        profile = load_profile(name)
+        assert profile.name == name
+        assert {"peak_tflops", "bandwidth_gb_per_s", "memory_gib", "links", "topology", "efficiency"} <= set(
+            profile.sources
+        )
+
+
+def test_memory_for_tensors_on_a_p40():
+    assert load_profile("p40").capacity_bytes / 2**30 == pytest.approx(21.9)
+
+
+def test_a_profile_of_ones_own(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(P40 | {"name": "mine", "bandwidth_gb_per_s": 500}), encoding="utf-8")
+    assert load_profile(path).bandwidth_gb_per_s == 500
+
+
+def test_all_problems_are_named_at_once():
+    broken = {key: value for key, value in P40.items() if key != "queue_depth"}
+    broken |= {"memory_gib": -1, "peek_tflops": 1, "efficiency": P40["efficiency"] | {"memory_bound": 0}}
+    with pytest.raises(ConfigError) as caught:
+        parse_profile(broken)
+    problems = "\n".join(caught.value.problems)
+    assert all(name in problems for name in ("queue_depth", "memory_gib", "peek_tflops", "efficiency.memory_bound"))
+    assert len(caught.value.problems) == 4
+
+
+def test_names_that_lead_nowhere():
+    broken = P40 | {"topology": P40["topology"] | {"within": "warp", "host": "pci"}, "peak_tflops": {"float16": 1.0}}
+    with pytest.raises(ConfigError) as caught:
+        parse_profile(broken)
+    assert ["within" in line or "host" in line or "float32" in line for line in caught.value.problems] == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["p4", "no/such.yaml"])
+def test_no_such_profile(name):
+    with pytest.raises(ConfigError, match="p40"):
+        load_profile(name)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "7"])
+def test_files_that_hold_no_profile(tmp_path, text):
+    path = tmp_path / "x.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load_profile(path)
+
+
+def test_copies_depend_on_the_sockets():
+    machine = HardwareMachine(load_profile("p40"))
+    assert machine.copy_ns(0, 3, 11 * 10**6) == machine.copy_ns(3, 0, 11 * 10**6) == 1_010_000
+    assert machine.copy_ns(3, 4, 6 * 10**6) == 1_015_000
+    assert machine.copy_ns(HOST, 5, 0) == 10_000
+    assert machine.copy_ns(2, 2, 10**6) < machine.copy_ns(2, 3, 10**6)
+
+
+def test_a_roofline():
+    profile = exact()
+    assert duration_ns(kernel("memory_bound", 0, 8_000_000), profile) == 100_000
+    assert duration_ns(kernel("other_conv_matmul", 10**9, 0), profile) == 200_000
+    assert duration_ns(kernel("conv3x3_stride1", 10**9, 0), profile) == 50_000
+    assert duration_ns(kernel("conv3x3_stride1", 10**9, 8_000_000), profile) == 100_000, "bound by its bytes"
+    assert duration_ns(kernel("memory_bound", 0, 8, launches=2), profile) == 6_000, (
+        "no kernel is shorter than the floor"
+    )
+
+
+def test_winograd_transforms_before_and_after_its_products():
+    """8 MB moved take 100 us, 4 MB of scratch 50 us: written by the transforms, then read by the products or back."""
+    few_products = replace(kernel("conv3x3_stride1", 10**8, 8_000_000), workspace=4_000_000)
+    assert duration_ns(few_products, exact()) == 200_000
+    many_products = replace(few_products, flop=2 * 10**9)
+    assert duration_ns(many_products, exact()) == 250_000
+    without = exact().model_copy(update={"winograd": False})
+    assert duration_ns(many_products, without) == 100_000
+
+
+def test_kernels_add_up():
+    work = [kernel("memory_bound", 0, 8_000_000), kernel("other_conv_matmul", 10**9, 0)]
+    assert total(work, exact()) == Kernels(300_000, 2)
+
+
+def test_convolutions_use_tf32_where_there_is_one_and_products_do_not():
+    a100 = load_profile("a100")
+    assert a100.peak_flop_per_s("convolution", "float32") == 156e12
+    assert a100.peak_flop_per_s("matmul", "float32") == 19.5e12
+    assert a100.peak_flop_per_s("matmul", "bfloat16") == 312e12
+    assert load_profile("v100").peak_flop_per_s("convolution", "float32") == 15.7e12
