@@ -14,6 +14,7 @@ from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.compose import Costs, PartitionWork, compose
 from gpipe_bench.simulator.cost import total
 from gpipe_bench.simulator.hardware import Profile
+from gpipe_bench.simulator.layer_trace import no_collection
 from gpipe_bench.simulator.model_trace import LayerFacts
 from gpipe_bench.simulator.optimizers import optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source
@@ -68,29 +69,33 @@ def build_workload(
         ValueError: batch size, chunks, optimizer or what belongs to the model.
     """
     sizes = microbatch_sizes(batch_size, chunks)
-    source = _source(model, sample, loss, target, cache)
-    facts = source.facts()
-    _check_balance(balance, len(facts))
-    routes = _routes(facts, balance)
-    crossing = {number: route for number, route in routes.items() if route[0] != route[1]}
-    costs = Costs(profile)
-    per_size = {size: _partitions(source, size, balance, crossing, costs) for size in set(sizes)}
-    largest = per_size[sizes[0]]
-    update = _update(facts, balance, optimizer, profile)
-    return Workload(
-        partitions=tuple({size: per_size[size][j].task for size in sorted(per_size)} for j in range(len(balance))),
-        microbatch_sizes=sizes,
-        skips=tuple(
-            SkipWork(
-                f"skip{number}", *route, {size: per_size[size][route[0]].departing[number] for size in sorted(per_size)}
-            )
-            for number, route in crossing.items()
-            if number in largest[route[0]].departing
-        ),
-        loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
-        optimizer=update,
-        static_bytes=_static(facts, balance, optimizer),
-    )
+    # A trace is many small objects without cycles, which the collector would go through again and again.
+    with no_collection():
+        source = _source(model, sample, loss, target, cache)
+        facts = source.facts()
+        _check_balance(balance, len(facts))
+        routes = _routes(facts, balance)
+        crossing = {number: route for number, route in routes.items() if route[0] != route[1]}
+        costs = Costs(profile)
+        per_size = {size: _partitions(source, size, balance, crossing, costs) for size in set(sizes)}
+        largest = per_size[sizes[0]]
+        update = _update(facts, balance, optimizer, profile)
+        return Workload(
+            partitions=tuple({size: per_size[size][j].task for size in sorted(per_size)} for j in range(len(balance))),
+            microbatch_sizes=sizes,
+            skips=tuple(
+                SkipWork(
+                    f"skip{number}",
+                    *route,
+                    {size: per_size[size][route[0]].departing[number] for size in sorted(per_size)},
+                )
+                for number, route in crossing.items()
+                if number in largest[route[0]].departing
+            ),
+            loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
+            optimizer=update,
+            static_bytes=_static(facts, balance, optimizer),
+        )
 
 
 def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from gpipe_bench.simulator.operations import tensors_of
 from gpipe_bench.simulator.recorder import AcceleratorFunctions, Recorder
 from gpipe_bench.simulator.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 
-__all__ = ["LayerRun", "TensorSpec", "declared_skips", "map_specs", "specs_in", "trace_layer"]
+__all__ = ["LayerRun", "TensorSpec", "declared_skips", "map_specs", "no_collection", "specs_in", "trace_layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def trace_layer(
     """
     for parameter in layer.parameters():
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-    with _no_collection(), AcceleratorFunctions():
+    with no_collection(), AcceleratorFunctions():
         plain, plain_ports = _trace_plain(layer, inputs, skips)
         return _Tracing(layer, inputs, skips).run(plain, plain_ports, wanted)
 
@@ -279,7 +279,7 @@ def _next_node() -> int:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Storages die by their reference counts only, at the same step in every run."""
     enabled = gc.isenabled()
     gc.disable()
