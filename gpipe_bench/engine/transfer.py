@@ -181,11 +181,11 @@ def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tenso
 def _barrier(one: Stream, other: Stream) -> None:
     """What a direct copy between devices does by itself, so that both transfers order work alike.
 
-    No data is at stake. The first wait stalls the sender as a direct copy would; with the second, a record of the copy
-    begins when the copy does, not when the receiver had nothing else to do.
+    No data is at stake: the sender stalls as it would in a direct copy, and a record of the copy begins when the copy
+    does, not when the receiver had nothing else to do.
     """
-    wait_stream(one, other)
-    wait_stream(other, one)
+    for waiter, awaited in ((one, other), (other, one)):
+        wait_stream(waiter, awaited)
 
 
 def _mark_frozen(ctx: Any, outputs: Sequence[Any], needs_grad: Sequence[bool]) -> None:

@@ -11,6 +11,12 @@ allocated it, while the streams may still be busy:
   own stream must have waited for that use already. (The allocator needs that only when it hands the block out again:
   a wait between the free and the reuse is reported although nothing can happen.)
 
+One rule is about time rather than data. A copy between devices begins when its sender and its receiver have both come
+to it, and one that is staged through host memory must do the same:
+
+- Before the sender's half begins, its stream must have waited for what the receiver's stream had been given when the
+  host thread last did something else.
+
 Limits: the host counts as one thread, so what its threads do is taken as ordered as it happened, which can hide a race
 and cannot invent one. Blocks are whole: two halves of one are one. Memory of the CPU is seen only where a copy reads
 or writes pinned memory.
@@ -18,6 +24,8 @@ or writes pinned memory.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -34,8 +42,8 @@ class Race:
     """Two accesses to a block that nothing orders.
 
     Attributes:
-        kind: ``read`` of what may not be written yet, ``write`` over what may still be used, or ``free`` of what
-            another stream may still use.
+        kind: ``read`` of what may not be written yet, ``write`` over what may still be used, ``free`` of what another
+            stream may still use, or ``transfer`` that begins before its receiver has come to it.
         block: the memory.
         before: the access that may come too late.
         after: the one that may come too early.
@@ -66,6 +74,22 @@ class _Block:
     recorded: set[Queue] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Launch:
+    """An access as its host thread launched it, the ``number``-th of all.
+
+    Attributes:
+        access: what it is.
+        clock: of its stream, for the sender's half of a staged copy.
+        pair: streams of sender and receiver, if it is half of a staged copy.
+    """
+
+    number: int
+    access: _Access
+    clock: Clock | None = None
+    pair: tuple[Queue, Queue] | None = None
+
+
 def find_races(records: Iterable[Record]) -> list[Race]:
     """All races of a trace, one per pair of accesses."""
     checker = _Checker()
@@ -84,10 +108,12 @@ class _Checker:
         self.seen: dict[Queue, int] = {}
         self.versions: dict[int, Clock] = {}
         self.blocks: dict[int, _Block] = {}
+        self.transfers = _Transfers()
 
     def kernel(self, record: Record) -> None:
         clock = self.launch(record.queue)
         access = _Access(record.queue, clock[record.queue], record)
+        self.races += self.transfers.launched(access, clock)
         for block in record.reads:
             # Who writes must wait for whatever who reads must.
             if block not in record.writes:
@@ -174,3 +200,47 @@ def _join(clock: Clock, other: Clock) -> None:
     for queue, time in other.items():
         if clock.get(queue, 0) < time:
             clock[queue] = time
+
+
+class _Transfers:
+    """Copies staged through host memory: from a device to a block there, and from that block to a device."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.of_thread: defaultdict[int, list[_Launch]] = defaultdict(list)
+        self.of_queue: defaultdict[Queue, list[_Launch]] = defaultdict(list)
+        self.staged: dict[int, _Launch] = {}
+
+    def launched(self, access: _Access, clock: Clock) -> list[Race]:
+        """What an access adds: a race, if it is the receiver's half and the sender's did not wait."""
+        launch = _Launch(self.count, access)
+        self.count += 1
+        races = []
+        if access.record.name == "device_to_host":
+            launch.clock = dict(clock)
+            self.staged.update(dict.fromkeys(access.record.writes, launch))
+        for block in access.record.reads if access.record.name == "host_to_device" else ():
+            if block in self.staged:
+                sent = self.staged.pop(block)
+                sent.pair = launch.pair = sent.access.queue, access.queue
+                races += self.early(block, sent)
+        self.of_thread[access.record.thread].append(launch)
+        self.of_queue[access.queue].append(launch)
+        return races
+
+    def early(self, block: int, sent: _Launch) -> list[Race]:
+        """The receiver's last work that the sender's half should have waited for, if it did not."""
+        assert sent.pair is not None
+        assert sent.clock is not None
+        thread = self.of_thread[sent.access.record.thread]
+        # Other tensors of the same transfer share its barrier.
+        others = (launch.number for launch in reversed(thread) if launch.pair != sent.pair)
+        since = next((number for number in others if number < sent.number), -1)
+        given = self.of_queue[sent.pair[1]]
+        known = bisect_right(given, since, key=lambda launch: launch.number)
+        if known == 0 or sent.pair[0] == sent.pair[1]:
+            return []
+        last = given[known - 1].access
+        if sent.clock.get(last.queue, 0) >= last.time:
+            return []
+        return [Race("transfer", block, last.record, sent.access.record)]

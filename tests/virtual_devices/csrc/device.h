@@ -55,13 +55,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return stream_of(indexed(device), 0);
   }
 
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return getNewStream(device);
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool is_high_priority) const override {
+    return getNewStream(device, is_high_priority ? -1 : 0);
   }
 
-  c10::Stream getNewStream(c10::Device device, int = 0) const override {
+  c10::Stream getNewStream(c10::Device device, int priority = 0) const override {
     const int index = indexed(device);
-    return stream_of(index, 1 + g_next_stream[index]++ % kPoolStreams);
+    const int pool = priority < 0 ? 1 : 0;
+    return stream_of(index, 1 + pool * kPoolStreams + g_next_stream[index][pool]++ % kPoolStreams);
   }
 
   c10::Stream exchangeStream(c10::Stream stream) const override {

@@ -15,12 +15,14 @@
 namespace virtual_devices {
 
 constexpr int kMaxDevices = 16;
-// As in CUDA: more requests than this share streams. Stream 0 is the default one.
+// As in CUDA: a pool for each of the two priorities, and more requests than this share its streams. Stream 0 is the
+// default one, 1 to 32 have the ordinary priority, the others the high one.
 constexpr int64_t kPoolStreams = 32;
+constexpr int kPools = 2;
 constexpr int kHost = -1;
 
 std::atomic<int> g_device_count{8};
-std::array<std::atomic<int64_t>, kMaxDevices> g_next_stream{};
+std::array<std::array<std::atomic<int64_t>, kPools>, kMaxDevices> g_next_stream{};
 std::atomic<int> g_threads{0};
 std::atomic<int> g_jitter_us{0};
 std::atomic<uint64_t> g_jitter_seed{0};

@@ -66,6 +66,12 @@ def test_more_than_32_streams_share():
     assert streams[0] == streams[32] != streams[1]
 
 
+def test_streams_of_high_priority_have_a_pool_of_their_own():
+    ordinary, high = ({torch.Stream(FIRST, priority=priority).stream_id for _ in range(40)} for priority in (0, -1))
+    assert len(ordinary) == len(high) == 32
+    assert not ordinary & high
+
+
 def test_work_goes_to_the_current_stream_of_its_device():
     x = torch.ones(2, device=SECOND)
     stream = torch.Stream(SECOND)

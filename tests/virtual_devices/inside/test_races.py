@@ -275,3 +275,40 @@ def test_a_race_says_who_and_where():
         "read of block 7: kernel sum on device 0 stream 3 thread 2 does not wait for "
         "kernel mul on device 0 stream 0 thread 0"
     )
+
+
+@pytest.mark.parametrize(("waits", "races"), [(True, []), (False, ["transfer"])])
+def test_a_copy_through_the_host_waits_for_its_receiver(main, x, waits, races):
+    receiver = torch.accelerator.current_stream(SECOND)
+    y = torch.ones(8, device=SECOND)
+    third = torch.ones(8, device=devices(3)[2])
+    staged = torch.empty(8, pin_memory=True)
+
+    def program():
+        y.add_(1)
+        third.add_(1)
+        if waits:
+            main.wait_stream(receiver)
+        staged.copy_(x, non_blocking=True)
+        receiver.wait_stream(main)
+        staged.to(SECOND, non_blocking=True)
+
+    assert found(program) == races
+
+
+def test_tensors_of_one_transfer_share_a_wait_for_the_receiver(main, x):
+    receiver = torch.accelerator.current_stream(SECOND)
+    staged = [torch.empty(8, pin_memory=True) for _ in range(2)]
+    y = torch.ones(8, device=SECOND)
+    third = torch.ones(8, device=devices(3)[2])
+
+    def program():
+        y.add_(1)
+        third.add_(1)
+        main.wait_stream(receiver)
+        for host in staged:
+            host.copy_(x, non_blocking=True)
+            receiver.wait_stream(main)
+            host.to(SECOND, non_blocking=True)
+
+    assert found(program) == []
