@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench import Components, GPipe
+from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.skip import Namespace, pop, skippable, stash
 from tests.virtual_devices.bed.library import duration
@@ -59,6 +59,31 @@ class Pop(nn.Module):
         return x if skip is None else x + skip
 
 
+class BoomError(Exception):
+    """What a :class:`Fuse` raises."""
+
+
+class Fuse(nn.Module):
+    """Raises where it is told to: ``forward``, ``recompute`` or ``backward``, at the nth call from 0."""
+
+    def __init__(self, where: str, nth: int) -> None:
+        super().__init__()
+        self.where, self.left = where, nth
+        self.armed = True
+
+    def burn(self, where: str) -> None:
+        if self.armed and where == self.where:
+            if self.left == 0:
+                raise BoomError(where)
+            self.left -= 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.burn("recompute" if is_recomputing() else "forward")
+        if x.requires_grad:
+            x.register_hook(lambda _: self.burn("backward"))
+        return x * 1
+
+
 SKIPS = {"none": (), "nested": ((0, 7, False), (1, 6, False)), "mixed": ((0, 3, False), (2, 7, False), (1, 5, True))}
 """Skips of a model of eight blocks: (block that stashes, block that pops, whether what it stashes is None)."""
 
@@ -85,7 +110,7 @@ class Case:
 
     Attributes:
         devices: of the partitions.
-        m: micro-batches asked for; the batch has one row more than twice as many, so that they are uneven.
+        m: micro-batches; all but the last have two rows.
     """
 
     devices: tuple[int, ...]
@@ -101,7 +126,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        return 2 * self.m + 1
+        return max(2 * self.m - 1, 2)
 
     def pipe(self, module: nn.Sequential | None = None) -> GPipe:
         return GPipe(
@@ -167,15 +192,35 @@ def batch(rows: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.rand(rows, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(rows)).to(device)
 
 
-def problems(case: Case) -> list[str]:
-    """What is wrong with a step in a case: values other than the plain module's, or races."""
+def problems(case: Case, pipe: GPipe | None = None) -> list[str]:
+    """What is wrong with a step of a new pipeline, or of ``pipe``: values other than the plain module's, or races."""
     plain = step(model(case.skips), batch(case.rows))
-    pipe = case.pipe()
+    pipe = pipe or case.pipe()
     found = step(pipe, batch(case.rows, pipe.devices[0]))
     wrong = [f"{case}: {race}" for race in found.races]
     pairs = {"output": (found.output, plain.output)}
     pairs |= {name: (found.gradients[name], expected) for name, expected in plain.gradients.items()}
     return wrong + [f"{case}: {name} differs" for name, (one, other) in pairs.items() if not torch.allclose(one, other)]
+
+
+def problems_after_an_exception(case: Case, where: str, block: int, nth: int) -> list[str]:
+    """What is wrong when a block raises in the middle of a step: races, a step that goes on, or a bad next step."""
+    module, fuse = model(case.skips), Fuse(where, nth)
+    module[block].append(fuse)
+    pipe = case.pipe(module)
+    x = batch(case.rows, pipe.devices[0]).requires_grad_()
+    with recording() as trace:
+        try:
+            score(pipe(x)).backward()
+        except BoomError:
+            fuse.armed = False
+    what = f"{case} with an exception in {where} of block {block}"
+    recomputed = case.checkpoint == "always" or (case.checkpoint == "except_last" and nth < case.m - 1)
+    wrong = [f"{what}: {race}" for race in find_races(trace.records)]
+    if fuse.armed and (where != "recompute" or recomputed):
+        wrong.append(f"{what}: nothing was raised")
+    fuse.armed = False
+    return wrong + problems(case, pipe)
 
 
 class _Work(torch.autograd.Function):

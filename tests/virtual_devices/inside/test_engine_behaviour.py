@@ -12,7 +12,7 @@ from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from tests.virtual_devices.bed.races import find_races
 from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import WIDTH, Case, Mix, batch, model, score, step
+from tests.virtual_devices.inside.pipelines import WIDTH, BoomError, Case, Fuse, Mix, batch, model, score, step
 
 PLACES = ["virtual:0", "virtual:1", "virtual:2"]
 LABELS = ["dep-str-ptl", "baseline", "dep-str-ptl-x-x"]
@@ -26,31 +26,6 @@ def pipe_of(*layers, m=3, checkpoint="always", label="dep-str-ptl", **options):
     return GPipe(
         module, [1] * len(layers), devices=devices, chunks=m, checkpoint=checkpoint, components=components, **options
     )
-
-
-class BoomError(Exception):
-    pass
-
-
-class Fuse(nn.Module):
-    """Raises where it is told to: ``forward``, ``recompute`` or ``backward``, at the nth call."""
-
-    def __init__(self, where, nth):
-        super().__init__()
-        self.where, self.left = where, nth
-        self.armed = True
-
-    def burn(self, where):
-        if self.armed and where == self.where:
-            if self.left == 0:
-                raise BoomError(where)
-            self.left -= 1
-
-    def forward(self, x):
-        self.burn("recompute" if is_recomputing() else "forward")
-        if x.requires_grad:
-            x.register_hook(lambda _: self.burn("backward"))
-        return x * 1
 
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])

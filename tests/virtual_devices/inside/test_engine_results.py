@@ -9,7 +9,16 @@ import torch
 
 from gpipe_bench import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
-from tests.virtual_devices.inside.pipelines import SKIPS, Case, all_cases, batch, model, problems, step
+from tests.virtual_devices.inside.pipelines import (
+    SKIPS,
+    Case,
+    all_cases,
+    batch,
+    model,
+    problems,
+    problems_after_an_exception,
+    step,
+)
 
 FACTORIAL = list(Components.factorial())
 # One case in so many; 1 runs all of them, which takes about an hour.
@@ -40,6 +49,15 @@ def test_devices_that_hold_several_partitions_or_one_layer(components, placement
 def test_all_numbers_of_devices_and_microbatches():
     cases = list(all_cases())
     wrong = [problem for case in cases[::STRIDE] for problem in problems(case)]
+    assert wrong == []
+
+
+@pytest.mark.timeout(7200 if STRIDE < 101 else 120)
+def test_an_exception_in_the_middle_whatever_the_combination():
+    wrong = []
+    for number, case in enumerate(list(all_cases())[7 :: 2 * STRIDE]):
+        where = ("forward", "recompute", "backward")[number % 3]
+        wrong += problems_after_an_exception(case, where, block=number % 8, nth=number // 24 % case.m)
     assert wrong == []
 
 
