@@ -14,13 +14,15 @@ from gpipe_bench.errors import GpipeBenchError
 if TYPE_CHECKING:
     from gpipe_bench.engine.checkpoint import is_checkpointing, is_recomputing
     from gpipe_bench.engine.gpipe import GPipe
+    from gpipe_bench.engine.pipe import Pipe
 
-__all__ = ["Components", "GPipe", "GpipeBenchError", "__version__", "is_checkpointing", "is_recomputing"]
+__all__ = ["Components", "GPipe", "GpipeBenchError", "Pipe", "__version__", "is_checkpointing", "is_recomputing"]
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "GPipe": "gpipe_bench.engine.gpipe",
+    "Pipe": "gpipe_bench.engine.pipe",
     "is_checkpointing": "gpipe_bench.engine.checkpoint",
     "is_recomputing": "gpipe_bench.engine.checkpoint",
 }

@@ -21,6 +21,7 @@ __all__ = [
     "check_settings",
     "resolve_devices",
     "split_layers",
+    "with_index",
 ]
 
 T = TypeVar("T")
@@ -130,21 +131,27 @@ def resolve_devices(devices: Sequence[torch.device | str | int] | None, n: int) 
             f"devices must be at least as many as the {n} partitions, got {len(devices)} {source}; pass devices= "
             f"(they may repeat, as in ['cpu'] * {n}) or use fewer partitions"
         )
-    return [_with_index(torch.device(device)) for device in devices[:n]]
+    return [with_index(torch.device(device)) for device in devices[:n]]
 
 
-def _with_index(device: torch.device) -> torch.device:
+def with_index(device: torch.device) -> torch.device:
+    """``device``, or the current one of its type where it names none."""
     if device.index is not None or device.type in ("cpu", "meta"):
         return device
     return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
-def split_layers(module: nn.Sequential, balance: Sequence[int], devices: Sequence[torch.device]) -> list[nn.Sequential]:
-    """Cut a module into partitions and move each to its device; layers keep their names."""
+def split_layers(
+    module: nn.Sequential,
+    balance: Sequence[int],
+    devices: Sequence[torch.device],
+    container: type[nn.Sequential] = nn.Sequential,
+) -> list[nn.Sequential]:
+    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names."""
     layers = iter(module.named_children())
     partitions = []
     for size, device in zip(balance, devices, strict=True):
-        partition = nn.Sequential()
+        partition = container()
         for name, layer in islice(layers, size):
             partition.add_module(name, layer)
         partitions.append(partition.to(device))

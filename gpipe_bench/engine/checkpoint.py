@@ -14,7 +14,7 @@ the gradient has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.phony import new_leaf
 from gpipe_bench.engine.randomness import Draws
-from gpipe_bench.engine.streams import Stream, use_stream
+from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
 
 __all__ = ["Slot", "checkpoint", "guard", "is_checkpointing", "is_recomputing", "recompute"]
 
@@ -123,10 +123,15 @@ class Recompute(Function):
 
 
 class Guard(Function):
-    """(values...) -> values, the outputs of a batch with checkpoints; refuses what would miss gradients."""
+    """(streams, values...) -> values, the outputs of a batch with checkpoints; refuses what would miss gradients.
+
+    Backward it is the first node. It makes compute streams that partitions have of their own wait for the caller's:
+    recomputation waits for no gradient, and would be given memory that the caller has freed and still uses.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, streams: Sequence[tuple[Stream, Stream]], *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.streams = streams
         return pass_through(ctx, values)
 
     @staticmethod
@@ -141,15 +146,22 @@ class Guard(Function):
                 "gradients through a checkpoint must go to all parameters, got autograd.grad() or "
                 "backward(inputs=...); call backward() without inputs=, or use checkpoint='never'"
             )
-        return grads
+        for own, callers in ctx.streams:
+            wait_stream(own, callers)
+        return (None, *grads)
 
 
-def guard(values: Values) -> Values:
-    """Outputs of a batch with checkpoints that raise when a backward pass asks for what checkpoints cannot give."""
+def guard(values: Values, streams: Sequence[tuple[Stream, Stream]]) -> Values:
+    """Outputs of a batch with checkpoints that raise when a backward pass asks for what checkpoints cannot give.
+
+    Args:
+        values: the outputs.
+        streams: (a partition's own compute stream, the caller's stream on its device), where it has one.
+    """
     indices = differentiable(values)
     if not indices:
         return values
-    return replace(values, indices, apply(Guard, *(values[index] for index in indices)))
+    return replace(values, indices, apply(Guard, streams, *(values[index] for index in indices)))
 
 
 def checkpoint(slot: Slot, values: Values, phony: Tensor | None) -> Values:

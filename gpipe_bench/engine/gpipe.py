@@ -1,50 +1,21 @@
-"""GPipe: an nn.Sequential trained in micro-batches over partitions, each on its device.
-
-The engine follows torchgpipe (Kim et al., arXiv 2004.09910), which brought GPipe (Huang et al., arXiv 1811.06965) to
-PyTorch. What differs, and why, stands in the modules of this package.
-"""
+"""GPipe: an nn.Sequential trained in micro-batches over partitions, each on its device."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import nn
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.ambience import Ambience
-from gpipe_bench.engine.arguments import (
-    check_arguments,
-    check_collection,
-    check_components,
-    check_settings,
-    resolve_devices,
-    split_layers,
-)
-from gpipe_bench.engine.autograd import ranked_lanes
-from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
-from gpipe_bench.engine.checkpoint import guard
-from gpipe_bench.engine.lanes import Circumstances, TorchLanes
-from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
-from gpipe_bench.engine.observer import Observer
-from gpipe_bench.engine.randomness import Randomness
-from gpipe_bench.engine.skip.layout import inspect_skip_layout, verify_skippables
-from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.stage import Stage, place
-from gpipe_bench.engine.streams import current_stream, record_stream, wait_stream
-from gpipe_bench.engine.worker import working
-from gpipe_bench.errors import PlacementError
-from gpipe_bench.program import Plan, run_forward
+from gpipe_bench.engine.arguments import check_settings
+from gpipe_bench.engine.microbatch import check_input, gather, scatter
+from gpipe_bench.engine.pipeline import Device, Pipeline
 
 __all__ = ["GPipe"]
 
-Device = torch.device | str | int
 
-
-class GPipe(nn.Module):
+class GPipe(Pipeline):
     """Pipeline parallelism for an nn.Sequential.
 
     ::
@@ -79,11 +50,6 @@ class GPipe(nn.Module):
         IndexError: fewer devices than partitions.
     """
 
-    _stages: list[Stage]
-    _randomness: Randomness
-    _observer: Observer | None
-    _lock: threading.Lock
-
     def __init__(
         self,
         module: nn.Sequential,
@@ -97,61 +63,17 @@ class GPipe(nn.Module):
         backward: str = "autograd",
         transfer: str = "direct",
     ) -> None:
-        super().__init__()
-        balance = check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
-        devices = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
-        check_components(components)
-        check_arguments(module, balance, chunks=chunks, checkpoint=checkpoint, backward=backward, transfer=transfer)
-        verify_skippables(module)
-        if deferred_batch_norm:
-            convert_deferred_batch_norm(module)
-        self.balance = list(balance or [])
-        self.devices = resolve_devices(devices, len(self.balance))
-        self.chunks = chunks
-        self.checkpoint = checkpoint
-        self.components = components or Components()
-        self.backward_mode = backward
-        self.transfer = transfer
-        self.partitions = split_layers(module, self.balance, self.devices)
-        # Under their own names, so that parameters are called what they are called in the plain module. Not by
-        # add_module, which refuses names that this class uses itself.
-        self._modules.update(module.named_children())
-        self._layout = inspect_skip_layout(self.partitions)
-        self._deferred = [layer for layer in module.modules() if isinstance(layer, DeferredBatchNorm)]
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Everything that belongs to this process and cannot be copied or pickled."""
-        # Past nn.Module.__setattr__, which would take a layer of the same name for the one to be replaced.
-        self.__dict__.update(
-            _stages=place(self.partitions, self.devices, self._layout, self.components, self.transfer),
-            _randomness=Randomness(self.devices),
-            _observer=None,
-            _lock=threading.Lock(),
+        super().__init__(
+            module,
+            balance,
+            devices=devices,
+            chunks=chunks,
+            checkpoint=checkpoint,
+            deferred_batch_norm=deferred_batch_norm,
+            components=components,
+            backward=backward,
+            transfer=transfer,
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_stages", "_randomness", "_observer", "_lock"}
-        return {key: value for key, value in self.__dict__.items() if key not in process_bound}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
-        self._prepare()
-
-    def __len__(self) -> int:
-        """The number of layers."""
-        return len(self._modules)
-
-    def __getitem__(self, index: int) -> nn.Module:
-        """A layer by its position, counted from the end if negative."""
-        return self._layers()[index]
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        """The layers in order."""
-        return iter(self._layers())
-
-    def _layers(self) -> list[nn.Module]:
-        return [layer for partition in self.partitions for layer in partition]
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module
         """Run one batch through the pipeline.
@@ -171,90 +93,4 @@ class GPipe(nn.Module):
             return input
         check_settings(self.chunks, self.checkpoint)
         check_input(input, self.devices[0])
-        with self._lock:
-            microbatches = scatter(input, self.chunks)
-            plan = self._plan(len(microbatches))
-            with deferring(self._deferred):
-                results = self._run(plan, microbatches)
-        output = gather(results)
-        return MicroBatch(guard(output.values), output.structure).unwrap() if plan.checkpoints(0) else output.unwrap()
-
-    def _plan(self, m: int) -> Plan[SkipKey]:
-        return Plan(
-            m=m,
-            n=len(self.partitions),
-            components=self.components,
-            checkpoint=self.checkpoint if self.training else "never",
-            arrivals={j: self._layout.arrivals(j) for j in range(len(self.partitions))},
-            backward=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
-        )
-
-    def _run(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> list[MicroBatch]:
-        # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
-        indices = sorted({stage.worker for stage in self._stages}) if plan.components.clock_cycle and plan.n > 1 else []
-        randomness = self._randomness.begin(concurrent=plan.m > 1 and len(indices) > 1, training=self.training)
-        self._hand_over(microbatches, entering=True)
-        with ExitStack() as stack:
-            stack.callback(randomness.end)
-            shared = Circumstances(
-                components=self.components,
-                transfer=self.transfer,
-                ambience=Ambience.capture(self.devices),
-                randomness=randomness,
-                observer=self._observer,
-                workers=stack.enter_context(working(indices)) if indices else None,
-            )
-            if indices:
-                stack.enter_context(ranked_lanes())
-            lanes = TorchLanes(self._stages, self._layout, microbatches, shared)
-            run_forward(plan, lanes)
-        self._hand_over(lanes.microbatches, entering=False)
-        return lanes.microbatches
-
-    def _hand_over(self, microbatches: list[MicroBatch], *, entering: bool) -> None:
-        """Order partitions with compute streams of their own after the caller's work, or the caller after them."""
-        end = self._stages[0] if entering else self._stages[-1]
-        for stage in self._stages:
-            if stage.own_stream is not None:
-                pair = (stage.own_stream, current_stream(stage.device))
-                wait_stream(*(pair if entering else pair[::-1]))
-        if end.own_stream is not None:
-            user = end.own_stream if entering else current_stream(end.device)
-            for microbatch in microbatches:
-                for value in microbatch.values:
-                    if isinstance(value, torch.Tensor):
-                        record_stream(value, user)
-
-    @contextmanager
-    def observe(self, observer: Observer) -> Iterator[None]:
-        """Let ``observer`` see every task of the batches in this block, forward and backward."""
-        previous = self._observer
-        self.__dict__["_observer"] = observer
-        try:
-            yield
-        finally:
-            self.__dict__["_observer"] = previous
-
-    def cuda(self, device: Device | None = None) -> NoReturn:
-        """Refused: see :meth:`to`."""
-        raise PlacementError(_refusal(f"cuda({'' if device is None else device})"))
-
-    def cpu(self) -> NoReturn:
-        """Refused: see :meth:`to`."""
-        raise PlacementError(_refusal("cpu()"))
-
-    def to(self, *args: Any, **kwargs: Any) -> GPipe:
-        """Change the dtype, as ``nn.Module.to``; a change of device is refused.
-
-        Raises:
-            TypeError: a device was given.
-        """
-        for value in (*args, kwargs.get("device"), kwargs.get("tensor")):
-            if isinstance(value, (str, int, torch.device, torch.Tensor)) and not isinstance(value, bool):
-                raise PlacementError(_refusal(f"to({value if not isinstance(value, torch.Tensor) else value.device})"))
-        super().to(*args, **kwargs)
-        return self
-
-
-def _refusal(call: str) -> str:
-    return f"a pipeline must stay on the devices it was made for, got {call}; make a new GPipe with other devices="
+        return self._through(scatter(input, self.chunks), gather)

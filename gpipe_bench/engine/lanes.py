@@ -14,6 +14,7 @@ from gpipe_bench.engine.ambience import Ambience
 from gpipe_bench.engine.autograd import set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
 from gpipe_bench.engine.dependency import fork, join
+from gpipe_bench.engine.holding import Holding
 from gpipe_bench.engine.marks import run_marked
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
 from gpipe_bench.engine.observer import Observer, Task, observed
@@ -76,6 +77,7 @@ class TorchLanes:
         self._layout = layout
         self.microbatches = microbatches
         self._shared = shared
+        self._holding = Holding()
         self._computing = [stage.computing() for stage in stages]
         # skips on their way, per micro-batch
         self._skips: list[dict[SkipKey, Tensor | None]] = [{} for _ in microbatches]
@@ -207,7 +209,7 @@ class TorchLanes:
     def _route(self, kind: str, i: int, source: int, target: int) -> Route:
         shared = self._shared
         ends = self._endpoint(i, source), self._endpoint(i, target)
-        return Route(kind, *ends, i, target, shared.transfer, shared.observer)
+        return Route(kind, *ends, i, target, shared.transfer, shared.observer, self._holding)
 
     def _task(self, i: int, j: int, kind: str) -> Task:
         return _task(i, j, self._stages[j].device, self._computing[j], kind)

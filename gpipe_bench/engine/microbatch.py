@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-__all__ = ["MicroBatch", "Values", "check_input", "differentiable", "gather", "replace", "scatter"]
+__all__ = [
+    "MicroBatch",
+    "Values",
+    "check_device",
+    "check_input",
+    "differentiable",
+    "gather",
+    "own_version",
+    "replace",
+    "scatter",
+]
 
 Values = tuple[Any, ...]
 """The tensors, and whatever else, that go from layer to layer."""
@@ -85,11 +95,20 @@ def check_input(value: Any, device: torch.device) -> None:
     sizes = [tensor.size(0) for tensor in values]
     if len(set(sizes)) > 1:
         raise ValueError(f"tensors of an input must agree in dimension 0, got sizes {sizes}; pass one batch")
-    elsewhere = sorted({str(tensor.device) for tensor in values if tensor.device != device})
-    if elsewhere:
+    for tensor in values:
+        check_device("input", tensor, device)
+
+
+def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    """Check that an input is where the first partition is.
+
+    Raises:
+        ValueError: it is elsewhere.
+    """
+    if tensor.device != device:
         raise ValueError(
-            f"input must be on the first partition's device {device}, got {', '.join(elsewhere)}; move it with "
-            "input.to(pipe.devices[0])"
+            f"{name} must be on the first partition's device {device}, got {tensor.device}; move it with "
+            ".to(pipe.devices[0])"
         )
 
 
@@ -100,11 +119,11 @@ def scatter(value: Any, chunks: int) -> list[MicroBatch]:
     evenly may give fewer micro-batches than asked for (272 in 32 gives 31).
     """
     batch = MicroBatch.wrap(value)
-    pieces = [[_own_version(piece) for piece in tensor.chunk(chunks)] for tensor in batch.values]
+    pieces = [[own_version(piece) for piece in tensor.chunk(chunks)] for tensor in batch.values]
     return [MicroBatch(values, batch.structure) for values in zip(*pieces, strict=True)]
 
 
-def _own_version(piece: Tensor) -> Tensor:
+def own_version(piece: Tensor) -> Tensor:
     """Let a layer write to one micro-batch without making autograd believe that it wrote to the others."""
     return piece if piece.requires_grad or piece.is_inference() else piece.data
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.microbatch import MicroBatch, Values
+from gpipe_bench.engine.sequential import run_layers
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.skip.tracker import LocalTracker, use_tracker
@@ -83,7 +84,8 @@ class PartitionTask:
         stage = self._stage
         tracker = LocalTracker(zip(stage.incoming, flat[self._count :], strict=True))
         with use_tracker(tracker):
-            output = MicroBatch.wrap(stage.layers(MicroBatch(flat[: self._count], self._structure).unwrap()))
+            value = MicroBatch(flat[: self._count], self._structure).unwrap()
+            output = MicroBatch.wrap(run_layers(stage.layers, value))
         self.output_structure = output.structure
         return (*output.values, *(tracker.load(key) for key in stage.outgoing))
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpipe_bench.engine.autograd import apply_lane, pass_through
+from gpipe_bench.engine.holding import Holding
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.streams import Stream, record_stream, use_stream, wait_stream
@@ -55,6 +56,7 @@ class Route:
         partition: j, where they arrive.
         transfer: ``direct``, or ``host`` for a copy staged through host memory.
         observer: told of each copy.
+        holding: keeps gradients while they are copied.
     """
 
     kind: str
@@ -64,6 +66,7 @@ class Route:
     partition: int
     transfer: str
     observer: Observer | None
+    holding: Holding
 
     @property
     def moves(self) -> bool:
@@ -94,7 +97,10 @@ class Copy(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         route: Route = ctx.route
-        return (None, None, *_move(route, f"{route.kind}_grad", route.target, route.source, grads))
+        moved = _move(route, f"{route.kind}_grad", route.target, route.source, grads)
+        if route.target.copying != route.target.computing:
+            route.holding.keep(grads, route.target.copying)
+        return (None, None, *moved)
 
 
 class Wait(Function):

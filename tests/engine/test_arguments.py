@@ -198,7 +198,7 @@ INPUTS = {
     "another device": (
         X.to("meta"),
         ValueError,
-        "input must be on the first partition's device cpu, got meta; move it with input.to(pipe.devices[0])",
+        "input must be on the first partition's device cpu, got meta; move it with .to(pipe.devices[0])",
     ),
 }
 

@@ -130,7 +130,7 @@ def test_a_pipeline_does_not_move(call):
     with pytest.raises(PlacementError) as caught:
         MOVES[call](pipe)
     assert str(caught.value) == (
-        f"a pipeline must stay on the devices it was made for, got {call.strip()}; make a new GPipe with other devices="
+        f"a pipeline must stay on the devices it was made for, got {call.strip()}; make a new one on other devices"
     )
     assert pipe[0].linear.weight.dtype == torch.float32
 

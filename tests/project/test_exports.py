@@ -9,7 +9,16 @@ import sys
 import pytest
 
 EXPORTS = {
-    "gpipe_bench": ["Components", "GPipe", "GpipeBenchError", "__version__", "is_checkpointing", "is_recomputing"],
+    "gpipe_bench": [
+        "Components",
+        "GPipe",
+        "GpipeBenchError",
+        "Pipe",
+        "__version__",
+        "is_checkpointing",
+        "is_recomputing",
+    ],
+    "gpipe_bench.pipe": ["LocalValue", "NoChunk", "Pipe", "PipeSequential", "WithDevice"],
     "gpipe_bench.skip": ["Namespace", "Skippable", "pop", "skippable", "stash", "verify_skippables"],
     "gpipe_bench.balance": ["balance_by_size", "balance_by_time", "layer_sizes", "layer_times", "split_min_max"],
     "gpipe_bench.components": ["Components", "PUBLISHED"],
@@ -23,6 +32,7 @@ EXPORTS = {
         "ideal_bubble",
         "microbatch_major",
     ],
+    "gpipe_bench.simulator": ["DeviceUse", "Model", "Simulation", "simulate"],
 }
 
 

@@ -12,8 +12,8 @@ from gpipe_bench.bench.sources import PACKAGES, imported_modules, source_files
 #   pure <- skip <- engine <- measure <- bench <- cli
 #    ^       ^                            |        |
 #    |       +--- models, balance <-------+        |
-#    |                ^                            |
-#    |            simulator                        |
+#    |       |                            |        |
+#    |       +--- models <--- simulator <-+        |
 #    +----------- figures <------------------------+
 ALLOWED = {
     "pure": set(),
@@ -24,10 +24,15 @@ ALLOWED = {
     "measure": {"pure", "engine"},
     "simulator": {"pure", "skip", "models"},
     "figures": {"pure"},
-    "bench": {"pure", "skip", "engine", "models", "balance", "measure"},
-    "cli": {"pure", "skip", "engine", "models", "balance", "measure", "figures", "bench"},
+    "bench": {"pure", "skip", "engine", "models", "balance", "measure", "simulator"},
+    "cli": {"pure", "skip", "engine", "models", "balance", "measure", "simulator", "figures", "bench"},
 }
-EXCEPTIONAL = {"gpipe_bench.skip": "skip", "gpipe_bench.engine.skip": "skip", "gpipe_bench.__main__": "cli"}
+EXCEPTIONAL = {
+    "gpipe_bench.skip": "skip",
+    "gpipe_bench.pipe": "engine",
+    "gpipe_bench.engine.skip": "skip",
+    "gpipe_bench.__main__": "cli",
+}
 MODULES = source_files(PACKAGES)
 # The workflow, --help, tables and figures use these; a first import of PyTorch takes seconds.
 LIGHT = {"gpipe_bench.cli", "gpipe_bench.bench.workflow", "gpipe_bench.bench.summary", "models.table"}

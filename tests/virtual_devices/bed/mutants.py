@@ -1,4 +1,4 @@
-"""Mutants of the engine: each leaves out one wait, or one record_stream, for a while.
+"""Mutants of the engine: each leaves out one wait, one record_stream, or one hold on a gradient, for a while.
 
 The statement is cut out of the module's source, and the function that held it runs the new code until the block ends.
 """
@@ -19,7 +19,7 @@ import gpipe_bench.engine
 
 __all__ = ["Mutant", "mutants"]
 
-NAMES = ("wait_stream", "record_stream")
+NAMES = ("wait_stream", "record_stream", "keep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """Every statement of the engine that waits for a stream or records one."""
+    """Every statement of the engine that waits for a stream, records one or holds on to what one reads."""
     found = []
     for info in pkgutil.walk_packages(gpipe_bench.engine.__path__, "gpipe_bench.engine."):
         module = importlib.import_module(info.name)

@@ -8,8 +8,7 @@ allocated it, while the streams may still be busy:
 
 - An allocation counts as a write on its stream: what used that memory before may still run there.
 - When a block is freed, every other stream that used it must have been recorded (``record_stream``), or the block's
-  own stream must have waited for that use already. (The allocator needs that only when it hands the block out again:
-  a wait between the free and the reuse is reported although nothing can happen.)
+  own stream must have waited for that use before it gets the next block, which may be the same memory.
 
 One rule is about time rather than data. A copy between devices begins when its sender and its receiver have both come
 to it, and one that is staged through host memory must do the same:
@@ -108,6 +107,8 @@ class _Checker:
         self.seen: dict[Queue, int] = {}
         self.versions: dict[int, Clock] = {}
         self.blocks: dict[int, _Block] = {}
+        # What was freed since a stream's last allocation, and the uses on other streams that nobody recorded.
+        self.freed: defaultdict[Queue, list[tuple[int, _Access, Record]]] = defaultdict(list)
         self.transfers = _Transfers()
 
     def kernel(self, record: Record) -> None:
@@ -146,16 +147,18 @@ class _Checker:
         if record.device != HOST:
             clock = self.launch(record.queue)
             self.blocks[block].write = _Access(record.queue, clock[record.queue], record)
+            for freed, use, at in self.freed.pop(record.queue, ()):
+                if clock.get(use.queue, 0) < use.time:
+                    self.races.append(Race("free", freed, use.record, at))
 
     def free(self, record: Record) -> None:
         (block,) = record.writes
         known = self.blocks.pop(block, None)
         if known is None or record.device == HOST:
             return
-        clock = self.launch(known.queue)
         for queue, use in known.uses.items():
-            if queue != known.queue and queue not in known.recorded and clock.get(queue, 0) < use.time:
-                self.races.append(Race("free", block, use.record, record))
+            if queue != known.queue and queue not in known.recorded:
+                self.freed[known.queue].append((block, use, record))
 
     def record_stream(self, record: Record) -> None:
         (block,) = record.writes

@@ -18,6 +18,9 @@ struct Event {
   int64_t version;
 };
 
+// The last event that the host has waited for.
+inline std::atomic<int64_t> g_reached{0};
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = c10::DeviceType::PrivateUse1;
 
@@ -95,9 +98,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
   }
 
-  // Every kernel has run when its launch returns.
-  bool queryEvent(void*) const override {
-    return true;
+  // Every kernel has run when its launch returns, but a device may be as late as it likes: the host knows only what was
+  // recorded before it last waited for an event.
+  bool queryEvent(void* event) const override {
+    return event == nullptr || static_cast<Event*>(event)->version <= g_reached;
   }
 
   bool queryStream(const c10::Stream&) const override {
@@ -112,6 +116,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (event != nullptr) {
       Record sync{"sync_event"};
       sync.version = static_cast<Event*>(event)->version;
+      g_reached = std::max<int64_t>(g_reached, static_cast<Event*>(event)->version);
       trace().add(std::move(sync));
     }
   }

@@ -141,10 +141,11 @@ class Case:
 
 
 def placements(n: int) -> Iterator[tuple[int, ...]]:
-    """Where n partitions may be: each on its own device; back and forth between two; all on one."""
+    """Where n partitions may be: each on its own device; back and forth; neighbours together; all on one."""
     yield tuple(range(n))
     if n > 2:
         yield tuple(j % 2 for j in range(n))
+        yield (0, *(1,) * (n - 2), 2)
     if n > 1:
         yield (3,) * n
 

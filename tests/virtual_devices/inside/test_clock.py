@@ -146,6 +146,7 @@ def test_timing_events_read_the_virtual_clock():
         begin.record(stream)
         x * 2
         end.record(stream)
+        end.synchronize()
         assert begin.elapsed_time(end) == 4.0
     with pytest.raises(RuntimeError, match="virtual clock"):
         begin.elapsed_time(end)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gpipe_bench import Components
+from gpipe_bench.engine.holding import Holding
 from gpipe_bench.engine.transfer import Endpoint, Route, copy
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.timeline import KINDS
@@ -84,7 +85,7 @@ def between_compute_streams(transfer):
     with recording() as trace:
         with duration(FORWARD_MS):
             y + 1
-        copy(Route("copy", sender, receiver, 0, 1, transfer, None), (x,))
+        copy(Route("copy", sender, receiver, 0, 1, transfer, None, Holding()), (x,))
         with duration(1):
             x + 1
             y + 1

@@ -154,6 +154,22 @@ def test_freeing_what_another_stream_uses(side, main, records, races):
         if records:
             y.record_stream(side)
         del y
+        torch.ones(8, device=FIRST)
+
+    assert found(program) == races
+
+
+@pytest.mark.parametrize(("waits", "races"), [(True, []), (False, ["free"])])
+def test_a_wait_before_the_next_allocation_is_early_enough(side, main, waits, races):
+    def program():
+        y = torch.ones(8, device=FIRST)
+        side.wait_stream(main)
+        with side:
+            y.sum()
+        del y
+        if waits:
+            main.wait_stream(side)
+        torch.ones(8, device=FIRST)
 
     assert found(program) == races
 
@@ -180,6 +196,7 @@ def test_recording_another_stream_does_not_help(side, main):
             y.sum()
         y.record_stream(third)
         del y
+        torch.ones(8, device=FIRST)
 
     assert found(program) == ["free"]
 

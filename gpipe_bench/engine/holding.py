@@ -1,0 +1,55 @@
+"""Gradients that a copy may still be reading.
+
+Autograd adds a gradient to another in place when nobody else holds it. It does so on the stream that computes, and it
+cannot know that a copy stream may still be reading: once the copy was issued, only the device knows when it is over. So
+whoever issues a copy of a gradient holds on to it until the copy has finished or the backward pass has been issued.
+This costs no memory beyond what ``record_stream`` does, which keeps the memory for as long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from gpipe_bench.engine.streams import Stream
+
+__all__ = ["Holding"]
+
+
+class Holding:
+    """What the copies of one batch's backward pass are reading; used by all of autograd's threads."""
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[torch.Event, list[Tensor]]] = deque()
+        self._lock = threading.Lock()
+
+    def keep(self, values: Sequence[Any], stream: Stream) -> None:
+        """Hold the tensors among ``values`` until the work queued on ``stream`` so far is done.
+
+        Call it within a backward pass.
+        """
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if stream is None or not tensors:
+            return
+        event = torch.Event(stream.device)
+        event.record(stream)
+        with self._lock:
+            first = not self._held
+            self._held.append((event, tensors))
+            while self._held[0][0].query():
+                self._held.popleft()
+                if not self._held:
+                    return
+        if first:
+            Variable._execution_engine.queue_callback(self.clear)  # noqa: SLF001 - autograd has no other word for its end
+
+    def clear(self) -> None:
+        """Let go of everything: autograd adds nothing any more."""
+        with self._lock:
+            self._held.clear()

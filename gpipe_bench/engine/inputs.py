@@ -1,0 +1,108 @@
+"""Batches of several arguments: how a :class:`gpipe_bench.engine.pipe.Pipe` splits them and gathers its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpipe_bench.engine.microbatch import MicroBatch, check_device, own_version
+from gpipe_bench.engine.sequential import Arguments
+
+__all__ = ["NoChunk", "check_arguments_of_batch", "gather_values", "scatter_arguments"]
+
+
+class NoChunk:
+    """Wraps a tensor that goes to every micro-batch as a whole: ``pipe(x, NoChunk(mask))``.
+
+    Args:
+        tensor: on the device of the first partition.
+
+    Raises:
+        TypeError: something else than a tensor.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"NoChunk must wrap a tensor, got {type(tensor).__name__}; pass anything else as it is: every "
+                "micro-batch gets it"
+            )
+        self.tensor = tensor
+
+
+def check_arguments_of_batch(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> None:
+    """Check what a caller hands to the pipeline.
+
+    Raises:
+        TypeError: no tensor among the arguments.
+        ValueError: a tensor without a batch dimension, or on another device than the first partition's.
+    """
+    named = {**{str(number): value for number, value in enumerate(args)}, **kwargs}
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    if not tensors:
+        got = ", ".join(type(value).__name__ for value in named.values()) or "nothing"
+        raise TypeError(f"inputs must hold at least one tensor to split, got {got}; pass the batch as a tensor")
+    whole = {name: value.tensor for name, value in named.items() if isinstance(value, NoChunk)}
+    for name, tensor in {**tensors, **whole}.items():
+        check_device(f"input {name}", tensor, device)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 0:
+            raise ValueError(f"input {name} must have a batch dimension, got a tensor without; wrap it in NoChunk")
+
+
+def scatter_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], chunks: int) -> list[MicroBatch]:
+    """Split tensors into at most ``chunks`` pieces along dimension 0; everything else goes to every micro-batch.
+
+    Raises:
+        ValueError: tensors that give different numbers of pieces.
+    """
+    values = [*args, *kwargs.values()]
+    pieces = [[own_version(piece) for piece in value.chunk(chunks)] for value in values if isinstance(value, Tensor)]
+    counts = sorted({len(piece) for piece in pieces})
+    if len(counts) > 1:
+        sizes = [value.size(0) for value in values if isinstance(value, Tensor)]
+        raise ValueError(
+            f"inputs must give equally many micro-batches, got sizes {sizes} in dimension 0, which give {counts}; pass "
+            "one batch, and wrap in NoChunk what is not split"
+        )
+    rows = [iter(piece) for piece in pieces]
+    microbatches = []
+    for _ in range(counts[0]):
+        tensors = iter(rows)
+        row = [_part(value, tensors) for value in values]
+        given = Arguments(tuple(row[: len(args)]), dict(zip(kwargs, row[len(args) :], strict=True)))
+        microbatches.append(MicroBatch.wrap(given))
+    return microbatches
+
+
+def _part(value: Any, tensors: Any) -> Any:
+    if isinstance(value, Tensor):
+        return next(next(tensors))
+    return value.tensor if isinstance(value, NoChunk) else value
+
+
+def gather_values(microbatches: Sequence[MicroBatch]) -> MicroBatch:
+    """Put results together: tensors are concatenated along dimension 0, scalars stacked, other values listed.
+
+    Raises:
+        TypeError: micro-batches whose results differ in form.
+    """
+    first = microbatches[0]
+    if any(microbatch.structure != first.structure for microbatch in microbatches):
+        forms = sorted({str(microbatch.structure) for microbatch in microbatches})
+        raise TypeError(
+            f"results of all micro-batches must have one form, got {forms}; return the same tuple from every one"
+        )
+    columns = zip(*(microbatch.values for microbatch in microbatches), strict=True)
+    return MicroBatch(tuple(_gathered(column) for column in columns), first.structure)
+
+
+def _gathered(column: Sequence[Any]) -> Any:
+    if not all(isinstance(value, Tensor) for value in column):
+        return list(column)
+    if any(tensor.dim() == 0 for tensor in column):
+        return torch.stack(list(column))
+    return torch.cat(list(column)) if len(column) > 1 else column[0]

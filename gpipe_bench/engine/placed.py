@@ -1,0 +1,86 @@
+"""Partitions read off where the caller has put the layers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import chain, groupby
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpipe_bench.engine.arguments import with_index
+
+__all__ = ["WithDevice", "device_of", "placed_partitions", "unwrapped"]
+
+_CPU = torch.device("cpu")
+
+
+class WithDevice(nn.Module):
+    """Says on which device of a pipeline a layer runs, where its parameters do not say it.
+
+    The pipeline takes the layer out of this wrapper, so parameters are called as in the layer itself, and moves it.
+
+    Args:
+        module: the layer.
+        device: its device.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str | int) -> None:
+        super().__init__()
+        self.module = module
+        self.device = with_index(torch.device(device))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer gives."""
+        return self.module(*args, **kwargs)
+
+
+def device_of(name: str, layer: nn.Module) -> torch.device | None:
+    """Where a layer is; None if it has neither parameters nor buffers.
+
+    Args:
+        name: of the layer, for the message.
+        layer: a layer, or a :class:`WithDevice`.
+
+    Raises:
+        ValueError: it is on several devices.
+    """
+    if isinstance(layer, WithDevice):
+        return layer.device
+    found = sorted({str(tensor.device) for tensor in chain(layer.parameters(), layer.buffers())})
+    if len(found) > 1:
+        raise ValueError(
+            f"a child of the module must be on one device, got child '{name}' on {', '.join(found)}; move it with "
+            ".to(device), or split it into several children"
+        )
+    return torch.device(found[0]) if found else None
+
+
+def placed_partitions(module: nn.Sequential) -> tuple[list[int], list[torch.device]]:
+    """Layers per partition and device of each: consecutive layers on one device belong together.
+
+    A layer that has no parameters runs where the layer before it runs, or the one after it if it is the first.
+
+    Raises:
+        ValueError: a layer is on several devices.
+    """
+    found = [device_of(name, child) for name, child in _children(module)]
+    devices: list[torch.device] = []
+    current = next((device for device in found if device is not None), _CPU)
+    for device in found:
+        current = current if device is None else device
+        devices.append(current)
+    groups = [(device, len(list(group))) for device, group in groupby(devices)]
+    return [size for _, size in groups], [device for device, _ in groups]
+
+
+def unwrapped(module: nn.Sequential) -> nn.Sequential:
+    """The same layers under the same names, taken out of :class:`WithDevice`."""
+    layers = ((name, child.module if isinstance(child, WithDevice) else child) for name, child in _children(module))
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _children(module: nn.Sequential) -> list[tuple[str, nn.Module]]:
+    """Every child, also one that occurs twice, which ``named_children`` gives once."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]  # noqa: SLF001 - see above

@@ -1,0 +1,171 @@
+"""Pipe: partitions by placement, several inputs, values gathered, DistributedDataParallel around it."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+import torch.distributed
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpipe_bench import Pipe
+from gpipe_bench.engine.placed import placed_partitions
+from gpipe_bench.pipe import LocalValue, NoChunk, PipeSequential, WithDevice
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Add(nn.Module):
+    """(x, y, *, scale, mask) -> (tensor, scale)."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, y, scale=1, mask=None):
+        total = self.linear(x) + scale * y
+        return (total if mask is None else total * mask), scale
+
+
+class Last(nn.Module):
+    """(x, scale) -> (tensor, scale, None, scalar)."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x, scale):
+        return self.linear(x), scale, None, x.sum()
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(Add(), Last())
+
+
+def chain():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), nn.Tanh())
+
+
+@pytest.mark.parametrize("balance", [None, [1, 1]])
+@pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+def test_several_inputs_and_outputs(checkpoint, balance):
+    plain = layers()
+    pipe = Pipe(copy.deepcopy(plain), chunks=3, checkpoint=checkpoint, balance=balance)
+    mask = torch.tensor([1.0, 0.0, 2.0, 1.0])
+    expected = plain[0](X, 2 * X, 3, mask)[0]
+    out, scales, nothing, sums = pipe(X, 2 * X, scale=3, mask=NoChunk(mask)).local_value()
+    torch.testing.assert_close(out, plain[1].linear(expected))
+    torch.testing.assert_close(sums, torch.stack([piece.sum() for piece in expected.chunk(3)]))
+    assert scales == [3, 3, 3]
+    assert nothing == [None, None, None]
+    (out.sum() + sums.sum()).backward()
+    (plain[1].linear(expected).sum() + expected.sum()).backward()
+    for one, other in zip(pipe.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_one_tensor_in_one_tensor_out():
+    plain = chain()
+    pipe = Pipe(copy.deepcopy(plain), 2)
+    assert pipe.balance == [4]
+    result = pipe(X)
+    torch.testing.assert_close(result.local_value(), plain(X))
+    assert result.to_here() is result.local_value()
+
+
+def test_a_small_batch_gives_fewer_microbatches():
+    scales = Pipe(layers(), chunks=8)(X[:2], X[:2]).local_value()[1]
+    assert scales == [1, 1]
+
+
+def test_parameters_are_called_as_in_the_module():
+    plain = chain()
+    pipe = Pipe(copy.deepcopy(plain), 2, balance=[2, 2])
+    assert list(pipe.state_dict()) == list(plain.state_dict())
+    pipe.load_state_dict(plain.state_dict())
+
+
+def test_consecutive_layers_on_one_device_are_a_partition():
+    module = nn.Sequential(
+        nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2, device="meta"), nn.ReLU(), nn.Linear(2, 2)
+    )
+    sizes, devices = placed_partitions(module)
+    assert sizes == [3, 2, 1]
+    assert [device.type for device in devices] == ["cpu", "meta", "cpu"]
+
+
+def test_with_device_says_where_a_layer_without_parameters_runs():
+    module = nn.Sequential(nn.Linear(2, 2), WithDevice(nn.ReLU(), "meta"), nn.Linear(2, 2, device="meta"))
+    assert placed_partitions(module)[0] == [1, 2]
+    pipe = Pipe(nn.Sequential(nn.Linear(4, 4), WithDevice(nn.Linear(4, 4), "cpu")))
+    assert list(pipe.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert pipe(X).local_value().shape == (5, 4)
+
+
+def test_sequential_of_several_inputs():
+    first, last = layers()
+    torch.testing.assert_close(PipeSequential(first, last)(X, X, scale=2)[0], last.linear(first(X, X, 2)[0]))
+
+
+def test_no_layers():
+    assert Pipe(nn.Sequential())(X).local_value() is X
+
+
+def mixed():
+    return nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))
+
+
+REFUSED = {
+    "no Sequential": (lambda: Pipe(nn.Linear(2, 2)), TypeError, "module must be an nn.Sequential, got Linear"),
+    "two devices": (lambda: Pipe(mixed()), ValueError, "got child '0' on cpu, meta; move it with"),
+    "chunks": (lambda: Pipe(chain(), 0), ValueError, "chunks must be a whole number of at least 1, got 0"),
+    "checkpoint": (lambda: Pipe(chain(), 1, "some"), ValueError, "checkpoint must be one of always, except_last"),
+    "twice": (lambda: Pipe(nn.Sequential(*[nn.Linear(2, 2)] * 2)), ValueError, "got one module in two places"),
+    "no tensor": (lambda: Pipe(chain())(1, "a"), TypeError, "must hold at least one tensor to split, got int, str"),
+    "only whole": (lambda: Pipe(chain())(NoChunk(X)), TypeError, "at least one tensor to split, got NoChunk"),
+    "NoChunk": (lambda: NoChunk([X]), TypeError, "NoChunk must wrap a tensor, got list"),
+    "elsewhere": (
+        lambda: Pipe(layers())(X, X.to("meta")),
+        ValueError,
+        "input 1 must be on the first partition's device",
+    ),
+    "no batch": (lambda: Pipe(layers())(X, X.sum()), ValueError, "input 1 must have a batch dimension"),
+    "unequal": (lambda: Pipe(layers(), 4)(X, X[:1]), ValueError, "got sizes [5, 1] in dimension 0, which give [1, 3]"),
+    "moved": (lambda: Pipe(chain()).cuda(), TypeError, "must stay on the devices it was made for"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    call, error, message = REFUSED[name]
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def _train(rank, folder, half):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        model = DistributedDataParallel(Pipe(chain(), chunks=2, checkpoint="never", balance=[2, 2]))
+        result = model(half[rank])
+        assert isinstance(result, LocalValue)
+        result.local_value().square().mean().backward()
+        torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{rank}.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_average_their_gradients(tmp_path):
+    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    torch.multiprocessing.spawn(_train, (str(tmp_path), batch.chunk(2)), nprocs=2)
+    plain = chain()
+    plain(batch).square().mean().backward()
+    for rank in range(2):
+        for found, parameter in zip(torch.load(tmp_path / f"{rank}.pt"), plain.parameters(), strict=True):
+            torch.testing.assert_close(found, parameter.grad)
