@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gpipe_bench.bench.cells import CELL_PATTERN, RAW_PATTERN
+from gpipe_bench.bench.simulated_cells import SIMULATED_PATTERN
 from gpipe_bench.bench.sources import source_digest
 from gpipe_bench.bench.workflow import make_plan
 from gpipe_bench.errors import GpipeBenchError
@@ -41,6 +42,7 @@ wildcard_constraints:
 
 include: "workflows/rules/cells.smk"
 include: "workflows/rules/ablation.smk"
+include: "workflows/rules/predictions.smk"
 
 
 onsuccess:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from gpipe_bench.timeline import COPY_KINDS, TimelineEvent
 
-__all__ = ["Breakdown", "mean_breakdown", "split_device_time"]
+__all__ = ["Breakdown", "covered", "mean_breakdown", "split_busy_time", "split_device_time"]
 
 Interval = tuple[float, float]
 
@@ -60,7 +60,19 @@ def split_device_time(events: Iterable[TimelineEvent], n: int, start_us: float, 
         for event in events
         if event.end_us > start_us and event.start_us < end_us
     ]
-    busy = [_busy([pair for pair in clipped if pair[0].partition == j]) for j in range(n)]
+    members: list[list[tuple[TimelineEvent, Interval]]] = [[] for _ in range(n)]
+    for pair in clipped:
+        members[pair[0].partition].append(pair)
+    return split_busy_time([_busy(pairs) for pairs in members], total)
+
+
+def split_busy_time(busy: Sequence[tuple[float, float, float]], total: float) -> list[Breakdown]:
+    """The breakdown of each partition from how long it was busy.
+
+    Args:
+        busy: of each partition, the time of computations, that of recomputations, and that of copies alone.
+        total: length of the step, in the same unit.
+    """
     longest = max((compute + recompute for compute, recompute, _ in busy), default=0.0)
     rows = []
     for compute, recompute, copy in busy:
@@ -76,6 +88,11 @@ def mean_breakdown(rows: Sequence[Breakdown]) -> Breakdown:
     """The mean over partitions, each share on its own."""
     names = Breakdown.__slots__
     return Breakdown(*(sum(getattr(row, name) for row in rows) / len(rows) for name in names))
+
+
+def covered(intervals: Iterable[Interval]) -> float:
+    """Length of the union of intervals."""
+    return _length(_union(intervals))
 
 
 def _busy(pairs: Sequence[tuple[TimelineEvent, Interval]]) -> tuple[float, float, float]:

@@ -8,7 +8,9 @@
     ├── SkipLayoutError    (TypeError)     stashes and pops do not match; lists every mismatch
     ├── SkipUsageError     (RuntimeError)  a skippable layer broke its own declaration
     ├── RandomnessError    (RuntimeError)  a recomputation could not reproduce its random numbers
+    ├── TraceError         (ValueError)    a layer cannot be traced without values, or not with these shapes
     ├── UnsupportedError   (RuntimeError)  a switch or device that this machine cannot run
+    ├── OutOfMemory        (RuntimeError)  a simulated device has too little memory
     └── OutputError        (OSError)       a result could not be written
 
 Each also derives from the built-in type that a user of torchgpipe or ``torch.nn`` would catch.
@@ -24,11 +26,13 @@ __all__ = [
     "ConfigError",
     "DeviceCountError",
     "GpipeBenchError",
+    "OutOfMemory",
     "OutputError",
     "PlacementError",
     "RandomnessError",
     "SkipLayoutError",
     "SkipUsageError",
+    "TraceError",
     "UnsupportedError",
 ]
 
@@ -73,9 +77,31 @@ class RandomnessError(GpipeBenchError, RuntimeError):
     """A recomputation could not reproduce the random numbers of its forward pass."""
 
 
+class TraceError(GpipeBenchError, ValueError):
+    """A layer cannot be traced without values, or not with these shapes."""
+
+
 class UnsupportedError(GpipeBenchError, RuntimeError):
     """This machine cannot run what was asked."""
 
 
 class OutputError(GpipeBenchError, OSError):
     """A result could not be written."""
+
+
+class OutOfMemory(GpipeBenchError, RuntimeError):  # noqa: N818 - after torch.OutOfMemoryError, which is no name of ours
+    """A simulated device was asked for more memory than it has.
+
+    Attributes:
+        device: its number.
+        needed: bytes of the segment that did not fit.
+        reserved: bytes of the segments that the device holds.
+        capacity: bytes of the device.
+    """
+
+    def __init__(self, device: int, needed: int, reserved: int, capacity: int) -> None:
+        self.device, self.needed, self.reserved, self.capacity = device, needed, reserved, capacity
+        super().__init__(
+            f"memory of device {device} must suffice, got {reserved + needed} B needed of {capacity} B; use smaller "
+            "micro-batches, more partitions or more checkpoints"
+        )

@@ -6,13 +6,14 @@ AmoebaNet-D random classes by cross-entropy (torchgpipe 0.0.7, benchmarks).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.errors import ConfigError
 from models.arguments import Argument, Value, Values, format_value, nearest, read_text
 from models.spec import ModelSpec
+from models.vision import is_vision, vision_spec
 
 if TYPE_CHECKING:
     import torch
@@ -131,15 +132,39 @@ AMOEBANET_D: Final = ModelSpec(
     source="Real et al., arXiv 1802.01548; (L, D) of GPipe, Huang et al., arXiv 1811.06965",
 )
 
-MODELS: Final[Mapping[str, ModelSpec]] = MappingProxyType({spec.name: spec for spec in (UNET, AMOEBANET_D)})
-"""Every model of the suite by name."""
+
+class _Table(Mapping[str, ModelSpec]):
+    """The suite's own models, which it counts and lists, and those of libraries, which it finds by name.
+
+    Every name such as ``timm/...`` is in the table. Looking it up loads the library, and is a ConfigError for a name
+    that the library does not know.
+    """
+
+    def __init__(self, *own: ModelSpec) -> None:
+        self._own = {spec.name: spec for spec in own}
+
+    def __getitem__(self, name: str) -> ModelSpec:
+        return vision_spec(name) if is_vision(name) else self._own[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or is_vision(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D)
+"""Every model of the suite by name; also ``timm/<name>`` and ``torchvision/<name>``, see :mod:`models.vision`."""
 
 
 def model_spec(name: str) -> ModelSpec:
     """The model of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or its library is not installed.
     """
     if name not in MODELS:
         raise ConfigError([f"model must be one of the table, got {name!r}; {nearest(name, MODELS)}"])

@@ -6,8 +6,6 @@ cell share its runs, and a cell with any other setting has another folder.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
@@ -16,11 +14,10 @@ from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.machine import Machine, find_machine
 from gpipe_bench.bench.problems import Problem
-from gpipe_bench.bench.settings import CellSettings, Variant
+from gpipe_bench.bench.settings import CellSettings, Variant, options
 from gpipe_bench.bench.standins import without_copy_streams
 from gpipe_bench.components import Components
 from models.arguments import nearest
-from models.table import format_arguments, parse_arguments
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.config import SuiteConfig
@@ -48,7 +45,7 @@ Devices = Annotated[int, Field(strict=True, ge=1, description="distinct devices 
 Transfer = Annotated[
     Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
 ]
-Evidence = Annotated[Literal["measured", "simulated"], Field(description="how the values come about")]
+Evidence = Annotated[Literal["measured"], Field(description="how the values come about")]
 
 
 class Cell(CellSettings):
@@ -66,39 +63,14 @@ class Cell(CellSettings):
         return Components.from_label(self.variant)
 
     @property
-    def config_sha256(self) -> str:
-        """Digest of all settings, the same whether or not defaults of the model are spelled out."""
-        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
-
-    @property
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
         size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
         return f"{self.evidence}-{self.model}-{self.variant}-{size}-{self.device}-{self.config_sha256[:8]}"
 
-    @property
-    def microbatches(self) -> int:
-        """m, as ``Tensor.chunk`` splits the batch: equal micro-batches but for the last, perhaps fewer than asked."""
-        size = -(-self.batch_size // self.chunks)
-        return -(-self.batch_size // size)
-
-    def settings(self) -> dict[str, str | int | bool]:
-        """All settings as plain data, arguments of the model in canonical form."""
-        data = self.model_dump(mode="json")
-        # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
-        data["model_args"] = format_arguments(parse_arguments(self.model, self.model_args))
-        return data
-
     def arguments(self) -> list[str]:
         """The cell as options of ``python -m gpipe_bench run``, one word each."""
-        words: list[str] = []
-        for name, value in self.settings().items():
-            option = name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{option}" if value else f"--no-{option}")
-            elif name != "evidence":
-                words += [f"--{option}", str(value)]
-        return words
+        return options({name: value for name, value in self.settings().items() if name != "evidence"})
 
     def placement(self) -> list[str]:
         """The device of each partition: neighbours share one when there are fewer devices than partitions."""

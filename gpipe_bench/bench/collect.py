@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpipe_bench.bench.files import write_files
-from gpipe_bench.bench.raw import RawResult
+from gpipe_bench.bench.published import published_for
+from gpipe_bench.bench.raw import RawResult, read_results
 from gpipe_bench.bench.tables import COMPANIONS, companion_path, csv_text
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
@@ -16,22 +17,25 @@ from gpipe_bench.rows import Row
 __all__ = ["collect", "read_raw", "write_tables"]
 
 
-def collect(paths: Iterable[Path], experiment: str, out: Path) -> list[Row]:
+def collect(paths: Iterable[Path], experiment: str, out: Path, published: Path | None = None) -> list[Row]:
     """Join raw results into ``out`` and its companions; either all of these files are written or none.
 
     Args:
         paths: raw results, in the order that the tables keep.
         experiment: name for the column of that name; raw results may be shared by several experiments.
         out: the table of rows; companions lie beside it.
+        published: folder of published values; those of the same settings go before the other rows.
 
     Returns:
         The rows written.
 
     Raises:
-        ConfigError: files that are no raw results, or two of one run; all of them.
+        ConfigError: files that are no raw results, or two of one run; all of them. Or no published values there.
         OutputError: a table cannot be written.
     """
-    return write_tables(read_raw(paths), experiment, out)
+    results = read_raw(paths)
+    printed = published_for([result.row for result in results], published) if published else []
+    return write_tables(results, experiment, out, printed)
 
 
 def read_raw(paths: Iterable[Path]) -> list[RawResult]:
@@ -45,27 +49,29 @@ def read_raw(paths: Iterable[Path]) -> list[RawResult]:
     origins: dict[tuple[str, int | None], Path] = {}
     for path in paths:
         try:
-            result = RawResult.read(path)
+            found = read_results(path)
         except ConfigError as error:
             problems += error.problems
             continue
-        first = origins.setdefault((result.cell, result.row.repeat), path)
-        if first != path:
-            run = f"repeat {result.row.repeat} of {result.cell}"
-            problems.append(f"every run must be given once, got {run} in {first} and {path}; drop one")
-        results.append(result)
+        for result in found:
+            key = (result.cell, result.row.repeat)
+            if key in origins:
+                run = f"repeat {result.row.repeat} of {result.cell}"
+                problems.append(f"every run must be given once, got {run} in {origins[key]} and {path}; drop one")
+            origins.setdefault(key, path)
+        results += found
     if problems:
         raise ConfigError(problems)
     return results
 
 
-def write_tables(results: Sequence[RawResult], experiment: str, out: Path) -> list[Row]:
-    """Write the tables of ``results``; see :func:`collect`.
+def write_tables(results: Sequence[RawResult], experiment: str, out: Path, published: Iterable[Row] = ()) -> list[Row]:
+    """Write the tables of ``results``, with published rows before them; see :func:`collect`.
 
     Raises:
         OutputError: a table cannot be written.
     """
-    rows = [replace(result.row, experiment=experiment) for result in results]
+    rows = [replace(row, experiment=experiment) for row in (*published, *(result.row for result in results))]
     texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
     for name, columns in COMPANIONS.items():
         records = [record for result in results for record in _keyed(result, getattr(result, name), columns)]

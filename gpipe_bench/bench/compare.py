@@ -12,8 +12,8 @@ from gpipe_bench.rows import Row
 __all__ = ["CellComparison", "compare_rows"]
 
 _KEY: Final = (
-    *("evidence", "model", "model_args", "variant", "backward", "transfer", "partitions", "chunks", "checkpoint"),
-    *("batch_size", "balance", "seed"),
+    *("evidence", "model", "model_args", "variant", "backward", "transfer", "flavour", "partitions", "chunks"),
+    *("checkpoint", "batch_size", "balance", "seed"),
 )
 """What makes rows of two sets comparable; machine and versions may differ, that is what is compared."""
 

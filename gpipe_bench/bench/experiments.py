@@ -8,52 +8,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import Field
 
 from gpipe_bench.bench.cells import Cell, CellRun
 from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.settings import Balance, BatchSize, CellSettings, Chunks, ModelArgs, Section, Warmup
+from gpipe_bench.bench.simulated_cells import SimulatedWorkload
 from gpipe_bench.bench.standins import without_copy_streams
-from gpipe_bench.components import PUBLISHED, Components
-from models.arguments import nearest
+from gpipe_bench.bench.variants import Variants, labels_of
+from gpipe_bench.components import PUBLISHED
 
 __all__ = ["Ablation", "Experiment", "Workload"]
 
-_SETS = {
-    "published": PUBLISHED,
-    "factorial": tuple(components.label for components in Components.factorial()),
-}
-
-
-def _variants(value: Any) -> Any:
-    words = [value] if isinstance(value, str) else value
-    if not isinstance(words, list | tuple) or not words:
-        raise ValueError(f"must be a list of variants, got {value!r}; write published, factorial or labels")
-    return tuple(_canonical(word) for word in words)
-
-
-def _canonical(word: Any) -> str:
-    if word in _SETS:
-        return str(word)
-    try:
-        return Components.from_label(str(word)).label
-    except ValueError:
-        hint = nearest(str(word), (*_SETS, *_SETS["factorial"]))
-        raise ValueError(f"must be published, factorial or labels like dep-str-ptl, got {word!r}; {hint}") from None
-
-
-_VARIANTS_SCHEMA = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
-}
-
-Variants = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_variants),
-    WithJsonSchema(_VARIANTS_SCHEMA),
-    Field(description="published (4), factorial (32) or labels like dep-x-ptl-clk-x"),
-]
 Repeats = Annotated[
     int,
     Field(strict=True, ge=1, description="runs of each published variant, each in a fresh process"),
@@ -75,7 +43,7 @@ class Workload(CellSettings):
 
     def labels(self) -> list[str]:
         """The labels of the variants, in the order in which they were asked for, none twice."""
-        return list(dict.fromkeys(label for word in self.variants for label in _SETS.get(word, (word,))))
+        return labels_of(self.variants)
 
     def cells(self, machine: Machine) -> Iterator[Cell]:
         """A cell for each variant on the devices of ``machine``, at most one device per partition."""
@@ -124,6 +92,10 @@ class Experiment(Section):
     def runs(self, machine: Machine) -> list[CellRun]:
         """The runs on ``machine``; what it cannot run is among them, as rows that say so."""
 
+    def simulation(self) -> SimulatedWorkload | None:
+        """What is simulated; nothing by default."""
+        return None
+
 
 class Ablation(Experiment):
     """Throughput and memory with each component of the pipeline switched on and off."""
@@ -132,8 +104,15 @@ class Ablation(Experiment):
     cuda: Annotated[CudaWorkload, Field(description="on GPUs; partitions share them where they are too few")] = (
         CudaWorkload()
     )
+    simulated: Annotated[SimulatedWorkload, Field(description="in virtual time, whatever this machine has")] = (
+        SimulatedWorkload()
+    )
 
     def runs(self, machine: Machine) -> list[CellRun]:
         """Every variant of the workload for this type of device."""
         workload: Workload = self.cuda if machine.device == "cuda" else self.cpu
         return workload.runs(machine)
+
+    def simulation(self) -> SimulatedWorkload:
+        """Every variant of the simulated workload."""
+        return self.simulated

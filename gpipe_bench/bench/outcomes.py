@@ -12,13 +12,13 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.intervals import Interval, median_interval, ratio_interval
 from gpipe_bench.rows import Row
 
-__all__ = ["Outcome", "OutcomeGroup", "group_outcomes"]
+__all__ = ["Outcome", "OutcomeGroup", "group_outcomes", "published_beside"]
 
 THROUGHPUT: Final = "throughput_samples_per_s"
 _BASELINE: Final = "baseline"
 _SETTING: Final = (
-    *("evidence", "model", "model_args", "backward", "transfer", "partitions", "chunks", "checkpoint", "batch_size"),
-    *("balance", "seed"),
+    *("evidence", "model", "model_args", "backward", "transfer", "flavour", "partitions", "chunks", "checkpoint"),
+    *("batch_size", "balance", "seed"),
 )
 
 
@@ -92,3 +92,12 @@ def group_outcomes(rows: Iterable[Row]) -> list[OutcomeGroup]:
             outcome = group.outcomes.setdefault(row.variant, Outcome(row.variant))
             (outcome.ok if row.status == "ok" else outcome.failed).append(row)
     return list(groups.values())
+
+
+def published_beside(group: OutcomeGroup, groups: Iterable[OutcomeGroup]) -> OutcomeGroup | None:
+    """The published values of the same pipeline, to be set against a simulated group; None without any."""
+    if group.head.evidence != "simulated":
+        return None
+    same = [name for name in _SETTING if name not in ("evidence", "transfer", "flavour", "seed")]
+    printed = [other for other in groups if other.head.evidence == "published"]
+    return next((o for o in printed if all(getattr(o.head, name) == getattr(group.head, name) for name in same)), None)

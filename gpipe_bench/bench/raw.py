@@ -1,12 +1,15 @@
 """The raw result of one run: what a fresh process leaves behind, before anything is averaged or joined.
 
 {"cell": id, "row": {...}, "devices": [one per partition], "steps": [one per timed step], "events": [of one step]}
+
+Simulations, which share one process, leave a list of those.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +18,7 @@ from gpipe_bench.bench.files import json_text
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 
-__all__ = ["DEVICE_COLUMNS", "STEP_COLUMNS", "RawResult", "cell_row"]
+__all__ = ["DEVICE_COLUMNS", "STEP_COLUMNS", "RawResult", "cell_row", "read_results", "results_json"]
 
 DEVICE_COLUMNS: Final = (
     "partition",
@@ -55,15 +58,7 @@ class RawResult:
 
     def to_json(self) -> str:
         """The text of the file."""
-        return json_text(
-            {
-                "cell": self.cell,
-                "row": self.row.to_dict(),
-                "devices": self.devices,
-                "steps": self.steps,
-                "events": self.events,
-            }
-        )
+        return json_text(asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> RawResult:
@@ -72,14 +67,30 @@ class RawResult:
         Raises:
             ConfigError: the file cannot be read or is no raw result.
         """
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{**data, "row": Row.from_dict(data["row"])})
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ConfigError(
-                [f"raw result must be a file that run wrote, got {path} ({reason}); run it again"]
-            ) from error
+        results = read_results(path)
+        if len(results) != 1:
+            raise ConfigError([f"raw result must be a file with one result, got {len(results)} in {path}; collect it"])
+        return results[0]
+
+
+def results_json(results: Iterable[RawResult]) -> str:
+    """The text of a file with several results."""
+    return json_text([asdict(result) for result in results])
+
+
+def read_results(path: Path) -> list[RawResult]:
+    """The results in a file, one or several.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no raw results.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        records = data if isinstance(data, list) else [data]
+        return [RawResult(**{**record, "row": Row.from_dict(record["row"])}) for record in records]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError([f"raw result must be a file that run wrote, got {path} ({reason}); run it again"]) from error
 
 
 def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:

@@ -1,11 +1,13 @@
-"""The settings of a measured cell: types, rules, units and defaults in one place.
+"""The settings of a cell: types, rules, units and defaults in one place.
 
 The command line, the configuration file, its schema and its comments are all made from what stands here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
@@ -14,9 +16,9 @@ from gpipe_bench.bench.problems import Problem
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from models.arguments import nearest
-from models.table import MODELS, parse_arguments
+from models.table import MODELS, format_arguments, parse_arguments
 
-__all__ = ["CellSettings", "Section", "Variant"]
+__all__ = ["CellSettings", "PipelineSettings", "Section", "Variant", "options"]
 
 
 class Section(BaseModel):
@@ -27,6 +29,15 @@ class Section(BaseModel):
     def problems(self) -> Iterator[Problem]:
         """Rules between settings that are each valid on their own."""
         yield from ()
+
+
+def options(settings: Mapping[str, str | int | bool]) -> list[str]:
+    """Settings as options of a command, one word each: ``--batch-size 8 --no-tf32``."""
+    words: list[str] = []
+    for name, value in settings.items():
+        option = name.replace("_", "-")
+        words += [f"--{'' if value else 'no-'}{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
+    return words
 
 
 def _balance(value: Any) -> Any:
@@ -86,8 +97,8 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63, description="seed of we
 Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]
 
 
-class CellSettings(Section):
-    """What is trained and how long it is measured; the defaults are a small U-Net for two CPU cores."""
+class PipelineSettings(Section):
+    """What is trained in which pipeline; the defaults are a small U-Net."""
 
     model: Model = "unet"
     model_args: ModelArgs = "depth=4;B=1;C=16;size=64"
@@ -97,11 +108,24 @@ class CellSettings(Section):
     balance: Balance = (9, 21, 13, 10)
     checkpoint: Checkpoint = "except_last"
     backward: Backward = "autograd"
-    threads: Threads = 1
-    tf32: Tf32 = False
-    warmup: Warmup = 1
-    steps: Steps = 5
-    seed: Seed = 0
+
+    @property
+    def config_sha256(self) -> str:
+        """Digest of all settings, the same whether or not defaults of the model are spelled out."""
+        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def microbatches(self) -> int:
+        """m, as ``Tensor.chunk`` splits the batch: equal micro-batches but for the last, perhaps fewer than asked."""
+        size = -(-self.batch_size // self.chunks)
+        return -(-self.batch_size // size)
+
+    def settings(self) -> dict[str, str | int | bool]:
+        """All settings as plain data, arguments of the model in canonical form."""
+        data = self.model_dump(mode="json")
+        # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
+        data["model_args"] = format_arguments(parse_arguments(self.model, self.model_args))
+        return data
 
     def problems(self) -> Iterator[Problem]:
         """The model is known, takes these arguments, and has as many layers as the balance hands out."""
@@ -126,3 +150,13 @@ class CellSettings(Section):
         if sum(self.balance) != layers:
             rule = f"must sum to the {layers} layers of {self.model}, got {split}, which sums to {sum(self.balance)}"
             yield Problem(("balance", "model", "model_args"), f"{rule}; change its entries")
+
+
+class CellSettings(PipelineSettings):
+    """What is trained and how long it is measured; the defaults are for two CPU cores."""
+
+    threads: Threads = 1
+    tf32: Tf32 = False
+    warmup: Warmup = 1
+    steps: Steps = 5
+    seed: Seed = 0

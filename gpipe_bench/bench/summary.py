@@ -11,7 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpipe_bench.bench.outcomes import THROUGHPUT, Outcome, OutcomeGroup, group_outcomes
+from gpipe_bench.bench.comparison import comparison_table, shares_table
+from gpipe_bench.bench.outcomes import THROUGHPUT, Outcome, OutcomeGroup, group_outcomes, published_beside
 from gpipe_bench.bench.tables import COMPANIONS, companion_path
 from gpipe_bench.intervals import Interval
 from gpipe_bench.rows import Row
@@ -52,10 +53,23 @@ def print_summary(rows: Iterable[Row], files: Sequence[Path] = (), console: Cons
 def summary(rows: Sequence[Row]) -> RenderableType:
     """The tables of ``rows``, each with the reasons of what failed below it."""
     parts: list[RenderableType] = []
-    for group in group_outcomes(rows):
+    groups = group_outcomes(rows)
+    pairs = [(group, published_beside(group, groups)) for group in groups]
+    beside = [published for _, published in pairs if published]
+    for group in (group for group in groups if group not in beside):
         notes = _Notes()
         parts += [_table(group, notes), notes.render(), Text()]
-    return Group(*parts, _verdict(rows))
+    for group, published in pairs:
+        if published:
+            parts += [comparison_table(group, published), Text()]
+        parts += _shares(group)
+    return Group(*parts, _verdict([row for row in rows if row.evidence != "published"]))
+
+
+def _shares(group: OutcomeGroup) -> list[RenderableType]:
+    """The shares of the components; nothing where a combination has no value."""
+    table = shares_table(group, *_memory_scale(group))
+    return [table, Text()] if table else []
 
 
 def result_files(rows: Path) -> list[Path]:
@@ -66,7 +80,8 @@ def result_files(rows: Path) -> list[Path]:
     companions = [companion_path(rows, name) for name in COMPANIONS]
     traces = sorted((rows.parent / "traces" / rows.stem).glob("*.json"))
     folder = rows.parent.parent / "figures"
-    figures = sorted(path for name in (rows.stem, "timeline_*") for path in folder.glob(f"{name}.*"))
+    names = (rows.stem, f"{rows.stem}_*", "timeline_*")
+    figures = sorted(path for name in names for path in folder.glob(f"{name}.*"))
     return [path for path in (rows, *companions, *figures, *traces) if path.is_file()]
 
 
@@ -167,7 +182,9 @@ def _percent(share: float | None) -> str:
 def _verdict(rows: Sequence[Row]) -> Text:
     """What failed, so that nobody takes a table with holes for a complete one, and how to read the numbers."""
     counts = Counter(row.status for row in rows)
-    text = Text(f"{len(rows)} runs: {', '.join(f'{count} {status}' for status, count in counts.items())}. {_READING}")
+    simulated = sum(row.evidence == "simulated" for row in rows)
+    runs = f"{len(rows)} runs" + (f" ({simulated} simulated)" if simulated else "")
+    text = Text(f"{runs}: {', '.join(f'{count} {status}' for status, count in counts.items())}. {_READING}")
     loud = [status for status in _LOUD if counts[status]]
     if loud:
         text.append(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 
 from gpipe_bench import __version__
-from gpipe_bench.cli import config, figure, measure, results
+from gpipe_bench.cli import calibrate, config, figure, measure, results, simulate, simulations, transparency
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 
 __all__ = ["app", "main"]
@@ -33,11 +33,15 @@ app = typer.Typer(
 app.command("run")(measure.run)
 app.command("gpu")(measure.gpu)
 app.command("profile")(measure.profile)
+app.command("simulate")(simulate.simulate)
+app.command("calibrate")(calibrate.calibrate)
+app.command("simulate-variants")(simulations.simulate_variants)
 app.command("collect")(results.collect)
 app.command("table")(results.table)
 app.command("trace")(results.trace)
 app.add_typer(figure.app, name="figure")
 app.add_typer(config.app, name="config")
+app.add_typer(transparency.app, name="transparency")
 
 
 @app.callback()

@@ -33,6 +33,9 @@ def check(
         cells = {run.cell.id: run.cell for run in runs}
         unsupported = sum(bool(cell.unsupported()) for cell in cells.values())
         typer.echo(f"{name}: {len(cells)} cells, {unsupported} of them unsupported here; {len(runs)} runs")
+        workload = config.experiment(name).simulation()
+        if workload:
+            typer.echo(f"{name}: {len(workload.cells())} cells simulated on {workload.profile}")
 
 
 @app.command("write")

@@ -1,4 +1,4 @@
-"""``figure ablation`` and ``figure timeline``: drawn from CSV alone."""
+"""``figure``: what is drawn from CSV alone."""
 
 from __future__ import annotations
 
@@ -24,17 +24,39 @@ def ablation(rows: Rows, out: Out) -> None:
     _say(draw_ablation(rows, out))
 
 
+@app.command("shares")
+def shares(rows: Rows, out: Out) -> None:
+    """Draw the share of each component in speed and memory, whatever the order (Shapley values)."""
+    from gpipe_bench.figures.shares import draw_shares
+
+    _say(draw_shares(rows, out))
+
+
+@app.command("timelines")
+def timelines(
+    events: Annotated[Path, typer.Option(help="Table of timeline events, as collect wrote it.")],
+    rows: Rows,
+    out: Out,
+    evidence: Annotated[str, typer.Option(help="Kind of run to draw: measured or simulated.")] = "simulated",
+) -> None:
+    """Draw one step of each published variant above each other, on one axis of time."""
+    from gpipe_bench.figures.timelines import draw_timelines
+
+    _say(draw_timelines(events, rows, out, evidence))
+
+
 @app.command("timeline")
 def timeline(
     events: Annotated[Path, typer.Option(help="Table of timeline events, as collect wrote it.")],
     rows: Rows,
     variant: Annotated[str, typer.Option(help="Label of the components, such as dep-str-ptl.")],
     out: Out,
+    evidence: Annotated[str, typer.Option(help="Kind of run to draw: measured or simulated.")] = "measured",
 ) -> None:
     """Draw one step of one variant: what ran when on each device."""
     from gpipe_bench.figures.timeline import draw_timeline
 
-    _say(draw_timeline(events, rows, variant, out))
+    _say(draw_timeline(events, rows, variant, out, evidence))
 
 
 def _say(paths: Iterable[Path]) -> None:

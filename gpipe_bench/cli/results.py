@@ -19,14 +19,18 @@ def collect(
     raw: Annotated[list[Path], typer.Argument(help="Raw results, as run wrote them.")],
     experiment: Annotated[str, typer.Option(help="Name of the experiment, written into each row.")],
     out: Annotated[Path, typer.Option(help="Table of rows; companions _devices, _steps and _events lie beside it.")],
+    published: Annotated[
+        Path | None, typer.Option(help="Folder of published values; those of the same settings become rows too.")
+    ] = None,
 ) -> None:
     """Join raw results into a table of rows and its companions; failed runs are named on stderr."""
     from gpipe_bench.bench.collect import collect as join
 
-    rows = join(raw, experiment, out)
+    rows = join(raw, experiment, out, published)
     for row in rows:
-        if row.status in ("oom", "error", "skipped"):
-            typer.echo(f"{row.status}: {row.variant} repeat {row.repeat}: {row.reason}", err=True)
+        if row.status in ("oom", "error", "skipped") and row.evidence != "published":
+            run = "simulated" if row.evidence == "simulated" else f"repeat {row.repeat}"
+            typer.echo(f"{row.status}: {row.variant} {run}: {row.reason}", err=True)
     typer.echo(f"wrote {out} with {len(rows)} rows, and its companions")
 
 
@@ -45,6 +49,7 @@ def trace(
     rows: Annotated[
         Path | None, typer.Option(help="Table of rows of the same runs.  [default: <experiment>.csv beside the events]")
     ] = None,
+    evidence: Annotated[str, typer.Option(help="Kind of run to show: measured or simulated.")] = "measured",
 ) -> None:
     """Write one step of one variant as a Chrome trace, which Perfetto opens (ui.perfetto.dev).
 
@@ -56,6 +61,6 @@ def trace(
     from gpipe_bench.figures.tables import read_events, read_rows
 
     table = rows or events.with_name(events.name.replace("_events", "", 1))
-    run = choose_run(read_events(events), read_rows(table, _TABLE_COLUMNS), variant)
+    run = choose_run(read_events(events), read_rows(table, _TABLE_COLUMNS), variant, evidence)
     write_trace(out, variant, run.row, run.events, run.remark)
     typer.echo(f"wrote {out}" + (f" ({run.remark})" if run.remark else ""))

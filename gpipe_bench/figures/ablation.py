@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.factorial import add_factorial
-from gpipe_bench.figures.groups import Group, failure_notes, group_rows, setting_words
+from gpipe_bench.figures.groups import Group, failure_notes, group_rows, published_beside, setting_words
 from gpipe_bench.figures.marks import draw_failure
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.published import add_published
+from gpipe_bench.figures.published import PUBLISHED_MARK, add_published
 from gpipe_bench.figures.style import FAINT, drawing, save
 from gpipe_bench.figures.tables import nearest, read_rows
 from gpipe_bench.rows import Row
@@ -55,10 +55,13 @@ def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
 def ablation_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    for k, group in enumerate(group_rows(rows)):
+    groups = group_rows(rows)
+    beside = [published_beside(group, groups) for group in groups]
+    shown = [(group, twin) for group, twin in zip(groups, beside, strict=True) if group not in beside]
+    for k, (group, published) in enumerate(shown):
         if k:
             page.space(0.16)
-        _add_group(page, group)
+        _add_group(page, group, published)
     return page.render()
 
 
@@ -71,18 +74,19 @@ def _check_variants(rows: Sequence[Row], rows_csv: Path) -> None:
         raise ConfigError([f"{rule}, got {name!r}; {nearest(name, known)}" for name in unknown])
 
 
-def _add_group(page: Page, group: Group) -> None:
+def _add_group(page: Page, group: Group, published: Group | None) -> None:
     page.heading(f"{group.head.model}: ablation", group.head.evidence)
     page.paragraph(setting_words(group.head), colour=FAINT)
     page.space(0.06)
     if set(group.outcomes) & set(PUBLISHED):
-        add_published(page, group)
+        add_published(page, group, published)
     if set(group.outcomes) - set(PUBLISHED):
         add_factorial(page, group)
     for status, sentence in failure_notes(list(group.outcomes.values())):
         _add_note(page, status, sentence)
     page.space(0.03)
-    page.paragraph(_reading(group), colour=FAINT)
+    beside = f" {PUBLISHED_MARK}" if published else ""
+    page.paragraph(f"{_reading(group)}{beside}", colour=FAINT)
 
 
 def _add_note(page: Page, status: str, sentence: str) -> None:

@@ -18,7 +18,7 @@ from gpipe_bench.figures.text import significant, text_width_pt
 from gpipe_bench.schedule import ideal_bubble
 from gpipe_bench.timeline import KINDS, TimelineEvent
 
-__all__ = ["add_chart"]
+__all__ = ["LEFT_IN", "RIGHT_IN", "Chart", "add_chart", "draw_chart", "draw_legend", "legend_height_in"]
 
 # Fill and hatch of each kind. What belongs to the backward pass is hatched, and a gradient darker than what it is the
 # gradient of, so that boxes too narrow for a hatch differ too, also in grey.
@@ -34,9 +34,9 @@ _LOOK: Final = {
 _DARK: Final = ("copy_grad", "portal_grad")
 _IDLE: Final = "#E6E6E6"
 _UNUSED: Final = "#F6F6F6"
-_LEFT_IN: Final = 0.70
-_RIGHT_IN: Final = 0.40
-_CHART_IN: Final = WIDTH_IN - _LEFT_IN - _RIGHT_IN
+LEFT_IN: Final = 0.70
+RIGHT_IN: Final = 0.40
+_CHART_IN: Final = WIDTH_IN - LEFT_IN - RIGHT_IN
 _LANE_IN: Final = {"compute": 0.24, "copy": 0.15}
 _GAP_IN: Final = 0.05
 # In a narrower box, edge and hatch would hide the colour.
@@ -45,14 +45,26 @@ _HIGHEST_IN: Final = 6.0
 _LEGEND_COLUMNS: Final = 4
 
 
-class _Chart:
-    """The geometry of one chart: lanes from top to bottom in inches, time in milliseconds."""
+class Chart:
+    """The geometry of one chart: lanes from top to bottom in inches, time in milliseconds.
 
-    def __init__(self, events: Sequence[TimelineEvent]) -> None:
+    Args:
+        events: of one step.
+        width_in: of the chart without its labels, in inches.
+        axis_us: how long its axis of time is, in microseconds; as long as the step by default.
+    """
+
+    def __init__(
+        self, events: Sequence[TimelineEvent], width_in: float = _CHART_IN, axis_us: float | None = None
+    ) -> None:
         self.events = events
-        self.start_us = min(min(event.issue_us, event.start_us) for event in events)
+        # A host that runs ahead issues before the step begins, at the zero of the record.
+        issued_us = max(min(event.issue_us for event in events), 0.0)
+        self.start_us = min(issued_us, *(event.start_us for event in events))
         self.end_us = max(event.end_us for event in events)
         self.span_us = max(self.end_us - self.start_us, 1e-3)
+        self.width_in = width_in
+        self.axis_us = axis_us or self.span_us
         self.lanes = lane_keys(events)
         self.lane_events: dict[tuple[int, str], list[TimelineEvent]] = {lane: [] for lane in self.lanes}
         for event in events:
@@ -63,7 +75,7 @@ class _Chart:
         natural = sum(_LANE_IN[stream] for _, stream in self.lanes) + self.partitions * _GAP_IN
         self.scale = min(1.0, _HIGHEST_IN / natural)
         self.height_in = natural * self.scale
-        self.points_per_us = _CHART_IN * 72 / self.span_us
+        self.points_per_us = width_in * 72 / self.axis_us
 
     def places(self) -> list[tuple[int, str, float, float]]:
         """``(partition, stream, top, height)`` of each lane, in inches below the top of the chart."""
@@ -84,7 +96,7 @@ class _Chart:
 
 def add_chart(page: Page, events: Sequence[TimelineEvent], step: str) -> None:
     """Add a summary of one step, called ``step``, its chart and the legend to a page."""
-    chart = _Chart(events)
+    chart = Chart(events)
     idle = chart.idle_fractions()
     page.paragraph(
         f"{step}: {significant(chart.span_us / 1000)} ms; "
@@ -92,16 +104,26 @@ def add_chart(page: Page, events: Sequence[TimelineEvent], step: str) -> None:
         colour=FAINT,
     )
     page.space(0.14)
-    page.strip(chart.height_in + 0.30, lambda frame: _draw_chart(frame, chart, idle))
+    page.strip(chart.height_in + 0.30, lambda frame: draw_chart(frame, chart, idle))
     page.space(0.04)
-    legend_lines = -(-(len(chart.kinds) + 1) // _LEGEND_COLUMNS)
-    page.strip(0.15 * legend_lines, lambda frame: _draw_legend(frame, chart.kinds))
+    page.strip(legend_height_in(chart.kinds), lambda frame: draw_legend(frame, chart.kinds))
 
 
-def _draw_chart(frame: Frame, chart: _Chart, idle: Sequence[float]) -> None:
-    axes = frame.axes(_LEFT_IN, _CHART_IN, 0.0, chart.height_in)
-    axes.set(xlim=(0, chart.span_us / 1000), ylim=(chart.height_in, 0), yticks=[])
-    axes.set_xlabel("time since the start of the step (ms)")
+def draw_chart(frame: Frame, chart: Chart, idle: Sequence[float], *, axis: bool = True) -> None:
+    """Draw a chart.
+
+    Args:
+        frame: a strip of the chart's height, and 0.3 inches for the axis.
+        chart: what to draw.
+        idle: share of the step that each partition idles.
+        axis: whether to draw the axis of time.
+    """
+    axes = frame.axes(LEFT_IN, chart.width_in, 0.0, chart.height_in)
+    axes.set(xlim=(0, chart.axis_us / 1000), ylim=(chart.height_in, 0), yticks=[])
+    if axis:
+        axes.set_xlabel("time since the start of the step (ms)")
+    else:
+        axes.tick_params(axis="x", labelbottom=False)
     axes.spines["left"].set_visible(False)
     shapes: dict[tuple[str, bool], list[Rectangle]] = {}
     for partition, stream, top, height in chart.places():
@@ -124,13 +146,13 @@ def _look(kind: str, *, wide: bool) -> dict[str, Any]:
     return {"facecolor": fill, "edgecolor": fill, "linewidth": 0.15}
 
 
-def _rectangle(chart: _Chart, box: Box, top: float, height: float) -> Rectangle:
+def _rectangle(chart: Chart, box: Box, top: float, height: float) -> Rectangle:
     event, share = box.event, height / box.tracks
     start = (event.start_us - chart.start_us) / 1000
     return Rectangle((start, top + box.track * share), (event.end_us - event.start_us) / 1000, share)
 
 
-def _number_box(axes: Axes, chart: _Chart, box: Box, top: float, height: float) -> None:
+def _number_box(axes: Axes, chart: Chart, box: Box, top: float, height: float) -> None:
     """The micro-batch in the middle of its box, where the box is large enough for it."""
     text, share = str(box.event.microbatch), height / box.tracks
     width_pt = (box.event.end_us - box.event.start_us) * chart.points_per_us
@@ -149,8 +171,8 @@ def _number_box(axes: Axes, chart: _Chart, box: Box, top: float, height: float) 
     )
 
 
-def _label_lanes(axes: Axes, chart: _Chart, idle: Sequence[float]) -> None:
-    left, right = -4 / (_CHART_IN * 72), 1 + 4 / (_CHART_IN * 72)
+def _label_lanes(axes: Axes, chart: Chart, idle: Sequence[float]) -> None:
+    left, right = -4 / (chart.width_in * 72), 1 + 4 / (chart.width_in * 72)
     place = axes.get_yaxis_transform()
     pitch_pt = chart.height_in * 72 / chart.partitions
     every = -(-int(FONT_PT + 2) // max(int(pitch_pt), 1))
@@ -167,10 +189,16 @@ def _label_lanes(axes: Axes, chart: _Chart, idle: Sequence[float]) -> None:
     axes.text(left, -0.03, "partition", transform=place, ha="right", va="bottom", color=FAINT)
 
 
-def _draw_legend(frame: Frame, kinds: Sequence[str]) -> None:
+def legend_height_in(kinds: Sequence[str], columns: int = _LEGEND_COLUMNS) -> float:
+    """Height of the legend of some kinds of tasks, in inches."""
+    return 0.15 * -(-(len(kinds) + 1) // columns)
+
+
+def draw_legend(frame: Frame, kinds: Sequence[str], columns: int = _LEGEND_COLUMNS) -> None:
+    """Draw the legend of some kinds of tasks."""
     handles = [Patch(label=kind.replace("_", " "), **_look(kind, wide=True)) for kind in kinds]
     handles.append(Patch(facecolor=_IDLE, edgecolor="none", label="idle"))
-    axes = frame.axes(0.0, WIDTH_IN)
+    axes = frame.axes(0.0, frame.width_in)
     axes.set_axis_off()
     spacing = {
         "handlelength": 1.8,
@@ -179,4 +207,4 @@ def _draw_legend(frame: Frame, kinds: Sequence[str]) -> None:
         "handletextpad": 0.4,
         "labelspacing": 0.3,
     }
-    axes.legend(handles=handles, loc="center", ncols=_LEGEND_COLUMNS, borderpad=0, **spacing)
+    axes.legend(handles=handles, loc="center", ncols=columns, borderpad=0, **spacing)

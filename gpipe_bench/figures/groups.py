@@ -13,11 +13,20 @@ from gpipe_bench.figures.text import TIMES, listing
 from gpipe_bench.intervals import Interval, median_interval
 from gpipe_bench.rows import EVIDENCE, Row
 
-__all__ = ["FAILURES", "Group", "Outcome", "failure_notes", "group_rows", "setting_words", "short_reason"]
+__all__ = [
+    "FAILURES",
+    "Group",
+    "Outcome",
+    "failure_notes",
+    "group_rows",
+    "published_beside",
+    "setting_words",
+    "short_reason",
+]
 
 FAILURES: Final = ("unsupported", "oom", "error", "skipped")
 _CONFIGURED: Final = (
-    *("evidence", "model", "model_args", "backward", "transfer"),
+    *("evidence", "model", "model_args", "backward", "transfer", "flavour"),
     *("partitions", "chunks", "checkpoint", "batch_size", "balance"),
 )
 _NAMED_AT_MOST: Final = 2
@@ -109,6 +118,15 @@ def group_rows(rows: Iterable[Row]) -> list[Group]:
     return sorted(groups.values(), key=lambda group: EVIDENCE.index(group.head.evidence))
 
 
+def published_beside(group: Group, groups: Sequence[Group]) -> Group | None:
+    """The published values of the same pipeline, to be shown beside a simulated group; None without any."""
+    if group.head.evidence != "simulated":
+        return None
+    same = [name for name in _CONFIGURED if name not in ("evidence", "transfer", "flavour")]
+    heads = [other for other in groups if other.head.evidence == "published"]
+    return next((o for o in heads if all(getattr(o.head, name) == getattr(group.head, name) for name in same)), None)
+
+
 def _setting(row: Row) -> tuple[object, ...]:
     return tuple(getattr(row, name) for name in _CONFIGURED)
 
@@ -125,6 +143,7 @@ def setting_words(row: Row) -> str:
         f"checkpoint{_NBSP}{row.checkpoint}" if row.checkpoint else "",
         "" if row.backward in ("", "autograd") else f"backward{_NBSP}{row.backward}",
         "" if row.transfer in ("", "direct") else f"transfer{_NBSP}{row.transfer}",
+        f"autograd of PyTorch{_NBSP}1.3" if row.flavour == "published" else "",
     ]
     parts = [row.model_args.replace(";", ", "), machine, ", ".join(filter(None, pipeline))]
     return "; ".join(filter(None, parts))

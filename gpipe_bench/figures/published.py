@@ -12,43 +12,56 @@ from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.groups import Group, Outcome
 from gpipe_bench.figures.marks import VARIANT_MARKS, draw_failure, draw_interval, draw_samples
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import FAINT, FONT_PT, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
+from gpipe_bench.figures.style import FAINT, FONT_PT, INK, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import TIMES, significant, text_width_pt
 
-__all__ = ["add_published"]
+__all__ = ["PUBLISHED_MARK", "add_published"]
+
+PUBLISHED_MARK: Final = "Open diamonds: the published values."
+"""How to read the marks of a published group beside another."""
 
 _GAP_IN: Final = 0.14
+_COLUMN_IN: Final = (WIDTH_IN - LEFT_IN - _GAP_IN - RIGHT_IN) / 2
 _ROW_IN: Final = 0.27
 _AXIS_IN: Final = 0.33
 
 
-def add_published(page: Page, group: Group) -> None:
-    """Add the panel of a group to a page: one line per published variant, in the order of print."""
+def add_published(page: Page, group: Group, published: Group | None = None) -> None:
+    """Add the panel of a group to a page: one line per published variant, in the order of print.
+
+    Args:
+        page: where to add it.
+        group: what is shown.
+        published: published values of the same pipeline, marked beside.
+    """
     outcomes = [group.outcomes.get(variant, Outcome(variant)) for variant in PUBLISHED]
-    width = (WIDTH_IN - LEFT_IN - _GAP_IN - RIGHT_IN) / 2
     memory = group.memory_column
     scale, unit = group.memory_scale
     kind = memory.removeprefix("peak_").removesuffix("_gib")
 
     def draw(frame: Frame) -> None:
-        speed = frame.axes(LEFT_IN, width, 0.0, len(outcomes) * _ROW_IN)
-        _draw_column(speed, outcomes, "throughput_samples_per_s", 1.0, width)
+        speed = frame.axes(LEFT_IN, _COLUMN_IN, 0.0, len(outcomes) * _ROW_IN)
+        _draw_column(speed, outcomes, published, "throughput_samples_per_s", 1.0)
         speed.set_xlabel("throughput (samples/s)")
         speed.set_yticks(range(len(outcomes)), [outcome.variant for outcome in outcomes])
-        size = frame.axes(LEFT_IN + width + _GAP_IN, width, 0.0, len(outcomes) * _ROW_IN)
-        _draw_column(size, outcomes, memory, scale, width)
+        size = frame.axes(LEFT_IN + _COLUMN_IN + _GAP_IN, _COLUMN_IN, 0.0, len(outcomes) * _ROW_IN)
+        _draw_column(size, outcomes, published, memory, scale)
         size.set_xlabel(f"peak {kind} ({unit})")
         size.set_yticks(range(len(outcomes)), [])
 
     page.strip(len(outcomes) * _ROW_IN + _AXIS_IN, draw)
 
 
-def _draw_column(axes: Axes, outcomes: Sequence[Outcome], column: str, scale: float, width_in: float) -> None:
+def _draw_column(axes: Axes, outcomes: Sequence[Outcome], published: Group | None, column: str, scale: float) -> None:
     axes.set_ylim(len(outcomes) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     for y in range(1, len(outcomes)):
         axes.axhline(y - 0.5, linewidth=0.3, color=RULE, zorder=0)
-    _fit_limits(axes, [scale * value for outcome in outcomes for value in outcome.samples(column)])
+    printed = [published.outcomes[o.variant] for o in outcomes if o.variant in published.outcomes] if published else []
+    _fit_limits(axes, [scale * value for outcome in (*outcomes, *printed) for value in outcome.samples(column)])
+    for y, outcome in enumerate(outcomes):
+        for value in (value for twin in printed if twin.variant == outcome.variant for value in twin.samples(column)):
+            axes.plot(scale * value, y + 0.14, "d", markersize=6.5, markerfacecolor="none", color=INK, zorder=4)
     base = outcomes[0].interval(column)
     for y, outcome in enumerate(outcomes):
         interval = outcome.interval(column)
@@ -60,7 +73,7 @@ def _draw_column(axes: Axes, outcomes: Sequence[Outcome], column: str, scale: fl
         if interval.n > 1:
             draw_samples(axes, outcome.samples(column), scale, y + 0.34, mark)
         ratio = f" ({interval.median / base.median:.2f}{TIMES})" if base and y and base.median else ""
-        _label(axes, scale * interval.median, y, significant(scale * interval.median) + ratio, width_in)
+        _label(axes, scale * interval.median, y, significant(scale * interval.median) + ratio)
 
 
 def _fit_limits(axes: Axes, values: Sequence[float]) -> None:
@@ -72,10 +85,10 @@ def _fit_limits(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _label(axes: Axes, value: float, y: int, text: str, width_in: float) -> None:
+def _label(axes: Axes, value: float, y: int, text: str) -> None:
     """A value above its mark, moved inwards where it would leave the axes."""
     low, high = axes.get_xlim()
-    half = (text_width_pt(text) / 2 + 2) / (width_in * 72)
+    half = (text_width_pt(text) / 2 + 2) / (_COLUMN_IN * 72)
     place = min(max((value - low) / (high - low), half), 1 - half) if half < 0.5 else 0.5
     axes.text(low + place * (high - low), y - 0.12, text, ha="center", va="bottom", fontsize=FONT_PT)
 

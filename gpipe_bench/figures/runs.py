@@ -10,7 +10,7 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.tables import RecordedEvent, nearest
-from gpipe_bench.rows import Row
+from gpipe_bench.rows import EVIDENCE, Row
 from gpipe_bench.timeline import TimelineEvent
 
 __all__ = ["Run", "choose_run"]
@@ -25,16 +25,25 @@ class Run:
     remark: str = ""
 
 
-def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: str) -> Run:
+def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: str, evidence: str = "measured") -> Run:
     """The run of ``variant`` to draw.
 
     Of several repeats the one whose step time is nearest to their median. Where copy streams are unsupported, the same
     components without them. Where the variant has no timeline for another reason, a run without events.
 
+    Args:
+        events: of one table, perhaps of several kinds of evidence.
+        rows: of the same runs.
+        variant: label of the components.
+        evidence: ``measured`` or ``simulated``; nothing of another kind is shown.
+
     Raises:
         ConfigError: ``variant`` is no label, or the tables hold nothing of it.
     """
     components = _components(variant)
+    _check_evidence(evidence, rows)
+    events = [record for record in events if record.evidence == evidence]
+    rows = [row for row in rows if row.evidence == evidence]
     own = _typical(events, rows, variant)
     if own:
         return own
@@ -42,7 +51,8 @@ def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: st
     if not failed:
         present = dict.fromkeys([*(record.variant for record in events), *(row.variant for row in rows)])
         hint = nearest(variant, present)
-        raise ConfigError([f"variant must be one that was recorded, got {variant!r} without rows or events; {hint}"])
+        what = f"{evidence} rows or events"
+        raise ConfigError([f"variant must be one that was recorded, got {variant!r} without {what}; {hint}"])
     instead = replace(components, copy_streams=False).label
     if components.copy_streams and failed[0].status == "unsupported" and "copy_streams" in failed[0].reason:
         run = _typical(events, rows, instead)
@@ -55,6 +65,13 @@ def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: st
 def device_type(row: Row) -> str:
     """``cpu`` of ``cpu Intel Xeon``, ``cuda`` of ``cuda:0``."""
     return row.device.replace(":", " ").split(" ")[0] or "this device"
+
+
+def _check_evidence(evidence: str, rows: Sequence[Row]) -> None:
+    known = [name for name in EVIDENCE if any(row.evidence == name for row in rows)]
+    if evidence not in known:
+        found = f"evidence must be of a kind that the rows have, got {evidence!r}"
+        raise ConfigError([f"{found}; use one of {', '.join(known)}"])
 
 
 def _components(variant: str) -> Components:

@@ -13,13 +13,16 @@ from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.runs import Run, choose_run
 from gpipe_bench.figures.style import FAINT, drawing, save
 from gpipe_bench.figures.tables import read_events, read_rows
+from gpipe_bench.rows import Row
 
 __all__ = ["draw_timeline", "timeline_figure"]
 
 _NEEDED: Final = ("evidence", "model", "model_args", "variant", "repeat", "status", "reason", "step_time_ms", "device")
 
 
-def draw_timeline(events_csv: Path, rows_csv: Path, variant: str, out_stem: Path) -> list[Path]:
+def draw_timeline(
+    events_csv: Path, rows_csv: Path, variant: str, out_stem: Path, evidence: str = "measured"
+) -> list[Path]:
     """Draw one step of one variant.
 
     Args:
@@ -28,6 +31,7 @@ def draw_timeline(events_csv: Path, rows_csv: Path, variant: str, out_stem: Path
         variant: label of the components. Where it was unsupported for want of copy streams, the same components
             without them are drawn, and the title says so.
         out_stem: path of the figure without its suffix.
+        evidence: ``measured`` or ``simulated``.
 
     Returns:
         The paths written: SVG, PDF, PNG.
@@ -36,7 +40,7 @@ def draw_timeline(events_csv: Path, rows_csv: Path, variant: str, out_stem: Path
         ConfigError: a table cannot be read or lacks a column, or the variant is unknown or was not recorded.
         OutputError: the figure cannot be written.
     """
-    run = choose_run(read_events(events_csv), read_rows(rows_csv, _NEEDED), variant)
+    run = choose_run(read_events(events_csv), read_rows(rows_csv, _NEEDED), variant, evidence)
     with drawing():
         return save(timeline_figure(run, variant), out_stem)
 
@@ -49,5 +53,10 @@ def timeline_figure(run: Run, variant: str) -> Figure:
         page.paragraph(run.remark, bold=True)
     page.paragraph(setting_words(run.row), colour=FAINT)
     if run.events:
-        add_chart(page, run.events, f"{run.row.evidence} step of repeat {run.row.repeat or 0}")
+        add_chart(page, run.events, _step(run.row))
     return page.render()
+
+
+def _step(row: Row) -> str:
+    """What was recorded; a simulation has no repeats."""
+    return "simulated step" if row.evidence == "simulated" else f"{row.evidence} step of repeat {row.repeat or 0}"

@@ -12,73 +12,40 @@ full     cached blocks that are whole segments go back to the device, then it tr
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock import Clock
+from gpipe_bench.simulator.pools import MIB, SMALL, Pool, rounded, segment_length
 from gpipe_bench.simulator.streams import Event
 
-__all__ = ["Allocator", "Block", "OutOfMemory"]
-
-MIB: Final = 2**20
-MIN_BLOCK: Final = 512
-SMALL: Final = MIB
-SMALL_SEGMENT: Final = 2 * MIB
-LARGE_SEGMENT: Final = 20 * MIB
-OWN_SEGMENT: Final = 10 * MIB
-ROUND_LARGE: Final = 2 * MIB
-
-
-class OutOfMemory(Exception):  # noqa: N818 - the name of torch.OutOfMemoryError, without its suffix
-    """A device was asked for more than it has.
-
-    Attributes:
-        device: its number.
-        needed: bytes of the segment that did not fit.
-        reserved: bytes of the segments that the device holds.
-        capacity: bytes of the device.
-    """
-
-    def __init__(self, device: int, needed: int, reserved: int, capacity: int) -> None:
-        self.device, self.needed, self.reserved, self.capacity = device, needed, reserved, capacity
-        super().__init__(
-            f"memory of device {device} must suffice, got {reserved + needed} B needed of {capacity} B; use smaller "
-            "micro-batches, more partitions or more checkpoints"
-        )
+__all__ = ["MIB", "Allocator", "Block", "OutOfMemory"]
 
 
 class Block:
     """A piece of a segment.
 
     Attributes:
+        address: unique; of one segment ascending.
         size: bytes.
         requested: bytes that its holder asked for.
-        address: unique; of one segment ascending.
         stream: whose pool it belongs to.
-        small: which pool.
         allocated: whether somebody has it.
         users: other streams that used it.
         awaited: streams whose work must end before it is free.
-        before: neighbour in the segment.
-        after: neighbour in the segment.
     """
 
-    __slots__ = ("address", "after", "allocated", "awaited", "before", "requested", "size", "small", "stream", "users")
+    __slots__ = ("address", "allocated", "awaited", "requested", "size", "stream", "users")
 
-    def __init__(self, size: int, address: int, stream: int, *, small: bool) -> None:
-        self.size = size
-        self.requested = 0
+    def __init__(self, address: int, size: int, requested: int, stream: int) -> None:
         self.address = address
+        self.size = size
+        self.requested = requested
         self.stream = stream
-        self.small = small
-        self.allocated = False
+        self.allocated = True
         self.users: list[int] = []
         self.awaited = 0
-        self.before: Block | None = None
-        self.after: Block | None = None
-
-    def __lt__(self, other: Block) -> bool:
-        return (self.size, self.address) < (other.size, other.address)
 
 
 class Allocator:
@@ -105,11 +72,18 @@ class Allocator:
         self._clock = clock
         self._device = device
         self._capacity = capacity
-        self._free: dict[tuple[bool, int], list[Block]] = {}
+        self._pools: dict[tuple[int, bool], Pool] = {}
         # Events that blocks wait for, in the order of frees, and those of them that have passed.
         self._deferred: dict[Event, Block] = {}
         self._passed: list[Event] = []
         self._next_address = 0
+
+    def pool(self, stream: int, *, small: bool) -> Pool:
+        """The free blocks of a stream."""
+        key = stream, small
+        if key not in self._pools:
+            self._pools[key] = Pool(small=small)
+        return self._pools[key]
 
     def alloc(self, nbytes: int, stream: int) -> Block:
         """Hand out memory.
@@ -117,20 +91,24 @@ class Allocator:
         Raises:
             OutOfMemory: the device is full, flushed and still full.
         """
-        size = max(MIN_BLOCK, -(-nbytes // MIN_BLOCK) * MIN_BLOCK)
-        if self._passed:
-            self._collect(self._passed)
-        block = self._cached(size, stream) or self._segment(size, stream)
-        remaining = block.size - size
-        if (remaining >= MIN_BLOCK) if block.small else (remaining > SMALL):
-            self._split(block, size)
-        block.allocated = True
-        block.requested = nbytes
-        self.live += nbytes
-        self.allocated += block.size
-        self.peak_live = max(self.peak_live, self.live)
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        size = rounded(nbytes)
+        self.collect()
+        pool = self.pool(stream, small=size <= SMALL)
+        found = pool.take(size)
+        if found is None:
+            pool.add(*self.segment(size))
+            found = pool.take(size)
+            assert found is not None  # noqa: S101 - a segment is at least as large as what it was made for
+        block = Block(*found, nbytes, stream)
+        self.count(nbytes, block.size, nbytes, block.size)
         return block
+
+    def count(self, live: int, allocated: int, live_peak: int, allocated_peak: int) -> None:
+        """Note that bytes in use changed by ``live`` and ``allocated``, and by how much they grew on the way."""
+        self.peak_live = max(self.peak_live, self.live + live_peak)
+        self.peak_allocated = max(self.peak_allocated, self.allocated + allocated_peak)
+        self.live += live
+        self.allocated += allocated
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that ``stream`` uses a block of another stream."""
@@ -152,8 +130,12 @@ class Allocator:
         if not block.awaited:
             self._release(block)
 
+    def collect(self) -> None:
+        """Free deferred blocks whose last event has passed."""
+        if self._passed:
+            self._collect(self._passed)
+
     def _collect(self, events: list[Event]) -> None:
-        """Free deferred blocks whose last event is among ``events``, which becomes empty."""
         for event in events:
             block = self._deferred.pop(event, None)
             if block is None:
@@ -164,63 +146,47 @@ class Allocator:
                 self._release(block)
         events.clear()
 
-    def _cached(self, size: int, stream: int) -> Block | None:
-        free = self._free.get((size <= SMALL, stream))
-        if not free:
-            return None
-        index = bisect_left(free, (size, -1), key=_place)
-        return free.pop(index) if index < len(free) else None
+    def _release(self, block: Block) -> None:
+        # What is given out of the small pool is never larger than what is asked of it; a large block always is.
+        self.pool(block.stream, small=block.size <= SMALL).give(block.address, block.size)
 
-    def _segment(self, size: int, stream: int) -> Block:
-        small = size <= SMALL
-        if small:
-            length = SMALL_SEGMENT
-        else:
-            length = LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUND_LARGE) * ROUND_LARGE
-        if self._capacity and self.reserved + length > self._capacity:
+    def fits(self, size: int) -> bool:
+        """Whether a segment for ``size`` bytes needs no flush."""
+        return not self._capacity or self.reserved + segment_length(size) <= self._capacity
+
+    def segment(self, size: int) -> tuple[int, int]:
+        """Address and length of a new segment for a block of ``size`` bytes.
+
+        Raises:
+            OutOfMemory: the device is full, flushed and still full.
+        """
+        length = segment_length(size)
+        if not self.fits(size):
             self._flush()
-            if self.reserved + length > self._capacity:
+            if not self.fits(size):
                 raise OutOfMemory(self._device, length, self.reserved, self._capacity)
         self.reserved += length
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        self._next_address += length
-        return Block(length, self._next_address - length, stream, small=small)
+        address = self._next_address
+        # A gap: blocks of two segments are never neighbours.
+        self._next_address += length + MIB
+        return address, length
 
     def _flush(self) -> None:
         """Give whole segments back, after deferred blocks; whoever runs the host lets it wait for the device."""
         self.flushes += 1
         self._collect(list(self._deferred))
-        for free in self._free.values():
-            self.reserved -= sum(block.size for block in free if block.before is None and block.after is None)
-            free[:] = [block for block in free if block.before is not None or block.after is not None]
+        self.reserved -= sum(pool.shrink() for pool in self._pools.values())
 
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.address + size, block.stream, small=block.small)
-        rest.before, rest.after = block, block.after
-        if block.after is not None:
-            block.after.before = rest
-        block.after = rest
-        block.size = size
-        insort(self._free.setdefault((block.small, block.stream), []), rest)
-
-    def _release(self, block: Block) -> None:
-        free = self._free.setdefault((block.small, block.stream), [])
-        before, after = block.before, block.after
-        if before is not None and not before.allocated and not before.awaited:
-            del free[bisect_left(free, before)]
-            before.size += block.size
-            before.after = after
-            if after is not None:
-                after.before = before
-            block = before
-        if after is not None and not after.allocated and not after.awaited:
-            del free[bisect_left(free, after)]
-            block.size += after.size
-            block.after = after.after
-            if after.after is not None:
-                after.after.before = block
-        insort(free, block)
-
-
-def _place(block: Block) -> tuple[int, int]:
-    return block.size, block.address
+    @contextmanager
+    def attempt(self, pools: list[Pool]) -> Iterator[None]:
+        """Undo what happens to ``pools`` and to the reserved bytes inside, if it ends with an exception."""
+        saved = [pool.save() for pool in pools]
+        reserved, peak, address = self.reserved, self.peak_reserved, self._next_address
+        try:
+            yield
+        except BaseException:
+            for pool, state in zip(pools, saved, strict=True):
+                pool.restore(state)
+            self.reserved, self.peak_reserved, self._next_address = reserved, peak, address
+            raise

@@ -9,7 +9,8 @@ torch/csrc/autograd/engine.cpp). A node is ready when all its consumers have run
                 the node that takes it waits for the stream of the node that gave it (pytorch#151079)
     published   PyTorch 1.3, as torchgpipe used it: the root of a nested backward pass goes to the thread of the CPU.
                 Until it comes back the device's thread runs whatever else is ready; if that is a checkpoint, it nests
-                again, and checkpoints end last in, first out. Only Wait and copies order streams
+                again. A pass nested deeper comes first, and one that is not the innermost cannot return, so
+                checkpoints end last in, first out, and their copies wait. Only Wait and copies order streams
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ FLAVOURS: Final = ("current", "published")
 class _Frame:
     """A nested backward pass on a thread's stack."""
 
-    __slots__ = ("checkpoint", "finished")
+    __slots__ = ("checkpoint", "finished", "rooted")
 
     def __init__(self, checkpoint: Node) -> None:
         self.checkpoint = checkpoint
+        # Whether its root has come back from the thread of the CPU.
+        self.rooted = False
         self.finished = False
 
 
@@ -89,7 +92,7 @@ class Autograd:
         while True:
             if frames and frames[-1].finished:
                 self._finish(frames.pop().checkpoint)
-            elif queue:
+            elif queue and not _outranked(queue[0][4], frames):
                 _, _, _, node, frame = heappop(queue)
                 if frame is not None:
                     yield from self._host.backward(node)
@@ -150,6 +153,7 @@ class Autograd:
 
     def _root(self, frame: _Frame, depth: int) -> Thread:
         """The thread of the CPU, when it comes to the root of a nested pass."""
+        frame.rooted = True
         self._push(frame.checkpoint, depth, frame)
         return
         yield
@@ -181,3 +185,11 @@ class Autograd:
         self._alive -= 1
         if not self._alive and self._finished is not None:
             self._clock.resume(self._finished)
+
+
+def _outranked(frame: _Frame | None, frames: list[_Frame]) -> bool:
+    """Whether a pass nested deeper is about to come first: it goes between any two nodes of a pass that is less deep.
+
+    What the thread does of ``frame`` until then, a few nodes, is left out.
+    """
+    return frame is not None and not frames[-1].rooted

@@ -16,12 +16,12 @@ from gpipe_bench.simulator.cost import total
 from gpipe_bench.simulator.hardware import Profile
 from gpipe_bench.simulator.layer_trace import no_collection
 from gpipe_bench.simulator.model_trace import LayerFacts
-from gpipe_bench.simulator.optimizers import optimizer_kernels, trace_optimizer
+from gpipe_bench.simulator.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source
 from gpipe_bench.simulator.steps import Kernel, LayerTrace
-from gpipe_bench.simulator.workload import Kernels, SkipWork, Workload
+from gpipe_bench.simulator.workload import Kernels, SkipWork, StaticMemory, Workload
 
-__all__ = ["Model", "build_workload", "microbatch_sizes"]
+__all__ = ["Model", "build_workload", "microbatch_sizes", "workload_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,37 @@ def build_workload(
         BalanceError: ``balance`` does not fit the model.
         ValueError: batch size, chunks, optimizer or what belongs to the model.
     """
+    source = _source(model, sample, loss, target, cache)
+    return workload_of(
+        source,
+        balance=balance,
+        batch_size=batch_size,
+        chunks=chunks,
+        profile=profile,
+        optimizer=optimizer,
+        cache=cache,
+    )
+
+
+def workload_of(
+    source: ModelSource,
+    *,
+    balance: Sequence[int],
+    batch_size: int,
+    chunks: int,
+    profile: Profile,
+    optimizer: str | None,
+    cache: Path | None = None,
+) -> Workload:
+    """The work of one training step of a model whose traces are at hand; see :func:`build_workload`.
+
+    Raises:
+        BalanceError: ``balance`` does not fit the model.
+        ValueError: batch size, chunks or optimizer.
+    """
     sizes = microbatch_sizes(batch_size, chunks)
     # A trace is many small objects without cycles, which the collector would go through again and again.
     with no_collection():
-        source = _source(model, sample, loss, target, cache)
         facts = source.facts()
         _check_balance(balance, len(facts))
         routes = _routes(facts, balance)
@@ -79,7 +106,8 @@ def build_workload(
         costs = Costs(profile)
         per_size = {size: _partitions(source, size, balance, crossing, costs) for size in set(sizes)}
         largest = per_size[sizes[0]]
-        update = _update(facts, balance, optimizer, profile)
+        update = None if optimizer is None else trace_optimizer(optimizer, cache)
+        static = tuple(_static_of(facts[span], update) for span in _spans(balance))
         return Workload(
             partitions=tuple({size: per_size[size][j].task for size in sorted(per_size)} for j in range(len(balance))),
             microbatch_sizes=sizes,
@@ -93,8 +121,9 @@ def build_workload(
                 if number in largest[route[0]].departing
             ),
             loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
-            optimizer=update,
-            static_bytes=_static(facts, balance, optimizer),
+            optimizer=_update(facts, balance, update, profile),
+            static_bytes=tuple(part.total for part in static),
+            static=static,
         )
 
 
@@ -188,23 +217,28 @@ def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: i
 
 
 def _update(
-    facts: Sequence[LayerFacts], balance: Sequence[int], name: str | None, profile: Profile
+    facts: Sequence[LayerFacts], balance: Sequence[int], trace: OptimizerTrace | None, profile: Profile
 ) -> tuple[Kernels, ...]:
-    if name is None:
+    if trace is None:
         return ()
-    trace = trace_optimizer(name)
     return tuple(
         optimizer_kernels(trace, (count for layer in facts[span] for count in layer.parameters), profile)
         for span in _spans(balance)
     )
 
 
-def _static(facts: Sequence[LayerFacts], balance: Sequence[int], name: str | None) -> tuple[int, ...]:
+def _static_of(facts: Sequence[LayerFacts], trace: OptimizerTrace | None) -> StaticMemory:
     """Parameters, gradients, optimizer state and buffers."""
-    per_element = trace_optimizer(name).state_per_element if name is not None else 0
-    return tuple(
-        sum(
-            2 * layer.parameter_bytes + layer.other_bytes + per_element * sum(layer.parameters) for layer in facts[span]
-        )
-        for span in _spans(balance)
+    resident: list[int] = []
+    counts: list[int] = []
+    for layer in facts:
+        # Parameters of a layer are of one type.
+        width = layer.parameter_bytes // max(1, sum(layer.parameters))
+        resident += [width * count for count in layer.parameters] + list(layer.others)
+        counts += layer.parameters
+    return StaticMemory(
+        tuple(resident),
+        sum(layer.parameter_bytes for layer in facts),
+        () if trace is None else tuple(count * size for count in counts for size in trace.state_per_element),
+        0 if trace is None else trace.temporary_per_element * max(counts, default=0),
     )

@@ -58,6 +58,12 @@ class Clock:
             # The tail is among them.
             target.tail = None
 
+    def add_engine(self) -> int:
+        """Add an engine; gives its number."""
+        self._occupied.append(False)
+        self._waiting.append([])
+        return len(self._occupied) - 1
+
     def issue(
         self, streams: tuple[int, ...], duration: int, *, engines: tuple[int, ...], launches: int, host_ns: int
     ) -> Operation:

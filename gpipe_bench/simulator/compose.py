@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from gpipe_bench.simulator.cost import total
+from gpipe_bench.simulator.cost import scratch_bytes, total
 from gpipe_bench.simulator.hardware import Profile
 from gpipe_bench.simulator.model_trace import LayerFacts
-from gpipe_bench.simulator.steps import NO_BLOCK, Alloc, Free, LayerTrace, Port, Step
+from gpipe_bench.simulator.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, Port, Step
 from gpipe_bench.simulator.workload import Kernels, MemoryOp, TaskWork
 
 __all__ = ["Costs", "PartitionWork", "compose"]
@@ -23,7 +24,7 @@ __all__ = ["Costs", "PartitionWork", "compose"]
 class _Blocks:
     """Blocks of a task with their holders; blocks from outside are negative, and never allocated or freed here."""
 
-    winograd: bool
+    costs: Costs
     ops: list[MemoryOp] = field(default_factory=list)
     holders: Counter[int] = field(default_factory=Counter)
     count: int = 0
@@ -43,12 +44,12 @@ class _Blocks:
     def hold(self, block: int) -> None:
         self.holders[block] += 1
 
-    def drop(self, block: int) -> None:
+    def drop(self, block: int, kind: Literal["free", "gradient"] = "free") -> None:
         self.holders[block] -= 1
         if not self.holders[block]:
             del self.holders[block]
             if block >= 0:
-                self.ops.append(MemoryOp("free", block))
+                self.ops.append(MemoryOp(kind, block))
 
     def run(self, steps: Sequence[Step], names: dict[int, int]) -> None:
         """The steps of a layer, whose blocks are called ``names`` in the partition."""
@@ -57,9 +58,11 @@ class _Blocks:
                 names[step.block] = self.alloc(step.bytes)
             elif isinstance(step, Free):
                 if step.block in names:
-                    self.drop(names.pop(step.block))
-            elif step.workspace and self.winograd:
-                self.drop(self.alloc(step.workspace))
+                    self.drop(names.pop(step.block), "gradient" if step.gradient else "free")
+            else:
+                scratch = self.costs.scratch(step)
+                if scratch is not None:
+                    self.ops.append(scratch)
 
     def take(self) -> tuple[MemoryOp, ...]:
         ops, self.ops = tuple(self.ops), []
@@ -77,6 +80,16 @@ class Costs:
         self.profile = profile
         # The layers are kept: an id may only be used again when its object is gone.
         self._known: dict[tuple[int, str], tuple[Kernels, LayerTrace]] = {}
+        # Kernels with scratch memory, numbered.
+        self._scratches: dict[Kernel, MemoryOp | None] = {}
+
+    def scratch(self, kernel: Kernel) -> MemoryOp | None:
+        """The scratch memory that a kernel asks for, if any."""
+        if kernel not in self._scratches:
+            nbytes = scratch_bytes(kernel, self.profile)
+            number = len(self._scratches)
+            self._scratches[kernel] = MemoryOp("scratch", number, nbytes) if nbytes else None
+        return self._scratches[kernel]
 
     def of(self, layer: LayerTrace, direction: str) -> Kernels:
         """One pass of a layer: ``forward``, ``plain`` or ``backward``."""
@@ -194,9 +207,9 @@ def compose(
         costs: of the layers on the device.
     """
     partition = _Partition(layers, facts, len(input_bytes), departing)
-    plain = _Blocks(costs.profile.winograd)
+    plain = _Blocks(costs)
     plain_values, plain_skips, _ = partition.forward(plain, graph=False)
-    graph = _Blocks(costs.profile.winograd)
+    graph = _Blocks(costs)
     values, skips, graphs = partition.forward(graph, graph=True)
     leaving = [*(port.block for port in values), *skips]
     plain_leaving = [*(port.block for port in plain_values), *plain_skips]
@@ -230,7 +243,10 @@ def _distinct(blocks: Sequence[int]) -> tuple[int, ...]:
 
 def _renamed(ops: Sequence[MemoryOp], names: dict[int, int], first_free: int) -> tuple[MemoryOp, ...]:
     """The operations with outputs called as in the pass with graph, and everything else out of their way."""
-    return tuple(MemoryOp(op.kind, names.get(op.block, first_free + op.block), op.bytes) for op in ops)
+    return tuple(
+        op if op.kind == "scratch" else MemoryOp(op.kind, names.get(op.block, first_free + op.block), op.bytes)
+        for op in ops
+    )
 
 
 def _duration(layers: Sequence[LayerTrace], direction: str, costs: Costs) -> Kernels:

@@ -17,7 +17,7 @@ from gpipe_bench.simulator.hardware import Profile
 from gpipe_bench.simulator.steps import Kernel
 from gpipe_bench.simulator.workload import Kernels
 
-__all__ = ["duration_ns", "total"]
+__all__ = ["duration_ns", "scratch_bytes", "total"]
 
 
 def duration_ns(kernel: Kernel, profile: Profile) -> int:
@@ -37,6 +37,11 @@ def duration_ns(kernel: Kernel, profile: Profile) -> int:
         scratch_ns = kernel.workspace / (efficiency.memory_bound * profile.bandwidth_gb_per_s)
         return round(max(memory_ns + scratch_ns + max(compute_ns, scratch_ns), floor_ns))
     return round(max(compute_ns, memory_ns, floor_ns))
+
+
+def scratch_bytes(kernel: Kernel, profile: Profile) -> int:
+    """Scratch memory that a kernel asks for."""
+    return kernel.workspace if profile.winograd else 0
 
 
 def total(kernels: Iterable[Kernel], profile: Profile) -> Kernels:

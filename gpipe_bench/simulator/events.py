@@ -15,112 +15,49 @@ import gc
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import Final
 
-from gpipe_bench.components import Components
 from gpipe_bench.program import Plan, run_forward
-from gpipe_bench.schedule import CHECKPOINT_MODES
-from gpipe_bench.simulator.autograd import FLAVOURS, Autograd
+from gpipe_bench.simulator.autograd import Autograd
 from gpipe_bench.simulator.clock import Clock
 from gpipe_bench.simulator.graph import Node
-from gpipe_bench.simulator.host import Host, Issued
+from gpipe_bench.simulator.host import Host
 from gpipe_bench.simulator.memory import Memory
+from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.recording import COLLECT, COPY, LAUNCH, SYNC, RecordingLanes
+from gpipe_bench.simulator.steady import run_large
 from gpipe_bench.simulator.streams import Thread
 from gpipe_bench.simulator.workload import Machine, Workload
-from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["Run", "Settings", "run"]
+__all__ = ["LARGE", "Run", "Settings", "run", "run_whole"]
 
-_TRANSFERS = ("direct", "host")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How the engine runs a workload.
-
-    Attributes:
-        components: which components are on.
-        checkpoint: ``always``, ``except_last`` or ``never``.
-        flavour: which autograd engine, see :mod:`gpipe_bench.simulator.autograd`.
-        transfer: ``direct`` or ``host``.
-        devices: device of each partition; empty: one each.
-        streams: whether devices have streams; the CPU has none.
-        nesting_ns: of a nested backward pass in flavour ``published``, the host's time to prepare it and the latency of
-            its root; how many checkpoints nest before the first comes back hangs on their ratio, a race of the host.
-        marks: whether an observer marks backward passes without checkpoint.
-        memory: whether to follow the allocators.
-        steps: training steps, back to back: the host does not wait for the devices between them.
-    """
-
-    components: Components = field(default_factory=Components)
-    checkpoint: str = "except_last"
-    flavour: str = "current"
-    transfer: str = "direct"
-    devices: tuple[int, ...] = ()
-    streams: bool = True
-    nesting_ns: tuple[int, int] = (60_000, 60_000)
-    marks: bool = False
-    memory: bool = True
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        for name, allowed in (("checkpoint", CHECKPOINT_MODES), ("flavour", FLAVOURS), ("transfer", _TRANSFERS)):
-            if getattr(self, name) not in allowed:
-                got = getattr(self, name)
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {got!r}; choose one of them")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}; simulate one step or more")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a simulation gives.
-
-    Attributes:
-        makespan_ns: when the last operation ended.
-        step_ends_ns: when the last operation of each step ended.
-        issued: every task, in the order in which host threads issued it.
-        peak_live_bytes: per device, of all tensors; empty without memory.
-        peak_allocated_bytes: the same, rounded as the allocator rounds.
-        peak_reserved_bytes: of segments.
-        flushes: per device, how often its allocator gave cached segments back.
-    """
-
-    makespan_ns: int
-    step_ends_ns: tuple[int, ...]
-    issued: tuple[Issued, ...]
-    peak_live_bytes: tuple[int, ...]
-    peak_allocated_bytes: tuple[int, ...]
-    peak_reserved_bytes: tuple[int, ...]
-    flushes: tuple[int, ...]
-
-    def events(self, device: str = "cuda") -> list[TimelineEvent]:
-        """The timeline, in the order of starts.
-
-        Args:
-            device: type of device in the names of devices.
-        """
-        events = [
-            TimelineEvent(
-                f"{device}:{task.device}", task.stream, task.kind, task.i, task.j, task.issue_ns / 1e3,
-                task.first.start / 1e3, task.last.end / 1e3, task.nbytes,
-            )
-            for task in self.issued
-        ]  # fmt: skip
-        return sorted(events, key=lambda event: (event.start_us, event.end_us, event.partition))
+LARGE: Final = 2**17
+"""Tasks from which on a shorter way is looked for."""
 
 
 def run(workload: Workload, machine: Machine, settings: Settings | None = None) -> Run:
     """Simulate training steps.
 
+    A run of very many tasks takes a way that is much shorter and gives the same times, where there is one; see
+    :mod:`gpipe_bench.simulator.steady`.
+
     Raises:
         ValueError: devices do not fit the workload.
         OutOfMemory: a device's capacity does not suffice.
     """
+    chosen = settings or Settings()
+    if workload.m * workload.n >= LARGE:
+        found = run_large(workload, machine, chosen, run_whole)
+        if found is not None:
+            return found
+    return run_whole(workload, machine, chosen)
+
+
+def run_whole(workload: Workload, machine: Machine, settings: Settings) -> Run:
+    """Simulate every task on the clock."""
     with _collector_paused():
-        return _Simulation(workload, machine, settings or Settings()).run()
+        return _Simulation(workload, machine, settings).run()
 
 
 @contextmanager
@@ -152,7 +89,14 @@ class _Simulation:
         self.clock = Clock(len(self.places.device_of), 3 * self.places.count, machine.queue_depth)
         riding = not components.portals
         self.memory = (
-            Memory(workload, self.places, self.clock, capacity=machine.capacity_bytes, riding=riding)
+            Memory(
+                workload,
+                self.places,
+                self.clock,
+                capacity=machine.capacity_bytes,
+                riding=riding,
+                keeps_gradients=settings.flavour == "published",
+            )
             if settings.memory
             else None
         )
@@ -207,6 +151,8 @@ class _Simulation:
             yield None
             for stream, kernels in zip(self.places.computing, self.workload.optimizer, strict=False):
                 yield from self.host.kernels(stream, kernels)
+            if self.memory is not None:
+                self.memory.update()
 
     def _forward(self) -> Iterator[int | None]:
         for what, node, waiter, awaited in self.lanes.actions:

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 
-import torch
 from scipy.optimize import least_squares
-from torch.nn import functional
 
 from gpipe_bench.simulator.build import microbatch_sizes
 from gpipe_bench.simulator.cost import duration_ns
 from gpipe_bench.simulator.hardware import Efficiency, HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.optimizers import trace_optimizer
 from gpipe_bench.simulator.published import Setting, published_settings, published_value
-from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source
+from gpipe_bench.simulator.published_runs import is_fitted, published_source
+from gpipe_bench.simulator.sources import ModelSource
 from gpipe_bench.simulator.steps import Kernel
 
 __all__ = ["Calibration", "Observation", "calibrate", "fit_rows", "observe"]
@@ -111,9 +110,8 @@ def _with_shares(profile: Profile, conv3x3: float, other: float) -> Profile:
 
 def fit_rows(cache: Path | None = None) -> list[Observation]:
     """The published rows that constants are fitted to; ``cache``: folder of stored traces."""
-    alone = [row for row in published_settings() if row.partitions == 1 and row.full_steps]
-    first = [row for row in published_settings() if (row.table, row.experiment) == ("amoebanet-d-speed", "n2m1")]
-    return [observe(row, published_value(row, "throughput_samples_per_s"), cache) for row in (*alone, *first)]
+    rows = sorted((row for row in published_settings() if is_fitted(row)), key=lambda row: row.partitions)
+    return [observe(row, published_value(row, "throughput_samples_per_s"), cache) for row in rows]
 
 
 def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Observation:
@@ -124,12 +122,12 @@ def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Ob
         samples_per_s: its throughput.
         cache: folder of stored traces.
     """
-    source = _source(row, cache)
+    source = published_source(row, cache)
     kernels: Counter[Kernel] = Counter()
     copies: Counter[int] = Counter()
     steps = [(row.batch_size, row.full_steps), *([(row.rest_batch_size, 1)] if row.rest_batch_size else [])]
     for batch_size, times in steps:
-        kernels.update({kernel: times * count for kernel, count in _step(row, source, batch_size).items()})
+        kernels.update({kernel: times * count for kernel, count in _step(row, source, batch_size, cache).items()})
         start = 0
         for layers in row.balance[:-1]:
             start += layers
@@ -140,7 +138,7 @@ def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Ob
     return Observation(f"{row.table} {row.experiment}", kernels, tuple(copies.items()), samples, samples_per_s)
 
 
-def _step(row: Setting, source: ModelSource, batch_size: int) -> Counter[Kernel]:
+def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None) -> Counter[Kernel]:
     kernels: Counter[Kernel] = Counter()
     sizes = microbatch_sizes(batch_size, row.chunks)
     for i, size in enumerate(sizes):
@@ -155,25 +153,11 @@ def _step(row: Setting, source: ModelSource, batch_size: int) -> Counter[Kernel]
     loss = source.loss(batch_size)
     if loss is not None:
         kernels.update((*loss.kernels("forward"), *loss.kernels("backward")))
-    optimizer = trace_optimizer(row.optimizer)
+    optimizer = trace_optimizer(row.optimizer, cache)
     for facts in source.facts():
         for elements in facts.parameters:
             kernels.update(optimizer.scaled(elements))
     return kernels
-
-
-def _source(row: Setting, cache: Path | None) -> ModelSource:
-    if row.model != "resnet101":
-        return model_of_suite(row.model, row.model_arguments(), cache)
-    from models.resnet import resnet101
-
-    with torch.device("meta"):
-        return module_source(
-            resnet101(),
-            torch.empty(1, 3, 224, 224),
-            functional.cross_entropy,
-            lambda size: torch.empty(size, dtype=torch.int64, device="meta"),
-        )
 
 
 def main() -> None:

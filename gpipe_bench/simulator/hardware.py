@@ -43,6 +43,9 @@ class Link(_Section):
 
     gb_per_s: float = Field(gt=0, description="usable bandwidth per direction, 10^9 bytes per second")
     latency_us: float = Field(ge=0, description="time of an empty transfer, microseconds")
+    shared: bool = Field(
+        default=False, description="whether transfers between the same two groups, in one direction, take turns"
+    )
 
 
 class Topology(_Section):
@@ -146,19 +149,29 @@ class HardwareMachine:
 
     def copy_ns(self, source: int, target: int, nbytes: int) -> int:
         """Time of a transfer of ``nbytes`` from device ``source`` to ``target``; -1 is host memory."""
-        topology = self.profile.topology
-        if _HOST in (source, target):
-            name = topology.host
-        elif source == target:
+        if source == target:
             # Read and written in the device's own memory.
             rate = self.profile.bandwidth_gb_per_s * self.profile.efficiency.memory_bound / 2
             return round(nbytes / rate + self.profile.kernel_floor_us * 1000)
+        link = self._link(source, target)
+        # 10^9 bytes per second is one byte per nanosecond.
+        return round(nbytes / link.gb_per_s + link.latency_us * 1000)
+
+    def bus(self, source: int, target: int) -> tuple[int, int] | None:
+        """What transfers from device ``source`` to ``target`` share with those of other devices, if anything."""
+        if _HOST in (source, target) or not self._link(source, target).shared:
+            return None
+        size = self.profile.topology.group_size
+        return source // size, target // size
+
+    def _link(self, source: int, target: int) -> Link:
+        topology = self.profile.topology
+        if _HOST in (source, target):
+            name = topology.host
         else:
             near = source // topology.group_size == target // topology.group_size
             name = topology.within if near else topology.across
-        link = self.profile.links[name]
-        # 10^9 bytes per second is one byte per nanosecond.
-        return round(nbytes / link.gb_per_s + link.latency_us * 1000)
+        return self.profile.links[name]
 
 
 def profile_names() -> list[str]:

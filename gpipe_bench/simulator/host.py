@@ -67,6 +67,8 @@ class Host:
         self._machine = machine
         self._places = places
         self._copies: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        self._buses: dict[tuple[int, int], int] = {}
+        self._ways: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def forward(self, node: Node, *, again: bool = False) -> Iterator[int | None]:
         """A forward pass: the plain one, a checkpoint's first, or its recomputation (``again``)."""
@@ -107,7 +109,7 @@ class Host:
         count, places = len(node.nbytes), self._places.count
         if self._places.transfer == "direct":
             length = self._length(source, target, node.nbytes)
-            engines = (places + source, 2 * places + target)
+            engines = (places + source, 2 * places + target, *self._bus(source, target))
             first = last = self.clock.issue(
                 (sender, receiver), length, engines=engines, launches=count, host_ns=host_ns
             )
@@ -150,6 +152,15 @@ class Host:
             clock.wait(receiver, sender)
             operations.append(clock.issue((receiver,), lengths[1], engines=up, launches=1, host_ns=begun + 2 * host_ns))
         return operations[0], operations[-1]
+
+    def _bus(self, source: int, target: int) -> tuple[int, ...]:
+        """The engine of what a transfer shares with those of other devices, if anything."""
+        if (source, target) not in self._ways:
+            bus = self._machine.bus(source, target)
+            if bus is not None and bus not in self._buses:
+                self._buses[bus] = self.clock.add_engine()
+            self._ways[source, target] = () if bus is None else (self._buses[bus],)
+        return self._ways[source, target]
 
     def _length(self, source: int, target: int, nbytes: tuple[int, ...]) -> int:
         key = (source, target, nbytes)

@@ -229,6 +229,7 @@ class _Tracing:
         return get_gradient_edge(_Exit.apply(tensor, make))  # type: ignore[no-untyped-call]  # likewise
 
     def _backward(self, roots: Sequence[Any]) -> tuple[int, ...]:
+        self.recorder.accumulate(parameter.grad for parameter in self.layer.parameters())
         edges = [root for root in roots if root is not None]
         if edges:
             ones = [torch.ones((), device="meta") for _ in edges]

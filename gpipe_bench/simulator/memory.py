@@ -7,44 +7,18 @@ that needs it for its backward pass. What copies read and write on other streams
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from gpipe_bench.simulator.allocator import Allocator, Block
+from gpipe_bench.simulator.allocator import Allocator
 from gpipe_bench.simulator.clock import Clock
 from gpipe_bench.simulator.graph import Node
+from gpipe_bench.simulator.passes import Passes, Table, Tensor, drop_all
 from gpipe_bench.simulator.places import Places
-from gpipe_bench.simulator.workload import MemoryOp, Workload
+from gpipe_bench.simulator.programs import Placed
+from gpipe_bench.simulator.workload import TaskWork, Workload
 
 __all__ = ["Memory"]
 
 
-class _Tensor:
-    """A block and how many hold it."""
-
-    __slots__ = ("block", "device", "holders")
-
-    def __init__(self, device: Allocator, block: Block, holders: int = 1) -> None:
-        self.device = device
-        self.block = block
-        self.holders = holders
-
-    def hold(self) -> _Tensor:
-        self.holders += 1
-        return self
-
-    def drop(self) -> None:
-        self.holders -= 1
-        if not self.holders:
-            self.device.free(self.block)
-
-
-_Table = dict[int, _Tensor]
 _Key = tuple[int, int]
-
-
-def _drop(tensors: Iterable[_Tensor]) -> None:
-    for tensor in tensors:
-        tensor.drop()
 
 
 class Memory:
@@ -56,15 +30,25 @@ class Memory:
         clock: for the allocators.
         capacity: bytes of each device; 0 for no limit.
         riding: whether skips ride through the partitions between.
+        keeps_gradients: whether gradients are set to zero between steps, rather than given up.
 
     Attributes:
         devices: an allocator each.
     """
 
-    def __init__(self, workload: Workload, places: Places, clock: Clock, *, capacity: int, riding: bool) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        places: Places,
+        clock: Clock,
+        *,
+        capacity: int,
+        riding: bool,
+        keeps_gradients: bool = False,
+    ) -> None:
         self.devices = [Allocator(clock, capacity, device) for device in range(places.count)]
         self._flushes = [0] * places.count
-        self._sent: list[_Tensor] = []
+        self._sent: list[Tensor] = []
         self._work = workload
         self._places = places
         self._riding = riding
@@ -74,23 +58,22 @@ class Memory:
         self._departing = [
             [skip for skip in workload.skips if skip.source == j != skip.target] for j in range(workload.n)
         ]
-        for j, nbytes in enumerate(workload.static_bytes):
-            if nbytes:
-                self._new(j, nbytes, places.devices[j])
-        # The caller holds the batch all the time.
-        self._batch = [[self._new(0, nbytes) for nbytes in workload.task(i, 0).input_bytes] for i in range(workload.m)]
+        self._passes = Passes(workload, places, self.devices, keeps_gradients=keeps_gradients)
+        # The caller holds the batch, of which micro-batches are views, all the time.
+        inputs = zip(*(workload.task(i, 0).input_bytes for i in range(workload.m)), strict=True)
+        self._batch = [self._passes.new(0, sum(nbytes)) for nbytes in inputs]
         self._reset()
 
     def _reset(self) -> None:
         """The batch is on the first device."""
         m = self._work.m
-        self._values: list[list[_Tensor]] = [[tensor.hold() for tensor in tensors] for tensors in self._batch]
-        self._passing: list[dict[str, _Tensor]] = [{} for _ in range(m)]
-        self._saved: dict[_Key, list[_Tensor]] = {}
-        self._graphs: dict[_Key, _Table] = {}
+        self._values: list[list[Tensor]] = [[tensor.hold() for tensor in self._batch] for _ in range(m)]
+        self._passing: list[dict[str, Tensor]] = [{} for _ in range(m)]
+        self._saved: dict[_Key, list[Tensor]] = {}
+        self._graphs: dict[_Key, Placed | Table] = {}
         # Gradients that have come to (i, j): of its outputs, and of skips.
-        self._gradients: dict[_Key, list[_Tensor]] = {}
-        self._skip_gradients: dict[tuple[int, str], _Tensor] = {}
+        self._gradients: dict[_Key, list[Tensor]] = {}
+        self._skip_gradients: dict[tuple[int, str], Tensor] = {}
 
     def flushed(self, device: int) -> bool:
         """Whether the allocator of ``device`` gave segments back since this was last asked."""
@@ -104,25 +87,20 @@ class Memory:
         i, j = node.i, node.j
         work = self._work.task(i, j)
         if again:
-            self._graphs[i, j] = self._run(j, work.graph_memory, {})
+            self._graphs[i, j] = self._passes.remembered(j, work, "graph", None)
             return
         incoming = self._incoming[j]
         arrived = [*self._values[i], *(self._passing[i].pop(key) for key in incoming)]
         passing = {key: arrived[len(self._values[i]) + k] for k, key in enumerate(incoming)}
         self._saved[i, j] = arrived
-        plain = node.kind == "task"
-        table = self._run(j, work.graph_memory if plain else work.forward_memory, {})
         departing = self._departing[j]
-        if work.leaving:
-            left = [table[block] if plain else table.pop(block) for block in work.leaving]
-            left = [tensor.hold() for tensor in left] if plain else left
-        else:
+        left = self._leave(i, j, work, plain=node.kind == "task")
+        if not work.leaving:
             size = self._work.microbatch_sizes[i]
-            left = [self._new(j, nbytes) for nbytes in (*work.output_bytes, *(skip.bytes[size] for skip in departing))]
-        if plain:
-            self._graphs[i, j] = table
-        else:
-            _drop(table.values())
+            left = [
+                self._passes.new(j, nbytes)
+                for nbytes in (*work.output_bytes, *(skip.bytes[size] for skip in departing))
+            ]
         split = len(left) - len(departing)
         self._values[i] = left[:split]
         stashed = dict(zip((skip.key for skip in departing), left[split:], strict=True))
@@ -131,21 +109,30 @@ class Memory:
                 stashed[key] = tensor.hold()
         self._passing[i].update(stashed)
 
+    def _leave(self, i: int, j: int, work: TaskWork, *, plain: bool) -> list[Tensor]:
+        """Run a first pass; gives the tensors that leave."""
+        if plain:
+            table = self._passes.run(j, work, "graph", {})
+            self._graphs[i, j] = table
+            return [table[block].hold() for block in work.leaving]
+        table = self._passes.as_table(j, work, "plain", self._passes.remembered(j, work, "plain", None))
+        return [table[block] for block in work.leaving]
+
     def backward(self, node: Node) -> None:
         """A backward pass is issued."""
         i, j = node.i, node.j
         work = self._work.task(i, j)
-        table = self._run(j, work.backward_memory, self._graphs.pop((i, j), {}))
-        returned = [table.pop(block) for block in work.returning]
+        graph = self._graphs.pop((i, j), {})
+        table = self._passes.backward(j, work, graph)
+        returned = [table[block] for block in work.returning]
         incoming = self._incoming[j]
         ending = [key for key in incoming if self._skips[key].target == j]
         if not work.returning and j:
             size = self._work.microbatch_sizes[i]
             sizes = (*work.input_bytes, *(self._skips[key].bytes[size] for key in ending))
-            returned = [self._new(j, nbytes) for nbytes in sizes]
-        _drop(table.values())
-        _drop(self._saved.pop((i, j)))
-        _drop(self._gradients.pop((i, j), ()))
+            returned = [self._passes.new(j, nbytes) for nbytes in sizes]
+        drop_all(self._saved.pop((i, j)))
+        drop_all(self._gradients.pop((i, j), ()))
         for skip in self._departing[j]:
             if (i, skip.key) in self._skip_gradients:
                 self._skip_gradients.pop((i, skip.key)).drop()
@@ -154,22 +141,30 @@ class Memory:
         if j:
             self._gradients[i, j - 1] = returned[:split]
         else:
-            _drop(returned)
+            drop_all(returned)
 
     def loss(self) -> None:
         """The outputs are concatenated, and every micro-batch gets its share of the gradient."""
         last, m = self._work.n - 1, self._work.m
-        nbytes = sum(tensor.block.requested for tensors in self._values for tensor in tensors)
-        together = self._new(last, nbytes)
-        gradient = self._new(last, nbytes)
-        for tensors in self._values:
-            _drop(tensors)
-        together.drop()
+        outputs = [tensor for tensors in self._values for tensor in tensors]
+        nbytes = sum(tensor.block.requested for tensor in outputs)
+        # A single micro-batch is the output as it is.
+        together = outputs if m == 1 else [self._passes.new(last, nbytes)]
+        if m > 1:
+            drop_all(outputs)
+        # The loss keeps its input until its gradient is made.
+        gradient = self._passes.new(last, nbytes)
+        drop_all(together)
         gradient.holders = m
         self._gradients.update({(i, last): [gradient] for i in range(m)})
 
+    def update(self) -> None:
+        """The optimizer changes the parameters; the first time it makes its state."""
+        self._passes.update()
+
     def next_step(self) -> None:
         """The step is over, and the next batch comes in."""
+        self._passes.next_step()
         self._reset()
 
     # --- copies --------------------------------------------------------------------------------------------------
@@ -180,7 +175,7 @@ class Memory:
         sender, receiver = (node.j, node.source) if back else (node.source, node.j)
         sending, receiving = (node.stream, node.peer) if back else (node.peer, node.stream)
         allocator = self.devices[places.devices[receiver]]
-        made = [_Tensor(allocator, allocator.alloc(nbytes, receiving)) for nbytes in node.nbytes]
+        made = [Tensor(allocator, allocator.alloc(nbytes, receiving)) for nbytes in node.nbytes]
         sent = self._exchange(node, i, made, back=back)
         for tensor in sent:
             if sending != places.computing[sender]:
@@ -192,10 +187,10 @@ class Memory:
 
     def transferred(self) -> None:
         """The copy was issued: what was sent is held no longer by the micro-batch."""
-        _drop(self._sent)
+        drop_all(self._sent)
         self._sent = []
 
-    def _exchange(self, node: Node, i: int, made: list[_Tensor], *, back: bool) -> list[_Tensor]:
+    def _exchange(self, node: Node, i: int, made: list[Tensor], *, back: bool) -> list[Tensor]:
         """Put ``made`` where the tensors that they copy were; returns these."""
         if node.skip is not None:
             if back:
@@ -217,22 +212,6 @@ class Memory:
             old = [self._passing[i][key] for key in riding]
             self._passing[i].update({key: made[split + k] for k, key in enumerate(riding)})
         return sent + old
-
-    # --- helpers -------------------------------------------------------------------------------------------------
-
-    def _new(self, j: int, nbytes: int, stream: int | None = None) -> _Tensor:
-        allocator = self.devices[self._places.devices[j]]
-        return _Tensor(allocator, allocator.alloc(nbytes, self._places.computing[j] if stream is None else stream))
-
-    def _run(self, j: int, operations: Sequence[MemoryOp], table: _Table) -> _Table:
-        """Carry out a task's own requests on ``table``."""
-        allocator, stream = self.devices[self._places.devices[j]], self._places.computing[j]
-        for operation in operations:
-            if operation.kind == "alloc":
-                table[operation.block] = _Tensor(allocator, allocator.alloc(operation.bytes, stream))
-            else:
-                table.pop(operation.block).drop()
-        return table
 
 
 def _incoming(workload: Workload, j: int, *, riding: bool) -> list[str]:

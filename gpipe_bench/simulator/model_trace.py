@@ -7,7 +7,8 @@ an output that nobody reads gets none, and the layer's backward pass is shorter 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from gpipe_bench.engine.skip import verify_skippables
 from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.layer_trace import LayerRun, TensorSpec, declared_skips, map_specs, specs_in, trace_layer
 from gpipe_bench.simulator.signature import signature
 from gpipe_bench.simulator.steps import LayerTrace
@@ -32,14 +34,14 @@ class LayerFacts:
     Attributes:
         parameters: elements of each trained parameter that no earlier layer has.
         parameter_bytes: of trained parameters, without gradients.
-        other_bytes: of frozen parameters and buffers.
+        others: bytes of each frozen parameter and buffer.
         stashes: skips that the layer stashes, by number: its place among all stashes of the model.
         pops: skips that it pops, by the same number.
     """
 
     parameters: tuple[int, ...]
     parameter_bytes: int
-    other_bytes: int
+    others: tuple[int, ...]
     stashes: tuple[int, ...]
     pops: tuple[int, ...]
 
@@ -72,7 +74,10 @@ class Tracer:
         self.module = module
         self._sample = map_specs(TensorSpec.of, sample)
         # Signatures may compare objects by identity, so the layers that they stand for are kept alive by the model.
-        self._signatures = [signature(layer) for layer in module]
+        self._signatures = []
+        for place, layer in enumerate(module):
+            with _explained(f"layer {place} ({type(layer).__name__})"):
+                self._signatures.append(signature(layer))
         self._twins: dict[Hashable, nn.Module] = {}
         self._runs: dict[Hashable, LayerRun] = {}
 
@@ -93,7 +98,7 @@ class Tracer:
                 LayerFacts(
                     parameters=tuple(parameter.numel() for parameter in trained),
                     parameter_bytes=sum(parameter.nbytes for parameter in trained),
-                    other_bytes=sum(tensor.nbytes for tensor in others),
+                    others=tuple(tensor.nbytes for tensor in others),
                     stashes=tuple(numbers[key] for key in stashes),
                     pops=tuple(numbers[key] for key in pops),
                 )
@@ -143,11 +148,12 @@ class Tracer:
         kind = self._signatures[place]
         key = kind, _hashable(value), tuple(popped.values()), wanted
         if key not in self._runs:
-            twin = self._twins.get(kind)
-            if twin is None:
-                twin = self._twins[kind] = _meta_twin(self.module[place])
-            _, theirs = declared_skips(twin)
-            self._runs[key] = trace_layer(twin, value, dict(zip(theirs, popped.values(), strict=True)), wanted)
+            with _explained(f"layer {place} ({type(self.module[place]).__name__})", value):
+                twin = self._twins.get(kind)
+                if twin is None:
+                    twin = self._twins[kind] = _meta_twin(self.module[place])
+                _, theirs = declared_skips(twin)
+                self._runs[key] = trace_layer(twin, value, dict(zip(theirs, popped.values(), strict=True)), wanted)
         return self._runs[key]
 
 
@@ -169,15 +175,43 @@ def trace_loss(function: Callable[..., Tensor], output: object, target: Tensor) 
         target: for a whole mini-batch, on any device.
     """
     resized = map_specs(lambda spec: replace(_resized(spec, len(target)), requires_grad=spec.requires_grad), output)
-    return trace_layer(_Loss(function, TensorSpec.of(target)), resized, {}).trace
+    with _explained("loss", (resized, TensorSpec.of(target))):
+        return trace_layer(_Loss(function, TensorSpec.of(target)), resized, {}).trace
 
 
 def _nth(run: LayerRun, index: int) -> SkipKey:
     return list(run.stashed)[run.trace.stashed.index(index)]
 
 
+@contextmanager
+def _explained(what: str, value: object = ()) -> Iterator[None]:
+    """Say of whatever goes wrong inside which layer it was, and what came to it."""
+    try:
+        yield
+    except Exception as error:
+        shapes = ", ".join(f"{list(spec.shape)} of {spec.dtype}" for spec in specs_in(value))
+        raise TraceError(
+            f"{what} must run on tensors without values"
+            + (f", here of shape {shapes}" if shapes else "")
+            + f", got {type(error).__name__}: {' '.join(str(error).split())[:300]}; check the shape of the sample, and "
+            "make no step hang on the values of a tensor"
+        ) from error
+
+
 def _meta_twin(layer: nn.Module) -> nn.Module:
-    return copy.deepcopy(layer).to("meta")
+    """A copy on the meta device; no values are copied on the way, whatever the layer holds its tensors in."""
+    held = [
+        tensor
+        for module in layer.modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values())
+        if isinstance(tensor, Tensor)
+    ]
+    return copy.deepcopy(layer, {id(tensor): _on_meta(tensor) for tensor in held}).to("meta")
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    empty = TensorSpec.of(tensor).empty()
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
 def _resized(spec: TensorSpec, size: int) -> TensorSpec:

@@ -6,7 +6,7 @@ each result written once, unless a table below knows better. Views and allocatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -133,14 +133,13 @@ def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) 
     grad, x, weight = args[0], args[1], args[2]
     # (grad, input, weight, bias sizes, stride, ...) as (weight, bias, stride, ...) of the forward convolution.
     geometry = (weight, None, *args[4:10])
-    count: Callable[..., int] = flop_registry[_aten.convolution_backward]
+    # Each gradient takes as many products as the forward pass. PyTorch's own count of them leaves groups out.
+    flop = int(flop_registry[_aten.convolution](x, *geometry[:8], out_val=grad))
     kernels = []
     for index, (name, other) in enumerate((("data", weight), ("weight", x))):
         gradient = result[index]
         if gradient is None:
             continue
-        asked = [index == 0, index == 1, False]
-        flop = int(count(*args[:10], asked, out_val=tuple(result[k] if asked[k] else None for k in range(3))))
         read = tensor_bytes(grad) + tensor_bytes(other)
         op = f"convolution_backward_{name}"
         written = tensor_bytes(gradient)

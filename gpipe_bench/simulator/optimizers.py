@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from torch import nn
 from gpipe_bench.simulator.cost import total
 from gpipe_bench.simulator.hardware import Profile
 from gpipe_bench.simulator.recorder import Recorder
-from gpipe_bench.simulator.steps import Kernel
+from gpipe_bench.simulator.steps import Alloc, Free, Kernel, Step
+from gpipe_bench.simulator.trace_cache import default_folder, read, write
 from gpipe_bench.simulator.workload import Kernels
 
 __all__ = ["OPTIMIZERS", "OptimizerTrace", "optimizer_kernels", "trace_optimizer"]
@@ -38,11 +40,13 @@ class OptimizerTrace:
 
     Attributes:
         kernels: kernels for :data:`_PROBE` float32 elements, with the zeroing of the gradient.
-        state_per_element: bytes of optimizer state per element.
+        state_per_element: bytes per element of each tensor of the state that has the shape of the parameter.
+        temporary_per_element: bytes per element that a step holds while it lasts.
     """
 
     kernels: tuple[Kernel, ...]
-    state_per_element: int
+    state_per_element: tuple[int, ...]
+    temporary_per_element: int
 
     def scaled(self, elements: int) -> Iterable[Kernel]:
         """The kernels for a parameter of that many elements."""
@@ -51,15 +55,41 @@ class OptimizerTrace:
             yield replace(kernel, bytes_read=read, bytes_written=written)
 
 
-@cache
-def trace_optimizer(name: str) -> OptimizerTrace:
+def trace_optimizer(name: str, folder: Path | None = None) -> OptimizerTrace:
     """The trace of an optimizer in its second step, when its state is there.
+
+    Args:
+        name: one of :data:`OPTIMIZERS`.
+        folder: of stored traces; the user's cache folder by default.
 
     Raises:
         ValueError: there is no such optimizer.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one of them")
+    return _stored_trace(name, default_folder() if folder is None else folder)
+
+
+@cache
+def _stored_trace(name: str, folder: Path) -> OptimizerTrace:
+    # A first optimizer loads PyTorch's compiler, which takes longer than many simulations.
+    key = {"optimizer": name}
+    known = read(folder, key, _decode)
+    if known is None:
+        known = _trace(name)
+        write(folder, key, asdict(known))
+    return known
+
+
+def _decode(data: dict[str, Any]) -> OptimizerTrace:
+    return OptimizerTrace(
+        tuple(Kernel(**kernel) for kernel in data["kernels"]),
+        tuple(data["state_per_element"]),
+        data["temporary_per_element"],
+    )
+
+
+def _trace(name: str) -> OptimizerTrace:
     make: Callable[[Any], torch.optim.Optimizer] = OPTIMIZERS[name]
     parameter = nn.Parameter(torch.empty(_PROBE, device="meta"))
     parameter.grad = torch.empty_like(parameter)
@@ -69,12 +99,23 @@ def trace_optimizer(name: str) -> OptimizerTrace:
     with recorder:
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    kernels = tuple(
-        step for step in recorder.take() if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes
-    )
+    steps = recorder.take()
+    kernels = tuple(step for step in steps if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes)
     tensors = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
-    state = sum(tensor.nbytes for tensor in tensors if tensor.shape == parameter.shape)
-    return OptimizerTrace(kernels, state // _PROBE)
+    state = tuple(tensor.nbytes // _PROBE for tensor in tensors if tensor.shape == parameter.shape)
+    return OptimizerTrace(kernels, state, _peak_bytes(steps) // _PROBE)
+
+
+def _peak_bytes(steps: Iterable[Step]) -> int:
+    held: dict[int, int] = {}
+    peak = 0
+    for step in steps:
+        if isinstance(step, Alloc):
+            held[step.block] = step.bytes
+        elif isinstance(step, Free):
+            held.pop(step.block, None)
+        peak = max(peak, sum(held.values()))
+    return peak
 
 
 def optimizer_kernels(trace: OptimizerTrace, elements: Iterable[int], profile: Profile) -> Kernels:

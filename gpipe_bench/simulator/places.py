@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["Places"]
+__all__ = ["POOL", "Places"]
 
-_POOL: Final = 32
+POOL: Final = 32
 """Streams per device and priority in PyTorch's pool; more requests share them (c10/cuda/CUDAStream.cpp)."""
 
 
@@ -55,7 +55,7 @@ class Places:
         return self.transfer == "host" or self.devices[source] != self.devices[target]
 
     def _new(self, device: int, *, copying: bool) -> int:
-        key = (device, copying, self._taken[device, copying] % _POOL)
+        key = (device, copying, self._taken[device, copying] % POOL)
         self._taken[device, copying] += 1
         if key not in self._pool:
             self._pool[key] = len(self.device_of)

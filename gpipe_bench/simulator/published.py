@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PUBLISHED_FOLDER", "Setting", "published_settings", "published_value"]
+__all__ = ["PUBLISHED_FOLDER", "Setting", "published_cells", "published_settings", "published_value"]
 
 PUBLISHED_FOLDER: Final = Path(__file__).resolve().parents[2] / "results" / "reference" / "published"
 
@@ -74,13 +74,19 @@ def published_settings(folder: Path = PUBLISHED_FOLDER) -> tuple[Setting, ...]:
 
 
 @cache
-def _values(folder: Path) -> dict[tuple[str, str, str], float]:
+def _values(folder: Path) -> dict[tuple[str, str], dict[str, float | None]]:
+    found: dict[tuple[str, str], dict[str, float | None]] = {}
     with (folder / "published.csv").open(encoding="utf-8", newline="") as file:
-        return {
-            (row["table"], row["experiment"], row["metric"]): float(row["value"])
-            for row in csv.DictReader(file)
-            if row["value"] and row["source"].startswith("torchgpipe:benchmarks")
-        }
+        for row in csv.DictReader(file):
+            if row["source"].startswith("torchgpipe:benchmarks"):
+                value = float(row["value"]) if row["value"] else None
+                found.setdefault((row["table"], row["experiment"]), {})[row["metric"]] = value
+    return found
+
+
+def published_cells(row: Setting, folder: Path = PUBLISHED_FOLDER) -> dict[str, float | None]:
+    """What torchgpipe's benchmarks print for a row: metric -> value, None for out of memory."""
+    return dict(_values(folder).get((row.table, row.experiment), {}))
 
 
 def published_value(row: Setting, metric: str, folder: Path = PUBLISHED_FOLDER) -> float:
@@ -89,4 +95,7 @@ def published_value(row: Setting, metric: str, folder: Path = PUBLISHED_FOLDER) 
     Raises:
         KeyError: it prints none.
     """
-    return _values(folder)[row.table, row.experiment, metric]
+    value = published_cells(row, folder)[metric]
+    if value is None:
+        raise KeyError(metric)
+    return value

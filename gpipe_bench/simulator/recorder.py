@@ -6,7 +6,7 @@ It holds no tensor that it sees, so storages die exactly when the layer and its 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -38,6 +38,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._next = 0
         self._quiet = False
+        # Gradients of parameters, and blocks that were added to them.
+        self._sums: set[int] = set()
+        self._added: set[int] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -66,6 +69,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
                 if storage.nbytes():
                     self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
         self.steps += kernels_of(func, args, kwargs, result)
+        if func is torch.ops.aten.add_.Tensor and _key(args[0]) in self._sums and args[1].is_contiguous():
+            self._added.add(self.block(args[1]))
+
+    def accumulate(self, gradients: Iterable[Tensor | None]) -> None:
+        """Say which tensors are gradients of parameters."""
+        self._sums = {_key(gradient) for gradient in gradients if gradient is not None}
 
     def adopt(self, tensor: Tensor) -> int:
         """Give the storage of ``tensor``, which appeared without an operation, its block."""
@@ -87,7 +96,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
 
     def _died(self, key: int, _: object) -> None:
         del self._watches[key]
-        self.steps.append(Free(self._blocks.pop(key)))
+        block = self._blocks.pop(key)
+        self.steps.append(Free(block, block in self._added))
 
     def take(self) -> tuple[Step, ...]:
         """The steps since the last call."""

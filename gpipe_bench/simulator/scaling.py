@@ -99,10 +99,12 @@ def decode_trace(encoded: dict[str, Any]) -> LayerTrace:
 def _encode_step(step: Step) -> list[Any]:
     if isinstance(step, Kernel):
         return [getattr(step, name) for name in _KERNEL]
-    return [step.block, step.bytes] if isinstance(step, Alloc) else [step.block]
+    if isinstance(step, Alloc):
+        return [step.block, step.bytes]
+    return [step.block, 0, 1] if step.gradient else [step.block]
 
 
 def _decode_step(encoded: list[Any]) -> Step:
     if len(encoded) == len(_KERNEL):
         return Kernel(*encoded)
-    return Alloc(*encoded) if len(encoded) == 2 else Free(encoded[0])
+    return Alloc(*encoded) if len(encoded) == 2 else Free(encoded[0], len(encoded) == 3)

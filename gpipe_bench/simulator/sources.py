@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gpipe_bench.simulator.model_trace import LayerFacts, Trace, Tracer, trace_loss
 from gpipe_bench.simulator.scaling import PROBES, fit_line
 from gpipe_bench.simulator.steps import LayerTrace
 from gpipe_bench.simulator.trace_cache import StoredTraces, default_folder, load, store
 
-__all__ = ["ModelSource", "model_of_suite", "module_source"]
+__all__ = ["ModelSource", "model_of_suite", "module_source", "resnet101_source"]
 
 _SCALABLE = 0
 
@@ -51,7 +52,6 @@ class ModelSource:
         self._bytes = sample_bytes
         self._loss, self._target = loss, target
         self._known = known
-        self._losses: dict[int, LayerTrace] = {}
         self._evaluated: dict[int, list[LayerTrace]] = {}
 
     def input_bytes(self, size: int) -> tuple[int, ...]:
@@ -72,12 +72,13 @@ class ModelSource:
         """The trace of the loss of a mini-batch."""
         if self._loss is None or self._target is None:
             return None
-        if batch_size not in self._losses:
-            stored = self._stored()
+        stored = self._stored()
+        if batch_size not in stored.losses:
             if stored.output is None:
                 stored.output = self._traced(PROBES[0]).output
-            self._losses[batch_size] = trace_loss(self._loss, stored.output, self._target(batch_size))
-        return self._losses[batch_size]
+            stored.losses[batch_size] = trace_loss(self._loss, stored.output, self._target(batch_size))
+            self._keep(stored)
+        return stored.losses[batch_size]
 
     def _layers(self, size: int) -> list[LayerTrace]:
         stored = self._stored()
@@ -133,6 +134,32 @@ def module_source(
     tensors = sample if isinstance(sample, tuple) else (sample,)
     nbytes = tuple(tensor.nbytes // len(tensor) for tensor in tensors)
     return ModelSource(lambda: Tracer(module, sample), nbytes, loss, target)
+
+
+def resnet101_source(folder: Path | None = None) -> ModelSource:
+    """Traces of ResNet-101, which only the fit and the predictions need, kept as those of the suite's models are."""
+    return _resnet101_source(default_folder() if folder is None else folder)
+
+
+@cache
+def _resnet101_source(folder: Path) -> ModelSource:
+    from models.resnet import resnet101
+
+    key = {"model": "resnet101", "arguments": ""}
+    shape = (3, 224, 224)
+
+    def tracer() -> Tracer:
+        with torch.device("meta"):
+            return Tracer(resnet101(), torch.empty(1, *shape))
+
+    return ModelSource(
+        tracer,
+        (torch.empty(shape, device="meta").nbytes,),
+        functional.cross_entropy,
+        lambda size: torch.empty(size, dtype=torch.int64, device="meta"),
+        known=load(folder, key),
+        keep=lambda known: store(folder, key, known),
+    )
 
 
 def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = None) -> ModelSource:

@@ -55,9 +55,15 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Nobody inside the layer or its graph holds the storage any more."""
+    """Nobody inside the layer or its graph holds the storage any more.
+
+    Attributes:
+        block: the storage.
+        gradient: whether it was added to the gradient of a parameter, which it becomes where there is none yet.
+    """
 
     block: int
+    gradient: bool = False
 
 
 Step = Kernel | Alloc | Free

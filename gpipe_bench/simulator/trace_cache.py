@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -17,7 +18,9 @@ from gpipe_bench.simulator.model_trace import LayerFacts
 from gpipe_bench.simulator.scaling import ScalableTrace, decode_trace, encode_trace
 from gpipe_bench.simulator.steps import LayerTrace
 
-__all__ = ["StoredTraces", "default_folder", "load", "store"]
+__all__ = ["StoredTraces", "default_folder", "load", "read", "store", "write"]
+
+T = TypeVar("T")
 
 # The files of this package that decide what a trace holds and how it is stored.
 _TRACING: Final = (
@@ -25,6 +28,7 @@ _TRACING: Final = (
     "meta_results",
     "model_trace",
     "operations",
+    "optimizers",
     "recorder",
     "scaling",
     "signature",
@@ -43,6 +47,7 @@ class StoredTraces:
         layers: number of its kind for each layer, per size that was traced; the scalable one's is under 0.
         exact: size -> kinds of layers at that size.
         output: specs in the structure of the model's output, at some batch size; None if nothing was traced.
+        losses: size of a mini-batch -> its loss.
     """
 
     def __init__(self, facts: list[LayerFacts]) -> None:
@@ -51,6 +56,7 @@ class StoredTraces:
         self.layers: dict[int, tuple[int, ...]] = {}
         self.exact: dict[int, tuple[LayerTrace, ...]] = {}
         self.output: object = None
+        self.losses: dict[int, LayerTrace] = {}
 
 
 def default_folder() -> Path:
@@ -61,25 +67,35 @@ def default_folder() -> Path:
 
 def load(folder: Path, key: Mapping[str, Any]) -> StoredTraces | None:
     """What was stored under ``key``; None if there is nothing that can be read."""
+    return read(folder, key, _decode)
+
+
+def store(folder: Path, key: Mapping[str, Any], traces: StoredTraces) -> None:
+    """Keep traces under ``key``, if the folder can be written."""
+    write(folder, key, _encode(traces))
+
+
+def read(folder: Path, key: Mapping[str, Any], decode: Callable[[Any], T]) -> T | None:
+    """What ``decode`` makes of the JSON value under ``key``; None if there is nothing that can be read."""
     try:
-        data = json.loads(_path(folder, key).read_text(encoding="utf-8"))
-        return _decode(data)
+        return decode(json.loads(_path(folder, key).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         # A cache that is missing, cut off or of another making is no cache.
         return None
 
 
-def store(folder: Path, key: Mapping[str, Any], traces: StoredTraces) -> None:
-    """Keep traces under ``key``, if the folder can be written."""
+def write(folder: Path, key: Mapping[str, Any], value: object) -> None:
+    """Keep a JSON value under ``key``, if the folder can be written."""
     path = _path(folder, key)
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(_encode(traces), separators=(",", ":")), encoding="utf-8")
+        temporary.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
         temporary.replace(path)
     except OSError:
         # Without a cache the next run traces again.
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _path(folder: Path, key: Mapping[str, Any]) -> Path:
@@ -102,13 +118,14 @@ def _encode(traces: StoredTraces) -> dict[str, Any]:
     scalable = traces.scalable
     return {
         "facts": [
-            [list(facts.parameters), facts.parameter_bytes, facts.other_bytes, list(facts.stashes), list(facts.pops)]
+            [list(facts.parameters), facts.parameter_bytes, list(facts.others), list(facts.stashes), list(facts.pops)]
             for facts in traces.facts
         ],
         "scalable": scalable and [[encode_trace(kind.base), list(kind.slopes)] for kind in scalable],
         "layers": [[size, list(layers)] for size, layers in traces.layers.items()],
         "exact": [[size, [encode_trace(kind) for kind in kinds]] for size, kinds in traces.exact.items()],
         "output": _encode_specs(traces.output),
+        "losses": [[size, encode_trace(loss)] for size, loss in traces.losses.items()],
     }
 
 
@@ -129,8 +146,8 @@ def _decode_specs(value: Any) -> Any:
 def _decode(data: dict[str, Any]) -> StoredTraces:
     traces = StoredTraces(
         [
-            LayerFacts(tuple(parameters), trained, other, tuple(stashes), tuple(pops))
-            for parameters, trained, other, stashes, pops in data["facts"]
+            LayerFacts(tuple(parameters), trained, tuple(others), tuple(stashes), tuple(pops))
+            for parameters, trained, others, stashes, pops in data["facts"]
         ]
     )
     if data["scalable"] is not None:
@@ -138,4 +155,5 @@ def _decode(data: dict[str, Any]) -> StoredTraces:
     traces.layers = {size: tuple(layers) for size, layers in data["layers"]}
     traces.exact = {size: tuple(decode_trace(kind) for kind in kinds) for size, kinds in data["exact"]}
     traces.output = _decode_specs(data["output"])
+    traces.losses = {size: decode_trace(loss) for size, loss in data["losses"]}
     return traces

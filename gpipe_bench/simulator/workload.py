@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
-__all__ = ["HOST", "NOTHING", "Kernels", "Machine", "MemoryOp", "SkipWork", "TaskWork", "Workload"]
+__all__ = ["HOST", "NOTHING", "Kernels", "Machine", "MemoryOp", "SkipWork", "StaticMemory", "TaskWork", "Workload"]
 
 HOST: Final = -1
 """Host memory, as source or target of :meth:`Machine.copy_ns`."""
@@ -37,12 +37,13 @@ class MemoryOp:
     """One request to the allocator, in the order of the host's calls.
 
     Attributes:
-        kind: ``alloc`` or ``free``.
-        block: names the block within its task.
-        bytes: requested size; 0 for ``free``.
+        kind: ``alloc`` or ``free``; ``scratch`` for memory that one kernel asks for and gives back, and can do without;
+            ``gradient`` for a free that does not happen while its parameter has no gradient: then the block becomes it.
+        block: names the block within its task; for ``scratch`` the kind of kernel, throughout the workload.
+        bytes: requested size; 0 for frees.
     """
 
-    kind: Literal["alloc", "free"]
+    kind: Literal["alloc", "free", "scratch", "gradient"]
     block: int
     bytes: int = 0
 
@@ -105,6 +106,28 @@ class SkipWork:
 
 
 @dataclass(frozen=True, slots=True)
+class StaticMemory:
+    """What a partition holds between steps, in bytes.
+
+    Attributes:
+        resident: each parameter and buffer; they are there before the first step.
+        gradients: of all trained parameters together; they come with a step's first backward pass.
+        state: each tensor of the optimizer's state; they come with the first update.
+        temporary: what an update holds while it lasts.
+    """
+
+    resident: tuple[int, ...] = ()
+    gradients: int = 0
+    state: tuple[int, ...] = ()
+    temporary: int = 0
+
+    @property
+    def total(self) -> int:
+        """All that stays."""
+        return sum(self.resident) + self.gradients + sum(self.state)
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One training step of a partitioned model.
 
@@ -115,6 +138,7 @@ class Workload:
         loss: loss and its gradient, with the concatenation of the outputs, on the last device.
         optimizer: update of each partition's parameters; empty for none.
         static_bytes: parameters, gradients, optimizer state and buffers, per partition; empty for none.
+        static: the same tensor by tensor; empty: one block of ``static_bytes`` stands for all.
     """
 
     partitions: tuple[Mapping[int, TaskWork], ...]
@@ -123,6 +147,7 @@ class Workload:
     loss: Kernels = field(default=NOTHING)
     optimizer: tuple[Kernels, ...] = ()
     static_bytes: tuple[int, ...] = ()
+    static: tuple[StaticMemory, ...] = ()
 
     @property
     def m(self) -> int:
@@ -156,3 +181,6 @@ class Machine(Protocol):
 
     def copy_ns(self, source: int, target: int, nbytes: int) -> int:
         """Time of a transfer from device ``source`` to ``target``, either of which may be :data:`HOST`."""
+
+    def bus(self, source: int, target: int) -> tuple[int, int] | None:
+        """Names what transfers from ``source`` to ``target`` take turns on with those of other devices, if anything."""

@@ -34,7 +34,6 @@ OTHER_SETTINGS = {
     "warmup": 3,
     "steps": 9,
     "seed": 1,
-    "evidence": "simulated",
     "variant": "baseline",
     "transfer": "direct",
     "device": "cuda",
@@ -53,8 +52,8 @@ def test_every_setting_has_a_part_in_the_id(name):
 
 
 def test_the_other_settings_are_all_that_have_another_value():
-    # The model needs other arguments too, and there is one way to drive the backward pass.
-    assert {*OTHER_SETTINGS, "model", "backward"} == set(Cell.model_fields)
+    # The model needs other arguments too; there is one kind of evidence, and one way to drive the backward pass.
+    assert {*OTHER_SETTINGS, "model", "backward", "evidence"} == set(Cell.model_fields)
 
 
 def test_defaults_of_the_model_may_be_spelled_out():
@@ -69,7 +68,7 @@ def test_ids_are_names_of_folders_and_differ():
     assert all(run.cell.id.endswith(run.cell.config_sha256[:8]) for run in runs)
 
 
-@pytest.mark.parametrize("changed", [{}, OTHER_SETTINGS | {"partitions": 2, "evidence": "measured"}])
+@pytest.mark.parametrize("changed", [{}, OTHER_SETTINGS | {"partitions": 2}])
 def test_the_options_of_a_cell_make_the_same_cell(changed):
     from gpipe_bench.cli import app
 

@@ -69,6 +69,18 @@ def test_a_label_that_was_not_recorded_is_refused_with_the_nearest():
         choose_run(recorded("dep-str-x"), [ablation_row("dep-str-x")], "dep-str-ptl")
 
 
+def test_runs_of_another_evidence_are_never_shown():
+    rows = [ablation_row("baseline", evidence="simulated"), ablation_row("baseline")]
+    events = [*recorded("baseline", evidence="simulated", m=3, cell="simulated-cell"), *recorded("baseline")]
+    assert len(choose_run(events, rows, "baseline").events) == len(step_events(2, 2, copies=False))
+    assert len(choose_run(events, rows, "baseline", "simulated").events) == len(step_events(3, 2, copies=False))
+
+
+def test_evidence_that_the_rows_lack_is_refused():
+    with pytest.raises(ConfigError, match="evidence must be of a kind that the rows have, got 'simulated'; use one of"):
+        choose_run(recorded("baseline"), [ablation_row("baseline")], "baseline", "simulated")
+
+
 def test_events_without_their_row_are_refused():
     with pytest.raises(ConfigError, match=r"rows must hold the run of cell 'cell' \(measured, baseline\), got none"):
         choose_run(recorded("baseline"), [ablation_row("baseline", 1)], "baseline")

@@ -9,10 +9,10 @@ from gpipe_bench.rows import EVIDENCE, SCHEMA_VERSION, STATUSES, Row
 
 _IN_ORDER = """
     experiment evidence model model_args variant clock_cycle fork_join copy_streams portals early_recompute backward
-    transfer partitions chunks microbatches checkpoint batch_size balance repeat seed status reason
+    transfer flavour partitions chunks microbatches checkpoint batch_size balance repeat seed status reason
     throughput_samples_per_s step_time_ms peak_allocated_gib peak_reserved_gib utilization_fraction bubble_fraction
-    copy_fraction recompute_fraction imbalance_fraction device device_count profile torch cuda driver python commit
-    dirty config_sha256 started_utc schema_version
+    copy_fraction recompute_fraction imbalance_fraction device device_count profile source torch cuda driver python
+    commit dirty config_sha256 started_utc schema_version
 """
 COLUMNS = _IN_ORDER.split()
 

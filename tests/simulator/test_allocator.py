@@ -102,7 +102,7 @@ def test_a_block_that_another_stream_used_is_free_when_that_stream_has_come_so_f
 
     clock.resume(host())
     clock.run()
-    assert seen == [40 * MIB, [0, 20 * MIB], 40 * MIB]
+    assert seen == [40 * MIB, [0, 21 * MIB], 40 * MIB]
 
 
 def test_use_on_its_own_stream_defers_nothing():

@@ -55,6 +55,8 @@ def live_after(work: TaskWork, *passes: str) -> tuple[dict[int, int], int]:
                 assert op.block not in live
                 live[op.block] = op.bytes
                 peak = max(peak, sum(live.values()))
+            elif op.kind == "scratch":
+                peak = max(peak, sum(live.values()) + op.bytes)
             else:
                 del live[op.block]
     return live, peak

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from gpipe_bench.engine.skip import inspect_skip_layout
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.simulator import optimizers, sources
 from gpipe_bench.simulator.build import Model, build_workload, microbatch_sizes
 from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.workload import Workload
@@ -137,9 +138,22 @@ def test_any_module():
     assert all(part[3].backward.duration_ns > 0 for part in work.partitions)
 
 
-def test_traces_from_disk_give_the_same_workload(cache, tmp_path):
-    assert unet(tmp_path, [9, 10, LAYERS - 19]) == unet(cache, [9, 10, LAYERS - 19])
-    assert len(list(tmp_path.iterdir())) == 1
+def test_what_is_on_disk_is_not_traced_again(cache, tmp_path, monkeypatch):
+    """Neither layers nor loss nor optimizer, and the workload is the same."""
+    balance = [9, 10, LAYERS - 19]
+    expected = unet(cache, balance)
+    assert unet(tmp_path, balance) == expected
+
+    def never(*_, **__):
+        raise AssertionError("traced again")
+
+    sources._suite_source.cache_clear()
+    optimizers._stored_trace.cache_clear()
+    for module, name in ((sources, "Tracer"), (sources, "trace_loss"), (optimizers, "_trace")):
+        monkeypatch.setattr(module, name, never)
+    assert unet(tmp_path, balance) == expected
+    # One file for the model, and one for the optimizer.
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("balance", [[], [0, LAYERS], [LAYERS - 1], [-1, LAYERS + 1]])

@@ -38,7 +38,7 @@ def test_the_profiles_of_the_package():
 
 
 def test_memory_for_tensors_on_a_p40():
-    assert load_profile("p40").capacity_bytes / 2**30 == pytest.approx(21.9)
+    assert load_profile("p40").capacity_bytes / 2**30 == pytest.approx(21.98)
 
 
 def test_a_profile_of_ones_own(tmp_path):
@@ -84,6 +84,13 @@ def test_copies_depend_on_the_sockets():
     assert machine.copy_ns(3, 4, 6 * 10**6) == 1_015_000
     assert machine.copy_ns(HOST, 5, 0) == 10_000
     assert machine.copy_ns(2, 2, 10**6) < machine.copy_ns(2, 3, 10**6)
+
+
+def test_transfers_between_sockets_share_a_bus_in_each_direction():
+    machine = HardwareMachine(load_profile("p40"))
+    assert machine.bus(0, 7) == machine.bus(3, 4) != machine.bus(4, 3)
+    assert machine.bus(0, 7) is not None
+    assert [machine.bus(0, 3), machine.bus(4, 7), machine.bus(HOST, 5)] == [None] * 3
 
 
 def test_a_roofline():

@@ -105,3 +105,12 @@ def test_views_launch_nothing():
 )
 def test_windows_that_overlap_read_their_rows_again(pool, windows):
     assert only(trace(nn.Sequential(pool), N, C, S, S), "forward").bytes_read == windows * PLANE
+
+
+@pytest.mark.parametrize("groups", [1, 2, C])
+def test_each_gradient_of_a_convolution_takes_as_many_products_as_the_convolution(groups):
+    """So a convolution in groups is cheaper by as much in both directions."""
+    layers = nn.Sequential(nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 3, padding=1, groups=groups))
+    traced = trace(layers, 2, C, 8, 8)
+    kernels = [kernel for kernel in traced.kinds[traced.layers[1]].kernels("backward") if kernel.flop]
+    assert [kernel.flop for kernel in kernels] == [2 * 2 * 8 * 8 * C * C // groups * 9] * 2

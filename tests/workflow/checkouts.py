@@ -12,8 +12,18 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("Snakefile", "config", "profiles", "workflows", "environment.yml", "gpipe_bench", "models")
-# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, and its stand-in.
+PARTS = (
+    "Snakefile",
+    "config",
+    "profiles",
+    "workflows",
+    "environment.yml",
+    "gpipe_bench",
+    "models",
+    "results/reference",
+)
+# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, and its stand-in; and a
+# complete factorial in virtual time.
 TINY = {
     "device": "cpu",
     "ablation": {
@@ -27,7 +37,14 @@ TINY = {
             "steps": 1,
             "repeats": 1,
             "variants": ["baseline", "dep-str-ptl", "dep-x-ptl"],
-        }
+        },
+        "simulated": {
+            "model_args": "depth=1;B=1;C=2;size=4",
+            "batch_size": 2,
+            "chunks": 2,
+            "partitions": 2,
+            "balance": "8-9",
+        },
     },
 }
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -66,7 +66,12 @@ def test_another_torch_measures_anew():
 
 
 def test_figures_and_nothing_else_are_in_the_report():
-    assert {name for name, body in RULES.items() if "report(" in body} == {"figure_ablation", "figure_timeline"}
+    assert {name for name, body in RULES.items() if "report(" in body} == {
+        "figure_ablation",
+        "figure_shares",
+        "figure_timeline",
+        "figure_timelines",
+    }
     captions = re.findall(r'caption="\.\./report/(\w+\.rst)"', TEXT)
-    assert len(captions) == 2
+    assert len(captions) == 4
     assert {path.name for path in (ROOT / "workflows" / "report").glob("*.rst")} == {*captions, "suite.rst"}

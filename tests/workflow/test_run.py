@@ -12,11 +12,14 @@ from tests.workflow.checkouts import ROOT, checkout, snakemake_in
 
 ABLATION = ("ablation", "--configfile", "tiny.yaml")
 PUBLISHED = ("baseline", "dep-str-ptl")
+SIMULATED = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
 OUTPUTS = {
     *(f"results/ablation{table}.csv" for table in ("", "_devices", "_steps", "_events")),
-    *(f"figures/ablation.{suffix}" for suffix in ("svg", "pdf", "png")),
+    "results/simulated/ablation.json",
+    *(f"figures/ablation{name}.{suffix}" for name in ("", "_shares", "_timelines") for suffix in ("svg", "pdf", "png")),
     *(f"figures/timeline_{variant}.{suffix}" for variant in PUBLISHED for suffix in ("svg", "pdf", "png")),
     *(f"results/traces/ablation/{variant}.json" for variant in PUBLISHED),
+    *(f"results/traces/ablation/simulated_{variant}.json" for variant in SIMULATED),
 }
 
 
@@ -30,7 +33,14 @@ def run(tmp_path_factory):
 
 
 def files(place, *folders):
-    return {str(path.relative_to(place)) for name in folders for path in (place / name).rglob("*") if path.is_file()}
+    """Files below some folders, but for the reference results, which are no rule's."""
+    found = {str(path.relative_to(place)) for name in folders for path in (place / name).rglob("*") if path.is_file()}
+    return {name for name in found if not name.startswith("results/reference/")}
+
+
+def rows_of(place, evidence):
+    with (place / "results" / "ablation.csv").open() as file:
+        return {row["variant"]: row for row in csv.DictReader(file) if row["evidence"] == evidence}
 
 
 def test_everything_promised_is_there(run):
@@ -43,16 +53,36 @@ def test_everything_promised_is_there(run):
 
 def test_rows_are_measured_or_say_why_not(run):
     place, _ = run
-    with (place / "results" / "ablation.csv").open() as file:
-        rows = {row["variant"]: row for row in csv.DictReader(file)}
+    rows = rows_of(place, "measured")
     assert {variant: row["status"] for variant, row in rows.items()} == {
         "baseline": "ok",
         "dep-str-ptl": "unsupported",
         "dep-x-ptl": "ok",
     }
-    assert {row["evidence"] for row in rows.values()} == {"measured"}
     assert all(float(row["throughput_samples_per_s"]) > 0 for row in rows.values() if row["status"] == "ok")
     assert "dep-x-ptl" in rows["dep-str-ptl"]["reason"]
+
+
+def test_every_combination_is_simulated(run):
+    place, _ = run
+    rows = rows_of(place, "simulated")
+    assert len(rows) == 32
+    assert {(row["status"], row["profile"], row["flavour"]) for row in rows.values()} == {("ok", "p40", "published")}
+    assert all(float(row["throughput_samples_per_s"]) > 0 for row in rows.values())
+
+
+def test_a_simulated_trace_says_so(run):
+    place, _ = run
+    for variant in SIMULATED:
+        trace = json.loads((place / f"results/traces/ablation/simulated_{variant}.json").read_text())
+        assert trace["otherData"]["evidence"] == "simulated"
+        assert {"forward", "recompute", "backward"} <= {event.get("cat") for event in trace["traceEvents"]}
+
+
+def test_the_measured_trace_is_not_the_simulated_one(run):
+    place, _ = run
+    trace = json.loads((place / "results/traces/ablation/baseline.json").read_text())
+    assert trace["otherData"]["evidence"] == "measured"
 
 
 def test_traces_hold_tasks_of_the_variant_or_its_stand_in(run):
@@ -66,7 +96,15 @@ def test_traces_hold_tasks_of_the_variant_or_its_stand_in(run):
 def test_the_run_ends_with_the_table_and_the_paths(run):
     _, printed = run
     end = printed.split("steps (100%) done")[-1]
-    for word in ("baseline", "dep-x-ptl", "unsupported", "measured", "results/ablation.csv", "figures/ablation.svg"):
+    for word in (
+        "baseline",
+        "unsupported",
+        "measured",
+        "simulated",
+        "share of each component",
+        "results/ablation.csv",
+        "figures/ablation.svg",
+    ):
         assert word in end
 
 
@@ -74,6 +112,7 @@ def test_every_job_left_a_log(run):
     place, _ = run
     jobs = files(place, "results/raw")
     logs = files(place, "logs")
+    assert "logs/simulate/ablation.log" in logs
     assert {name.replace("results/raw", "logs/run_cell").replace(".json", ".log") for name in jobs} <= logs
     assert {"logs/collect/ablation.log", "logs/figure_ablation.log", "logs/trace/ablation/baseline.log"} <= logs
 
@@ -101,8 +140,13 @@ def test_a_second_run_does_nothing(run):
 @pytest.mark.parametrize(
     ("edited", "again", "kept"),
     [
-        ("gpipe_bench/engine/gpipe.py", {"run_cell", "collect", "figure_ablation", "trace"}, set()),
-        ("gpipe_bench/figures/style.py", {"figure_ablation", "figure_timeline"}, {"run_cell", "collect", "trace"}),
+        ("gpipe_bench/engine/gpipe.py", {"run_cell", "collect", "figure_ablation", "trace"}, {"simulate"}),
+        (
+            "gpipe_bench/figures/style.py",
+            {"figure_ablation", "figure_shares", "figure_timelines", "figure_timeline"},
+            {"run_cell", "simulate", "collect", "trace"},
+        ),
+        ("gpipe_bench/simulator/events.py", {"simulate", "collect", "figure_shares"}, {"run_cell"}),
     ],
 )
 def test_an_edit_repeats_what_depends_on_it_and_nothing_else(run, edited, again, kept):

@@ -1,11 +1,16 @@
-# What each component of the pipeline brings: every combination measured on this machine's devices.
+# What each component of the pipeline brings: every combination measured on this machine's devices, and simulated on
+# those of the published runs.
 
 
 rule ablation:
     """Table, figures, and timeline figure and trace of each published variant."""
     input:
         expand("results/ablation{table}.csv", table=["", "_devices", "_steps", "_events"]),
-        expand("figures/ablation.{suffix}", suffix=["svg", "pdf", "png"]),
+        expand(
+            "figures/ablation{figure}.{suffix}",
+            figure=["", "_shares", "_timelines"],
+            suffix=["svg", "pdf", "png"],
+        ),
         expand(
             "figures/timeline_{variant}.{suffix}",
             variant=PLAN.published("ablation"),
@@ -14,6 +19,10 @@ rule ablation:
         expand(
             "results/traces/ablation/{variant}.json",
             variant=PLAN.published("ablation"),
+        ),
+        expand(
+            "results/traces/ablation/simulated_{variant}.json",
+            variant=PLAN.published("ablation", "simulated"),
         ),
 
 
@@ -26,7 +35,7 @@ rule figure_ablation:
             ensure("figures/ablation.svg", non_empty=True),
             caption="../report/ablation.rst",
             category="Ablation",
-            labels={"figure": "throughput and memory", "evidence": "measured"},
+            labels={"figure": "throughput and memory", "evidence": "published, simulated and measured"},
         ),
         pdf=ensure("figures/ablation.pdf", non_empty=True),
         png=ensure("figures/ablation.png", non_empty=True),
@@ -39,6 +48,56 @@ rule figure_ablation:
         sources=source_digest("gpipe_bench.figures"),
     shell:
         "python -m gpipe_bench figure ablation --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"
+
+
+rule figure_shares:
+    """Draw what each component contributes to speed and memory, whatever the order in which they are added."""
+    input:
+        rows="results/ablation.csv",
+    output:
+        svg=report(
+            ensure("figures/ablation_shares.svg", non_empty=True),
+            caption="../report/shares.rst",
+            category="Ablation",
+            labels={"figure": "share of each component", "evidence": "simulated"},
+        ),
+        pdf=ensure("figures/ablation_shares.pdf", non_empty=True),
+        png=ensure("figures/ablation_shares.png", non_empty=True),
+    log:
+        "logs/figure_shares.log",
+    conda:
+        "../../environment.yml"
+    params:
+        stem=subpath(output.svg, strip_suffix=".svg"),
+        sources=source_digest("gpipe_bench.figures"),
+    shell:
+        "python -m gpipe_bench figure shares --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"
+
+
+rule figure_timelines:
+    """Draw one simulated step of each published variant, above each other on one axis of time."""
+    input:
+        events="results/ablation_events.csv",
+        rows="results/ablation.csv",
+    output:
+        svg=report(
+            ensure("figures/ablation_timelines.svg", non_empty=True),
+            caption="../report/timelines.rst",
+            category="Ablation",
+            labels={"figure": "timelines of the published variants", "evidence": "simulated"},
+        ),
+        pdf=ensure("figures/ablation_timelines.pdf", non_empty=True),
+        png=ensure("figures/ablation_timelines.png", non_empty=True),
+    log:
+        "logs/figure_timelines.log",
+    conda:
+        "../../environment.yml"
+    params:
+        stem=subpath(output.svg, strip_suffix=".svg"),
+        sources=source_digest("gpipe_bench.figures"),
+    shell:
+        "python -m gpipe_bench figure timelines --events {input.events:q} --rows {input.rows:q} --evidence simulated"
+        " --out {params.stem:q} > {log:q} 2>&1"
 
 
 rule figure_timeline:

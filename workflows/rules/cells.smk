@@ -19,10 +19,30 @@ rule run_cell:
         "python -m gpipe_bench run {params.arguments:q} --repeat {wildcards.repeat} --out {output:q} > {log:q} 2>&1"
 
 
-rule collect:
-    """Gather the raw results of an experiment into one table of rows and its companions."""
+rule simulate:
+    """Simulate all variants of an experiment in one process, in virtual time on other hardware."""
     input:
-        lookup(dpath="{experiment}", within=PLAN.raw),
+        profile=lookup(dpath="{experiment}", within=PLAN.profiles),
+    output:
+        ensure(SIMULATED_PATTERN, non_empty=True),
+    log:
+        "logs/simulate/{experiment}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        arguments=lookup(dpath="{experiment}", within=PLAN.simulations),
+        sources=source_digest("gpipe_bench.bench.simulated", "gpipe_bench.simulator"),
+        torch=version("torch"),
+    shell:
+        "python -m gpipe_bench simulate-variants {params.arguments:q} --out {output:q} > {log:q} 2>&1"
+
+
+rule collect:
+    """Gather the raw results of an experiment, and published values of its settings, into one table and companions."""
+    input:
+        raw=lookup(dpath="{experiment}", within=PLAN.raw),
+        published="results/reference/published/published.csv",
+        settings="results/reference/published/settings.csv",
     output:
         rows=ensure("results/{experiment}.csv", non_empty=True),
         devices=ensure("results/{experiment}_devices.csv", non_empty=True),
@@ -33,9 +53,11 @@ rule collect:
     conda:
         "../../environment.yml"
     params:
+        published=subpath(input.published, parent=True),
         sources=source_digest("gpipe_bench.bench.collect"),
     shell:
-        "python -m gpipe_bench collect --experiment {wildcards.experiment} --out {output.rows:q} {input:q} > {log:q} 2>&1"
+        "python -m gpipe_bench collect --experiment {wildcards.experiment} --out {output.rows:q} {input.raw:q}"
+        " --published {params.published:q} > {log:q} 2>&1"
 
 
 rule trace:
@@ -52,3 +74,20 @@ rule trace:
         sources=source_digest("gpipe_bench.bench.trace"),
     shell:
         "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --out {output:q} > {log:q} 2>&1"
+
+
+rule trace_simulated:
+    """Write the simulated timeline of one variant as a Chrome trace, which Perfetto opens."""
+    input:
+        events="results/{experiment}_events.csv",
+    output:
+        ensure("results/traces/{experiment}/simulated_{variant}.json", non_empty=True),
+    log:
+        "logs/trace_simulated/{experiment}/{variant}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        sources=source_digest("gpipe_bench.bench.trace"),
+    shell:
+        "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --evidence simulated"
+        " --out {output:q} > {log:q} 2>&1"

@@ -1,0 +1,106 @@
+"""What is simulated: the settings of one cell in virtual time, named like measured cells. Imports no PyTorch."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gpipe_bench.bench.settings import (
+    Balance,
+    BatchSize,
+    Chunks,
+    ModelArgs,
+    PipelineSettings,
+    Variant,
+    options,
+)
+from gpipe_bench.bench.variants import Variants, labels_of
+from gpipe_bench.components import Components
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.hardware import PROFILES, load_profile, profile_names
+
+__all__ = ["SIMULATED_PATTERN", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
+
+SIMULATED_PATTERN: Final = "results/simulated/{experiment}.json"
+"""Where the raw results of all simulations of an experiment lie."""
+
+
+def _profile(value: Any) -> Any:
+    try:
+        load_profile(str(value))
+    except ConfigError as error:
+        raise ValueError("; ".join(problem.removeprefix("profile ") for problem in error.problems)) from None
+    return value
+
+
+Transfer = Annotated[
+    Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
+]
+Optimizer = Annotated[
+    Literal["sgd", "momentum", "rmsprop", "adam"], Field(description="what updates the parameters after each step")
+]
+Profile = Annotated[
+    str, BeforeValidator(_profile), Field(description="hardware: name of a profile, or path of a YAML file")
+]
+Flavour = Annotated[
+    Literal["current", "published"],
+    Field(description="autograd engine: current, or published for PyTorch 1.3"),
+]
+
+
+class SimulatedSettings(PipelineSettings):
+    """What is trained in which pipeline on which hardware, one device per partition."""
+
+    transfer: Transfer = "direct"
+    optimizer: Optimizer = "sgd"
+    profile: Profile = "p40"
+    flavour: Flavour = "published"
+
+    @property
+    def profile_path(self) -> str:
+        """The file of the profile, below the working folder where it lies there."""
+        own = self.profile in profile_names()
+        path = PROFILES / f"{self.profile}.yaml" if own else Path(self.profile)
+        return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+
+
+class SimulatedCell(SimulatedSettings):
+    """One simulation. It has no repeats: the same cell gives the same numbers everywhere."""
+
+    variant: Variant = "dep-str-ptl"
+
+    @property
+    def components(self) -> Components:
+        """The components that the variant names."""
+        return Components.from_label(self.variant)
+
+    @property
+    def id(self) -> str:
+        """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
+        size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
+        hardware = re.sub(r"[^a-z0-9]+", "-", load_profile(self.profile).name.lower()).strip("-")
+        return f"simulated-{self.model}-{self.variant}-{size}-{hardware}-{self.config_sha256[:8]}"
+
+
+class SimulatedWorkload(SimulatedSettings):
+    """What is simulated, whatever this machine has: torchgpipe's own ablation on its P40s, in every variant."""
+
+    model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
+    batch_size: BatchSize = 128
+    chunks: Chunks = 8
+    balance: Balance = (34, 76, 70, 61)
+    variants: Variants = ("published", "factorial")
+
+    def cells(self) -> list[SimulatedCell]:
+        """A cell for each variant."""
+        common = {name: getattr(self, name) for name in SimulatedSettings.model_fields}
+        return [SimulatedCell(**common, variant=label) for label in labels_of(self.variants)]
+
+    def arguments(self) -> list[str]:
+        """The workload as options of ``python -m gpipe_bench simulate-variants``, one word each."""
+        settings = {name: value for name, value in self.settings().items() if name != "variants"}
+        return [*options(settings), *(word for name in self.variants for word in ("--variants", name))]

@@ -1,0 +1,116 @@
+"""One cell of the transparency experiment: a raw result comes back whatever happens."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpipe_bench.bench.failures import status_of
+from gpipe_bench.bench.files import json_text, write_files
+from gpipe_bench.bench.tables import companion_path, csv_text
+from gpipe_bench.bench.transparency.settings import TransparencyCell
+from gpipe_bench.bench.transparency.verdict import verdicts
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.measure.host import host_facts
+from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
+
+__all__ = ["collect_transparency", "run_transparency"]
+
+Raw = dict[str, list[dict[str, Any]]]
+
+
+def run_transparency(cell: TransparencyCell) -> str:
+    """Train all arms of ``cell``; the text of its raw result: {"rows": [...], "steps": [...], "layers": [...]}.
+
+    A failure is a row with status ``error`` and the reason.
+    """
+    common: dict[str, Any] = {
+        **{name: getattr(cell, name) for name in ("model", "model_args", "partitions", "chunks", "batch_size")},
+        **{name: getattr(cell, name) for name in ("learning_rate", "held_out", "seed", "config_sha256")},
+        "balance": "-".join(map(str, cell.balance)),
+    }
+    try:
+        raw = _trained(cell, common)
+    except Exception as error:  # noqa: BLE001 - whatever a model or PyTorch raises becomes a row
+        traceback.print_exc()
+        status, reason = status_of(error)
+        row = TransparencyRow(**common, **host_facts(), status=status, reason=reason)
+        raw = {"rows": [row.to_dict()], "steps": [], "layers": []}
+    return json_text(raw)
+
+
+def _trained(cell: TransparencyCell, common: dict[str, Any]) -> Raw:
+    # Here and not above: these load PyTorch.
+    import torch
+
+    from gpipe_bench.bench.transparency.arms import ACCUMULATED, ARMS, PLAIN
+    from gpipe_bench.bench.transparency.data import load_images
+    from gpipe_bench.bench.transparency.lockstep import train_arms
+    from gpipe_bench.measure.environment import environment_facts
+
+    torch.set_num_threads(cell.threads)
+    images, facts = load_images(cell), environment_facts(["cpu"])
+    exact = (PLAIN, ACCUMULATED, *(arm for arm in ARMS if arm.deferred_batch_norm))
+    runs = train_arms(cell, images, ARMS, precision="float32", frozen=False, steps=cell.steps)
+    for frozen in (False, True):
+        runs += train_arms(cell, images, exact, precision="float64", frozen=frozen, steps=cell.exact_steps)
+    m = len(torch.empty(cell.batch_size).chunk(cell.chunks))
+    given = {**common, **facts, "data": images.name}
+    rows = []
+    for run in runs:
+        split = {"microbatches": 1 if run.key["arm"] == "plain" else m, "steps": len(run.steps)}
+        rows.append(TransparencyRow(**{**given, **split, **run.key, **run.values}).to_dict())
+    return {
+        "rows": rows,
+        "steps": [{**run.key, **step} for run in runs for step in run.steps],
+        "layers": [{**run.key, **layer} for run in runs for layer in run.layers],
+    }
+
+
+def collect_transparency(paths: Iterable[Path], out: Path, margin: float) -> list[dict[str, Any]]:
+    """Join raw results into ``out`` and its companions ``_steps``, ``_layers`` and ``_verdict``: all or none.
+
+    Args:
+        paths: raw results.
+        out: the table of rows.
+        margin: accuracies that differ by less count as equivalent.
+
+    Returns:
+        The verdicts.
+
+    Raises:
+        ConfigError: files that are no raw results; all of them.
+        OutputError: a table cannot be written.
+    """
+    raws = _read(paths)
+    rows, steps, layers = ([record for raw in raws for record in raw[name]] for name in ("rows", "steps", "layers"))
+    found = verdicts(rows, margin)
+    texts = {out: csv_text(TransparencyRow.columns(), rows)}
+    for name, columns, records in (
+        ("steps", STEP_COLUMNS, steps),
+        ("layers", LAYER_COLUMNS, layers),
+        ("verdict", VERDICT_COLUMNS, found),
+    ):
+        texts[companion_path(out, name)] = csv_text(columns, records)
+    write_files(texts)
+    return found
+
+
+def _read(paths: Iterable[Path]) -> Sequence[Raw]:
+    raws: list[Raw] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw["rows"] = [TransparencyRow(**row).to_dict() for row in raw["rows"]]
+            raws.append({name: raw[name] for name in ("rows", "steps", "layers")})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            problems.append(
+                f"raw result must be a file that transparency run wrote, got {path} ({error}); run it again"
+            )
+    if problems:
+        raise ConfigError(problems)
+    return raws

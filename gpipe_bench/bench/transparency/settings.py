@@ -1,0 +1,110 @@
+"""Settings of the transparency experiment. Imports neither PyTorch nor scikit-learn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gpipe_bench.bench.problems import Problem
+from gpipe_bench.bench.settings import (
+    Balance,
+    BatchSize,
+    Chunks,
+    Model,
+    ModelArgs,
+    Partitions,
+    PipelineSettings,
+    Section,
+    Seed,
+    Threads,
+)
+
+__all__ = ["TransparencyCell", "TransparencySettings", "TransparencyWorkload"]
+
+_whole = Field(strict=True, ge=1)
+Steps = Annotated[int, _whole, Field(description="training steps of each run, at most one pass over the images")]
+ExactSteps = Annotated[int, _whole, Field(description="steps of the runs in float64")]
+Rate = Annotated[float, Field(gt=0, description="peak learning rate of SGD; warm-up of 3 steps, then cosine to 0")]
+HeldOut = Annotated[int, Field(strict=True, ge=1, le=1000, description="held-out images, at most 1000 of the 1797")]
+Seeds = Annotated[int, Field(strict=True, ge=2, description="seeds 0, 1, ...: split, order, weights, noise")]
+Margin = Annotated[float, Field(gt=0, lt=1, description="accuracies that differ by less count as equivalent")]
+
+
+class _Training(Section):
+    model: Model = "amoebanet-d"
+    model_args: ModelArgs = "L=3;D=8;size=64;classes=10"
+    batch_size: BatchSize = 32
+    chunks: Chunks = 4
+    partitions: Partitions = 2
+    balance: Balance = (5, 4)
+    steps: Steps = 36
+    exact_steps: ExactSteps = 1
+    learning_rate: Rate = 0.5
+    held_out: HeldOut = 256
+    threads: Threads = 1
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of every pipeline, and images enough."""
+        shared = ("model", "model_args", "batch_size", "chunks", "partitions", "balance")
+        yield from PipelineSettings.model_construct(**{name: getattr(self, name) for name in shared}).problems()
+        most = (1797 - self.held_out) // self.batch_size
+        if max(self.steps, self.exact_steps) > most:
+            text = f"must be at most {most} for {self.held_out} held-out images, got {self.steps}; lower it"
+            yield Problem(("steps", "exact_steps", "batch_size", "held_out"), text)
+
+
+class TransparencyCell(_Training):
+    """One model and seed; all its arms train side by side in one process, so that every step can be compared."""
+
+    seed: Seed = 0
+
+    @property
+    def config_sha256(self) -> str:
+        """Digest of all settings."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def id(self) -> str:
+        """Readable name, unique by its digest."""
+        return f"transparency-{self.model}-s{self.seed}-{self.config_sha256[:8]}"
+
+
+class TransparencyWorkload(_Training):
+    """One model over seeds."""
+
+    seeds: Seeds = 5
+
+    def cells(self) -> list[TransparencyCell]:
+        """A cell per seed."""
+        common: dict[str, Any] = {name: getattr(self, name) for name in _Training.model_fields}
+        return [TransparencyCell(**common, seed=seed) for seed in range(self.seeds)]
+
+
+class UNetWorkload(TransparencyWorkload):
+    """Segments digits drawn over photographs."""
+
+    model: Model = "unet"
+    model_args: ModelArgs = "depth=2;B=1;C=8;size=32;in=3;out=1;dropout=0"
+    batch_size: BatchSize = 16
+    balance: Balance = (12, 17)
+    steps: Steps = 40
+    learning_rate: Rate = 1.0
+    held_out: HeldOut = 128
+
+
+class TransparencySettings(Section):
+    """Training on real images with and without the pipeline."""
+
+    margin: Margin = 0.05
+    amoebanet: Annotated[TransparencyWorkload, Field(description="classifies handwritten digits")] = (
+        TransparencyWorkload()
+    )
+    unet: Annotated[UNetWorkload, Field(description="segments digits drawn over photographs")] = UNetWorkload()
+
+    def cells(self) -> list[TransparencyCell]:
+        """The cells of both models."""
+        return [*self.amoebanet.cells(), *self.unet.cells()]

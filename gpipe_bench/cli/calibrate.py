@@ -1,0 +1,68 @@
+"""``calibrate``: the efficiencies of a hardware profile from what was measured on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpipe_bench.bench.files import check_writable, write_files
+
+if TYPE_CHECKING:
+    from gpipe_bench.simulator.calibration import RowFit
+    from gpipe_bench.simulator.hardware import Profile
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    *,
+    rows: Annotated[list[Path], typer.Option(help="Tables of measured rows; may be given several times.")],
+    out: Annotated[Path, typer.Option(help="The profile to write, a YAML file.")],
+    profile: Annotated[str, typer.Option(help="Profile to start from: a name, or the path of a YAML file.")] = "p40",
+    optimizer: Annotated[str, typer.Option(help="The optimizer of the measured runs.")] = "sgd",
+) -> None:
+    """Fit the efficiencies of a profile to rows of one device and one partition, and write the profile.
+
+    Everything else of the profile stays. Prints each fitted share with its spread when each cell in turn is left out,
+    and the error of each cell. The new profile is used by its path: simulate --profile FILE.
+    """
+    from gpipe_bench.figures.tables import read_rows
+    from gpipe_bench.simulator.hardware import load_profile
+
+    start = load_profile(profile)
+    check_writable(out)
+    measured = [row for path in rows for row in read_rows(path, _COLUMNS)]
+    from gpipe_bench.simulator.calibration import calibrate_rows
+
+    fit = calibrate_rows(measured, start, optimizer=optimizer, name=out.stem)
+    write_files({out: _yaml(fit.profile)})
+    _report(fit, start)
+    typer.echo(f"wrote {out}")
+
+
+_COLUMNS = (
+    *("evidence", "model", "model_args", "partitions", "chunks", "checkpoint", "batch_size", "status", "reason"),
+    *("throughput_samples_per_s", "device", "device_count"),
+)
+
+
+def _yaml(profile: Profile) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, width=120)
+    return text
+
+
+def _report(fit: RowFit, start: Profile) -> None:
+    from gpipe_bench.simulator.calibration import SHARES
+
+    typer.echo(f"efficiencies from {len(fit.errors)} cells; {fit.ignored} rows were of no use")
+    for share in SHARES:
+        value, before = getattr(fit.profile.efficiency, share), getattr(start.efficiency, share)
+        low, high = fit.spread.get(share, (value, value))
+        spread = f"{low:.3f} to {high:.3f} with a cell left out" if fit.spread else "no spread from a single cell"
+        typer.echo(f"  {share}: {value:.3f} ({spread}; {before:g} before)")
+    for name, error in fit.errors.items():
+        typer.echo(f"  {name}: simulated {error:+.1%}")

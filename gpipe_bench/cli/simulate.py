@@ -1,0 +1,92 @@
+"""``simulate``: one pipeline in virtual time, beside what was published of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gpipe_bench.bench.files import check_writable, write_files
+from gpipe_bench.bench.simulated_cells import SimulatedCell
+from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+from models.table import MODELS, parse_arguments
+
+if TYPE_CHECKING:
+    from gpipe_bench.bench.raw import RawResult
+
+__all__ = ["simulate"]
+
+_DEFAULT: Final = SimulatedCell()
+
+
+def _setting(name: str) -> Any:
+    """An option named and described like a setting of a simulation."""
+    return typer.Option(help=SimulatedCell.model_fields[name].description, show_default=True)
+
+
+def simulate(
+    *,
+    model: Annotated[str, _setting("model")] = _DEFAULT.model,
+    model_args: Annotated[
+        str, typer.Option(help="Its arguments, 'key=value' joined by ';'; published ones else.")
+    ] = "",
+    batch_size: Annotated[int, _setting("batch_size")] = 128,
+    balance: Annotated[
+        str, typer.Option(help="Layers per partition, joined by '-'; one device each.  [default: all on one device]")
+    ] = "",
+    chunks: Annotated[int, _setting("chunks")] = 8,
+    checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
+    components: Annotated[str, typer.Option(help="Label of the components that are on.")] = _DEFAULT.variant,
+    backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
+    transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
+    optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
+    profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
+    flavour: Annotated[str, _setting("flavour")] = "current",
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
+    rows: Annotated[Path | None, typer.Option(help="Write the row as a table, a CSV file.")] = None,
+) -> None:
+    """Simulate one training step of a pipeline on hardware that need not be here.
+
+    Prints throughput, memory and the split of each device's time, and, where somebody published a cell of the same
+    settings, published and simulated value with the error. A pipeline that does not fit the memory is a result too: the
+    row says how much which device needs, and the exit status is 0.
+    """
+    given = {name: value for name, value in locals().items() if name in SimulatedCell.model_fields}
+    layers = balance or str(_layers(model, model_args))
+    given |= {"variant": components, "balance": layers, "partitions": len(layers.split("-"))}
+    names = {"variant": "--components", "partitions": "--balance"}
+    cell = validated(SimulatedCell, given, lambda path: names.get(path[0], f"--{path[0].replace('_', '-')}"))
+    for path in filter(None, (trace, rows)):
+        check_writable(path)
+    from gpipe_bench.bench.published import published_for
+    from gpipe_bench.bench.simulated import simulate_cells
+    from gpipe_bench.cli.simulated_table import print_simulation
+
+    result = simulate_cells([cell])[0]
+    print_simulation(result, published_for([result.row]))
+    _write(result, trace, rows)
+
+
+def _layers(model: str, model_args: str) -> int:
+    """Layers of the model; 1 for one that is wrong, of which the validation then says what."""
+    try:
+        return MODELS[model].layers(parse_arguments(model, model_args))
+    except (ConfigError, KeyError):
+        return 1
+
+
+def _write(result: RawResult, trace: Path | None, rows: Path | None) -> None:
+    from gpipe_bench.bench.trace import write_trace
+    from gpipe_bench.timeline import TimelineEvent
+
+    row = result.row
+    if trace is not None:
+        write_trace(trace, row.variant, row, [TimelineEvent(**event) for event in result.events], row.reason)
+        typer.echo(f"wrote {trace}")
+    if rows is not None:
+        write_files({rows: csv_text(Row.columns(), [row.to_dict()])})
+        typer.echo(f"wrote {rows}")

@@ -1,0 +1,115 @@
+"""The table of one simulation in the terminal: devices, totals, and what was published of the same settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpipe_bench.bench.raw import RawResult
+from gpipe_bench.rows import Row
+
+__all__ = ["print_simulation"]
+
+_WIDTH: Final = 120
+_SHARES: Final = {
+    "busy": "utilization",
+    "compute": "compute",
+    "recompute": "recompute",
+    "copy": "copy",
+    "bubble": "bubble",
+    "imbalance": "imbalance",
+}
+_COMPARED: Final = {
+    "throughput_samples_per_s": "throughput, samples/s",
+    "peak_reserved_gib": "memory, GiB reserved",
+    "utilization_fraction": "utilization",
+}
+
+
+def print_simulation(result: RawResult, published: Sequence[Row], console: Console | None = None) -> None:
+    """Print one simulation.
+
+    Args:
+        result: row and devices.
+        published: rows of the same settings.
+        console: where to print; by default standard output.
+    """
+    console = console or _console()
+    row = result.row
+    console.print(Text(_title(row), style="bold"))
+    if row.status == "ok":
+        console.print(_devices(result.devices))
+        console.print(Text(_totals(row)))
+    else:
+        console.print(Text(f"{row.status}: {row.reason}", style="bold red"))
+    if published:
+        console.print(_comparison(row, published))
+        console.print(Text(_caveats(row)))
+
+
+def _title(row: Row) -> str:
+    pipeline = f"{row.partitions} partitions ({row.balance}), {row.microbatches} micro-batches, batch {row.batch_size}"
+    how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, autograd {row.flavour}"
+    where = f"simulated on {row.device_count} x {row.device} ({row.profile})"
+    return f"{row.model} ({row.model_args})\n{pipeline}; {how}\n{where}"
+
+
+def _devices(devices: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("device", "layers", "allocated\nGiB", "reserved\nGiB", *_SHARES):
+        table.add_column(name, justify="right", no_wrap=True)
+    for use in devices:
+        memory = [_number(use[f"peak_{name}_gib"]) for name in ("allocated", "reserved")]
+        shares = [f"{use[f'{name}_fraction']:.1%}" for name in _SHARES.values()]
+        table.add_row(str(use["device"]), str(use["layers"]), *memory, *shares)
+    return table
+
+
+def _totals(row: Row) -> str:
+    memory = f"{_number(row.peak_allocated_gib)} GiB allocated, {_number(row.peak_reserved_gib)} GiB reserved"
+    throughput, step = row.throughput_samples_per_s or 0.0, row.step_time_ms or 0.0
+    return f"{throughput:.2f} samples/s simulated, {step:.2f} ms per step; {memory} over all devices"
+
+
+def _comparison(row: Row, published: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "published", "simulated", "error"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for printed in published:
+        for cells in _lines(row, printed):
+            table.add_row(*cells)
+    return table
+
+
+def _lines(row: Row, printed: Row) -> Iterator[tuple[str, str, str, str]]:
+    """(what, published, simulated, error) for each value that somebody printed."""
+    if printed.status != "ok" or row.status != "ok":
+        yield f"{printed.experiment}: status", printed.status, row.status, ""
+    for column, name in _COMPARED.items():
+        theirs, ours = getattr(printed, column), getattr(row, column)
+        if theirs is not None:
+            shown = ("", "") if ours is None else (_number(ours), f"{ours / theirs - 1:+.1%}")
+            yield f"{printed.experiment}: {name}", _number(theirs), *shown
+
+
+def _caveats(row: Row) -> str:
+    text = "Published throughput is that of whole epochs, whose last mini-batch may be smaller."
+    if row.flavour != "published":
+        text += " The published runs used PyTorch 1.3: --flavour published."
+    return text
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def _console() -> Console:
+    """Standard output; wide where nobody's window sets the width, so that no column is cut in a log."""
+    console = Console(highlight=False)
+    return console if console.is_terminal and console.width >= _WIDTH else Console(highlight=False, width=_WIDTH)

@@ -1,0 +1,102 @@
+"""``transparency run``, ``all``, ``collect`` and ``figure``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import track
+
+from gpipe_bench.bench.files import check_writable, write_files
+from gpipe_bench.bench.transparency.settings import TransparencySettings
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Train on real images with and without the pipeline, and say what differs and why.", no_args_is_help=True
+)
+
+_DEFAULT = TransparencySettings()
+Out = Annotated[Path, typer.Option(help="Table of rows; its companions go beside it.")]
+Margin = Annotated[float, typer.Option(help="Accuracies that differ by less count as equivalent.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="A setting, such as amoebanet.steps=20; may be repeated.")]
+
+
+@app.command("run")
+def run(
+    workload: Annotated[str, typer.Argument(help="amoebanet or unet.")],
+    out: Annotated[Path, typer.Option(help="The raw result to write, a JSON file.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of split, order, weights and noise.")] = 0,
+    changes: Set = None,
+) -> None:
+    """Train all arms of one model and seed side by side, and write the raw result."""
+    from gpipe_bench.bench.transparency.run import run_transparency
+
+    settings = _settings(changes)
+    names = [name for name, value in settings if name != "margin"]
+    if workload not in names:
+        raise ConfigError([f"workload must be one of {', '.join(names)}, got {workload!r}; {nearest(workload, names)}"])
+    cell = getattr(settings, workload).cells()[0].model_copy(update={"seed": seed})
+    check_writable(out)
+    write_files({out: run_transparency(cell)})
+    typer.echo(f"wrote {out}")
+
+
+@app.command("all")
+def everything(out: Out = Path("results/transparency.csv"), changes: Set = None) -> None:
+    """Train all models and seeds in this process, and write rows, steps, layers and verdicts; about two minutes."""
+    from gpipe_bench.bench.transparency.run import collect_transparency, run_transparency
+
+    settings = _settings(changes)
+    check_writable(out)
+    paths = []
+    for cell in track(settings.cells(), description="training"):
+        paths.append(out.parent / "raw" / f"{cell.id}.json")
+        write_files({paths[-1]: run_transparency(cell)})
+    _say(collect_transparency(paths, out, settings.margin))
+
+
+@app.command("collect")
+def collect(
+    raw: Annotated[list[Path], typer.Argument(help="Raw results.")], out: Out, margin: Margin = _DEFAULT.margin
+) -> None:
+    """Join raw results into tables, and print the verdicts."""
+    from gpipe_bench.bench.transparency.run import collect_transparency
+
+    _say(collect_transparency(raw, out, margin))
+
+
+@app.command("figure")
+def figure(
+    rows: Annotated[Path, typer.Option(help="Table of rows; its companions lie beside it.")],
+    out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
+) -> None:
+    """Draw losses, gradient differences, statistics and accuracies from the tables alone."""
+    from gpipe_bench.figures.transparency import draw_transparency
+
+    typer.echo(f"wrote {', '.join(map(str, draw_transparency(rows, out)))}")
+
+
+def _settings(changes: list[str] | None) -> TransparencySettings:
+    import yaml
+
+    data: dict[str, dict[str, object]] = {}
+    for change in changes or []:
+        path, found, text = change.partition("=")
+        section, dot, key = path.partition(".")
+        if not (found and dot):
+            raise ConfigError([f"--set must be like unet.steps=20, got {change!r}; write section.key=value"])
+        data.setdefault(section, {})[key] = yaml.safe_load(text)
+    return validated(TransparencySettings, data, lambda path: f"--set {'.'.join(path)}")
+
+
+def _say(found: list[dict[str, object]]) -> None:
+    for v in found:
+        setting = f"{v['checkpoint']}{', deferred' if v['deferred_batch_norm'] else ''}"
+        interval = "" if v["low"] is None else f" [{v['low']:.3g}, {v['high']:.3g}]"
+        head = f"{v['model']} {v['precision']} {v['normalisation']} {setting}"
+        typer.echo(f"{head}: {v['quantity']} {v['estimate']:.3g}{interval} n={v['n']}: {v['verdict']}")

@@ -1,0 +1,213 @@
+"""Transparency as a figure: losses, gradients, running statistics and accuracies, with and without the pipeline."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.page import Frame, Page
+from gpipe_bench.figures.style import FAINT, FONT_PT, INK, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN, drawing, save
+from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow, arm_label
+
+__all__ = ["draw_transparency", "transparency_figure"]
+
+_LEFT_IN: Final = 0.55
+_FLOOR: Final = 1e-18
+# Colour, line and marker of the arms that are told apart; each differs from the others in two of them.
+_STYLES: Final = {
+    "plain": (OKABE_ITO["black"], "-", "o"),
+    "accumulated": (OKABE_ITO["orange"], "--", "^"),
+    "always": (OKABE_ITO["vermilion"], "-", "v"),
+    "except_last": (OKABE_ITO["purple"], "--", "s"),
+    "never": (OKABE_ITO["sky"], ":", "D"),
+    "deferred": (OKABE_ITO["blue"], "-", "o"),
+}
+
+Record = Mapping[str, str]
+Tables = Mapping[str, Sequence[Record]]
+
+
+def draw_transparency(rows_csv: Path, out_stem: Path) -> list[Path]:
+    """Draw the tables of the transparency experiment.
+
+    Args:
+        rows_csv: table of rows; ``_steps``, ``_layers`` and ``_verdict`` lie beside it.
+        out_stem: path of the figure without its suffix.
+
+    Returns:
+        The paths written: SVG, PDF, PNG.
+
+    Raises:
+        ConfigError: a table cannot be read or lacks a column; all such problems.
+        OutputError: the figure cannot be written.
+    """
+    needed = {"": TransparencyRow.columns(), "_steps": STEP_COLUMNS, "_layers": LAYER_COLUMNS}
+    tables: dict[str, Sequence[Record]] = {}
+    problems: list[str] = []
+    for suffix, columns in {**needed, "_verdict": VERDICT_COLUMNS}.items():
+        path = rows_csv.with_name(f"{rows_csv.stem}{suffix}{rows_csv.suffix}")
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                tables[suffix] = list(reader)
+                missing = sorted(set(columns) - set(reader.fieldnames or ()))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            problems.append(f"table must be a readable CSV file, got {path} ({error}); collect the results first")
+            continue
+        problems += [
+            f"columns of {path} must include {name!r}, got none; collect the results again" for name in missing
+        ]
+    if not problems and not any(row["status"] == "ok" for row in tables[""]):
+        problems.append(f"table must have a row that is ok, got none in {rows_csv}; read their reasons")
+    if problems:
+        raise ConfigError(problems)
+    with drawing():
+        return save(transparency_figure(tables), out_stem)
+
+
+def transparency_figure(tables: Tables) -> Figure:
+    """The figure of some tables, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
+    page = Page()
+    good = [row for row in tables[""] if row["status"] == "ok"]
+    for k, model in enumerate(dict.fromkeys(row["model"] for row in good)):
+        if k:
+            page.space(0.15)
+        own = {name: [record for record in table if record["model"] == model] for name, table in tables.items()}
+        _add_model(page, model, own, next(row for row in good if row["model"] == model))
+    return page.render()
+
+
+def _add_model(page: Page, model: str, tables: Tables, head: Record) -> None:
+    page.heading(f"{model}: transparency", head["evidence"])
+    seeds = len({row["seed"] for row in tables[""]})
+    setting = f"batch {head['batch_size']}, {head['chunks']} chunks, {head['partitions']} partitions, {seeds} seeds"
+    page.paragraph(f"{head['data']}; {head['model_args'].replace(';', ', ')}; {setting}", colour=FAINT)
+    steps = [r for r in tables["_steps"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
+    _strip(page, "Training loss", lambda axes: _losses(axes, steps), 0.75)
+    _strip(page, "Gradient difference at each step (relative)", lambda axes: _gradients(axes, steps), 0.8)
+    layers = [r for r in tables["_layers"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
+    if layers:
+        title = "Running variance after step 1, difference to plain"
+        _strip(page, title, lambda axes: _statistics(axes, layers), 0.85)
+    claims = [r for r in tables["_verdict"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
+    _add_accuracies(page, claims)
+    page.space(0.04)
+    page.paragraph("Lines: medians of the seeds; thin: each. Bars: 95% intervals of paired differences; grey: margin.")
+
+
+def _strip(page: Page, title: str, draw: Callable[[Axes], None], height_in: float) -> None:
+    def body(frame: Frame) -> None:
+        frame.text(0.06, 0.06, title, fontweight="bold")
+        axes = frame.axes(_LEFT_IN, WIDTH_IN - _LEFT_IN - RIGHT_IN, 0.36, height_in)
+        axes.grid(axis="y", linewidth=0.3, color=RULE)
+        axes.set_axisbelow(True)
+        draw(axes)
+        handles, labels = axes.get_legend_handles_labels()
+        columns = max(len(labels), 1)
+        axes.legend(
+            handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 0.97), ncols=columns, borderpad=0,
+            columnspacing=0.8, handlelength=1.5, handletextpad=0.3, borderaxespad=0.1,
+        )  # fmt: skip
+
+    page.strip(0.36 + height_in + 0.33, body)
+
+
+def _line(axes: Axes, records: Sequence[Record], xy: tuple[str, str], style: str, label: str) -> None:
+    x, y = xy
+    by_seed: dict[str, dict[int, float]] = {}
+    for record in records:
+        by_seed.setdefault(record["seed"], {})[int(record[x])] = max(float(record[y]), _FLOOR)
+    colour, dash, marker = _STYLES[style]
+    places = sorted(next(iter(by_seed.values()), {}))
+    if x == "step":
+        for values in by_seed.values():
+            axes.plot(places, [values[k] for k in places], color=colour, linewidth=0.3, alpha=0.5)
+    middle = [median(values[k] for values in by_seed.values()) for k in places]
+    every = max(1, len(places) // 8)
+    axes.plot(places, middle, color=colour, linestyle=dash, marker=marker, markersize=2.4, markevery=every, label=label)
+
+
+def _of(records: Sequence[Record], arm: str, checkpoint: str = "", deferred: str = "") -> list[Record]:
+    key = (arm, checkpoint, deferred)
+    return [r for r in records if (r["arm"], r["checkpoint"], r["deferred_batch_norm"]) == key]
+
+
+def _losses(axes: Axes, steps: Sequence[Record]) -> None:
+    _line(axes, _of(steps, "plain"), ("step", "loss"), "plain", "plain")
+    _line(axes, _of(steps, "pipeline", "except_last", "True"), ("step", "loss"), "deferred", "pipeline")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+
+
+def _gradients(axes: Axes, steps: Sequence[Record]) -> None:
+    pipeline = _of(steps, "pipeline", "except_last", "True")
+    _line(axes, pipeline, ("step", "gradient_difference_plain"), "plain", "to plain")
+    _line(axes, pipeline, ("step", "gradient_difference_accumulated"), "accumulated", "to accumulated micro-batches")
+    axes.set_yscale("log")
+    axes.set_ylim(_FLOOR / 10, 1e3)
+    axes.set_yticks([_FLOOR, 1e-12, 1e-6, 1], ["exact 0", "1e-12", "1e-6", "1"])
+    axes.minorticks_off()
+    axes.set_xlabel("step")
+
+
+def _statistics(axes: Axes, layers: Sequence[Record]) -> None:
+    first = [record for record in layers if record["step"] == "0"]
+    for mode in ("always", "except_last", "never"):
+        records = _of(first, "pipeline", mode, "False")
+        _line(axes, records, ("layer", "variance_difference"), mode, mode)
+    records = _of(first, "pipeline", "except_last", "True")
+    _line(axes, records, ("layer", "variance_difference"), "deferred", "deferred")
+    axes.set_yscale("log")
+    axes.set_ylim(1e-8, 10)
+    axes.set_yticks([1e-8, 1e-6, 1e-4, 1e-2, 1], ["1e-8", "1e-6", "1e-4", "1e-2", "1"])
+    axes.minorticks_off()
+    axes.set_xlabel("normalisation layer, from the image on")
+
+
+def _add_accuracies(page: Page, claims: Sequence[Record]) -> None:
+    names = {
+        "accuracy_fraction": "accuracy, evaluation",
+        "accuracy_batch_fraction": "the same, norms by held-out batch",
+        "iou_fraction": "intersection over union",
+    }
+    present = [name for name in names if any(claim["quantity"] == name for claim in claims)]
+    if "iou_fraction" in present:
+        present.remove("accuracy_batch_fraction")
+    for name in present:
+        records = [claim for claim in claims if claim["quantity"] == name]
+        _add_differences(page, f"Pipeline minus plain: {names[name]}", records)
+
+
+def _add_differences(page: Page, title: str, records: Sequence[Record]) -> None:
+    height = 0.125 * len(records) + 0.06
+
+    def body(frame: Frame) -> None:
+        frame.text(0.06, 0.02, title, fontweight="bold")
+        axes = frame.axes(1.22, WIDTH_IN - 1.22 - 0.66, 0.18, height)
+        margin = float(records[0]["margin"])
+        axes.axvspan(-margin, margin, color="#E8E8E8", linewidth=0)
+        axes.axvline(0, color=INK, linewidth=0.4)
+        labels = []
+        for y, record in enumerate(records):
+            low, high = float(record["low"] or record["estimate"]), float(record["high"] or record["estimate"])
+            style = "deferred" if record["deferred_batch_norm"] == "True" else record["checkpoint"]
+            colour, _, marker = _STYLES[style]
+            axes.plot([low, high], [y, y], color=colour)
+            axes.plot(float(record["estimate"]), y, marker, color=colour, markersize=3.2)
+            labels.append(arm_label("pipeline", record["checkpoint"], record["deferred_batch_norm"]))
+            axes.text(1.03, y, record["verdict"], transform=axes.get_yaxis_transform(), va="center", fontsize=FONT_PT)
+        axes.set_yticks(range(len(records)), labels)
+        axes.set_ylim(len(records) - 0.5, -0.5)
+        reach = max([margin, *(abs(float(r[end] or 0)) for r in records for end in ("low", "high"))]) * 1.15
+        axes.set_xlim(-reach, reach)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4, symmetric=True))
+
+    page.strip(0.18 + height + 0.2, body)

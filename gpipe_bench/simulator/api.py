@@ -1,0 +1,167 @@
+"""The whole simulator behind one call: a model, how it is cut and run, and a machine; out comes a training step.
+
+    model, balance, batch ──> workload ──┐
+                                         ├──> events ──> times, shares of the step, memory
+    profile ──> machine ─────────────────┘
+
+Results are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench.components import Components
+from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.simulator.arguments import check_request
+from gpipe_bench.simulator.build import Model, build_workload
+from gpipe_bench.simulator.events import Settings, run
+from gpipe_bench.simulator.hardware import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.simulation import GIB, DeviceUse, Shortage, Simulation, device_uses, step_events
+from gpipe_bench.simulator.workload import Workload
+
+__all__ = ["DeviceUse", "Model", "Shortage", "Simulation", "simulate"]
+
+
+def simulate(
+    model: nn.Sequential | Model,
+    *,
+    balance: Sequence[int],
+    batch_size: int,
+    chunks: int = 1,
+    checkpoint: str = "except_last",
+    components: Components = Components(),  # noqa: B008 - frozen
+    backward: str = "autograd",
+    transfer: str = "direct",
+    optimizer: str | None = "sgd",
+    profile: str | Path | Profile = "p40",
+    devices: Sequence[int] = (),
+    sample: Tensor | tuple[Tensor, ...] | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    target: Tensor | None = None,
+    flavour: str = "current",
+    steps: int = 2,
+    memory: bool = True,
+    cache: str | Path | None = None,
+) -> Simulation:
+    """Simulate the training of a pipeline; with too little memory, say how much was needed and where.
+
+    Args:
+        model: an ``nn.Sequential`` on any device (``meta`` costs no memory), left as it was, or a model of the suite.
+        balance: layers per partition.
+        batch_size: samples of a mini-batch.
+        chunks: micro-batches asked for.
+        checkpoint: ``always``, ``except_last`` or ``never``.
+        components: which components are on.
+        backward: what drives the backward pass: ``autograd``.
+        transfer: ``direct``, or ``host`` for copies through pinned memory.
+        optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam``, or None for no update.
+        profile: name of a hardware profile, path of a YAML file, or a profile.
+        devices: number of each partition's device; empty for one each.
+        sample: with an ``nn.Sequential``, a batch of any size as the model takes it, on any device.
+        loss: with an ``nn.Sequential``, (output, target) -> scalar; None for no loss.
+        target: with a loss, the targets of a whole mini-batch.
+        flavour: the autograd engine: ``current``, or ``published`` for that of the published runs.
+        steps: training steps, back to back; the last one counts. 1 is a step that begins and ends with idle devices.
+        memory: whether to follow the allocators.
+        cache: folder of stored traces; the user's cache folder by default.
+
+    Raises:
+        ConfigError: an argument breaks its rule, or there is no such profile or model; all problems at once.
+        BalanceError: ``balance`` does not add up to the layers.
+        SkipLayoutError, TraceError: the model is wrong, or needs values to run.
+    """
+    check_request(locals())
+    hardware = profile if isinstance(profile, Profile) else load_profile(profile)
+    settings = Settings(components, checkpoint, flavour, transfer, tuple(devices), memory=memory, steps=steps)
+    batch: dict[str, Any] = {"batch_size": batch_size, "chunks": chunks, "sample": sample, "loss": loss}
+    options: dict[str, Any] = {"target": target, "cache": Path(cache) if cache else None, "optimizer": optimizer}
+    workload = build_workload(model, balance=balance, profile=hardware, **batch, **options)
+    return _simulated(workload, hardware, settings, _facts(model, balance, chunks, settings))
+
+
+def _facts(model: nn.Sequential | Model, balance: Sequence[int], chunks: int, settings: Settings) -> dict[str, Any]:
+    """The columns of a row that say what was simulated, hardware and batch aside."""
+    components = settings.components
+    return {
+        **_model_facts(model),
+        "variant": components.label,
+        **{name: getattr(components, name) for name in components.__slots__},
+        "transfer": settings.transfer,
+        "flavour": settings.flavour,
+        "partitions": len(balance),
+        "chunks": chunks,
+        "checkpoint": settings.checkpoint,
+        "balance": "-".join(map(str, balance)),
+        "device_count": len(set(settings.devices)) or len(balance),
+        # Traces depend on it; how it was built does not matter.
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def _model_facts(model: nn.Sequential | Model) -> dict[str, str]:
+    if not isinstance(model, Model):
+        return {"model": type(model).__name__}
+    from models.table import check_arguments, format_arguments
+
+    return {"model": model.name, "model_args": format_arguments(check_arguments(model.name, model.arguments))}
+
+
+def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any]) -> Simulation:
+    batch_size = sum(workload.microbatch_sizes)
+    facts |= {"batch_size": batch_size, "device": f"cuda {profile.device}", "profile": profile.name}
+    try:
+        done = run(workload, HardwareMachine(profile), settings)
+    except OutOfMemory as error:
+        return _out_of_memory(workload, profile, settings, facts, error)
+    events, length_us = step_events(done, settings.steps)
+    return Simulation(
+        status="ok",
+        throughput_samples_per_s=batch_size / length_us * 1e6,
+        step_time_ms=length_us / 1e3,
+        microbatches=workload.m,
+        devices=device_uses(done, events, length_us, settings.devices or range(workload.n)),
+        events=events,
+        peak_allocated_gib=_total_gib(done.peak_allocated_bytes),
+        peak_reserved_gib=_total_gib(done.peak_reserved_bytes),
+        extrapolated=done.extrapolated,
+        settings=facts,
+    )
+
+
+class _Unlimited(HardwareMachine):
+    """The same machine with all the memory in the world."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """No limit."""
+        return 0
+
+
+def _out_of_memory(
+    workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any], error: OutOfMemory
+) -> Simulation:
+    """What the device that was full would have needed, found by a run without limit."""
+    whole = run(workload, _Unlimited(profile), replace(settings, steps=1))
+    shortage = Shortage(error.device, whole.peak_reserved_bytes[error.device] / GIB, error.capacity / GIB)
+    return Simulation(
+        status="oom",
+        reason=(
+            f"device {shortage.device} needs {shortage.needed_gib:.1f} GiB and has {shortage.capacity_gib:.1f} GiB; "
+            "use smaller micro-batches, more partitions or more checkpoints"
+        ),
+        shortage=shortage,
+        microbatches=workload.m,
+        events=[],
+        settings=facts,
+    )
+
+
+def _total_gib(values: tuple[int, ...]) -> float | None:
+    return sum(values) / GIB if values else None

@@ -1,0 +1,121 @@
+"""What a simulation can be asked for: every argument is checked before anything is traced, all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from gpipe_bench.components import Components
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.simulator.autograd import FLAVOURS
+from gpipe_bench.simulator.build import Model
+from gpipe_bench.simulator.hardware import Profile
+from gpipe_bench.simulator.optimizers import OPTIMIZERS
+
+__all__ = ["check_request"]
+
+BACKWARDS: Final = ("autograd",)
+TRANSFERS: Final = ("direct", "host")
+
+_CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "checkpoint": CHECKPOINT_MODES,
+    "backward": BACKWARDS,
+    "transfer": TRANSFERS,
+    "flavour": FLAVOURS,
+    "optimizer": (*OPTIMIZERS, None),
+}
+_TYPES: Final[Mapping[str, tuple[Any, str]]] = {
+    "model": (nn.Sequential | Model, "an nn.Sequential or a gpipe_bench.simulator.Model; list its layers in one"),
+    "components": (Components, "a gpipe_bench.Components; write Components(portals=False)"),
+    "profile": (str | Path | Profile, "a name, a path or a Profile; use 'p40'"),
+    "memory": (bool, "True or False; pass a bool"),
+    "loss": (Callable | None, "a function of output and target, or None; pass a function"),
+    "cache": (str | Path | None, "a folder or None; pass a path"),
+}
+
+
+def check_request(given: Mapping[str, Any]) -> None:
+    """Check the arguments of :func:`gpipe_bench.simulator.simulate`, by name.
+
+    Whether a balance fits the model, and names of models and profiles, show later.
+
+    Raises:
+        ConfigError: all problems at once.
+    """
+    problems = [*_types(given), *_choices(given), *_numbers(given), *_devices(given), *_batch(given)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _types(given: Mapping[str, Any]) -> Iterator[str]:
+    for name, (kind, rule) in _TYPES.items():
+        if not isinstance(given[name], kind):
+            wanted, _, advice = rule.partition("; ")
+            yield f"{name} must be {wanted}, got {_shown(given[name])}; {advice}"
+
+
+def _choices(given: Mapping[str, Any]) -> Iterator[str]:
+    for name, allowed in _CHOICES.items():
+        if given[name] not in allowed:
+            yield f"{name} must be one of {', '.join(map(str, allowed))}, got {_shown(given[name])}; use one of them"
+
+
+def _numbers(given: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("batch_size", "chunks", "steps"):
+        if not _is_count(given[name]):
+            yield f"{name} must be a whole number of at least 1, got {_shown(given[name])}; use 1 or more"
+    if not _is_list(given["balance"]) or not all(_is_count(layers) for layers in given["balance"]):
+        yield f"balance must be a list of whole numbers of at least 1, got {_shown(given['balance'])}; use e.g. [2, 2]"
+
+
+def _devices(given: Mapping[str, Any]) -> Iterator[str]:
+    devices, balance = given["devices"], given["balance"]
+    if not _is_list(devices) or not all(_is_count(device, least=0) for device in devices):
+        yield f"devices must be a list of numbers from 0 on, got {_shown(devices)}; use e.g. [0, 0, 1, 1]"
+    elif devices and _is_list(balance) and len(devices) != len(balance):
+        yield f"devices must be one per partition, got {len(devices)} for {len(balance)}; name each, or none"
+
+
+def _batch(given: Mapping[str, Any]) -> Iterator[str]:
+    sample, loss, target = given["sample"], given["loss"], given["target"]
+    if isinstance(given["model"], Model):
+        for name in ("sample", "loss", "target"):
+            if given[name] is not None:
+                yield f"{name} must be None with a model of the suite, which brings its own; leave it out"
+        return
+    yield from _sample(sample)
+    if (loss is None) != (target is None):
+        got = "a loss alone" if target is None else "a target alone"
+        yield f"loss and target must be given together, got {got}; add the other, or leave both out"
+    elif loss is not None:
+        if not isinstance(target, Tensor) or not target.dim():
+            yield f"target must be a tensor with a batch dimension, got {_shown(target)}; pass one per sample"
+        elif len(target) != given["batch_size"]:
+            yield (f"target must hold batch_size = {given['batch_size']} samples, got {len(target)}; make them agree")
+
+
+def _sample(sample: object) -> Iterator[str]:
+    values = sample if isinstance(sample, tuple) else (sample,)
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        yield f"sample must be a tensor or a tuple of tensors, got {_shown(sample)}; pass a batch as the model takes it"
+    elif not all(value.dim() and len(value) for value in values if isinstance(value, Tensor)):
+        yield "sample must hold one sample or more along dimension 0, got none; unsqueeze it, or pass a batch"
+
+
+def _is_count(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _shown(value: object) -> str:
+    """A value in few words: the type of what prints long."""
+    plain = isinstance(value, str | int | float | list | tuple | None) and not isinstance(value, Tensor)
+    text = repr(value)
+    return text if plain and len(text) <= 60 else f"a value of type {type(value).__name__}"

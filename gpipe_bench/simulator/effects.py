@@ -1,0 +1,237 @@
+"""What each mechanism of the simulator is worth: the published cells again, with one mechanism at a time left out.
+
+python -m gpipe_bench.simulator.effects              prints the table
+python -m gpipe_bench.simulator.effects --write      puts it into docs/simulator.md, between its markers
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from gpipe_bench.components import Components
+from gpipe_bench.simulator.events import Run, Settings, run
+from gpipe_bench.simulator.hardware import Profile, load_profile
+from gpipe_bench.simulator.published import Setting, published_settings, published_value
+from gpipe_bench.simulator.published_runs import PublishedRuns
+from gpipe_bench.simulator.workload import MemoryOp, TaskWork, Workload
+
+__all__ = ["COLUMNS", "DOCUMENT", "MARKERS", "MECHANISMS", "Mechanism", "effects", "main", "table", "with_table"]
+
+DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator.md"
+MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
+
+_THROUGHPUT: Final = "throughput_samples_per_s"
+_RESERVED: Final = "peak_reserved_gib"
+_ABLATION: Final = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
+_CELLS: Final[Mapping[str, tuple[str, str, str]]] = {
+    **{name: ("ablation", name, _THROUGHPUT) for name in _ABLATION},
+    "U-Net n=8": ("unet-speed", "pipeline-8", _THROUGHPUT),
+    "AmoebaNet n8m32": ("amoebanet-d-speed", "n8m32", _THROUGHPUT),
+    **{f"{name}, GiB": ("ablation", name, _RESERVED) for name in _ABLATION},
+}
+COLUMNS: Final = ("left out", *_CELLS)
+"""Columns of the table."""
+
+
+def _same_profile(profile: Profile) -> Profile:
+    return profile
+
+
+def _same_work(work: Workload) -> Workload:
+    return work
+
+
+def _same_settings(settings: Settings) -> Settings:
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """A mechanism, and how the simulator goes without it.
+
+    Attributes:
+        name: what is left out, or put in its place; ``band:`` for another value of what is assumed.
+        profile: what changes of the hardware.
+        work: what changes of the work.
+        settings: what changes of the run.
+        metric: what is read instead of reserved memory.
+    """
+
+    name: str
+    profile: Callable[[Profile], Profile] = _same_profile
+    work: Callable[[Workload], Workload] = _same_work
+    settings: Callable[[Settings], Settings] = _same_settings
+    metric: str = "peak_reserved_bytes"
+
+
+def _update(**values: object) -> Callable[[Profile], Profile]:
+    return lambda profile: profile.model_copy(update=values)
+
+
+def _free_links(profile: Profile) -> Profile:
+    links = {name: link.model_copy(update={"gb_per_s": 1e6, "latency_us": 0.0}) for name, link in profile.links.items()}
+    return profile.model_copy(update={"links": links})
+
+
+def _link(gb_per_s: float, *, across: bool = False) -> Callable[[Profile], Profile]:
+    def change(profile: Profile) -> Profile:
+        name = profile.topology.across if across else profile.topology.within
+        link = profile.links[name].model_copy(update={"gb_per_s": gb_per_s})
+        return profile.model_copy(update={"links": {**profile.links, name: link}})
+
+    return change
+
+
+def _one_socket(profile: Profile) -> Profile:
+    return profile.model_copy(update={"topology": profile.topology.model_copy(update={"group_size": 8})})
+
+
+def _one_efficiency(profile: Profile) -> Profile:
+    """One share of the peak for all that computes, between the two fitted ones."""
+    both = profile.efficiency.conv3x3_stride1, profile.efficiency.other_conv_matmul
+    share = (both[0] * both[1]) ** 0.5
+    efficiency = profile.efficiency.model_copy(update={"conv3x3_stride1": share, "other_conv_matmul": share})
+    return profile.model_copy(update={"efficiency": efficiency})
+
+
+def _without_scratch(work: Workload) -> Workload:
+    def bare(operations: tuple[MemoryOp, ...]) -> tuple[MemoryOp, ...]:
+        return tuple(operation for operation in operations if operation.kind != "scratch")
+
+    def without(task: TaskWork) -> TaskWork:
+        return replace(
+            task,
+            forward_memory=bare(task.forward_memory),
+            graph_memory=bare(task.graph_memory),
+            backward_memory=bare(task.backward_memory),
+        )
+
+    return replace(
+        work, partitions=tuple({size: without(task) for size, task in part.items()} for part in work.partitions)
+    )
+
+
+def _nesting(prepare_ns: int, root_ns: int) -> Callable[[Settings], Settings]:
+    return lambda settings: replace(settings, nesting_ns=(prepare_ns, root_ns))
+
+
+MECHANISMS: Final = (
+    Mechanism("classes of kernels: one efficiency", _one_efficiency),
+    Mechanism("time of copies", _free_links),
+    Mechanism("band: links of 9 GB/s", _link(9.0)),
+    Mechanism("band: links of 13 GB/s", _link(13.0)),
+    Mechanism("second socket: one link for all", _one_socket),
+    Mechanism("band: 5 GB/s across sockets", _link(5.0, across=True)),
+    Mechanism("band: 8 GB/s across sockets", _link(8.0, across=True)),
+    Mechanism("host time per kernel", _update(launch_us=0.0)),
+    Mechanism("band: 10 us of the host per kernel", _update(launch_us=10.0)),
+    Mechanism("band: 18 us of the host per kernel", _update(launch_us=18.0)),
+    Mechanism("shortest kernel", _update(kernel_floor_us=0.0)),
+    Mechanism("limit of the launch queue", _update(queue_depth=10**9)),
+    Mechanism("update of the parameters", work=lambda work: replace(work, optimizer=())),
+    Mechanism("autograd of PyTorch 1.3: today's", settings=lambda settings: replace(settings, flavour="current")),
+    Mechanism("latency of a nested backward's root", settings=_nesting(50_000, 1)),
+    Mechanism("time to prepare a nested backward", settings=_nesting(1, 60_000)),
+    Mechanism("band: half the latency of a root", settings=_nesting(50_000, 30_000)),
+    Mechanism("band: twice the latency of a root", settings=_nesting(50_000, 120_000)),
+    Mechanism("scratch memory of convolutions", work=_without_scratch),
+    Mechanism("capacity of the devices", _update(memory_gib=1e4)),
+    Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated_bytes"),
+)
+"""In the order of the table."""
+
+
+class _Runs(PublishedRuns):
+    """Published rows with a mechanism changed."""
+
+    def __init__(self, mechanism: Mechanism, profile: Profile, cache: Path | None) -> None:
+        super().__init__(mechanism.profile(profile), cache)
+        self._mechanism = mechanism
+
+    def _run(self, row: Setting, batch_size: int, *, memory: bool) -> Run:
+        work = self._mechanism.work(self._workload(row, batch_size))
+        label = row.experiment if row.table == "ablation" else _ABLATION[-1]
+        settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory, steps=2)
+        done = run(work, self._machine, self._mechanism.settings(settings))
+        return replace(done, peak_reserved_bytes=getattr(done, self._mechanism.metric))
+
+
+def effects(profile: Profile, cache: Path | None = None) -> Iterator[tuple[str, dict[str, float | None]]]:
+    """For the whole simulator, simulated over published minus 1; for each mechanism, without it over with it minus 1.
+
+    Args:
+        profile: the devices.
+        cache: folder of stored traces; the user's cache folder by default.
+
+    Yields:
+        (name, cell -> share); None where memory ran out.
+    """
+    whole = _values(Mechanism("nothing"), profile, cache)
+    rows = {(row.table, row.experiment): row for row in published_settings()}
+    published = {name: published_value(rows[cell[:2]], cell[2]) for name, cell in _CELLS.items()}
+    yield "nothing: error of the simulator", _over(whole, published)
+    for mechanism in MECHANISMS:
+        yield mechanism.name, _over(_values(mechanism, profile, cache), whole)
+
+
+def _values(mechanism: Mechanism, profile: Profile, cache: Path | None) -> dict[str, float | None]:
+    rows = {(row.table, row.experiment): row for row in published_settings()}
+    runs = _Runs(mechanism, profile, cache)
+    outcomes = {cell[:2]: runs.outcome(rows[cell[:2]]).values for cell in _CELLS.values()}
+    return {name: outcomes[cell[:2]].get(cell[2]) for name, cell in _CELLS.items()}
+
+
+def _over(values: Mapping[str, float | None], others: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {
+        name: None if value is None or others[name] is None else value / (others[name] or 1.0) - 1
+        for name, value in values.items()
+    }
+
+
+def table(found: Mapping[str, Mapping[str, float | None]]) -> str:
+    """The effects as a Markdown table, in percent; changes of less than half a percent are left empty."""
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|---|{'--:|' * len(_CELLS)}"]
+    for name, shares in found.items():
+        cells = [_percent(shares[cell], always=name.startswith("nothing")) for cell in _CELLS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _percent(share: float | None, *, always: bool) -> str:
+    if share is None:
+        return "oom"
+    return f"{100 * share:+.1f}" if always or abs(share) >= 0.005 else ""
+
+
+def with_table(text: str, made: str) -> str:
+    """A document with the table between its markers.
+
+    Raises:
+        ValueError: the document lacks a marker.
+    """
+    first, last = MARKERS
+    if text.count(first) != 1 or text.count(last) != 1:
+        raise ValueError(f"the document must have the markers {first} and {last} once, got another text; restore them")
+    head, rest = text.split(first)
+    return f"{head}{first}\n{made}\n{last}{rest.split(last)[1]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gpipe_bench.simulator.effects", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--write", action="store_true", help=f"put it into {DOCUMENT.name}")
+    options = parser.parse_args(arguments)
+    made = table(dict(effects(load_profile("p40"))))
+    if options.write:
+        DOCUMENT.write_text(with_table(DOCUMENT.read_text(encoding="utf-8"), made), encoding="utf-8")
+    print(made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Free memory as intervals: what the caching allocator keeps for one stream and one class of sizes.
+
+An interval is one integer, ``size << 48 | address``, so a sorted list of them is in the order in which the allocator
+chooses. Segments do not touch, so two intervals that touch are neighbours of one segment and become one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from typing import Final
+
+__all__ = ["MIB", "SMALL", "Pool", "Request", "Spot", "State", "rounded", "segment_length"]
+
+MIB: Final = 2**20
+MIN_BLOCK: Final = 512
+SMALL: Final = MIB
+SMALL_SEGMENT: Final = 2 * MIB
+LARGE_SEGMENT: Final = 20 * MIB
+OWN_SEGMENT: Final = 10 * MIB
+ROUND_LARGE: Final = 2 * MIB
+
+_SHIFT: Final = 48
+_ADDRESS: Final = 2**_SHIFT - 1
+
+State = tuple[tuple[int, ...], dict[int, int], dict[int, int]]
+"""Free intervals in order; size by address; address by end. None of the three is changed once it is a state."""
+
+Spot = tuple[int, int]
+"""Address and size."""
+
+Request = tuple[int, int, int]
+"""Place in a program, block, bytes to take or 0 to give."""
+
+
+def rounded(nbytes: int) -> int:
+    """Bytes that a request takes."""
+    return max(MIN_BLOCK, -(-nbytes // MIN_BLOCK) * MIN_BLOCK)
+
+
+def segment_length(size: int) -> int:
+    """Bytes of the segment that is made for a block of ``size``."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUND_LARGE) * ROUND_LARGE
+
+
+class Pool:
+    """The free intervals of one stream and one class of sizes.
+
+    Args:
+        small: which class.
+    """
+
+    __slots__ = ("_ends", "_free", "_keep", "_segments", "_sizes", "_state")
+
+    def __init__(self, *, small: bool) -> None:
+        self._keep = MIN_BLOCK if small else SMALL + 1
+        self._free: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._segments: dict[int, int] = {}
+        # While nothing has changed since it was saved or restored.
+        self._state: State | None = None
+
+    def take(self, size: int) -> tuple[int, int] | None:
+        """Address and size of a block for ``size`` bytes; None if no free interval is large enough."""
+        if self._state is not None:
+            self._own()
+        free = self._free
+        place = bisect_left(free, size << _SHIFT)
+        if place == len(free):
+            return None
+        interval = free.pop(place)
+        address, found = interval & _ADDRESS, interval >> _SHIFT
+        end = address + found
+        del self._sizes[address]
+        rest = found - size
+        if rest < self._keep:
+            del self._ends[end]
+            return address, found
+        start = address + size
+        insort(free, rest << _SHIFT | start)
+        self._sizes[start] = rest
+        self._ends[end] = start
+        return address, size
+
+    def give(self, address: int, size: int) -> None:
+        """Take a block back."""
+        if self._state is not None:
+            self._own()
+        free, sizes, ends = self._free, self._sizes, self._ends
+        after = sizes.pop(address + size, 0)
+        if after:
+            del free[bisect_left(free, after << _SHIFT | address + size)]
+            size += after
+        before = ends.pop(address, None)
+        if before is not None:
+            length = sizes[before]
+            del free[bisect_left(free, length << _SHIFT | before)]
+            address, size = before, size + length
+        insort(free, size << _SHIFT | address)
+        sizes[address] = size
+        ends[address + size] = address
+
+    def replay(self, requests: Iterable[Request], spots: dict[int, Spot], grow: Callable[[int], Spot]) -> list[int]:
+        """Many :meth:`take` and :meth:`give` in a row, without a call for each.
+
+        Args:
+            requests: what to take and to give.
+            spots: where blocks are that were taken before; those that are taken or given are put there and removed.
+            grow: size -> a new segment, when there is no room.
+
+        Returns:
+            By how much the bytes in use change at each request.
+        """
+        if self._state is not None:
+            self._own()
+        free, sizes, ends, keep = self._free, self._sizes, self._ends, self._keep
+        changes: list[int] = []
+        for _, block, wanted in requests:
+            if wanted:
+                place = bisect_left(free, wanted << _SHIFT)
+                if place == len(free):
+                    self.add(*grow(wanted))
+                    place = bisect_left(free, wanted << _SHIFT)
+                interval = free.pop(place)
+                address, found = interval & _ADDRESS, interval >> _SHIFT
+                rest = found - wanted
+                del sizes[address]
+                if rest < keep:
+                    del ends[address + found]
+                    size = found
+                else:
+                    size = wanted
+                    start = address + size
+                    insort(free, rest << _SHIFT | start)
+                    sizes[start] = rest
+                    ends[address + found] = start
+                spots[block] = address, size
+                changes.append(size)
+            else:
+                address, size = spots.pop(block)
+                changes.append(-size)
+                end = address + size
+                after = sizes.pop(end, 0)
+                if after:
+                    del free[bisect_left(free, after << _SHIFT | end)]
+                    end += after
+                before = ends.pop(address, None)
+                if before is not None:
+                    del free[bisect_left(free, sizes[before] << _SHIFT | before)]
+                    address = before
+                size = end - address
+                insort(free, size << _SHIFT | address)
+                sizes[address] = size
+                ends[end] = address
+        return changes
+
+    def add(self, address: int, length: int) -> None:
+        """Add a new segment."""
+        self._segments[address] = length
+        self.give(address, length)
+
+    def shrink(self) -> int:
+        """Drop the segments that are free as a whole; gives their bytes."""
+        whole = [address for address, length in self._segments.items() if self._sizes.get(address) == length]
+        if whole:
+            self._own()
+        gone = 0
+        for address in whole:
+            length = self._segments.pop(address)
+            del self._free[bisect_left(self._free, length << _SHIFT | address)]
+            del self._sizes[address], self._ends[address + length]
+            gone += length
+        return gone
+
+    def save(self) -> State:
+        """What is free now."""
+        if self._state is None:
+            self._state = tuple(self._free), self._sizes, self._ends
+        return self._state
+
+    def restore(self, state: State) -> None:
+        """Make that free which ``state`` says, and nothing else; segments made since are gone."""
+        self._state = state
+        self._free = list(state[0])
+        self._sizes, self._ends = state[1], state[2]
+
+    def _own(self) -> None:
+        """Before a change: leave the state to whoever saved it."""
+        self._sizes, self._ends = dict(self._sizes), dict(self._ends)
+        self._state = None

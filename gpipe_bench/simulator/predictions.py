@@ -1,0 +1,206 @@
+"""Every published throughput, memory and utilisation of the eight P40s, beside what the simulator says of it.
+
+    python -m gpipe_bench.simulator.predictions --out results/predictions.csv
+
+writes a row per published cell and prints the table and its mean error. In the file a cell without a number ran out of
+memory; then it has no error either, and the printed table says which of the two ran out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpipe_bench.errors import GpipeBenchError, OutputError
+from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.published import Setting, published_cells, published_settings
+from gpipe_bench.simulator.published_runs import METRICS, PublishedRuns, is_fitted
+
+__all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "summary", "write"]
+
+COLUMNS: Final = ("table", "experiment", "metric", "published", "simulated", "error_fraction", "role")
+
+TABLES: Final = (
+    "ablation",
+    "unet-speed",
+    "amoebanet-d-speed",
+    "unet-memory",
+    "amoebanet-d-memory",
+    "resnet101-speed",
+)
+"""In the order of the rows."""
+
+_FITTED: Final = "fitted"
+_PREDICTED: Final = "predicted"
+_THROUGHPUT: Final = "throughput_samples_per_s"
+_COUNTED: Final = "model_memory_gib"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A published cell.
+
+    Attributes:
+        table: benchmark.
+        experiment: row of the benchmark.
+        metric: what was measured, with its unit.
+        published: its value; None for out of memory.
+        simulated: the simulator's value; None for out of memory.
+        role: ``fitted`` if constants were fitted to it, else ``predicted``.
+        reason: how the simulation ran out of memory; not in the file.
+    """
+
+    table: str
+    experiment: str
+    metric: str
+    published: float | None
+    simulated: float | None
+    role: str
+    reason: str = ""
+
+    @property
+    def error_fraction(self) -> float | None:
+        """Simulated over published, minus 1; None where one of them ran out of memory."""
+        if self.published is None or self.simulated is None:
+            return None
+        return self.simulated / self.published - 1
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``agreed`` where both ran out of memory, ``missed`` where one did."""
+        if self.error_fraction is not None:
+            return "ok"
+        return "agreed" if self.published is self.simulated else "missed"
+
+
+def predictions(tables: Sequence[str] = TABLES, cache: Path | None = None) -> Iterator[Prediction]:
+    """Simulate the published cells, one after the other.
+
+    Args:
+        tables: some of :data:`TABLES`.
+        cache: folder of stored traces; the user's cache folder by default.
+    """
+    runs = PublishedRuns(load_profile("p40"), cache)
+    for table in tables:
+        for row in published_settings():
+            if row.table == table:
+                yield from _of_row(row, runs)
+
+
+def _of_row(row: Setting, runs: PublishedRuns) -> Iterator[Prediction]:
+    outcome = runs.outcome(row)
+    for metric, published in published_cells(row).items():
+        if metric in METRICS:
+            role = _FITTED if metric == _THROUGHPUT and is_fitted(row) else _PREDICTED
+            simulated = outcome.values.get(metric)
+            reason = outcome.reason if simulated is None else ""
+            yield Prediction(row.table, row.experiment, metric, published, simulated, role, reason)
+
+
+def write(rows: Sequence[Prediction], path: Path) -> None:
+    """Write the file, whole or not at all; numbers have six digits.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    table.writerows([_text(getattr(row, column)) for column in COLUMNS] for row in rows)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text.getvalue(), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise OutputError(f"{path} must be writable, got {error.strerror}; name another file with --out") from error
+
+
+def _text(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def summary(rows: Sequence[Prediction]) -> str:
+    """The mean absolute errors in sentences; a cell without a number is counted, never left out in silence."""
+    predicted = [row for row in rows if row.role == _PREDICTED]
+    counted = [row for row in predicted if row.metric != _COUNTED]
+    lines = [
+        f"predicted: {_mean_error(predicted)}",
+        f"  without model memory, which only counts parameters: {_mean_error(counted)}",
+        f"fitted: {_mean_error([row for row in rows if row.role == _FITTED])}",
+    ]
+    agreed = sum(row.status == "agreed" for row in rows)
+    if agreed:
+        lines.append(f"out of memory, published and simulated alike: {agreed}")
+    missed = [row for row in rows if row.status == "missed"]
+    if missed:
+        lines.append(f"MISSED, and in no mean: {len(missed)} out of memory in only one of published and simulated:")
+        lines += [
+            f"  {row.table} {row.experiment} {row.metric}: {row.reason or 'published as out of memory'}"
+            for row in missed
+        ]
+    return "\n".join(lines)
+
+
+def _mean_error(rows: Sequence[Prediction]) -> str:
+    errors = [abs(row.error_fraction) for row in rows if row.error_fraction is not None]
+    if not errors:
+        return "no cells"
+    mean = 100 * sum(errors) / len(errors)
+    return f"mean absolute error {mean:.2f} % of {len(errors)} cells, largest {100 * max(errors):.1f} %"
+
+
+_LINE: Final = "{:<18}  {:<11}  {:<24}  {:>9}  {:>9}  {:>7}  {}"
+
+
+def _line(row: Prediction) -> str:
+    numbers = ("oom" if value is None else f"{value:.3f}" for value in (row.published, row.simulated))
+    error = row.status if row.error_fraction is None else f"{100 * row.error_fraction:+.1f} %"
+    return _LINE.format(row.table, row.experiment, row.metric, *numbers, error, row.role)
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m gpipe_bench.simulator.predictions",
+        description="Simulate every published throughput, memory and utilisation of the Tesla P40s; compare.",
+        epilog="In the file, a cell without a number ran out of memory. Traces are kept for the next time.",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/predictions.csv"), help="the file (default: %(default)s)"
+    )
+    parser.add_argument("--table", action="append", choices=TABLES, help="only this one; may be given again")
+    parser.add_argument("--cache", type=Path, help="folder of stored traces (default: below ~/.cache)")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the file and print the table; gives the exit status, 2 if the file cannot be written."""
+    arguments = _arguments(words)
+    print(_LINE.format("table", "experiment", "metric", "published", "simulated", "error", "role"))
+    rows: list[Prediction] = []
+    try:
+        for row in predictions(arguments.table or TABLES, arguments.cache):
+            print(_line(row), flush=True)
+            rows.append(row)
+        write(rows, arguments.out)
+    except GpipeBenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"\n{summary(rows)}\n\nwritten: {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Runs too large for the clock: exact times from arrays, and peaks of memory extrapolated from smaller runs.
+
+Times are those of :mod:`gpipe_bench.simulator.wavefront`, to the nanosecond those of the clock. Peaks of memory grow by
+the same amount with every micro-batch once a pipeline is in its steady state. They are taken from two runs on the
+clock with fewer micro-batches and continued in a straight line, which is exact for what tensors hold but for hosts that
+race, and not for reserved segments, which grow in leaps; a run says which of its fields came about in this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from gpipe_bench.simulator.grid import Grid
+from gpipe_bench.simulator.outcome import Run, Settings
+from gpipe_bench.simulator.places import POOL
+from gpipe_bench.simulator.tables import Tables
+from gpipe_bench.simulator.wavefront import Overtaken, Wavefront
+from gpipe_bench.simulator.workload import Machine, Workload
+
+__all__ = ["foreseeable", "run_large"]
+
+_PEAKS: Final = ("peak_live_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+_Whole = Callable[[Workload, Machine, Settings], Run]
+
+
+def foreseeable(workload: Workload, machine: Machine, settings: Settings) -> bool:
+    """Whether who issues what in which order is known beforehand.
+
+    With clock-cycles, Fork and Join, today's autograd, copy streams and a device per partition it is. Skips would share
+    links with the micro-batches, and copies of many tensors could fill the launch queues of copy streams.
+    """
+    parts = settings.components
+    devices = settings.devices or tuple(range(workload.n))
+    plain = parts.clock_cycle and parts.fork_join and parts.copy_streams and settings.streams
+    alone = len(set(devices)) == len(devices) == workload.n > 1 and settings.transfer == "direct"
+    if not (plain and alone and settings.flavour == "current") or any(
+        skip.source != skip.target for skip in workload.skips
+    ):
+        return False
+    # Neighbours that share a bus would take turns on it.
+    buses = [machine.bus(*way) for way in pairwise(devices)]
+    if any(bus is not None and buses.count(bus) > 1 for bus in buses):
+        return False
+    tensors = max(len(work.input_bytes) for works in workload.partitions for work in works.values())
+    rounds = -(-workload.m // POOL)
+    return not machine.queue_depth or 2 * settings.steps * tensors * rounds <= machine.queue_depth
+
+
+def run_large(workload: Workload, machine: Machine, settings: Settings, whole: _Whole) -> Run | None:
+    """Simulate a large workload; None where only the clock can.
+
+    Args:
+        workload: what to run.
+        machine: on what.
+        settings: how.
+        whole: runs a workload on the clock.
+    """
+    if not foreseeable(workload, machine, settings):
+        return None
+    devices = settings.devices or tuple(range(workload.n))
+    tables = Tables(workload, machine, devices, settings.checkpoint)
+    if not tables.steady():
+        return None
+    try:
+        found = Wavefront(tables, machine, early=settings.components.early_recompute, steps=settings.steps)
+    except Overtaken:
+        return None
+    grid = Grid(workload, devices, found.steps)
+    done = Run(found.makespan, grid.ends_ns(), (), (), (), (), (), grid)
+    return _with_peaks(done, workload, machine, settings, whole) if settings.memory else done
+
+
+def _with_peaks(done: Run, workload: Workload, machine: Machine, settings: Settings, whole: _Whole) -> Run | None:
+    """Continue the peaks of two smaller runs; None if a device might have to give segments back."""
+    m = workload.m
+    if m < 3 * POOL:
+        return None
+    # Both leave the same remainder as m, so that streams are shared in the same way.
+    few = POOL + m % POOL if m % POOL else POOL
+    sizes = workload.microbatch_sizes
+    runs = [
+        whole(
+            replace(workload, microbatch_sizes=sizes[m - count :]),
+            machine,
+            replace(settings, steps=1),
+        )
+        for count in (few, few + POOL)
+    ]
+    times = (m - few) // POOL
+    live, allocated, reserved = (
+        tuple(small + times * (more - small) for small, more in zip(*(getattr(one, name) for one in runs), strict=True))
+        for name in _PEAKS
+    )
+    if machine.capacity_bytes and max(reserved) > machine.capacity_bytes:
+        return None
+    return replace(
+        done,
+        peak_live_bytes=live,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        flushes=runs[0].flushes,
+        extrapolated=_PEAKS,
+    )

@@ -1,0 +1,176 @@
+"""Networks of torchvision and timm, cut into layers, under names such as ``torchvision/resnet101``.
+
+Any classification network of theirs that :func:`models.chain.chain_of` can cut is a model of the suite. Weights are
+random, nothing is downloaded. This module loads without PyTorch; looking a network up loads its library, which knows
+the names and the image size that each was made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from gpipe_bench.errors import ConfigError, UnsupportedError
+from models.arguments import Argument, Values, nearest
+from models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from models.spec import Device
+
+__all__ = ["FAMILIES", "is_vision", "original", "vision_spec"]
+
+
+# The argument that torchvision's builders of these modules have for the size of the images.
+_SIZES: Final[Mapping[str, Callable[[int], dict[str, Any]]]] = MappingProxyType(
+    {"vision_transformer": lambda size: {"image_size": size}, "maxvit": lambda size: {"input_size": (size, size)}}
+)
+_DEFAULT_SIZE: Final = {"inception_v3": 299}
+
+
+def is_vision(name: object) -> bool:
+    """Whether ``name`` has the form of these models: a library, ``/``, and a name of the library."""
+    return isinstance(name, str) and name.partition("/")[0] in FAMILIES and "/" in name
+
+
+@cache
+def vision_spec(name: str) -> ModelSpec:
+    """The model ``library/network``.
+
+    Raises:
+        ConfigError: the library has no such network, or is not installed.
+    """
+    library, _, network = name.partition("/")
+    builder, size, known = FAMILIES[library](network)
+    if builder is None:
+        near = nearest(name, [f"{library}/{other}" for other in known]) if known else "install another version"
+        if near.startswith("use one of"):
+            near = f"see the models of {library} {len(known)} in number, such as '{library}/{known[0]}'"
+        raise ConfigError([f"model must be one that {library} has, got {name!r}; {near}"])
+
+    def layers(values: Values) -> int:
+        return _layers(name, tuple(values.items()))
+
+    return ModelSpec(
+        name=name,
+        arguments=MappingProxyType(
+            {
+                "size": Argument(int, size, "height and width of the images, in pixels", minimum=1),
+                "classes": Argument(int, 1000, "number of classes", minimum=2),
+            }
+        ),
+        network=lambda values: _chain(name, builder(values), values),
+        layers=layers,
+        input_shape=lambda values: (3, int(values["size"]), int(values["size"])),
+        target=_classes,
+        loss=_cross_entropy,
+        rules=lambda _: (),
+        source=f"{library}'s {network}",
+    )
+
+
+def original(name: str, **arguments: object) -> nn.Module:
+    """The network as its library makes it, with random weights.
+
+    Raises:
+        ConfigError: as :func:`vision_spec`, and arguments that break a rule.
+    """
+    library, _, network = name.partition("/")
+    values = vision_spec(name).check(arguments)
+    module: nn.Module = FAMILIES[library](network)[0](values)
+    return module
+
+
+@cache
+def _layers(name: str, values: tuple[tuple[str, Any], ...]) -> int:
+    """Length of the chain, found without memory for its weights."""
+    import torch
+
+    with torch.device("meta"):
+        return len(vision_spec(name).network(dict(values)))
+
+
+def _chain(name: str, module: nn.Module, values: Values) -> nn.Sequential:
+    from models.chain import chain_of
+
+    size = int(values["size"])
+    whole: list[Any] = []
+    functions: list[Any] = []
+    if name.startswith("timm/"):
+        from models.vision_packages import load_timm
+
+        timm_layers = load_timm().layers
+        whole, functions = timm_layers.get_notrace_modules(), timm_layers.get_notrace_functions()
+    try:
+        return chain_of(module, (2, 3, size, size), whole=whole, functions=functions)
+    except (UnsupportedError, RuntimeError, AssertionError, ValueError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            [f"model must be one that can be cut into layers, got {name} at size {size}: {reason}; change either"]
+        ) from error
+
+
+def _timm(network: str) -> tuple[Any, int, list[str]]:
+    """Builder, default size and known names of timm."""
+    from models.vision_packages import load_timm
+
+    timm = load_timm()
+    if network not in timm.list_models():
+        return None, 0, timm.list_models()
+    config = timm.get_pretrained_cfg(network) if timm.is_model_pretrained(network) else None
+    size = config.input_size[-1] if config is not None and config.input_size else 224
+
+    def build(values: Values) -> Any:
+        given = {"img_size": int(values["size"])} if _is_fixed(timm, network) else {}
+        return timm.create_model(network, pretrained=False, num_classes=int(values["classes"]), **given)
+
+    return build, size, []
+
+
+def _is_fixed(timm: Any, network: str) -> bool:
+    """Whether the network is made for one size, and takes it as an argument."""
+    config = timm.get_pretrained_cfg(network) if timm.is_model_pretrained(network) else None
+    return bool(config is not None and config.fixed_input_size)
+
+
+def _torchvision(network: str) -> tuple[Any, int, list[str]]:
+    """Builder, default size and known names of torchvision's classification networks."""
+    from models.vision_packages import load_torchvision
+
+    models: Any = load_torchvision()
+    known = models.list_models(module=models)
+    if network not in known:
+        return None, 0, known
+    function: Any = models.get_model_builder(network)
+    sized = _SIZES.get(function.__module__.rpartition(".")[2], lambda _: {})
+
+    def build(values: Values) -> Any:
+        given = sized(int(values["size"])) | extra  # type: ignore[no-untyped-call]  # torchvision annotates no results
+        made: Any = models.get_model
+        return made(network, weights=None, num_classes=int(values["classes"]), **given)
+
+    # Heads that help in training only make a second output.
+    extra = {"aux_logits": False, "init_weights": True} if network in ("googlenet", "inception_v3") else {}
+    return build, _DEFAULT_SIZE.get(network, 224), known
+
+
+FAMILIES: Final[Mapping[str, Callable[[str], tuple[Any, int, list[str]]]]] = MappingProxyType(
+    {"timm": _timm, "torchvision": _torchvision}
+)
+"""Libraries, by the prefix of their models."""
+
+
+def _classes(batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device) -> Tensor:
+    import torch
+
+    return torch.randint(int(arguments["classes"]), (batch_size,), generator=generator, device=device)
+
+
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    from torch.nn import functional
+
+    return functional.cross_entropy(output, target)

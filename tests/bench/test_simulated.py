@@ -1,0 +1,151 @@
+"""Simulated cells: settings, names, and what they leave for the tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from gpipe_bench.bench.cells import CELL_PATTERN
+from gpipe_bench.bench.config import SuiteConfig, parse_config
+from gpipe_bench.bench.raw import RawResult, read_results, results_json
+from gpipe_bench.bench.simulated import simulate_cells
+from gpipe_bench.bench.simulated_cells import SimulatedCell, SimulatedWorkload
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.bench.workflow import Plan
+from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.errors import ConfigError
+
+TINY = {
+    "model_args": "depth=1;B=1;C=2;size=4",
+    "batch_size": 4,
+    "chunks": 2,
+    "partitions": 2,
+    "balance": "8-9",
+}
+P40 = Path(SimulatedWorkload().profile_path)
+OTHER_SETTINGS = {
+    "model_args": "depth=1;B=1;C=4;size=4",
+    "batch_size": 8,
+    "chunks": 4,
+    "balance": "9-8",
+    "checkpoint": "always",
+    "transfer": "host",
+    "optimizer": "adam",
+    "profile": "v100",
+    "flavour": "current",
+    "variant": "baseline",
+}
+
+
+def cell(**settings):
+    return SimulatedCell.model_validate({**TINY, **settings})
+
+
+@pytest.fixture(scope="module")
+def results():
+    return simulate_cells([cell(), cell(variant="baseline")])
+
+
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+def test_every_setting_has_a_part_in_the_id(name):
+    assert cell(**{name: OTHER_SETTINGS[name]}).id != cell().id
+
+
+def test_the_evidence_is_in_the_name():
+    ids = [made.id for made in SimulatedWorkload().cells()]
+    assert len(set(ids)) == 32
+    assert all(re.fullmatch(CELL_PATTERN, name) and name.startswith("simulated-unet-") for name in ids)
+    assert ids[0].startswith("simulated-unet-baseline-n4-m8-b128-p40-")
+
+
+def test_published_variants_come_first():
+    assert tuple(made.variant for made in SimulatedWorkload().cells())[:4] == PUBLISHED
+
+
+def test_the_options_of_a_workload_make_the_same_workload():
+    from gpipe_bench.cli import app
+
+    made = SimulatedWorkload.model_validate({**TINY, "profile": "v100", "variants": ["baseline", "dep-x-x"]})
+    command = typer.main.get_command(app).commands["simulate-variants"]
+    context = command.make_context("simulate-variants", [*made.arguments(), "--out", "x.json"])
+    given = {name: value for name, value in context.params.items() if name in SimulatedWorkload.model_fields}
+    again = validated(SimulatedWorkload, given, ".".join)
+    assert [one.id for one in again.cells()] == [one.id for one in made.cells()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"profile": "p41"}, "ablation.simulated.profile must be one of a100"),
+        ({"flavour": "old"}, "ablation.simulated.flavour must be one of current, published, got 'old'"),
+        ({"optimizer": "lion"}, "ablation.simulated.optimizer must be one of sgd, momentum, rmsprop, adam"),
+        ({"balance": "1-2"}, "ablation.simulated.balance must have one entry per partition"),
+        ({"warmup": 1}, "ablation.simulated.warmup must be a known key"),
+    ],
+)
+def test_wrong_settings_are_named(settings, problem):
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"ablation": {"simulated": settings}}, source="")
+    assert any(problem in text for text in caught.value.problems), caught.value.problems
+
+
+def test_a_profile_may_be_a_file_of_the_user(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(P40.read_text().replace("name: p40", "name: My Box"))
+    made = cell(profile=str(path))
+    assert "-my-box-" in made.id
+    assert made.profile_path == str(path)
+
+
+def test_a_simulated_row_says_what_it_is(results):
+    row = results[0].row
+    assert (row.evidence, row.profile, row.flavour, row.status) == ("simulated", "p40", "published", "ok")
+    assert (row.variant, row.partitions, row.chunks, row.balance) == ("dep-str-ptl", 2, 2, "8-9")
+    assert row.config_sha256 == cell().config_sha256
+    assert row.throughput_samples_per_s > 0
+    assert row.peak_reserved_gib >= row.peak_allocated_gib > 0
+    assert row.started_utc == ""
+
+
+def test_the_same_cell_gives_the_same_row(results):
+    assert simulate_cells([cell(variant="baseline")]) == results[1:]
+
+
+def test_devices_steps_and_events_are_those_of_the_step(results):
+    (result, _) = results
+    assert [record["layers"] for record in result.devices] == [8, 9]
+    total = sum(record["peak_reserved_gib"] for record in result.devices)
+    assert total == pytest.approx(result.row.peak_reserved_gib)
+    assert result.steps[0]["step_time_ms"] == result.row.step_time_ms
+    assert {event["kind"] for event in result.events} >= {"forward", "recompute", "backward", "copy"}
+
+
+def test_several_results_share_a_file(results, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(results_json(results))
+    assert read_results(path) == results
+    with pytest.raises(ConfigError, match="raw result must be a file with one result, got 2"):
+        RawResult.read(path)
+
+
+def test_what_does_not_fit_is_a_row_that_says_how_much_it_needs(tmp_path):
+    small = yaml.safe_load(P40.read_text())
+    small["memory_gib"] = small["context_gib"] + 0.001
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+    (result,) = simulate_cells([cell(profile=str(tmp_path / "small.yaml"), model_args="depth=1;B=1;C=64;size=64")])
+    assert (result.row.status, result.row.throughput_samples_per_s) == ("oom", None)
+    assert "GiB" in result.row.reason
+    assert (result.devices, result.steps, result.events) == ([], [], [])
+
+
+def test_the_plan_asks_for_simulations_before_runs():
+    plan = Plan({"ablation": []}, {"ablation": SuiteConfig().ablation.simulated})
+    assert plan.raw == {"ablation": ["results/simulated/ablation.json"]}
+    assert plan.profiles["ablation"].endswith("p40.yaml")
+    assert plan.published("ablation") == []
+    assert tuple(plan.published("ablation", "simulated")) == PUBLISHED
+    assert {made.variant for made in plan.simulated["ablation"].cells()} == {c.label for c in Components.factorial()}

@@ -1,0 +1,123 @@
+"""``simulate``: its table, its files, its errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from gpipe_bench.cli import main
+from gpipe_bench.rows import Row
+from gpipe_bench.simulator.hardware import PROFILES
+
+SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)
+PUBLISHED = ("--model-args", "depth=5;B=5;C=64", "--balance", "34-76-70-61", "--flavour", "published")
+
+
+@pytest.fixture(autouse=True)
+def _traces(tmp_path_factory, monkeypatch):
+    """Stored traces of these tests only, shared by all of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def call(capsys):
+    """Run the command; gives exit status, what it printed, and its errors."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(["simulate", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_a_table_of_devices_and_totals(call):
+    status, out, err = call(*SMALL)
+    assert (status, err) == (0, "")
+    assert "simulated on 3 x cuda Tesla P40 (p40)" in out
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("cuda:")] == [
+        ["cuda:0", "10"],
+        ["cuda:1", "10"],
+        ["cuda:2", "9"],
+    ]
+    assert "samples/s simulated" in out
+    assert "published" not in out
+
+
+def test_published_values_stand_beside_the_simulated_ones(call):
+    status, out, _ = call(*PUBLISHED)
+    assert status == 0
+    (line,) = [line.split() for line in out.splitlines() if line.startswith("ablation: throughput")]
+    theirs, ours, error = float(line[-3]), float(line[-2]), float(line[-1].rstrip("%"))
+    assert theirs == 58.48
+    assert error == pytest.approx(100 * (ours / theirs - 1), abs=0.1)
+    assert any(line.startswith("ablation: memory") for line in out.splitlines())
+
+
+def test_other_settings_have_no_published_value(call):
+    assert "ablation:" not in call(*PUBLISHED, "--chunks", 4)[1]
+
+
+def test_without_a_balance_all_is_on_one_device(call):
+    _, out, _ = call("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
+    assert "1 partitions (29)" in out
+
+
+def test_out_of_memory_is_a_result(call, tmp_path):
+    rows = tmp_path / "rows.csv"
+    status, out, _ = call("--model-args", "depth=5;B=10;C=160", "--batch-size", 64, "--chunks", 1, "--rows", rows)
+    assert status == 0
+    assert "oom: device 0 needs " in out
+    with rows.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["status"], row["throughput_samples_per_s"]) == ("oom", "")
+    assert row["reason"].startswith("device 0 needs ")
+
+
+def test_rows_and_trace_are_written_with_their_evidence(call, tmp_path):
+    rows, trace = tmp_path / "rows.csv", tmp_path / "trace.json"
+    status, out, _ = call(*SMALL, "--components", "dep-x-x", "--rows", rows, "--trace", trace)
+    assert status == 0
+    assert f"wrote {rows}" in out
+    with rows.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert tuple(row) == Row.columns()
+    assert (row["evidence"], row["variant"], row["profile"], row["flavour"]) == (
+        "simulated",
+        "dep-x-x",
+        "p40",
+        "current",
+    )
+    written = json.loads(trace.read_text())
+    assert written["otherData"]["evidence"] == "simulated"
+    assert sum(event["ph"] == "X" and event["cat"] == "forward" for event in written["traceEvents"]) == 12
+
+
+def test_a_profile_of_ones_own(call, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text((PROFILES / "p40.yaml").read_text().replace("name: p40", "name: mine"))
+    assert "(mine)" in call(*SMALL, "--profile", path)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problems"),
+    [
+        (("--model", "unett"), ["--model must be one of"]),
+        (("--model-args", "depth=x"), ["--model-args: depth of unet must be"]),
+        (("--profile", "p41"), ["--profile must be one of"]),
+        (("--components", "x", "--chunks", "0"), ["--chunks must be", "--components must be"]),
+        (("--balance", "1-2"), ["--balance must sum to the 241 layers"]),
+        (("--flavour", "new"), ["--flavour must be one of current, published"]),
+        (("--trace", "/proc/nowhere/trace.json"), ["output must be writable"]),
+    ],
+    ids=lambda value: str(value[0]),
+)
+def test_bad_input_is_a_line_per_problem(call, arguments, problems):
+    status, out, err = call(*arguments)
+    assert (status, out) == (2, "")
+    lines = err.splitlines()
+    assert len(lines) == len(problems)
+    assert all(line.startswith(f"error: {problem}") for line, problem in zip(lines, problems, strict=True))

@@ -1,0 +1,84 @@
+"""What tensors hold, beside what the engine holds on the CPU, where every byte of every tensor can be counted.
+
+One allocator for all partitions, so that peaks are those of the whole. Copies are real with transfer='host'.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench import Components, GPipe
+from gpipe_bench.measure.live_bytes import LiveBytes
+from gpipe_bench.simulator.build import build_workload
+from gpipe_bench.simulator.events import Settings, run
+from gpipe_bench.simulator.hardware import load_profile
+from tests.engine.support import label
+from tests.simulator.support import Plain
+
+UNIT, ROWS, LAYERS = 1024, 4, 2
+SWITCHES = [
+    Components(),
+    Components(fork_join=False),
+    Components(early_recompute=False),
+    Components(clock_cycle=False),
+    Components(clock_cycle=False, fork_join=False, early_recompute=False),
+]
+
+
+class Scale(nn.Module):
+    """One unit of parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, UNIT // 4))
+
+    def forward(self, x):
+        return torch.tanh(x * self.weight)
+
+
+class Loss(torch.autograd.Function):
+    """A sum that keeps its input, as losses do, and makes a gradient of its size."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ones_like(ctx.saved_tensors[0])
+
+
+def peaks(m, n, components, checkpoint):
+    """(real, simulated) in units."""
+    module, x = nn.Sequential(*(Scale() for _ in range(n * LAYERS))), torch.ones(ROWS * m, UNIT // 4)
+    balance = [LAYERS] * n
+    options = {"chunks": m, "checkpoint": checkpoint, "components": components, "transfer": "host"}
+    pipe = GPipe(module, balance, devices=["cpu"] * n, **options)
+    with LiveBytes(pipe) as live, pipe.observe(live):
+        Loss.apply(pipe(x)).backward()
+    work = build_workload(
+        module, balance=balance, batch_size=ROWS * m, chunks=m, profile=load_profile("p40"), sample=x, optimizer=None
+    )
+    places = {"devices": (0,) * n, "streams": False, "marks": True}
+    found = run(work, Plain(), Settings(components, checkpoint, transfer="host", **places))
+    return live.peak_total_bytes / UNIT, found.peak_live_bytes[0] / UNIT
+
+
+@pytest.mark.parametrize("components", SWITCHES, ids=label)
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 1), (1, 2), (4, 2), (3, 3)])
+def test_with_checkpoints_the_peak_is_that_of_the_engine(m, n, components):
+    real, simulated = peaks(m, n, components, "always")
+    # But for the loss and its gradient, two numbers.
+    assert 0 <= real - simulated <= 8 / UNIT
+
+
+@pytest.mark.parametrize("components", SWITCHES, ids=label)
+@pytest.mark.parametrize("checkpoint", ["except_last", "never"])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 1), (1, 2), (4, 2), (3, 3)])
+def test_without_it_is_no_less_and_at_most_an_output_and_its_gradient_more(m, n, components, checkpoint):
+    # The engine lets go of both amid the backward pass of the task, the simulation when it ends.
+    real, simulated = peaks(m, n, components, checkpoint)
+    assert -8 / UNIT <= simulated - real <= 2 * ROWS

@@ -1,0 +1,139 @@
+"""Efficiencies from measured rows: those that made the rows are found again, with a spread and an error per cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.cli import main
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+from gpipe_bench.simulator import Model, simulate
+from gpipe_bench.simulator.calibration import SHARES, calibrate_rows
+from gpipe_bench.simulator.hardware import load_profile
+
+H100 = load_profile("h100")
+TRUTH = {"conv3x3_stride1": 0.3, "other_conv_matmul": 0.5, "memory_bound": 0.7}
+CELLS = (
+    ("unet", {"depth": 2, "B": 1, "C": 64, "size": 64}, 64),
+    ("unet", {"depth": 1, "B": 2, "C": 128, "size": 64}, 64),
+    ("amoebanet-d", {"L": 3, "D": 512, "size": 64}, 512),
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def rows(cache):
+    """What a device of other efficiencies than the profile's would have measured."""
+    efficiency = H100.efficiency.model_copy(update=TRUTH)
+    truth = H100.model_copy(update={"efficiency": efficiency, "memory_gib": 1e3})
+    found = []
+    for name, arguments, batch_size in CELLS:
+        model = Model(name, arguments)
+        layers = len(_build(name, arguments))
+        step = simulate(model, balance=[layers], batch_size=batch_size, chunks=2, profile=truth, steps=1, cache=cache)
+        found += [step.row(evidence="measured", device="cuda H100", repeat=repeat) for repeat in range(2)]
+    return found
+
+
+def _build(name, arguments):
+    import torch
+
+    from models.table import MODELS
+
+    with torch.device("meta"):
+        return MODELS[name].build(**arguments)
+
+
+def test_the_efficiencies_that_made_the_rows_are_found(rows, cache):
+    fit = calibrate_rows(rows, H100, cache=cache)
+    assert fit.profile.efficiency.origin == "fitted"
+    for share in SHARES:
+        assert getattr(fit.profile.efficiency, share) == pytest.approx(TRUTH[share], rel=0.1)
+        low, high = fit.spread[share]
+        assert low <= getattr(fit.profile.efficiency, share) <= high
+    assert len(fit.errors) == len(CELLS)
+    assert max(map(abs, fit.errors.values())) < 0.02
+
+
+def test_everything_else_of_the_profile_stays(rows, cache):
+    fit = calibrate_rows(rows, H100, name="mine", cache=cache)
+    changed = {"name", "efficiency", "sources"}
+    assert fit.profile.model_dump(exclude=changed) == H100.model_dump(exclude=changed)
+    assert fit.profile.name == "mine"
+    assert "3 cells measured on cuda H100" in fit.profile.sources["efficiency"]
+
+
+def test_one_row_is_enough_but_has_no_spread(rows, cache):
+    fit = calibrate_rows(rows[:1], H100, cache=cache)
+    assert fit.spread == {}
+    assert abs(next(iter(fit.errors.values()))) < 0.02
+
+
+def test_the_median_of_the_repeats_counts(rows, cache):
+    slow = [row for row in rows if row.repeat == 0]
+    others = [Row.from_dict({**row.to_dict(), "throughput_samples_per_s": 1.0, "repeat": 2}) for row in slow]
+    assert (
+        calibrate_rows([*rows, *others], H100, cache=cache).profile == calibrate_rows(rows, H100, cache=cache).profile
+    )
+
+
+def _changed(row, **columns):
+    return Row.from_dict({**row.to_dict(), **columns})
+
+
+def test_rows_of_no_use_are_passed_over(rows, cache):
+    useless = [
+        _changed(rows[0], partitions=2),
+        _changed(rows[0], device_count=2),
+        _changed(rows[0], evidence="simulated"),
+        _changed(rows[0], model="resnet101"),
+        _changed(rows[0], status="oom", reason="full", throughput_samples_per_s=None),
+    ]
+    fit = calibrate_rows([*rows[:2], *useless], H100, cache=cache)
+    assert (len(fit.errors), fit.ignored) == (1, len(useless))
+
+
+def test_no_row_or_rows_of_two_devices(rows):
+    with pytest.raises(ConfigError, match="got none among 0"):
+        calibrate_rows([], H100)
+    with pytest.raises(ConfigError, match="got rows of cuda A100, cuda H100"):
+        calibrate_rows([rows[0], _changed(rows[2], device="cuda A100")], H100)
+
+
+def test_the_command_writes_a_profile_that_simulate_takes(rows, cache, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gpipe_bench.simulator.sources.default_folder", lambda: cache)
+    table, out = tmp_path / "rows.csv", tmp_path / "mine.yaml"
+    table.write_text(csv_text(Row.columns(), [row.to_dict() for row in rows]))
+    with pytest.raises(SystemExit) as caught:
+        main(["calibrate", "--rows", str(table), "--profile", "h100", "--out", str(out)])
+    assert not caught.value.code
+    printed = capsys.readouterr().out
+    assert "efficiencies from 3 cells; 0 rows were of no use" in printed
+    assert "with a cell left out; 0.45 before" in printed
+    made = load_profile(out)
+    assert made.name == "mine"
+    assert made.efficiency.conv3x3_stride1 == pytest.approx(TRUTH["conv3x3_stride1"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--rows", "nowhere.csv", "--out", "a.yaml"), "nowhere.csv"),
+        (("--rows", "empty.csv", "--out", "a.yaml"), "rows must hold"),
+        (("--rows", "empty.csv", "--out", "a.yaml", "--profile", "p41"), "profile must be one of"),
+    ],
+    ids=["rows", "none", "profile"],
+)
+def test_bad_input_of_the_command(arguments, problem, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").write_text(csv_text(Row.columns(), [Row().to_dict()]))
+    with pytest.raises(SystemExit) as caught:
+        main(["calibrate", *arguments])
+    assert caught.value.code == 2
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / "a.yaml").exists()

@@ -1,0 +1,19 @@
+# Every published cell and its simulated value.
+
+
+rule predictions:
+    """Simulate every published cell of the tables: published value, simulated value and error."""
+    input:
+        "results/reference/published/published.csv",
+        "results/reference/published/settings.csv",
+    output:
+        ensure("results/predictions.csv", non_empty=True),
+    log:
+        "logs/predictions.log",
+    conda:
+        "../../environment.yml"
+    params:
+        sources=source_digest("gpipe_bench.simulator"),
+        torch=version("torch"),
+    shell:
+        "python -m gpipe_bench.simulator.predictions --out {output:q} > {log:q} 2>&1"
