@@ -36,9 +36,10 @@ for one step of n partitions and m micro-batches, tracing aside, the least of so
 |--:|--:|--:|--:|--:|--:|
 """
 _FOOT: Final = """
-Cost per task is near constant, see the last column. From 2^17 tasks on, pipelines whose order of issue is known beforehand are simulated cycle by
-cycle with arrays (`gpipe_bench/simulator/wavefront.py`), with the same times to the nanosecond. Their peaks of
-memory are extrapolated from two smaller runs (`gpipe_bench/simulator/steady.py`), and say so.
+Were cost linear in n m, the columns of microseconds per task would be constant; they grow with the number of tasks.
+From 2^17 tasks on, pipelines whose order of issue is known beforehand are simulated cycle by cycle with arrays
+(`gpipe_bench/simulator/wavefront.py`), with the same times to the nanosecond. Their peaks of memory are extrapolated
+from two smaller runs (`gpipe_bench/simulator/steady.py`), and say so.
 Where a host thread runs ahead of the next by 32 micro-batches, as behind a link slower than the tasks, the clock has to
 simulate every task.
 """
