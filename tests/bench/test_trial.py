@@ -18,7 +18,7 @@ from tests.bench.cells_of import cell
 
 # What has no value on a CPU: an allocator that reserves, versions of CUDA and of a driver, and the experiment, which
 # collect writes.
-EMPTY_ON_CPU = {"peak_reserved_gib", "cuda", "driver", "experiment", "reason"}
+EMPTY_ON_CPU = {"flavour", "source", "peak_reserved_gib", "cuda", "driver", "experiment", "reason"}
 # Unknown outside a git checkout.
 OF_GIT = {"commit", "dirty"}
 
