@@ -5,11 +5,11 @@ Importing this package is light: PyTorch is loaded when a name that needs it is 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import GpipeBenchError
+from gpipe_bench.lazy import lazy
 
 if TYPE_CHECKING:
     from gpipe_bench.engine.checkpoint import is_checkpointing, is_recomputing
@@ -27,12 +27,4 @@ _LAZY = {
     "is_recomputing": "gpipe_bench.engine.checkpoint",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _LAZY, __all__)

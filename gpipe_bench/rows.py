@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Row"]
+__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Row", "column"]
 
 SCHEMA_VERSION: Final = 1
 EVIDENCE: Final = ("published", "simulated", "measured")
 STATUSES: Final = ("ok", "oom", "unsupported", "skipped", "error")
 
 
-def _column(unit: str, text: str, default: Any = None) -> Any:
+def column(unit: str, text: str, default: Any = None) -> Any:
+    """A column of a table: its unit, its meaning, and what it holds where nothing is said."""
     return field(default=default, metadata={"unit": unit, "text": text})
 
 
@@ -24,51 +25,51 @@ def _column(unit: str, text: str, default: Any = None) -> Any:
 class Row:
     """One row of a result table; ``None`` means that the value was not taken or does not apply."""
 
-    experiment: str = _column("", "experiment that asked for the cell", "")
-    evidence: str = _column("", "published, simulated or measured", "measured")
-    model: str = _column("", "name in the table of models", "")
-    model_args: str = _column("", "arguments of the model, 'key=value' joined by ';'", "")
-    variant: str = _column("", "label of the components", "")
-    clock_cycle: bool | None = _column("", "component: deterministic clock-cycle")
-    fork_join: bool | None = _column("", "component: backward order by Fork and Join")
-    copy_streams: bool | None = _column("", "component: copies on streams of their own")
-    portals: bool | None = _column("", "component: skips hop from source to destination device")
-    early_recompute: bool | None = _column("", "component: recomputation ahead of the gradient")
-    backward: str = _column("", "what drives the backward pass: autograd or scheduled", "autograd")
-    transfer: str = _column("", "how tensors cross partitions: direct or host", "direct")
-    flavour: str = _column("", "autograd engine of a simulated row: current, or published for that of PyTorch 1.3", "")
-    partitions: int | None = _column("", "n, contiguous groups of layers")
-    chunks: int | None = _column("", "micro-batches asked for")
-    microbatches: int | None = _column("", "m, micro-batches that the batch gave")
-    checkpoint: str = _column("", "always, except_last or never", "")
-    batch_size: int | None = _column("samples", "samples per step")
-    balance: str = _column("", "layers per partition, joined by '-'", "")
-    repeat: int | None = _column("", "0-based repeat of the cell, each in a fresh process")
-    seed: int | None = _column("", "seed of weights, data and dropout")
-    status: str = _column("", "ok, oom, unsupported, skipped or error", "ok")
-    reason: str = _column("", "why the status is not ok", "")
-    throughput_samples_per_s: float | None = _column("samples/s", "batch size over the median step time")
-    step_time_ms: float | None = _column("ms", "median over the timed steps")
-    peak_allocated_gib: float | None = _column("GiB", "sum over devices of the peak of live tensor bytes")
-    peak_reserved_gib: float | None = _column("GiB", "sum over devices of the peak that the allocator held")
-    utilization_fraction: float | None = _column("1", "mean over devices of the busy share")
-    bubble_fraction: float | None = _column("1", "mean share idle in fill, drain and waiting")
-    copy_fraction: float | None = _column("1", "mean share in which only a copy ran")
-    recompute_fraction: float | None = _column("1", "mean share of recomputation")
-    imbalance_fraction: float | None = _column("1", "mean share idle for having less work than the busiest partition")
-    device: str = _column("", "device type and name", "")
-    device_count: int | None = _column("", "distinct devices used")
-    profile: str = _column("", "hardware profile of a simulated row, machine of a measured one", "")
-    source: str = _column("", "where a published value is printed", "")
-    torch: str = _column("", "version of PyTorch", "")
-    cuda: str = _column("", "version of CUDA", "")
-    driver: str = _column("", "version of the GPU driver", "")
-    python: str = _column("", "version of Python", "")
-    commit: str = _column("", "commit of gpipe_bench", "")
-    dirty: bool | None = _column("", "whether the checkout had uncommitted changes")
-    config_sha256: str = _column("", "digest of the cell's configuration", "")
-    started_utc: str = _column("", "start of the run, ISO 8601", "")
-    schema_version: int = _column("", "version of this schema", SCHEMA_VERSION)
+    experiment: str = column("", "experiment that asked for the cell", "")
+    evidence: str = column("", "published, simulated or measured", "measured")
+    model: str = column("", "name in the table of models", "")
+    model_args: str = column("", "arguments of the model, 'key=value' joined by ';'", "")
+    variant: str = column("", "label of the components", "")
+    clock_cycle: bool | None = column("", "component: deterministic clock-cycle")
+    fork_join: bool | None = column("", "component: backward order by Fork and Join")
+    copy_streams: bool | None = column("", "component: copies on streams of their own")
+    portals: bool | None = column("", "component: skips hop from source to destination device")
+    early_recompute: bool | None = column("", "component: recomputation ahead of the gradient")
+    backward: str = column("", "what drives the backward pass: autograd or scheduled", "autograd")
+    transfer: str = column("", "how tensors cross partitions: direct or host", "direct")
+    flavour: str = column("", "autograd engine of a simulated row: current, or published for that of PyTorch 1.3", "")
+    partitions: int | None = column("", "n, contiguous groups of layers")
+    chunks: int | None = column("", "micro-batches asked for")
+    microbatches: int | None = column("", "m, micro-batches that the batch gave")
+    checkpoint: str = column("", "always, except_last or never", "")
+    batch_size: int | None = column("samples", "samples per step")
+    balance: str = column("", "layers per partition, joined by '-'", "")
+    repeat: int | None = column("", "0-based repeat of the cell, each in a fresh process")
+    seed: int | None = column("", "seed of weights, data and dropout")
+    status: str = column("", "ok, oom, unsupported, skipped or error", "ok")
+    reason: str = column("", "why the status is not ok", "")
+    throughput_samples_per_s: float | None = column("samples/s", "batch size over the median step time")
+    step_time_ms: float | None = column("ms", "median over the timed steps")
+    peak_allocated_gib: float | None = column("GiB", "sum over devices of the peak of live tensor bytes")
+    peak_reserved_gib: float | None = column("GiB", "sum over devices of the peak that the allocator held")
+    utilization_fraction: float | None = column("1", "mean over devices of the busy share")
+    bubble_fraction: float | None = column("1", "mean share idle in fill, drain and waiting")
+    copy_fraction: float | None = column("1", "mean share in which only a copy ran")
+    recompute_fraction: float | None = column("1", "mean share of recomputation")
+    imbalance_fraction: float | None = column("1", "mean share idle for having less work than the busiest partition")
+    device: str = column("", "device type and name", "")
+    device_count: int | None = column("", "distinct devices used")
+    profile: str = column("", "hardware profile of a simulated row, machine of a measured one", "")
+    source: str = column("", "where a published value is printed", "")
+    torch: str = column("", "version of PyTorch", "")
+    cuda: str = column("", "version of CUDA", "")
+    driver: str = column("", "version of the GPU driver", "")
+    python: str = column("", "version of Python", "")
+    commit: str = column("", "commit of gpipe_bench", "")
+    dirty: bool | None = column("", "whether the checkout had uncommitted changes")
+    config_sha256: str = column("", "digest of the cell's configuration", "")
+    started_utc: str = column("", "start of the run, ISO 8601", "")
+    schema_version: int = column("", "version of this schema", SCHEMA_VERSION)
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:
@@ -81,7 +82,7 @@ class Row:
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """Names of the columns, in order."""
-        return tuple(column.name for column in fields(cls))
+        return tuple(c.name for c in fields(cls))
 
     @classmethod
     def describe(cls) -> list[tuple[str, str, str, str]]:

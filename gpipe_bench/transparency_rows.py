@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
+
+from gpipe_bench.rows import column
 
 __all__ = ["LAYER_COLUMNS", "STEP_COLUMNS", "VERDICT_COLUMNS", "TransparencyRow", "arm_label"]
 
@@ -21,63 +23,59 @@ VERDICT_COLUMNS: Final = (
 """A claim over seeds. Accuracies: mean paired difference, 95 % t interval. Others: median, 95 % bootstrap interval."""
 
 
-def _column(unit: str, text: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"unit": unit, "text": text})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransparencyRow:
     """One training run; ``None`` means that the value does not apply."""
 
-    experiment: str = _column("", "experiment that asked for the run", "transparency")
-    evidence: str = _column("", "always measured", "measured")
-    model: str = _column("", "name in the table of models", "")
-    model_args: str = _column("", "arguments of the model, 'key=value' joined by ';'", "")
-    data: str = _column("", "images trained on", "")
-    precision: str = _column("", "float32 or float64", "float32")
-    normalisation: str = _column("", "batch: by statistics of the batch; frozen: by running statistics", "batch")
-    arm: str = _column("", "plain, accumulated (micro-batches without pipeline) or pipeline", "")
-    checkpoint: str = _column("", "always, except_last or never; empty without pipeline", "")
-    deferred_batch_norm: bool | None = _column("", "running statistics updated once per batch")
-    partitions: int | None = _column("", "n, contiguous groups of layers")
-    chunks: int | None = _column("", "micro-batches asked for")
-    microbatches: int | None = _column("", "m, micro-batches that the batch gave")
-    batch_size: int | None = _column("samples", "samples per step")
-    balance: str = _column("", "layers per partition, joined by '-'", "")
-    steps: int | None = _column("", "training steps")
-    learning_rate: float | None = _column("", "peak learning rate of SGD")
-    held_out: int | None = _column("samples", "held-out images")
-    seed: int | None = _column("", "seed of split, order, weights and noise")
-    status: str = _column("", "ok or error", "ok")
-    reason: str = _column("", "why the status is not ok", "")
-    loss_last: float | None = _column("1", "training loss of the last step")
-    accuracy_fraction: float | None = _column("1", "held out, evaluation: classes or pixels that are right")
-    accuracy_batch_fraction: float | None = _column("1", "the same weights, normalised by the held-out batch itself")
-    iou_fraction: float | None = _column("1", "held out, evaluation: intersection over union of the mask")
-    gradient_difference_plain_first: float | None = _column("1", "first step, to the plain model on the whole batch")
-    gradient_difference_plain_largest: float | None = _column("1", "largest over the steps, each from its own weights")
-    gradient_difference_accumulated_largest: float | None = _column("1", "the same, to accumulated micro-batches")
-    loss_difference_accumulated_largest: float | None = _column("1", "largest absolute difference of the losses")
-    statistics_difference_first: float | None = _column("1", "median over layers of the variance difference, step 1")
-    statistics_difference_last: float | None = _column("1", "the same after the last step")
-    updates_per_step: float | None = _column("1", "updates of the running statistics per training step")
-    device: str = _column("", "device type and name", "")
-    device_count: int | None = _column("", "distinct devices used")
-    profile: str = _column("", "machine", "")
-    torch: str = _column("", "version of PyTorch", "")
-    cuda: str = _column("", "version of CUDA", "")
-    driver: str = _column("", "version of the GPU driver", "")
-    python: str = _column("", "version of Python", "")
-    commit: str = _column("", "commit of gpipe_bench", "")
-    dirty: bool | None = _column("", "whether the checkout had uncommitted changes")
-    config_sha256: str = _column("", "digest of the cell's configuration", "")
-    started_utc: str = _column("", "start of the run, ISO 8601", "")
-    schema_version: int = _column("", "version of this schema", 1)
+    experiment: str = column("", "experiment that asked for the run", "transparency")
+    evidence: str = column("", "always measured", "measured")
+    model: str = column("", "name in the table of models", "")
+    model_args: str = column("", "arguments of the model, 'key=value' joined by ';'", "")
+    data: str = column("", "images trained on", "")
+    precision: str = column("", "float32 or float64", "float32")
+    normalisation: str = column("", "batch: by statistics of the batch; frozen: by running statistics", "batch")
+    arm: str = column("", "plain, accumulated (micro-batches without pipeline) or pipeline", "")
+    checkpoint: str = column("", "always, except_last or never; empty without pipeline", "")
+    deferred_batch_norm: bool | None = column("", "running statistics updated once per batch")
+    partitions: int | None = column("", "n, contiguous groups of layers")
+    chunks: int | None = column("", "micro-batches asked for")
+    microbatches: int | None = column("", "m, micro-batches that the batch gave")
+    batch_size: int | None = column("samples", "samples per step")
+    balance: str = column("", "layers per partition, joined by '-'", "")
+    steps: int | None = column("", "training steps")
+    learning_rate: float | None = column("", "peak learning rate of SGD")
+    held_out: int | None = column("samples", "held-out images")
+    seed: int | None = column("", "seed of split, order, weights and noise")
+    status: str = column("", "ok or error", "ok")
+    reason: str = column("", "why the status is not ok", "")
+    loss_last: float | None = column("1", "training loss of the last step")
+    accuracy_fraction: float | None = column("1", "held out, evaluation: classes or pixels that are right")
+    accuracy_batch_fraction: float | None = column("1", "the same weights, normalised by the held-out batch itself")
+    iou_fraction: float | None = column("1", "held out, evaluation: intersection over union of the mask")
+    gradient_difference_plain_first: float | None = column("1", "first step, to the plain model on the whole batch")
+    gradient_difference_plain_largest: float | None = column("1", "largest over the steps, each from its own weights")
+    gradient_difference_accumulated_largest: float | None = column("1", "the same, to accumulated micro-batches")
+    loss_difference_accumulated_largest: float | None = column("1", "largest absolute difference of the losses")
+    statistics_difference_first: float | None = column("1", "median over layers of the variance difference, step 1")
+    statistics_difference_last: float | None = column("1", "the same after the last step")
+    updates_per_step: float | None = column("1", "updates of the running statistics per training step")
+    device: str = column("", "device type and name", "")
+    device_count: int | None = column("", "distinct devices used")
+    profile: str = column("", "machine", "")
+    torch: str = column("", "version of PyTorch", "")
+    cuda: str = column("", "version of CUDA", "")
+    driver: str = column("", "version of the GPU driver", "")
+    python: str = column("", "version of Python", "")
+    commit: str = column("", "commit of gpipe_bench", "")
+    dirty: bool | None = column("", "whether the checkout had uncommitted changes")
+    config_sha256: str = column("", "digest of the cell's configuration", "")
+    started_utc: str = column("", "start of the run, ISO 8601", "")
+    schema_version: int = column("", "version of this schema", 1)
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """Names of the columns, in order."""
-        return tuple(column.name for column in fields(cls))
+        return tuple(c.name for c in fields(cls))
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data."""

@@ -5,10 +5,10 @@ Importing this package is light: PyTorch is loaded when a name that needs it is 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpipe_bench.balance.partition import split_min_max
+from gpipe_bench.lazy import lazy
 
 if TYPE_CHECKING:
     from gpipe_bench.balance.by_size import balance_by_size, layer_sizes
@@ -23,12 +23,4 @@ _LAZY = {
     "layer_times": "gpipe_bench.balance.by_time",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _LAZY, __all__)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from gpipe_bench.bench.cells import Cell
 from gpipe_bench.bench.files import check_writable, json_text, write_files
 from gpipe_bench.bench.validation import validated
+from gpipe_bench.cli.options import settings_of
 from gpipe_bench.errors import ConfigError
 
 __all__ = ["gpu", "profile", "run"]
 
 _DEFAULT: Final = Cell()
 _BALANCE: Final = "-".join(map(str, _DEFAULT.balance))
-
-
-def _setting(name: str) -> Any:
-    """An option named and described like a setting of a cell."""
-    return typer.Option(help=Cell.model_fields[name].description, show_default=True)
+_setting: Final = settings_of(Cell)
 
 
 def run(

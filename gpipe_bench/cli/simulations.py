@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,6 +11,7 @@ from gpipe_bench.bench.files import check_writable, write_files
 from gpipe_bench.bench.raw import results_json
 from gpipe_bench.bench.simulated_cells import SimulatedWorkload
 from gpipe_bench.bench.validation import validated
+from gpipe_bench.cli.options import settings_of
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
@@ -19,11 +20,7 @@ __all__ = ["simulate_variants"]
 
 _DEFAULT: Final = SimulatedWorkload()
 _BALANCE: Final = "-".join(map(str, _DEFAULT.balance))
-
-
-def _setting(name: str) -> Any:
-    """An option named and described like a setting of a simulation."""
-    return typer.Option(help=SimulatedWorkload.model_fields[name].description, show_default=True)
+_setting: Final = settings_of(SimulatedWorkload)
 
 
 def simulate_variants(

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.compose import Costs, PartitionWork, compose
 from gpipe_bench.simulator.cost import total
 from gpipe_bench.simulator.hardware import Profile
-from gpipe_bench.simulator.layer_trace import no_collection
 from gpipe_bench.simulator.model_trace import LayerFacts
 from gpipe_bench.simulator.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source

@@ -11,15 +11,14 @@ Everything is integers, so results are the same on every machine.
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.simulator.autograd import Autograd
 from gpipe_bench.simulator.clock import Clock
+from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.graph import Node
 from gpipe_bench.simulator.host import Host
 from gpipe_bench.simulator.memory import Memory
@@ -56,20 +55,8 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
 
 def run_whole(workload: Workload, machine: Machine, settings: Settings) -> Run:
     """Simulate every task on the clock."""
-    with _collector_paused():
+    with no_collection():
         return _Simulation(workload, machine, settings).run()
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Let the cycle collector rest: everything is kept until the end, and it would search it all again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Simulation:

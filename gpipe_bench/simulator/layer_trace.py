@@ -10,9 +10,7 @@ nothing, which then belongs to autograd alone. In between nobody but layer and g
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +21,12 @@ from torch.autograd.graph import get_gradient_edge
 from gpipe_bench.engine.skip import Skippable
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.skip.tracker import use_tracker
+from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.operations import tensors_of
 from gpipe_bench.simulator.recorder import AcceleratorFunctions, Recorder
 from gpipe_bench.simulator.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 
-__all__ = ["LayerRun", "TensorSpec", "declared_skips", "map_specs", "no_collection", "specs_in", "trace_layer"]
+__all__ = ["LayerRun", "TensorSpec", "declared_skips", "map_specs", "specs_in", "trace_layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,15 +276,3 @@ def _next_node() -> int:
     node = leaf.view(0).grad_fn
     assert node is not None  # noqa: S101 - a view of a leaf has a node
     return node._sequence_nr()  # noqa: SLF001 - autograd's own count
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Storages die by their reference counts only, at the same step in every run."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -22,7 +22,7 @@ EXPORTS = {
     "gpipe_bench.skip": ["Namespace", "Skippable", "pop", "skippable", "stash", "verify_skippables"],
     "gpipe_bench.balance": ["balance_by_size", "balance_by_time", "layer_sizes", "layer_times", "split_min_max"],
     "gpipe_bench.components": ["Components", "PUBLISHED"],
-    "gpipe_bench.rows": ["EVIDENCE", "Row", "SCHEMA_VERSION", "STATUSES"],
+    "gpipe_bench.rows": ["EVIDENCE", "Row", "SCHEMA_VERSION", "STATUSES", "column"],
     "gpipe_bench.schedule": [
         "CHECKPOINT_MODES",
         "Cycle",

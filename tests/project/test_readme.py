@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 
@@ -22,6 +23,10 @@ COMMANDS = [
 INLINE = [shlex.split(text) for text in re.findall(r"`(make [a-z][^`]*)`", README)]
 
 
+# Examples that train: loss and gradients must be there.
+TRAINING = [example for example in EXAMPLES if ".backward()" in example]
+
+
 def commands(*start: str) -> list[list[str]]:
     """What follows ``start`` in every command that begins so."""
     return [words[len(start) :] for words in [*COMMANDS, *INLINE] if words[: len(start)] == list(start)]
@@ -39,12 +44,26 @@ def test_the_two_commands_come_first():
 def test_examples_run(example):
     names = {"__name__": "readme"}
     exec(compile(example, "README.md", "exec"), names)
-    if "loss" not in names:
+    if example not in TRAINING:
+        assert set(names) > {"__name__", "__builtins__"}
         return
     assert names["loss"].isfinite()
     gradients = [parameter.grad for parameter in names["layers"].parameters()]
     assert gradients
     assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_an_example_trains():
+    assert TRAINING
+
+
+def test_the_error_of_the_predictions_is_that_of_their_file():
+    with (ROOT / "results/reference/simulated/p40/predictions.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["role"] == "predicted" and row["error_fraction"]]
+    errors = [abs(float(row["error_fraction"])) for row in rows]
+    claim = f"{100 * sum(errors) / len(errors):.1f} % over {len(rows)} predicted cells"
+    assert claim in " ".join(README.split())
+    assert f"off by {100 * max(errors):.0f} %" in " ".join(README.split())
 
 
 def test_make_targets_exist():
