@@ -28,6 +28,8 @@ class Task:
         device: the device that runs it; a copy's is the sender.
         stream: the stream it runs on; None on a device without streams.
         lane: ``compute`` or ``copy``: whether that is a compute stream or a copy stream.
+        end_stream: the stream that its last work runs on, where that is another one: the receiver's, for a copy that
+            is staged through host memory.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Task:
     device: torch.device
     stream: torch.Stream | None
     lane: str
+    end_stream: torch.Stream | None = None
 
 
 class Observer(Protocol):

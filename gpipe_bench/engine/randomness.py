@@ -17,6 +17,7 @@ pass; recomputations of that batch then watch what they draw, and raise rather t
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from gpipe_bench.errors import RandomnessError
 __all__ = ["Draws", "Randomness"]
 
 _UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
+
+# Held by a recomputation that draws from the CPU's default generator, of which all backward threads have but one.
+_cpu_lock = threading.RLock()
 
 
 class Randomness:
@@ -118,14 +122,7 @@ class Draws:
         """For the first pass; ``again`` says whether a recomputation will follow."""
         if self.way in (_UNKNOWN, _OWN):
             return self._own()
-        if self.way == _SAVED and again:
-            # Among concurrent tasks only a generator that no other worker uses can be saved.
-            devices = {self.batch.randomness.device(self.j)}
-            if not self.batch.concurrent:
-                devices.add(torch.device("cpu"))
-            generators = [default_generator(device) for device in devices]
-            self.states = tuple((generator, generator.get_state()) for generator in generators)
-        return nullcontext()
+        return self._saved() if self.way == _SAVED and again else nullcontext()
 
     def replay(self) -> AbstractContextManager[object]:
         """For the recomputation: the same numbers once more."""
@@ -143,15 +140,30 @@ class Draws:
         self.batch.randomness.learn(self.j, self.batch.training, redirect.drew)
 
     @contextmanager
+    def _saved(self) -> Iterator[None]:
+        # Among concurrent tasks only a generator that no other worker uses can be saved.
+        devices = {self.batch.randomness.device(self.j)}
+        if not self.batch.concurrent:
+            devices.add(torch.device("cpu"))
+        before = [(generator, generator.get_state()) for generator in map(default_generator, devices)]
+        yield
+        # What was not drawn from need not be put back: devices recompute at the same time, and share the CPU's.
+        self.states = tuple(
+            (generator, state) for generator, state in before if not torch.equal(state, generator.get_state())
+        )
+
+    @contextmanager
     def _restored(self) -> Iterator[None]:
-        now = [(generator, generator.get_state()) for generator, _ in self.states]
-        for generator, state in self.states:
-            generator.set_state(state)
-        try:
-            yield
-        finally:
-            for generator, state in now:
+        shared = any(generator.device.type == "cpu" for generator, _ in self.states)
+        with _cpu_lock if shared else nullcontext():
+            now = [(generator, generator.get_state()) for generator, _ in self.states]
+            for generator, state in self.states:
                 generator.set_state(state)
+            try:
+                yield
+            finally:
+                for generator, state in now:
+                    generator.set_state(state)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -73,10 +73,12 @@ class Route:
         """Whether anything has to be copied: not within one device, unless through the host."""
         return self.transfer == "host" or self.source.device != self.target.device
 
-    def task(self, kind: str, sender: Endpoint, stream: Stream) -> Task:
+    def task(self, kind: str, sender: Endpoint, receiver: Endpoint) -> Task:
         """The task that an observer sees."""
         lane = "copy" if sender.copying != sender.computing else "compute"
-        return Task(kind, self.microbatch, self.partition, sender.device, stream, lane)
+        start = sender.copying or receiver.copying
+        end = receiver.copying if self.transfer == "host" else None
+        return Task(kind, self.microbatch, self.partition, sender.device, start, lane, end)
 
 
 class Copy(Function):
@@ -147,9 +149,9 @@ def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values:
     staged = route.transfer == "host"
     with use_stream(sender.copying), use_stream(receiver.copying):
         if staged:
-            _barrier(sender.copying, receiver.copying)
-        task = route.task(kind, sender, receiver.copying if staged else sender.copying)
-        with observed(route.observer, task) as moved:
+            # As a direct copy does by itself: it does not begin while the receiver has other things to do.
+            wait_stream(sender.copying, receiver.copying)
+        with observed(route.observer, route.task(kind, sender, receiver)) as moved:
             for value in values:
                 moved.append(_move_one(value, sender, receiver, staged) if isinstance(value, Tensor) else value)
             return tuple(moved)
@@ -182,16 +184,6 @@ def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tenso
         return host
     with use_stream(receiver.copying):
         return host.to(receiver.device, non_blocking=pinned)
-
-
-def _barrier(one: Stream, other: Stream) -> None:
-    """What a direct copy between devices does by itself, so that both transfers order work alike.
-
-    No data is at stake: the sender stalls as it would in a direct copy, and a record of the copy begins when the copy
-    does, not when the receiver had nothing else to do.
-    """
-    for waiter, awaited in ((one, other), (other, one)):
-        wait_stream(waiter, awaited)
 
 
 def _mark_frozen(ctx: Any, outputs: Sequence[Any], needs_grad: Sequence[bool]) -> None:

@@ -83,10 +83,11 @@ class Recorder:
             nbytes: bytes of the task.
         """
         end_ns = perf_counter_ns()
-        if token.task.stream is not None:
+        stream = token.task.end_stream or token.task.stream
+        if stream is not None:
             if token.last is None:
-                token.last = self._new_event(token.task.stream.device)
-            token.last.record(token.task.stream)
+                token.last = self._new_event(stream.device)
+            token.last.record(stream)
         token.nbytes = nbytes
         token.end_ns = end_ns
 
@@ -110,11 +111,12 @@ class Recorder:
     def _clocks(self, spans: list[Span]) -> dict[torch.device, EventClock]:
         clocks: dict[torch.device, EventClock] = {}
         for span in spans:
-            stream = span.task.stream
-            if stream is not None and span.first is not None and stream.device not in clocks:
-                clock = EventClock.calibrate(span.first, stream, new_event=self._new_event)
-                clocks[stream.device] = clock
-                self._error_us[str(stream.device)] = clock.error_ns / _NS_PER_US
+            task = span.task
+            for stream, event in ((task.stream, span.first), (task.end_stream, span.last)):
+                if stream is not None and event is not None and stream.device not in clocks:
+                    clock = EventClock.calibrate(event, stream, new_event=self._new_event)
+                    clocks[stream.device] = clock
+                    self._error_us[str(stream.device)] = clock.error_ns / _NS_PER_US
         return clocks
 
     def _event(self, span: Span, clocks: dict[torch.device, EventClock]) -> TimelineEvent:
@@ -122,8 +124,10 @@ class Recorder:
         start_ns: float = span.issue_ns
         end_ns: float = span.issue_ns if span.end_ns is None else span.end_ns
         if task.stream is not None and span.first is not None and span.last is not None:
-            clock = clocks[task.stream.device]
-            start_ns, end_ns = clock.host_ns(span.first), clock.host_ns(span.last)
+            ended = task.end_stream or task.stream
+            start_ns = clocks[task.stream.device].host_ns(span.first)
+            # Clocks of two devices: a copy must not end before it starts by their error.
+            end_ns = max(start_ns, clocks[ended.device].host_ns(span.last))
         return TimelineEvent(
             device=str(task.device),
             stream=task.lane,

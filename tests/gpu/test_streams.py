@@ -56,18 +56,19 @@ def test_more_chunks_than_the_pool_has_streams_put_no_copy_on_a_compute_stream(d
 
 def test_every_microbatch_and_receiver_has_a_copy_stream_of_its_own(device):
     watch = watched_step(device, transfer="host")
-    arriving = {seen.name: seen.task.stream.stream_id for seen in watch.seen if seen.task.kind == "copy"}
+    arriving = {seen.name: seen.task.end_stream.stream_id for seen in watch.seen if seen.task.kind == "copy"}
     assert sorted(arriving) == sorted(grid("C", range(M), range(1, N)))
     assert len(set(arriving.values())) == len(arriving)
 
 
-def test_without_copy_streams_copies_run_where_their_receiver_computes(device):
+def test_without_copy_streams_copies_run_where_their_sender_and_receiver_compute(device):
     watch = watched_step(device, transfer="host", components=Components(copy_streams=False))
     computing = {seen.task.partition: seen.task.stream for seen in watch.seen if seen.task.kind == "forward"}
     copies = [seen for seen in watch.seen if seen.task.kind == "copy"]
     assert copies
     for seen in copies:
-        assert seen.task.stream == computing[seen.task.partition]
+        assert seen.task.stream == computing[seen.task.partition - 1]
+        assert seen.task.end_stream == computing[seen.task.partition]
         assert seen.task.lane == "compute"
 
 

@@ -140,16 +140,28 @@ class TestOnStreams:
         assert second.end_us <= recorder.now_us()
         assert set(recorder.clock_error_us) == {"cuda:0", "cuda:1"}
 
-    def test_a_copy_is_timed_on_its_stream_s_device_and_named_by_the_sender(self):
+    def test_a_copy_through_the_host_is_timed_from_the_sender_s_stream_to_the_receiver_s(self):
         sender, receiver = Device(torch.device("cuda", 0)), Device(torch.device("cuda", 1))
         recorder = Recorder(new_event=new_event)
-        token = recorder.start(Task("copy", 0, 1, sender.device, receiver.stream(), "copy"))
+        before_us = recorder.now_us()
+        token = recorder.start(Task("copy", 0, 1, sender.device, sender.stream(), "copy", receiver.stream()))
         receiver.now_ms += 3
         recorder.finish(token, 64)
         (event,) = recorder.events()
         assert (event.device, event.partition, event.bytes) == ("cuda:0", 1, 64)
-        assert event.end_us - event.start_us == pytest.approx(3000)
-        assert set(recorder.clock_error_us) == {"cuda:1"}
+        # Neither clock goes on after the copy: each event stands at its device's present, which is no earlier.
+        assert before_us <= event.start_us <= event.end_us <= recorder.now_us()
+        assert set(recorder.clock_error_us) == {"cuda:0", "cuda:1"}
+
+    def test_a_copy_through_the_host_does_not_end_before_it_starts(self):
+        sender, receiver = Device(torch.device("cuda", 0)), Device(torch.device("cuda", 1))
+        recorder = Recorder(new_event=new_event)
+        receiver.on_synchronize = lambda: setattr(receiver, "now_ms", receiver.now_ms + 1000)
+        recorder.finish(
+            recorder.start(Task("copy", 0, 1, sender.device, sender.stream(), "copy", receiver.stream())), 64
+        )
+        (event,) = recorder.events()
+        assert event.end_us == event.start_us
 
     def test_an_unfinished_task_is_reported_there_too(self):
         recorder = Recorder(new_event=new_event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
@@ -77,6 +78,33 @@ def test_recomputation_reproduces_dropout_masks(label, transfer):
                 assert torch.equal(mask, masks[microbatch])
         # Devices start from one seed, so only the masks of one device must differ.
         assert len({tuple(mask.flatten().tolist()) for _, mask in first}) == 12
+
+
+class MaskedByHost(nn.Module):
+    """Two masks from the CPU's generator, with time in between for others to draw from it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.masks = {False: {}, True: {}}
+
+    def forward(self, x):
+        first = torch.rand(x.shape) < 0.5
+        time.sleep(0.003)
+        mask = first + (torch.rand(x.shape) < 0.5).double()
+        self.masks[is_recomputing()][int(x.detach()[0, 0] // 10)] = mask
+        return x * self.weight * (1 + 1e-9 * mask.to(x.device))
+
+
+@pytest.mark.parametrize("label", ["dep-str-ptl", "dep-str-ptl-x-rec", "x-x-x-x-x"])
+def test_devices_that_draw_from_the_generator_of_the_cpu_recompute_their_own_masks(label):
+    pipe = pipe_of(MaskedByHost(), MaskedByHost(), MaskedByHost(), m=4, label=label)
+    x = (10.0 * torch.arange(1, 5).double()).repeat_interleave(8).reshape(4, 8).to(PLACES[0])
+    pipe(x).sum().backward()
+    for layer in pipe:
+        assert len(layer.masks[True]) == 4
+        for i, mask in layer.masks[False].items():
+            assert torch.equal(layer.masks[True][i], mask)
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)

@@ -80,7 +80,7 @@ def test_mutants_are_all_waits_and_records_of_the_engine():
         "streams.record_stream",
         "transfer.Wait.forward",
         "transfer._move_one",
-        "transfer._barrier",
+        "transfer._move",
         "transfer._through_host",
         "pipeline.Pipeline._hand_over",
         "checkpoint.Guard.backward",

@@ -99,7 +99,7 @@ def test_on_compute_streams_a_copy_waits_for_its_receiver_whatever_the_transfer(
 
 
 def test_without_the_barrier_a_copy_through_the_host_would_not():
-    (mutant,) = (mutant for mutant in mutants() if str(mutant).startswith("transfer._barrier#0"))
+    (mutant,) = (mutant for mutant in mutants() if str(mutant).startswith("transfer._move#0"))
     with mutant.applied():
         assert between_compute_streams("host") == [10, 1, 11, 2, 12]
 
