@@ -1,8 +1,20 @@
-"""The successor of ``torch.distributed.pipeline.sync``: ``from gpipe_bench.pipe import Pipe, NoChunk, WithDevice``."""
+"""The successor of ``torch.distributed.pipeline.sync``, under the same names; see ``docs/migration.md``."""
 
+from gpipe_bench.engine.checkpoint import is_checkpointing, is_recomputing
 from gpipe_bench.engine.inputs import NoChunk
+from gpipe_bench.engine.old_state import renamed_state_dict
 from gpipe_bench.engine.pipe import LocalValue, Pipe
-from gpipe_bench.engine.placed import WithDevice
+from gpipe_bench.engine.placed import WithDevice, partition_model
 from gpipe_bench.engine.sequential import PipeSequential
 
-__all__ = ["LocalValue", "NoChunk", "Pipe", "PipeSequential", "WithDevice"]
+__all__ = [
+    "LocalValue",
+    "NoChunk",
+    "Pipe",
+    "PipeSequential",
+    "WithDevice",
+    "is_checkpointing",
+    "is_recomputing",
+    "partition_model",
+    "renamed_state_dict",
+]

@@ -1,7 +1,7 @@
 """The table of models, which suite, command line and tests read; it loads without PyTorch.
 
 Batch and loss of each are those of the published runs: U-Net learns all ones by binary cross-entropy on logits,
-AmoebaNet-D random classes by cross-entropy (torchgpipe 0.0.7, benchmarks).
+AmoebaNet-D random classes by cross-entropy (torchgpipe 0.0.7, benchmarks), and so does the vision transformer.
 """
 
 from __future__ import annotations
@@ -133,6 +133,44 @@ AMOEBANET_D: Final = ModelSpec(
 )
 
 
+def _vit(arguments: Values) -> nn.Sequential:
+    from models.vit import vit
+
+    sizes = {name: int(arguments[name]) for name in ("size", "patch", "classes")}
+    return vit(int(arguments["L"]), int(arguments["D"]), int(arguments["heads"]), **sizes)
+
+
+def _vit_problems(arguments: Values) -> list[str]:
+    found = []
+    for whole, part, what in (("size", "patch", "patches cover the image"), ("D", "heads", "heads share the width")):
+        if int(arguments[whole]) % int(arguments[part]):
+            rule = f"{whole} must be a multiple of {part} = {arguments[part]}: {what}"
+            found.append(f"{rule}, got {arguments[whole]}; change either")
+    return found
+
+
+VIT: Final = ModelSpec(
+    name="vit",
+    arguments=MappingProxyType(
+        {
+            "L": Argument(int, 32, "blocks, each an attention and an MLP", minimum=1),
+            "D": Argument(int, 1280, "width", minimum=1),
+            "heads": Argument(int, 16, "of the attention", minimum=1),
+            "size": Argument(int, 224, "height and width of the images, in pixels", minimum=1),
+            "patch": Argument(int, 14, "height and width of a patch, in pixels", minimum=1),
+            "classes": Argument(int, 1000, "number of classes", minimum=1),
+        }
+    ),
+    network=_vit,
+    layers=lambda a: 2 * int(a["L"]) + 2,
+    input_shape=lambda a: (3, int(a["size"]), int(a["size"])),
+    target=_classes,
+    loss=_cross_entropy,
+    rules=_vit_problems,
+    source="Dosovitskiy et al., arXiv 2010.11929: by default ViT-H/14",
+)
+
+
 class _Table(Mapping[str, ModelSpec]):
     """The suite's own models, which it counts and lists, and those of libraries, which it finds by name.
 
@@ -156,7 +194,7 @@ class _Table(Mapping[str, ModelSpec]):
         return len(self._own)
 
 
-MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D)
+MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D, VIT)
 """Every model of the suite by name; also ``timm/<name>`` and ``torchvision/<name>``, see :mod:`models.vision`."""
 
 

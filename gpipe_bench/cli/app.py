@@ -9,7 +9,19 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 
 from gpipe_bench import __version__
-from gpipe_bench.cli import calibrate, config, figure, measure, results, simulate, simulations, transparency
+from gpipe_bench.cli import (
+    calibrate,
+    compare,
+    config,
+    datapackage,
+    figure,
+    measure,
+    report,
+    results,
+    simulate,
+    simulations,
+    transparency,
+)
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 
 __all__ = ["app", "main"]
@@ -35,12 +47,16 @@ app.command("gpu")(measure.gpu)
 app.command("profile")(measure.profile)
 app.command("simulate")(simulate.simulate)
 app.command("calibrate")(calibrate.calibrate)
-app.command("simulate-variants")(simulations.simulate_variants)
+app.command("simulate-cells")(simulations.simulate_cells)
+app.command("simulate-published")(simulations.simulate_published)
 app.command("collect")(results.collect)
 app.command("table")(results.table)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("trace")(results.trace)
 app.add_typer(figure.app, name="figure")
 app.add_typer(config.app, name="config")
+app.add_typer(datapackage.app, name="datapackage")
 app.add_typer(transparency.app, name="transparency")
 
 

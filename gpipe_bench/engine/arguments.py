@@ -16,6 +16,7 @@ from gpipe_bench.schedule import CHECKPOINT_MODES
 
 __all__ = [
     "check_arguments",
+    "check_balance",
     "check_collection",
     "check_components",
     "check_settings",
@@ -39,7 +40,7 @@ def check_arguments(
     _check_choice("backward", backward, BACKWARDS)
     _check_choice("transfer", transfer, TRANSFERS)
     _check_sharing(module)
-    _check_balance(module, balance)
+    check_balance(module, balance)
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
@@ -98,7 +99,12 @@ def _check_sharing(module: nn.Sequential) -> None:
         raise ValueError("children must be distinct, got one module in two places; copy it or merge the places")
 
 
-def _check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> None:
+def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> None:
+    """Check that ``balance`` hands out the layers of ``module``.
+
+    Raises:
+        BalanceError: a ValueError; it does not.
+    """
     count = len(module)
     if balance is None:
         raise BalanceError(

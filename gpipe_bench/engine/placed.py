@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import chain, groupby
+from collections.abc import Sequence
+from itertools import chain, groupby, islice
 from typing import Any
 
 import torch
 from torch import nn
 
-from gpipe_bench.engine.arguments import with_index
+from gpipe_bench.engine.arguments import check_balance, resolve_devices, with_index
+from gpipe_bench.engine.sequential import opened
 
-__all__ = ["WithDevice", "device_of", "placed_partitions", "unwrapped"]
+__all__ = ["WithDevice", "device_of", "partition_model", "placed_partitions", "unwrapped"]
 
 _CPU = torch.device("cpu")
 
@@ -75,10 +77,35 @@ def placed_partitions(module: nn.Sequential) -> tuple[list[int], list[torch.devi
     return [size for _, size in groups], [device for device, _ in groups]
 
 
+def partition_model(
+    module: nn.Sequential, balance: Sequence[int], devices: Sequence[torch.device | str | int] | None = None
+) -> nn.Sequential:
+    """The layers in one ``nn.Sequential`` per partition, each moved to its device, as ``Pipe`` takes them.
+
+    Parameters are called ``<partition>.<layer in it>.<name>``, as in ``torch.distributed.pipeline.sync.utils``.
+
+    Args:
+        module: the layers; moved in place.
+        balance: layers per partition.
+        devices: one per partition; by default accelerators 0, 1, ...
+
+    Raises:
+        ValueError: ``balance`` does not add up to the layers.
+        IndexError: fewer devices than partitions.
+    """
+    check_balance(module, balance)
+    layers = iter(module)
+    places = zip(balance, resolve_devices(devices, len(balance)), strict=True)
+    return nn.Sequential(*(nn.Sequential(*islice(layers, size)).to(device) for size, device in places))
+
+
 def unwrapped(module: nn.Sequential) -> nn.Sequential:
-    """The same layers under the same names, taken out of :class:`WithDevice`."""
+    """The same layers under the same names, taken out of :class:`WithDevice`.
+
+    An ``nn.Sequential`` among them hands on several values, see :func:`gpipe_bench.engine.sequential.opened`.
+    """
     layers = ((name, child.module if isinstance(child, WithDevice) else child) for name, child in _children(module))
-    return nn.Sequential(OrderedDict(layers))
+    return nn.Sequential(OrderedDict((name, opened(layer)) for name, layer in layers))
 
 
 def _children(module: nn.Sequential) -> list[tuple[str, nn.Module]]:

@@ -8,10 +8,11 @@ masks again. Within :class:`Redirect`, whatever a thread draws comes from genera
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -55,7 +56,23 @@ class Redirect(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
+        # Where it is loaded already, __enter__ keeps it away.
         return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let layers be compiled within this mode: what a compiled layer draws is seen when it runs.
+
+        Else PyTorch would not compile them, neither here nor, since it remembers, in later batches.
+        """
+        return True
+
+    def __enter__(self) -> Self:
+        """Redirect the operators of this thread."""
+        if "torch._dynamo" in sys.modules:
+            _keep_compiler_away()
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
+        return self
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -90,6 +107,13 @@ class Redirect(TorchDispatchMode):
             finally:
                 own.set_state(shared.get_state())
                 shared.set_state(before)
+
+
+@functools.cache
+def _keep_compiler_away() -> None:
+    """Run :meth:`Redirect.__torch_dispatch__` as it is, also under a compiled layer."""
+    dispatch = torch.compiler.disable(Redirect.__torch_dispatch__)  # type: ignore[no-untyped-call]  # as above
+    Redirect.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-__all__ = ["Arguments", "PipeSequential", "run_layers"]
+__all__ = ["Arguments", "PipeSequential", "opened", "run_layers"]
 
 
 class Arguments(NamedTuple):
@@ -35,6 +35,18 @@ class PipeSequential(nn.Sequential):
             value = layer(*value, **kwargs) if isinstance(value, tuple) else layer(value)
             kwargs = {}
         return value
+
+
+def opened(layer: nn.Module) -> nn.Module:
+    """A plain ``nn.Sequential`` as a :class:`PipeSequential`; any other layer as it is.
+
+    Both are one module with two classes: they share parameters, hooks and flags, now and later.
+    """
+    if type(layer) is not nn.Sequential:
+        return layer
+    twin = PipeSequential.__new__(PipeSequential)
+    twin.__dict__ = layer.__dict__
+    return twin
 
 
 def run_layers(layers: nn.Sequential, value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench import Pipe
 from gpipe_bench.engine.placed import placed_partitions
-from gpipe_bench.pipe import LocalValue, NoChunk, PipeSequential, WithDevice
+from gpipe_bench.pipe import LocalValue, NoChunk, PipeSequential, WithDevice, partition_model
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
@@ -112,6 +112,37 @@ def test_sequential_of_several_inputs():
     torch.testing.assert_close(PipeSequential(first, last)(X, X, scale=2)[0], last.linear(first(X, X, 2)[0]))
 
 
+class Twice(nn.Module):
+    def forward(self, x):
+        return x, 2 * x
+
+
+class Sum(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+def test_a_sequential_among_the_layers_hands_on_several_values():
+    """As partition_model makes them, and as PyTorch's Pipe took them."""
+    inner = nn.Sequential(nn.Linear(4, 4), Twice(), Sum())
+    calls = []
+    pipe = Pipe(nn.Sequential(inner, nn.Linear(4, 2)))
+    inner.register_forward_hook(lambda *_: calls.append("inner"))
+    torch.testing.assert_close(pipe(X).local_value(), pipe[1](3 * inner[0](X)))
+    assert calls == ["inner"]
+    assert list(pipe.state_dict()) == ["0.0.weight", "0.0.bias", "1.weight", "1.bias"]
+    inner.eval()
+    assert not pipe[0].training
+
+
+def test_a_model_in_partitions():
+    plain = chain()
+    placed = partition_model(plain, [1, 3], devices=["cpu", "cpu"])
+    assert [len(partition) for partition in placed] == [1, 3]
+    pipe = Pipe(placed, chunks=2, balance=[1, 1])
+    torch.testing.assert_close(pipe(X).local_value(), plain(X))
+
+
 def test_no_layers():
     assert Pipe(nn.Sequential())(X).local_value() is X
 
@@ -136,6 +167,16 @@ REFUSED = {
     ),
     "no batch": (lambda: Pipe(layers())(X, X.sum()), ValueError, "input 1 must have a batch dimension"),
     "unequal": (lambda: Pipe(layers(), 4)(X, X[:1]), ValueError, "got sizes [5, 1] in dimension 0, which give [1, 3]"),
+    "uneven": (
+        lambda: partition_model(chain(), [1, 1], ["cpu"] * 2),
+        ValueError,
+        "balance must add up to the 4 layers",
+    ),
+    "no device": (
+        lambda: partition_model(chain(), [2, 2], ["cpu"]),
+        IndexError,
+        "at least as many as the 2 partitions",
+    ),
     "moved": (lambda: Pipe(chain()).cuda(), TypeError, "must stay on the devices it was made for"),
 }
 

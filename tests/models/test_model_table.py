@@ -15,7 +15,11 @@ from models.table import MODELS, check_arguments, format_arguments, model_spec, 
 
 torch.set_num_threads(1)
 
-SMALL: dict[str, str] = {"unet": "B=1;C=4;size=64;out=2", "amoebanet-d": "L=3;D=8;size=64;classes=7"}
+SMALL: dict[str, str] = {
+    "unet": "B=1;C=4;size=64;out=2",
+    "amoebanet-d": "L=3;D=8;size=64;classes=7",
+    "vit": "L=2;D=8;heads=2;size=8;patch=4;classes=7",
+}
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -64,6 +68,7 @@ def test_defaults_are_the_published_speed_runs(name: str) -> None:
     published = {
         "unet": "depth=5;B=5;C=64;size=192;in=3;out=1;dropout=0.1",
         "amoebanet-d": "L=18;D=256;size=224;classes=1000;max3_is_average=true;concat_0346=true;stem_relu=true",
+        "vit": "L=32;D=1280;heads=16;size=224;patch=14;classes=1000",
     }
 
     assert format_arguments(parse_arguments(name, "")) == published[name]
@@ -206,7 +211,7 @@ def test_a_number_is_no_flag() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("amoebanet", "use 'amoebanet-d'"), ("UNet", "use 'unet'"), ("zzz", "use one of unet, amoebanet-d")],
+    [("amoebanet", "use 'amoebanet-d'"), ("UNet", "use 'unet'"), ("zzz", "use one of unet, amoebanet-d, vit")],
 )
 def test_an_unknown_model_names_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:

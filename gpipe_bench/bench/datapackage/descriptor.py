@@ -1,0 +1,150 @@
+"""``datapackage.json``: what lies in a folder of results, written from the files themselves.
+
+The descriptor follows the Data Package standard (https://datapackage.org), version 1, which every Frictionless tool
+reads. It holds no date and no path of a machine, so the same files always give the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench import __version__
+from gpipe_bench.bench.datapackage.fields import TableKind, kind_of, table_schema
+from gpipe_bench.bench.files import json_text, write_files
+from gpipe_bench.errors import ConfigError
+
+__all__ = ["DESCRIPTOR", "REFERENCE_FOLDER", "describe_folder", "write_descriptor"]
+
+DESCRIPTOR: Final = "datapackage.json"
+REFERENCE_FOLDER: Final = Path(__file__).resolve().parents[3] / "results" / "reference"
+
+_PAPERS: Final = (
+    {
+        "title": "torchgpipe: On-the-fly Pipeline Parallelism for Training Giant Models",
+        "path": "arxiv.org/abs/2004.09910",
+    },
+    {
+        "title": "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+        "path": "arxiv.org/abs/1811.06965",
+    },
+)
+_EVIDENCE: Final = {
+    "published": "printed by others",
+    "simulated": "virtual time: no device ran it",
+    "measured": "measured on real devices",
+}
+_PROVENANCE: Final = ("profile", "device", "torch", "cuda", "driver", "python", "commit", "dirty", "config_sha256")
+_NAMED_AT_MOST: Final = 8
+
+
+def describe_folder(folder: Path) -> dict[str, Any]:
+    """The descriptor of all tables below ``folder``.
+
+    Raises:
+        ConfigError: no table there, or tables that cannot be read or are of no known kind; all of them.
+    """
+    paths = sorted(folder.rglob("*.csv"))
+    if not paths:
+        raise ConfigError([f"folder must hold CSV tables, got none in {folder}; collect results into it first"])
+    resources: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            resources.append(_resource(folder, path))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return {
+        "profile": "tabular-data-package",
+        "name": "gpipe-bench-reference",
+        "title": "Reference results of gpipe_bench: pipeline-parallel training, part by part",
+        "description": "Published, simulated and measured values of one set of cells; every row names its evidence.",
+        "version": __version__,
+        "licenses": [
+            {"name": "BSD-3-Clause", "path": "https://opensource.org/license/bsd-3-clause", "title": "BSD 3-Clause"}
+        ],
+        "contributors": [{"title": "The gpipe_bench authors", "role": "author"}],
+        "keywords": ["pipeline parallelism", "GPipe", "PyTorch", "benchmark", "ablation"],
+        "sources": _papers(),
+        "resources": resources,
+    }
+
+
+def write_descriptor(folder: Path) -> Path:
+    """Write the descriptor of ``folder`` into it.
+
+    Raises:
+        ConfigError: see :func:`describe_folder`.
+        OutputError: it cannot be written.
+    """
+    path = folder / DESCRIPTOR
+    write_files({path: json_text(describe_folder(folder))})
+    return path
+
+
+def _resource(folder: Path, path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+        records = list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); make it anew"]) from error
+    header, lines = (records[0], records[1:]) if records else ([], [])
+    kind = kind_of(header, path)
+    place = path.relative_to(folder)
+    evidence = place.parts[0] if len(place.parts) > 1 and place.parts[0] in _EVIDENCE else ""
+    return {
+        "profile": "tabular-data-resource",
+        "name": "-".join(place.with_suffix("").parts).lower(),
+        "path": place.as_posix(),
+        "title": _title(kind, place, evidence),
+        "description": f"One line is {kind.text}; {_EVIDENCE[evidence]}." if evidence else f"One line is {kind.text}.",
+        "scheme": "file",
+        "format": "csv",
+        "mediatype": "text/csv",
+        "encoding": "utf-8",
+        "dialect": {"delimiter": ",", "lineTerminator": "\n"},
+        "hash": f"sha256:{hashlib.sha256(content).hexdigest()}",
+        "bytes": len(content),
+        "sources": _sources(evidence, place),
+        "provenance": _provenance(header, lines),
+        "schema": table_schema(kind),
+    }
+
+
+def _title(kind: TableKind, place: Path, evidence: str) -> str:
+    if not evidence or kind.name in ("published", "settings"):
+        return f"{kind.title} of {place.stem}" if not evidence else kind.title
+    where = f" on {place.parts[1]}" if len(place.parts) > 2 else ""
+    whose = "" if place.stem == kind.name else f" of {place.stem}"
+    return f"{kind.title}{whose}{where}, {evidence}"
+
+
+def _sources(evidence: str, place: Path) -> list[dict[str, str]]:
+    if evidence == "published":
+        return _papers()
+    if evidence == "simulated":
+        return [{"title": f"simulator of gpipe_bench on the hardware profile {place.parts[1]}"}]
+    return [{"title": "gpipe_bench, run as the columns of provenance say"}]
+
+
+def _papers() -> list[dict[str, str]]:
+    return [{"title": paper["title"], "path": f"https://{paper['path']}"} for paper in _PAPERS]
+
+
+def _provenance(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Mapping[str, Any]:
+    """How many lines there are, and the values of the columns that say what was run; many only as their number."""
+    table = list(lines)
+    found: dict[str, Any] = {"rows": len(table)}
+    for name in _PROVENANCE:
+        if name in header:
+            position = header.index(name)
+            values = sorted({line[position] for line in table if position < len(line) and line[position]})
+            if values:
+                found[name] = values if len(values) <= _NAMED_AT_MOST else f"{len(values)} different"
+    return found

@@ -1,0 +1,50 @@
+"""``datapackage``: results that others can read, check and cite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Describe and check the reference results as a Frictionless data package.", no_args_is_help=True)
+
+Folder = Annotated[Path | None, typer.Option(help="Folder of tables.  [default: results/reference of this checkout]")]
+
+
+@app.command("write")
+def write(folder: Folder = None) -> None:
+    """Write datapackage.json: every table with its columns, types, units, constraints, sources and hash."""
+    from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER, write_descriptor
+
+    typer.echo(f"wrote {write_descriptor(folder or REFERENCE_FOLDER)}")
+
+
+@app.command("take")
+def take(
+    rows: Annotated[Path, typer.Argument(help="Table of rows, <experiment>.csv; its companions lie beside it.")],
+    machine: Annotated[str, typer.Option(help="Name of the folder of measured rows.  [default: from the rows]")] = "",
+    folder: Folder = None,
+) -> None:
+    """Take simulated and measured rows of a run into the reference results, and describe them."""
+    from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER, write_descriptor
+    from gpipe_bench.bench.datapackage.take import take_reference
+
+    written = take_reference(rows, folder or REFERENCE_FOLDER, machine)
+    typer.echo("\n".join(f"wrote {path}" for path in [*written, write_descriptor(folder or REFERENCE_FOLDER)]))
+
+
+@app.command("check")
+def check(folder: Folder = None) -> None:
+    """Check every table against datapackage.json; exit status 1 and a line per problem where one is not as it says."""
+    from gpipe_bench.bench.datapackage.check import check_folder
+    from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER
+
+    problems = check_folder(folder or REFERENCE_FOLDER)
+    for problem in problems:
+        typer.echo(f"error: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"{folder or REFERENCE_FOLDER}: every table is as its descriptor says")

@@ -1,0 +1,77 @@
+"""Frictionless accepts the reference results, and finds what is wrong with changed ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpipe_bench.bench.datapackage.check import check_folder
+from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, REFERENCE_FOLDER, write_descriptor
+from gpipe_bench.bench.datapackage.take import take_reference
+from gpipe_bench.cli import main
+from gpipe_bench.errors import ConfigError
+
+
+def edit(path, old, new):
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_the_reference_results_are_valid():
+    assert check_folder(REFERENCE_FOLDER) == []
+
+
+def test_a_changed_number_is_noticed(package):
+    edit(package / "published" / "published.csv", "30.662", "31.662")
+    problems = " ".join(check_folder(package))
+    assert "hash" in problems
+    assert "published/published.csv" in problems
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("30.662", "fast", 'type is "number/default"'),
+        (",ok,components=none", ",fine,components=none", 'constraint "enum'),
+        (",unet,depth=5;B=5;C=64;size=192,4,8,throughput", ",unet,depth=5;B=5;C=64;size=192,0,8,throughput", "minimum"),
+    ],
+)
+def test_a_value_against_its_column_is_named(package, old, new, words):
+    edit(package / "published" / "published.csv", old, new)
+    # With a hash that fits, only the schema can find it.
+    write_descriptor(package)
+    problems = check_folder(package)
+    assert len(problems) == 1
+    assert words in problems[0]
+
+
+def test_a_line_that_is_there_twice_is_named(package):
+    path = package / "published" / "settings.csv"
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
+    write_descriptor(package)
+    assert "primary key" in " ".join(check_folder(package)).lower()
+
+
+def test_a_table_that_is_not_described_is_named(package, table):
+    take_reference(table, package, "box")
+    (problem,) = check_folder(package)
+    assert "measured/box/ablation.csv" in problem
+    assert "datapackage write" in problem
+
+
+def test_a_folder_without_descriptor_is_refused(package):
+    (package / DESCRIPTOR).unlink()
+    with pytest.raises(ConfigError, match="data package must have a descriptor"):
+        check_folder(package)
+
+
+def test_the_command_fails_loudly(package, capsys):
+    edit(package / "published" / "published.csv", "30.662", "31.662")
+    with pytest.raises(SystemExit) as caught:
+        main(["datapackage", "check", "--folder", str(package)])
+    assert caught.value.code == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines
+    assert all(re.match("error: ", line) for line in lines)

@@ -1,0 +1,103 @@
+"""The descriptor says what every column holds, and nothing that is no longer so."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import pytest
+
+from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, REFERENCE_FOLDER, describe_folder, write_descriptor
+from gpipe_bench.bench.datapackage.fields import KINDS, kind_of, table_schema
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+from tests.project.tree import ROOT
+
+DESCRIBED = {kind.name: {field["name"]: field for field in table_schema(kind)["fields"]} for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_column_has_a_type_and_a_meaning(kind):
+    fields = DESCRIBED[kind.name]
+    assert tuple(fields) == kind.columns
+    assert all(field["type"] in {"string", "integer", "number", "boolean"} for field in fields.values())
+    assert all(len(field["description"]) > 3 for field in fields.values())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_number_whose_name_has_a_unit_says_that_unit(kind):
+    units = {"_samples_per_s": "samples/s", "_ms": "ms", "_us": "us", "_gib": "GiB", "_fraction": "1"}
+    for name, field in DESCRIBED[kind.name].items():
+        for suffix, unit in units.items():
+            if name.endswith(suffix) and field["type"] == "number":
+                assert field["unit"] == unit, name
+                break
+
+
+def test_rows_carry_their_rules():
+    fields = DESCRIBED["rows"]
+    assert fields["evidence"]["constraints"] == {"required": True, "enum": ["published", "simulated", "measured"]}
+    assert fields["bubble_fraction"]["constraints"] == {"minimum": 0, "maximum": 1}
+    assert fields["peak_reserved_gib"]["constraints"] == {"minimum": 0}
+    assert fields["chunks"]["constraints"] == {"minimum": 1}
+    assert fields["clock_cycle"]["type"] == "boolean"
+
+
+def test_predictions_have_the_columns_that_the_simulator_writes():
+    from gpipe_bench.simulator.predictions import COLUMNS
+
+    assert tuple(DESCRIBED["predictions"]) == COLUMNS
+
+
+def test_an_unknown_table_is_refused_with_what_is_nearest(tmp_path):
+    header = [name for name in Row.columns() if name != "chunks"] + ["speed"]
+    with pytest.raises(ConfigError) as caught:
+        kind_of(header, tmp_path / "a.csv")
+    (problem,) = caught.value.problems
+    assert "got those of rows without chunks; with speed" in problem
+
+
+def test_the_committed_descriptor_is_that_of_the_files():
+    written = json.loads((REFERENCE_FOLDER / DESCRIPTOR).read_text(encoding="utf-8"))
+    assert written == describe_folder(REFERENCE_FOLDER), "run: python -m gpipe_bench datapackage write"
+
+
+def test_every_reference_table_is_in_the_descriptor():
+    written = json.loads((REFERENCE_FOLDER / DESCRIPTOR).read_text(encoding="utf-8"))
+    listed = {resource["path"] for resource in written["resources"]}
+    assert listed == {path.relative_to(REFERENCE_FOLDER).as_posix() for path in REFERENCE_FOLDER.rglob("*.csv")}
+    assert "published/published.csv" in listed
+    names = [resource["name"] for resource in written["resources"]]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[-a-z0-9._/]+", name) for name in names)
+
+
+def test_reference_rows_say_where_they_come_from():
+    for path in sorted(REFERENCE_FOLDER.glob("*/*/*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        if tuple(lines[0]) != Row.columns():
+            continue
+        for line in lines:
+            assert line["evidence"] == path.parent.parent.name
+            for name in ("commit", "config_sha256", "python", "torch", "profile", "started_utc"):
+                assert line[name], f"{path.relative_to(ROOT)}: {name}"
+
+
+def test_the_same_files_give_the_same_bytes(package):
+    first = (package / DESCRIPTOR).read_bytes()
+    assert write_descriptor(package).read_bytes() == first
+
+
+def test_a_folder_without_tables_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="folder must hold CSV tables, got none"):
+        describe_folder(tmp_path)
+
+
+def test_every_unreadable_table_is_named(package):
+    (package / "published" / "settings.csv").write_bytes(b"\xff\xfe\x00")
+    (package / "published" / "published.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError) as caught:
+        describe_folder(package)
+    assert len(caught.value.problems) == 2

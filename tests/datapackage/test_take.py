@@ -1,0 +1,67 @@
+"""Rows of a run become reference results: by evidence and hardware, valid, with their companions."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from gpipe_bench.bench.collect import write_tables
+from gpipe_bench.bench.datapackage.check import check_folder
+from gpipe_bench.bench.datapackage.descriptor import write_descriptor
+from gpipe_bench.bench.datapackage.take import place_name, take_reference
+from gpipe_bench.errors import ConfigError
+from tests.bench.cells_of import ok_result
+
+
+def lines(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_measured_rows_go_to_their_machine(table, tmp_path):
+    written = take_reference(table, tmp_path / "reference", "Quiet Box 2")
+    folder = tmp_path / "reference" / "measured" / "quiet-box-2"
+    assert folder / "ablation.csv" in written
+    assert lines(folder / "ablation.csv") == lines(table)
+    assert lines(folder / "ablation_steps.csv") == lines(table.with_name("ablation_steps.csv"))
+
+
+def test_what_was_taken_is_a_valid_package(table, tmp_path):
+    folder = tmp_path / "reference"
+    take_reference(table, folder, "box")
+    write_descriptor(folder)
+    assert check_folder(folder) == []
+
+
+def test_rows_and_companions_are_parted_by_evidence(tmp_path):
+    measured, other = ok_result("baseline", 0), ok_result("dep-x-ptl", 0)
+    row = replace(other.row, evidence="simulated", profile="p40", repeat=None)
+    table = tmp_path / "ablation.csv"
+    write_tables([measured, replace(other, row=row)], "ablation", table, published=[replace(row, evidence="published")])
+    take_reference(table, tmp_path / "reference", "box")
+    simulated = tmp_path / "reference" / "simulated" / "p40"
+    assert [line["variant"] for line in lines(simulated / "ablation.csv")] == ["dep-x-ptl"]
+    assert {line["variant"] for line in lines(simulated / "ablation_steps.csv")} == {"dep-x-ptl"}
+    box = tmp_path / "reference" / "measured" / "box"
+    assert {line["variant"] for line in lines(box / "ablation_steps.csv")} == {"baseline"}
+    assert not (tmp_path / "reference" / "published").exists()
+
+
+def test_hardware_without_a_name_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="pass --machine NAME"):
+        place_name(" / ", tmp_path)
+
+
+def test_a_companion_is_no_table_of_rows(table, tmp_path):
+    with pytest.raises(ConfigError, match="table must be one of rows, got steps"):
+        take_reference(table.with_name("ablation_steps.csv"), tmp_path / "reference")
+
+
+def test_published_rows_alone_are_not_taken(tmp_path):
+    made = ok_result("baseline", 0)
+    table = tmp_path / "ablation.csv"
+    write_tables([], "ablation", table, published=[replace(made.row, evidence="published")])
+    with pytest.raises(ConfigError, match="rows must hold simulated or measured ones"):
+        take_reference(table, tmp_path / "reference")
