@@ -1,7 +1,7 @@
 # Each target sets up what it needs first: nothing but Python 3.11 to 3.13 has to be there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup ablation test format gpu lock
+.PHONY: help setup ablation test test-slurm format gpu lock readme reference
 
 # Cores for the workflow. Timed jobs run one at a time whatever this is.
 CORES ?= 1
@@ -18,7 +18,7 @@ export PYTHON
 BIN := $(CURDIR)/.venv/bin
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: ## make .venv and install the pinned dependencies; nothing when that is done
 	@scripts/setup.sh
@@ -28,6 +28,18 @@ ablation: setup ## measure every combination of the components here: table, CSV,
 
 test: setup ## run every check: ruff, mypy, snakefmt, snakemake --lint, pytest
 	@PATH="$(BIN):$$PATH" python -m scripts.check $(CHECKS)
+
+test-slurm: setup ## run a small sweep through a Slurm that is installed, started on loopback and stopped again (root)
+	@PATH="$(BIN):$$PATH" scripts/test_slurm.sh
+
+reference: setup ## run every experiment, take the results into results/reference, draw its figures and the README's tables
+	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) all $(ARGS)
+	@$(BIN)/python -m gpipe_bench datapackage take results
+	@$(BIN)/python -m gpipe_bench figure reference --out figures/reference
+	@$(BIN)/python -m scripts.readme
+
+readme: setup ## write the tables of the README anew from results/reference
+	@$(BIN)/python -m scripts.readme
 
 format: setup ## format Python and Snakemake files, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format . && $(BIN)/snakefmt Snakefile workflows

@@ -6,9 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gpipe_bench.bench.cells import CELL_PATTERN, RAW_PATTERN
-from gpipe_bench.bench.simulated_cells import SIMULATED_PATTERN
+from gpipe_bench.bench.simulation_groups import GROUP_PATTERN, SIMULATED_PATTERN
 from gpipe_bench.bench.sources import source_digest
-from gpipe_bench.bench.workflow import make_plan
+from gpipe_bench.bench.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan
 from gpipe_bench.errors import GpipeBenchError
 
 
@@ -37,12 +37,45 @@ wildcard_constraints:
     cell=CELL_PATTERN,
     repeat=r"\d+",
     experiment="|".join(PLAN.runs),
+    group=rf"(?!published-){GROUP_PATTERN}",
+    model="amoebanet-d|unet",
+    seed=r"\d+",
+    sweep="|".join(PLAN.sweeps),
+    table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",
+    workload="|".join(PLAN.training),
 
 
 include: "workflows/rules/cells.smk"
 include: "workflows/rules/ablation.smk"
 include: "workflows/rules/predictions.smk"
+include: "workflows/rules/tables.smk"
+include: "workflows/rules/sweep.smk"
+include: "workflows/rules/transparency.smk"
+include: "workflows/rules/figures.smk"
+include: "workflows/rules/verify.smk"
+include: "workflows/rules/report.smk"
+
+
+rule all:
+    """Every experiment, its figures, the reference figures and the check of the results; within ten minutes."""
+    input:
+        rules.ablation.input,
+        rules.speed.input,
+        rules.memory.input,
+        rules.sweep.input,
+        rules.timeline.input,
+        rules.transparency.input,
+        rules.figures.input,
+        rules.verify.input,
+        rules.report.output,
+
+
+# Seconds each: on a cluster they run beside Snakemake, not as jobs.
+localrules:
+    collect,
+    trace,
+    trace_simulated,
 
 
 onsuccess:

@@ -1,4 +1,4 @@
-"""The forward program of a pipeline, written once for every kind of lanes.
+"""The program of a pipeline, written once for every kind of lanes.
 
 On torch lanes a step is tensors, streams, workers and autograd functions; on recording lanes it is a node of a
 graph in virtual time. Both run this program, so a component that is switched off is off in both by the same line.
@@ -16,6 +16,14 @@ One clock-cycle (torchgpipe, arXiv 2004.09910, sections 3.1-3.3), for its tasks 
              fork(i, j)           the other end of join(i + 1, j)        if i < m - 1     fork_join
 
 All tasks of a cycle are fenced before the first is launched, and all are launched before the first is collected.
+
+The backward pass is autograd's, in the order that join, recompute and fork leave it, or it is scheduled: then every
+partition takes the tasks of the cycles in reversed order, and waits for nobody but the next partition:
+
+    recompute_ahead(i, j)  compute (i, j) once more                          if checkpointed  early_recompute
+    await_grads(i, j)      until (i, j + 1) has sent its gradients
+    backward(i, j)         recompute if that is still to be done, and run backward
+    send_grads(i, j)       to partition j - 1, and of skips to where they came from
 """
 
 from __future__ import annotations
@@ -27,7 +35,7 @@ from typing import Generic, Protocol, TypeVar
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles, microbatch_major
 
-__all__ = ["Lanes", "Plan", "run_forward"]
+__all__ = ["BackwardLanes", "Lanes", "Plan", "backward_order", "run_backward_task", "run_forward"]
 
 SkipT = TypeVar("SkipT", bound=Hashable)
 SkipT_contra = TypeVar("SkipT_contra", bound=Hashable, contravariant=True)
@@ -65,6 +73,22 @@ class Lanes(Protocol[SkipT_contra]):
 
     def drain(self, tasks: Iterable[tuple[int, int]]) -> None:
         """Wait for launched tasks whose results nobody will take, after an exception."""
+
+
+class BackwardLanes(Protocol):
+    """What the scheduled backward pass needs of an execution; each partition's worker calls it for its own tasks."""
+
+    def recompute_ahead(self, i: int, j: int) -> None:
+        """Recompute (i, j) before its gradient has come."""
+
+    def await_grads(self, i: int, j: int) -> None:
+        """Wait until the gradients of what (i, j) gave out have been sent."""
+
+    def backward(self, i: int, j: int) -> None:
+        """Run (i, j) backward; a checkpointed task is recomputed first, unless it has been."""
+
+    def send_grads(self, i: int, j: int) -> None:
+        """Send the gradients of what (i, j) took in to where it came from."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +131,21 @@ def run_forward(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
         for i, j in cycle:
             _fence(plan, lanes, i, j)
         _compute(plan, lanes, cycle)
+
+
+def backward_order(plan: Plan[SkipT]) -> list[tuple[int, int]]:
+    """The tasks (i, j) in the order of a scheduled backward pass: the forward order reversed."""
+    return [task for cycle in plan.cycles() for task in cycle][::-1]
+
+
+def run_backward_task(plan: Plan[SkipT], lanes: BackwardLanes, i: int, j: int) -> None:
+    """Run the backward program of one task; those of a partition are to run in :func:`backward_order`."""
+    if plan.checkpoints(i) and plan.components.early_recompute:
+        lanes.recompute_ahead(i, j)
+    if j < plan.n - 1:
+        lanes.await_grads(i, j)
+    lanes.backward(i, j)
+    lanes.send_grads(i, j)
 
 
 def _fence(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:

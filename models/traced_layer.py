@@ -102,11 +102,12 @@ class TracedLayer(nn.Module, Skippable):
         for path in sorted(parts, key=lambda path: path.count(".")):
             _attach(self, path, parts[path], persistent=path not in transient)
 
-    def forward(self, received: Any) -> Generator[Any, Any, Any]:
-        """Run the program on what the layer before gave: a tensor, or a tuple of them, of any shapes."""
+    def forward(self, *received: Any) -> Generator[Any, Any, Any]:
+        """Run the program on what the layer before gave: a tensor, a tuple of them, or several, of any shapes."""
         program = self._program
-        single = len(program.receives) == 1
-        values: dict[str, Any] = dict(zip(program.receives, (received,) if single else received, strict=True))
+        if len(program.receives) > 1 and len(received) == 1:
+            (received,) = received
+        values: dict[str, Any] = dict(zip(program.receives, received, strict=True))
         del received
         for skip, name in program.pops.items():
             values[name] = yield pop(skip)

@@ -1,4 +1,4 @@
-"""Writes a module's forward down as a graph of calls, the same in training and in evaluation, and observes one run.
+"""Writes a module's forward down as a graph of calls, the same in training and in evaluation.
 
 The graph is that of ``torch.fx`` (Reed et al., arXiv 2112.08429). Tracing goes down into submodules as far as it can:
 one whose forward cannot be traced, or reads differently in training and in evaluation, stays whole and runs its own
@@ -8,30 +8,26 @@ code. What no graph can say (data-dependent control flow) is therefore no obstac
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from gpipe_bench.errors import UnsupportedError
 
-__all__ = ["ROOT", "Facts", "observe", "operations", "trace"]
+__all__ = ["MODE", "ROOT", "Entry", "mode", "trace"]
 
 ROOT = "network"
 """Submodules are named below this in a graph."""
 
-# A memory-bound operation takes as long as this many floating-point operations per byte that it touches.
-_FLOPS_PER_BYTE = 32
+MODE: Final = "training"
+"""The attribute of every module that says whether it trains; a layer that a graph was cut into has it as well."""
+
 _MOST_TRIES = 50
 
 
-class _Entry(nn.Module):
+class Entry(nn.Module):
     """Calls the module with its input alone, so that other arguments keep their defaults."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,6 +35,7 @@ class _Entry(nn.Module):
         self.add_module(ROOT, module)
 
     def forward(self, x: Tensor) -> Any:
+        """What the module gives for ``x``."""
         return getattr(self, ROOT)(x)
 
 
@@ -101,8 +98,9 @@ def trace(module: nn.Module, kinds: Sequence[type] = (), functions: Sequence[Any
         before = len(whole)
         graphs = []
         for training in (True, False):
-            with _mode(module, training=training):
-                graphs.append(_Tracer(whole, tuple(kinds), tuple(functions)).trace(_Entry(module)))
+            with mode(module, training=training):
+                graphs.append(_Tracer(whole, tuple(kinds), tuple(functions)).trace(Entry(module)))
+        _ask_for_mode(*graphs)
         if ROOT in whole:
             reason = f"{type(whole[ROOT]).__name__}: {whole[ROOT]}".partition("\n")[0]
             raise UnsupportedError(_refusal(module, f"a forward that cannot be traced ({reason})"))
@@ -117,6 +115,19 @@ def trace(module: nn.Module, kinds: Sequence[type] = (), functions: Sequence[Any
             )
         whole[different] = None
     raise UnsupportedError(_refusal(module, "one that differs in too many places"))
+
+
+def _ask_for_mode(training: fx.Graph, evaluation: fx.Graph) -> None:
+    """Where the module itself passes its mode on, as in ``dropout(x, training=self.training)``, let both graphs ask."""
+    for one, other in zip(list(training.nodes), list(evaluation.nodes), strict=False):
+        same = (one.op, one.target, str(one.args)) == (other.op, other.target, str(other.args))
+        if not same or one.kwargs.keys() != other.kwargs.keys() or _common_module(one, other) != ROOT:
+            continue
+        for name, value in one.kwargs.items():
+            if (value, other.kwargs[name]) == (True, False):
+                for graph, node in ((training, one), (evaluation, other)):
+                    with graph.inserting_before(node):
+                        node.update_kwarg(name, graph.get_attr(f"{ROOT}.{MODE}"))
 
 
 def _refusal(module: nn.Module, got: str) -> str:
@@ -141,7 +152,7 @@ def _first_constant(module: nn.Module, graph: fx.Graph) -> str | None:
         f"{ROOT}.{name}"
         for tensors in (module.named_parameters, module.named_buffers)
         for name, _ in tensors(remove_duplicate=False)
-    }
+    } | {f"{ROOT}.{MODE}"}
     strange = (node for node in graph.nodes if node.op == "get_attr" and node.target not in known)
     return next((_common_module(node, node) for node in strange), None)
 
@@ -156,7 +167,7 @@ def _common_module(a: fx.Node, b: fx.Node) -> str:
 
 
 @contextmanager
-def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     """Training or evaluation for a while, then every submodule as it was."""
     before = [(part, part.training) for part in module.modules()]
     module.train(training)
@@ -165,126 +176,3 @@ def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for part, flag in before:
             part.training = flag
-
-
-@dataclass
-class Facts:
-    """What one run showed of each node of a graph, by name.
-
-    Attributes:
-        nbytes: bytes of the result; nodes whose result is no Tensor are missing.
-        storages: identity of the memory of the result.
-        written: identities of the memories that the node wrote into.
-        work: floating-point operations, and bytes touched at a fixed rate.
-    """
-
-    nbytes: dict[str, int] = field(default_factory=dict)
-    storages: dict[str, int] = field(default_factory=dict)
-    written: dict[str, set[int]] = field(default_factory=dict)
-    work: dict[str, float] = field(default_factory=dict)
-
-
-def observe(module: nn.Module, graph: fx.Graph, shape: Sequence[int]) -> Facts:
-    """Run the graph in training on an input without values; nothing is computed, written or drawn.
-
-    Args:
-        module: the graph's module.
-        graph: from :func:`trace`.
-        shape: of the input, (N, C, H, W).
-    """
-    with _mode(module, training=True), _without_values(module):
-        run = _Observer(_Entry(module), graph)
-        run.run(_input(module, shape))
-        return run.facts
-
-
-def operations(module: nn.Module, forward: nn.Module, shape: Sequence[int], *, training: bool) -> list[Any]:
-    """Every operation with the shapes it gives, in order, as ``forward`` runs the parts of ``module``."""
-    with (
-        _mode(module, training=training),
-        _mode(forward, training=training),
-        _without_values(module),
-        _Operations() as seen,
-    ):
-        forward(_input(module, shape))
-    done: list[Any] = seen.done
-    return done
-
-
-def _input(module: nn.Module, shape: Sequence[int]) -> Tensor:
-    parameter = next(module.parameters(), None)
-    return torch.empty(tuple(shape), device=None if parameter is None else parameter.device)
-
-
-@contextmanager
-def _without_values(module: nn.Module) -> Iterator[None]:
-    # Random operations without values draw nothing; the state is kept for those that a forward draws by itself.
-    # A count of batches on the CPU does change, since PyTorch computes with known numbers.
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        with torch.random.fork_rng([]), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
-
-
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
-    """Notes operations, what they write into, and their work."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # likewise
-        self.done: list[Any] = []
-        self.written: set[int] = set()
-        self.work = 0.0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        given, gave = _tensors([args, list(kwargs.values())]), _tensors(result)
-        self.done.append((str(func), [tuple(tensor.shape) for tensor in gave]))
-        for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - what PyTorch declares
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[place] if place < len(args) else kwargs.get(argument.name)
-                self.written |= {_storage(tensor) for tensor in _tensors(value)}
-        if not func.is_view:
-            self.work += _FLOPS_PER_BYTE * sum(tensor.nbytes for tensor in [*given, *gave])
-        count = flop_registry.get(func._overloadpacket)  # noqa: SLF001 - the registry's own keys
-        if count is not None:
-            self.work += count(*args, **kwargs, out_val=result)
-        return result
-
-
-class _Observer(fx.Interpreter):
-    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
-        super().__init__(root, garbage_collect_values=False, graph=graph)
-        self.facts = Facts()
-        # Memory that is freed would be handed out again, and look like the same.
-        self._alive: list[Any] = []
-
-    def run_node(self, n: fx.Node) -> Any:
-        with _Operations() as seen:
-            result = super().run_node(n)
-        self._alive.append(result)
-        self.facts.written[n.name] = seen.written
-        self.facts.work[n.name] = seen.work
-        if isinstance(result, Tensor):
-            self.facts.nbytes[n.name] = result.nbytes
-            self.facts.storages[n.name] = _storage(result)
-        return result
-
-
-def _storage(tensor: Tensor) -> int:
-    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - no two that are alive have the same
-    return identity
-
-
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []

@@ -7,8 +7,10 @@ the names and the image size that each was made for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import metadata
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +22,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from models.pieces import Piece
     from models.spec import Device
 
-__all__ = ["FAMILIES", "is_vision", "original", "vision_spec"]
-
+__all__ = ["FAMILIES", "cut_network", "is_vision", "original", "vision_spec"]
 
 # The argument that torchvision's builders of these modules have for the size of the images.
 _SIZES: Final[Mapping[str, Callable[[int], dict[str, Any]]]] = MappingProxyType(
@@ -52,9 +54,6 @@ def vision_spec(name: str) -> ModelSpec:
             near = f"see the models of {library} {len(known)} in number, such as '{library}/{known[0]}'"
         raise ConfigError([f"model must be one that {library} has, got {name!r}; {near}"])
 
-    def layers(values: Values) -> int:
-        return _layers(name, tuple(values.items()))
-
     return ModelSpec(
         name=name,
         arguments=MappingProxyType(
@@ -64,12 +63,12 @@ def vision_spec(name: str) -> ModelSpec:
             }
         ),
         network=lambda values: _chain(name, builder(values), values),
-        layers=layers,
+        layers=lambda values: len(_pieces(name, tuple(values.items()))),
         input_shape=lambda values: (3, int(values["size"]), int(values["size"])),
         target=_classes,
         loss=_cross_entropy,
         rules=lambda _: (),
-        source=f"{library}'s {network}",
+        source=f"{network} of {library} {metadata.version(library)}",
     )
 
 
@@ -85,33 +84,53 @@ def original(name: str, **arguments: object) -> nn.Module:
     return module
 
 
-@cache
-def _layers(name: str, values: tuple[tuple[str, Any], ...]) -> int:
-    """Length of the chain, found without memory for its weights."""
-    import torch
+def cut_network(module: nn.Module, size: int) -> nn.Sequential:
+    """A network of torchvision or timm, or one like theirs, as layers; they share its parameters and buffers.
 
-    with torch.device("meta"):
-        return len(vision_spec(name).network(dict(values)))
+    Args:
+        module: takes images of shape (N, 3, size, size); N of at least 2 in training.
+        size: height and width of the images it is traced with; others do as well where the network takes them.
+
+    Raises:
+        UnsupportedError: see :func:`models.chain.cut`.
+    """
+    from models.chain import assemble
+
+    return assemble(_cut(module, size), module)
 
 
 def _chain(name: str, module: nn.Module, values: Values) -> nn.Sequential:
-    from models.chain import chain_of
+    from models.chain import assemble
 
-    size = int(values["size"])
-    whole: list[Any] = []
-    functions: list[Any] = []
-    if name.startswith("timm/"):
-        from models.vision_packages import load_timm
+    return assemble(_pieces(name, tuple(values.items())), module)
 
-        timm_layers = load_timm().layers
-        whole, functions = timm_layers.get_notrace_modules(), timm_layers.get_notrace_functions()
+
+@cache
+def _pieces(name: str, values: tuple[tuple[str, Any], ...]) -> tuple[Piece, ...]:
+    """How the network is cut, found once and without memory for its weights."""
+    import torch
+
+    size = int(dict(values)["size"])
+    with torch.device("meta"):
+        module = original(name, **dict(values))
     try:
-        return chain_of(module, (2, 3, size, size), whole=whole, functions=functions)
+        return _cut(module, size)
     except (UnsupportedError, RuntimeError, AssertionError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
             [f"model must be one that can be cut into layers, got {name} at size {size}: {reason}; change either"]
         ) from error
+
+
+def _cut(module: nn.Module, size: int) -> tuple[Piece, ...]:
+    from models.chain import cut
+
+    whole: list[Any] = []
+    functions: list[Any] = []
+    timm: Any = sys.modules.get("timm")
+    if timm is not None:
+        whole, functions = timm.layers.get_notrace_modules(), timm.layers.get_notrace_functions()
+    return cut(module, (2, 3, size, size), whole=whole, functions=functions)
 
 
 def _timm(network: str) -> tuple[Any, int, list[str]]:

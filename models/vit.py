@@ -1,9 +1,9 @@
-"""A vision transformer as a flat ``nn.Sequential``: attention and MLP are layers of their own, so a balance cuts anywhere.
+"""A vision transformer as a flat ``nn.Sequential`` of attentions and MLPs, so that a balance cuts anywhere.
 
     image ─ patches ─ (attention ─ mlp) x L ─ classifier
 
-Dosovitskiy et al. (arXiv 2010.11929); layers normalise first, classes are read from the mean over the patches. Attention is
-written out, matrix products and softmax, so that every device and PyTorch version runs the same operations.
+Dosovitskiy et al. (arXiv 2010.11929); layers normalise first, classes are read from the mean over the patches.
+Attention is written out, matrix products and softmax, so that every device and version of PyTorch runs the same.
 """
 
 from __future__ import annotations

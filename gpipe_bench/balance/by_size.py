@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpipe_bench.balance.kept import kept_costs
 from gpipe_bench.balance.layers import Sample, check_model, device_of, map_tensors, sandbox, stages, tensors_in
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 
@@ -28,6 +30,7 @@ def balance_by_size(
     chunks: int = 1,
     param_scale: float = 2.0,
     device: torch.device | str | int | None = None,
+    cache: str | Path | None = None,
 ) -> list[int]:
     """Layers per partition such that the largest partition is as small as it can be.
 
@@ -41,6 +44,7 @@ def balance_by_size(
         param_scale: copies of a trainable parameter that training keeps: itself, its gradient, and what the optimizer
             adds. SGD 2-3, RMSprop 3-5, Adam 4-5.
         device: where to run the layers; by default where ``sample`` is. ``meta`` runs nothing.
+        cache: folder in which sizes are kept, see :mod:`gpipe_bench.balance.kept`; by default they are not.
 
     Returns:
         n positive numbers that sum to the number of layers.
@@ -52,7 +56,8 @@ def balance_by_size(
     """
     check_model(module, sample)
     check_partitions(n, len(module))
-    return split_min_max(layer_sizes(module, sample, chunks=chunks, param_scale=param_scale, device=device), n)
+    sizes = layer_sizes(module, sample, chunks=chunks, param_scale=param_scale, device=device, cache=cache)
+    return split_min_max(sizes, n)
 
 
 def layer_sizes(
@@ -62,6 +67,7 @@ def layer_sizes(
     chunks: int = 1,
     param_scale: float = 2.0,
     device: torch.device | str | int | None = None,
+    cache: str | Path | None = None,
 ) -> list[float]:
     """Bytes of each layer: activations of one micro-batch, parameters times ``param_scale``, and buffers.
 
@@ -78,22 +84,23 @@ def layer_sizes(
         raise ValueError("sample must have the mini-batch as its first dimension, got a scalar; add the dimension")
     where = device_of(sample, device)
     microbatch: Sample = map_tensors(lambda tensor: tensor.chunk(chunks)[0], sample)
-    with sandbox(where):
-        return _sizes(module, microbatch, where, param_scale)
+    question = {"cost": "size", "device": where.type, "param_scale": param_scale}
+    return kept_costs(cache, module, microbatch, question, lambda: _sizes(module, microbatch, where, param_scale))
 
 
 def _sizes(module: nn.Sequential, microbatch: Sample, device: torch.device, param_scale: float) -> list[float]:
     sizes: list[float] = []
     before: _Kept | None = None
-    for stage in stages(module, microbatch, device):
-        with _Births() as births:
-            stage.forward()
-        # Both layers have run: unless a graph keeps what passed between them, it is free from here on.
-        stage.inputs = None
-        if before is not None:
-            before.output = None
-            sizes.append(before.size())
-        before = _Kept(births, _state_bytes(stage.layer, param_scale), stage.roots(), stage.output)
+    with sandbox(device):
+        for stage in stages(module, microbatch, device):
+            with _Births() as births:
+                stage.forward()
+            # Both layers have run: unless a graph keeps what passed between them, it is free from here on.
+            stage.inputs = None
+            if before is not None:
+                before.output = None
+                sizes.append(before.size())
+            before = _Kept(births, _state_bytes(stage.layer, param_scale), stage.roots(), stage.output)
     return sizes if before is None else [*sizes, before.size()]
 
 

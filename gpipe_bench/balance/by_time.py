@@ -6,11 +6,13 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import nn
 
+from gpipe_bench.balance.kept import device_name, kept_costs
 from gpipe_bench.balance.layers import Sample, Stage, check_model, device_of, sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 
@@ -26,6 +28,7 @@ def balance_by_time(
     *,
     timeout: float = 1.0,
     device: torch.device | str | int | None = None,
+    cache: str | Path | None = None,
 ) -> list[int]:
     """Layers per partition such that the slowest partition is as fast as it can be.
 
@@ -37,6 +40,7 @@ def balance_by_time(
         sample: one micro-batch, a Tensor or a tuple of Tensors of the shapes that training will use.
         timeout: seconds to spend; every layer is timed at least once, however short it is.
         device: where to time; by default where ``sample`` is.
+        cache: folder in which times are kept, see :mod:`gpipe_bench.balance.kept`; by default they are not.
 
     Returns:
         n positive numbers that sum to the number of layers.
@@ -48,7 +52,7 @@ def balance_by_time(
     """
     check_model(module, sample)
     check_partitions(n, len(module))
-    return split_min_max(layer_times(module, sample, timeout=timeout, device=device), n)
+    return split_min_max(layer_times(module, sample, timeout=timeout, device=device, cache=cache), n)
 
 
 def layer_times(
@@ -57,6 +61,7 @@ def layer_times(
     *,
     timeout: float = 1.0,
     device: torch.device | str | int | None = None,
+    cache: str | Path | None = None,
 ) -> list[float]:
     """Median seconds of one forward and one backward pass of each layer.
 
@@ -70,11 +75,16 @@ def layer_times(
         raise ValueError("device must be one that computes, got meta; name the device that will run the model")
     if not (math.isfinite(timeout) and timeout >= 0):
         raise ValueError(f"timeout must be a finite number of seconds, at least 0, got {timeout}; use 1.0")
+    question = {"cost": "time", "device": device_name(where), "timeout": timeout}
+    return kept_costs(cache, module, sample, question, lambda: _medians(module, sample, timeout, where))
+
+
+def _medians(module: nn.Sequential, sample: Sample, timeout: float, device: torch.device) -> list[float]:
     samples: list[list[float]] = [[] for _ in module]
     deadline = time.perf_counter() + timeout
-    with sandbox(where):
+    with sandbox(device):
         while not all(samples) or time.perf_counter() < deadline:
-            _round(stages(module, sample, where), samples, where, deadline)
+            _round(stages(module, sample, device), samples, device, deadline)
     return [statistics.median(taken) for taken in samples]
 
 

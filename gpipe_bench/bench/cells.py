@@ -6,23 +6,21 @@ cell share its runs, and a cell with any other setting has another folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from gpipe_bench.bench.machine import Machine, find_machine
+from gpipe_bench.bench.names import readable
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.settings import CellSettings, Variant, options
 from gpipe_bench.bench.standins import without_copy_streams
 from gpipe_bench.components import Components
 from models.arguments import nearest
 
-if TYPE_CHECKING:
-    from gpipe_bench.bench.config import SuiteConfig
-
-__all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "experiment_cells"]
+__all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "distinct_runs"]
 
 RAW_PATTERN: Final = "results/raw/{cell}/{repeat}.json"
 """Where the raw result of a run lies, whatever experiment asked for it."""
@@ -62,11 +60,11 @@ class Cell(CellSettings):
         """The components that the variant names."""
         return Components.from_label(self.variant)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
         size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
-        return f"{self.evidence}-{self.model}-{self.variant}-{size}-{self.device}-{self.config_sha256[:8]}"
+        return f"{self.evidence}-{readable(self.model)}-{self.variant}-{size}-{self.device}-{self.config_sha256[:8]}"
 
     def arguments(self) -> list[str]:
         """The cell as options of ``python -m gpipe_bench run``, one word each."""
@@ -106,18 +104,6 @@ class CellRun(NamedTuple):
         return Path(RAW_PATTERN.format(cell=self.cell.id, repeat=self.repeat))
 
 
-def experiment_cells(config: SuiteConfig, experiment: str, device: Machine | str | None = None) -> list[CellRun]:
-    """The runs that an experiment asks for on this machine, published variants first, none twice.
-
-    Args:
-        config: the suite's configuration.
-        experiment: name of an experiment in it.
-        device: where to measure: a machine, or ``auto``, ``cpu`` or ``cuda``; the configuration's choice by default.
-
-    Raises:
-        ConfigError: no such experiment.
-        DeviceCountError: ``cuda`` was asked for and there is no GPU.
-    """
-    machine = device if isinstance(device, Machine) else find_machine(device or config.device)
-    runs = config.experiment(experiment).runs(machine)
+def distinct_runs(runs: Iterable[CellRun]) -> list[CellRun]:
+    """The runs in their order, none twice."""
     return list({(run.cell.id, run.repeat): run for run in runs}.values())

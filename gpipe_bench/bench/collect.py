@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gpipe_bench.bench.files import write_files
 from gpipe_bench.bench.published import published_for
@@ -16,8 +16,12 @@ from gpipe_bench.rows import Row
 
 __all__ = ["collect", "read_raw", "write_tables"]
 
+_SIMULATED: Final = "simulated-"
 
-def collect(paths: Iterable[Path], experiment: str, out: Path, published: Path | None = None) -> list[Row]:
+
+def collect(
+    paths: Iterable[Path], experiment: str, out: Path, published: Path | None = None, cells: Sequence[str] = ()
+) -> list[Row]:
     """Join raw results into ``out`` and its companions; either all of these files are written or none.
 
     Args:
@@ -25,17 +29,30 @@ def collect(paths: Iterable[Path], experiment: str, out: Path, published: Path |
         experiment: name for the column of that name; raw results may be shared by several experiments.
         out: the table of rows; companions lie beside it.
         published: folder of published values; those of the same settings go before the other rows.
+        cells: digests that the names of simulated cells end with, in the order that the tables keep; other simulations
+            are left out. Empty: all are taken as they come.
 
     Returns:
         The rows written.
 
     Raises:
-        ConfigError: files that are no raw results, or two of one run; all of them. Or no published values there.
+        ConfigError: files that are no raw results, two of one run, or none of a cell that was asked for; all of them.
+            Or no published values there.
         OutputError: a table cannot be written.
     """
-    results = read_raw(paths)
+    results = _chosen(read_raw(paths), cells) if cells else read_raw(paths)
     printed = published_for([result.row for result in results], published) if published else []
     return write_tables(results, experiment, out, printed)
+
+
+def _chosen(results: Sequence[RawResult], cells: Sequence[str]) -> list[RawResult]:
+    """The simulations of some cells in their order, then everything that is no simulation of a cell."""
+    own = {result.cell.rpartition("-")[2]: result for result in results if result.cell.startswith(_SIMULATED)}
+    missing = [cell for cell in cells if cell not in own]
+    if missing:
+        rule = "raw results must hold every simulated cell that was asked for"
+        raise ConfigError([f"{rule}, got none that ends in {cell}; simulate it" for cell in missing])
+    return [*(own[cell] for cell in cells), *(r for r in results if not r.cell.startswith(_SIMULATED))]
 
 
 def read_raw(paths: Iterable[Path]) -> list[RawResult]:

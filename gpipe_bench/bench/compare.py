@@ -9,7 +9,7 @@ cells can answer. Simulated and published values have no scatter: there any diff
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from gpipe_bench.bench.statistics import Comparison, Shift, compare_samples, enough_repeats, holm, shift
@@ -78,6 +78,9 @@ def compare_rows(
     """
     if metric not in Row.columns():
         raise ValueError(f"metric must be a column of a row, got {metric!r}; use one of {', '.join(Row.columns())}")
+    numbers = [column.name for column in fields(Row) if str(column.type) in ("int | None", "float | None")]
+    if metric not in numbers:
+        raise ValueError(f"metric must be a column of numbers, got {metric!r}; use one of {', '.join(numbers)}")
     if strange := [name for name in across if name not in CELL_KEYS]:
         raise ValueError(f"across must name keys of a cell, got {strange[0]!r}; use one of {', '.join(CELL_KEYS)}")
     new, old = _grouped(rows, across), _grouped(reference, across)

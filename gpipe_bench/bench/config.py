@@ -9,8 +9,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
-from gpipe_bench.bench.experiments import Ablation, Experiment
+from gpipe_bench.bench.cells import CellRun, distinct_runs
+from gpipe_bench.bench.experiment import Experiment
+from gpipe_bench.bench.experiments import Ablation, Sweeps
+from gpipe_bench.bench.machine import Machine, find_machine
+from gpipe_bench.bench.published_tables import MemoryTables, SpeedTables
 from gpipe_bench.bench.settings import Section
+from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.errors import ConfigError
 from models.arguments import nearest
@@ -23,33 +28,54 @@ DeviceChoice = Annotated[
 ]
 
 
+DeviceCount = Annotated[
+    int, Field(strict=True, ge=0, description="with device cuda: GPUs that jobs get on a cluster; 0: count them here")
+]
+
+
 class SuiteConfig(Section):
     """What the suite runs."""
 
     device: DeviceChoice = "auto"
+    device_count: DeviceCount = 0
     ablation: Annotated[Ablation, Field(description="each component of the pipeline switched on and off")] = Ablation()
+    speed: Annotated[SpeedTables, Field(description="the published tables of throughput")] = SpeedTables()
+    memory: Annotated[MemoryTables, Field(description="the published tables of memory")] = MemoryTables()
+    sweep: Annotated[Sweeps, Field(description="numbers of partitions and micro-batches")] = Sweeps()
+    transparency: Annotated[
+        TransparencySettings, Field(description="training on real images, with and without the pipeline")
+    ] = TransparencySettings()
 
-    @classmethod
-    def experiments(cls) -> tuple[str, ...]:
-        """Names of the experiments."""
-        return tuple(
-            name
-            for name, field in cls.model_fields.items()
-            if isinstance(field.annotation, type) and issubclass(field.annotation, Experiment)
-        )
+    def experiments(self) -> dict[str, Experiment]:
+        """The experiments that give tables of rows, by the name of their results."""
+        single: dict[str, Experiment] = {"ablation": self.ablation, "speed": self.speed, "memory": self.memory}
+        return {**single, **self.sweep.experiments()}
 
     def experiment(self, name: str) -> Experiment:
-        """The section of an experiment.
+        """The experiment of a name.
 
         Raises:
             ConfigError: there is none of that name.
         """
-        if name not in self.experiments():
-            hint = nearest(name, self.experiments())
-            known = ", ".join(self.experiments())
-            raise ConfigError([f"experiment must be one of {known}, got {name!r}; {hint}"])
-        section: Experiment = getattr(self, name)
-        return section
+        known = self.experiments()
+        if name not in known:
+            hint = nearest(name, known)
+            raise ConfigError([f"experiment must be one of {', '.join(known)}, got {name!r}; {hint}"])
+        return known[name]
+
+    def runs(self, name: str, device: Machine | str | None = None) -> list[CellRun]:
+        """The runs that an experiment asks for on this machine, none twice.
+
+        Args:
+            name: of the experiment.
+            device: where to measure: a machine, ``auto``, ``cpu`` or ``cuda``; by default what the configuration says.
+
+        Raises:
+            ConfigError: no such experiment.
+            DeviceCountError: ``cuda`` was asked for and there is no GPU.
+        """
+        machine = device if isinstance(device, Machine) else find_machine(device or self.device, self.device_count)
+        return distinct_runs(self.experiment(name).runs(machine))
 
 
 def load_config(paths: Iterable[Path | str]) -> SuiteConfig:

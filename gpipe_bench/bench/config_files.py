@@ -47,6 +47,10 @@ def _lines(section: BaseModel, indent: str) -> list[str]:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
             lines += ["", f"{indent}# {field.description}", f"{indent}{name}:", *_lines(value, indent + "  ")]
+        elif isinstance(value, dict):
+            lines += ["", f"{indent}# {field.description}", f"{indent}{name}:"]
+            for key, inner in value.items():
+                lines += ["", f"{indent}  {key}:", *_lines(inner, indent + "    ")]
         else:
             setting = f"{indent}{name}: {_scalar(values[name])}"
             lines.append(f"{setting:<42}  # {field.description}")

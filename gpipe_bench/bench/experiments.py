@@ -1,26 +1,29 @@
-"""Experiments: from a section of the configuration to the runs that it asks for.
+"""The ablation, and the sweeps as one section of the configuration.
 
-A new experiment is a section here with its own :meth:`Experiment.runs` and a field of ``SuiteConfig``; schema, default
-file, checks, command line and tables follow from that.
+A new experiment is an :class:`~gpipe_bench.bench.experiment.Experiment` with its own runs and simulations, and a field
+of ``SuiteConfig``; schema, default file, checks, command line and tables follow from that.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from gpipe_bench.bench.cells import Cell, CellRun
+from gpipe_bench.bench.experiment import Experiment
 from gpipe_bench.bench.machine import Machine
+from gpipe_bench.bench.names import readable
+from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.settings import Balance, BatchSize, CellSettings, Chunks, ModelArgs, Section, Warmup
-from gpipe_bench.bench.simulated_cells import SimulatedWorkload
+from gpipe_bench.bench.simulated_cells import SimulatedCell, SimulatedWorkload
 from gpipe_bench.bench.standins import without_copy_streams
+from gpipe_bench.bench.sweeps import CpuSweep, CudaSweep, MeasuredSweep, SimulatedSweep
 from gpipe_bench.bench.variants import Variants, labels_of
 from gpipe_bench.components import PUBLISHED
 
-__all__ = ["Ablation", "Experiment", "Workload"]
+__all__ = ["Ablation", "Sweeps", "Workload"]
 
 Repeats = Annotated[
     int,
@@ -85,20 +88,10 @@ class CudaWorkload(Workload):
     repeats: Repeats = 4
 
 
-class Experiment(Section):
-    """A section of the configuration that asks for runs."""
-
-    @abstractmethod
-    def runs(self, machine: Machine) -> list[CellRun]:
-        """The runs on ``machine``; what it cannot run is among them, as rows that say so."""
-
-    def simulation(self) -> SimulatedWorkload | None:
-        """What is simulated; nothing by default."""
-        return None
-
-
 class Ablation(Experiment):
     """Throughput and memory with each component of the pipeline switched on and off."""
+
+    timelines: ClassVar[bool] = True
 
     cpu: Annotated[CpuWorkload, Field(description="on a machine without a GPU")] = CpuWorkload()
     cuda: Annotated[CudaWorkload, Field(description="on GPUs; partitions share them where they are too few")] = (
@@ -113,6 +106,48 @@ class Ablation(Experiment):
         workload: Workload = self.cuda if machine.device == "cuda" else self.cpu
         return workload.runs(machine)
 
-    def simulation(self) -> SimulatedWorkload:
+    def simulations(self) -> list[SimulatedCell]:
         """Every variant of the simulated workload."""
-        return self.simulated
+        return self.simulated.cells()
+
+
+class MeasuredSweeps(Experiment):
+    """The sweep of this machine's type of device."""
+
+    cpu: Annotated[CpuSweep, Field(description="on a machine without a GPU")] = CpuSweep()
+    cuda: Annotated[CudaSweep, Field(description="on GPUs, as many as there are")] = CudaSweep()
+
+    def runs(self, machine: Machine) -> list[CellRun]:
+        """The runs of the sweep for this type of device."""
+        sweep: MeasuredSweep = self.cuda if machine.device == "cuda" else self.cpu
+        return sweep.runs(machine)
+
+
+_SIMULATED: dict[str, SimulatedSweep] = {
+    "amoebanet-d": SimulatedSweep(model="amoebanet-d", model_args="L=72;D=256"),
+    "unet": SimulatedSweep(),
+    "vit": SimulatedSweep(model="vit", model_args="L=32;D=1280", profile="h100", batch_size=512, microbatch_size=16),
+}
+
+
+class Sweeps(Section):
+    """Numbers of partitions and micro-batches, in every checkpoint mode."""
+
+    simulated: Annotated[
+        dict[str, SimulatedSweep], Field(description="in virtual time, one sweep per key; a new one is a key of yours")
+    ] = _SIMULATED
+    measured: Annotated[MeasuredSweeps, Field(description="on this machine, as far as its devices go")] = (
+        MeasuredSweeps()
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """Names of sweeps are parts of file names."""
+        for name in self.simulated:
+            if readable(name) != name or name == "measured":
+                text = f"must have names of lower-case letters, digits and hyphens, not measured, got {name!r}"
+                yield Problem(("simulated",), f"{text}; rename it")
+
+    def experiments(self) -> dict[str, Experiment]:
+        """Each sweep by the name of its results."""
+        simulated = {f"sweep_{name}": sweep for name, sweep in self.simulated.items()}
+        return {**simulated, "sweep_measured": self.measured}

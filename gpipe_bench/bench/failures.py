@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from gpipe_bench.errors import BalanceError, ConfigError, DeviceCountError, UnsupportedError
+from gpipe_bench.errors import BalanceError, ConfigError, UnsupportedError
 
 __all__ = ["BAD_ARGUMENTS", "status_of"]
 
-BAD_ARGUMENTS: Final = (ConfigError, BalanceError, DeviceCountError)
+BAD_ARGUMENTS: Final = (ConfigError, BalanceError)
 """Exceptions that blame the arguments: nothing was measured and no row is written."""
 
 # PyTorch raises a RuntimeError of its own where the CPU's allocator or a CUDA library finds no memory.

@@ -34,11 +34,13 @@ class Machine:
     count: int
 
 
-def find_machine(device: str = "auto") -> Machine:
-    """The devices of this machine.
+def find_machine(device: str = "auto", count: int = 0) -> Machine:
+    """The devices of this machine, or those that its jobs get elsewhere.
 
     Args:
         device: ``auto`` (GPUs where there are some, else the CPU), ``cpu`` or ``cuda``.
+        count: GPUs that a job gets, where this machine has none to count, as on the login node of a cluster; 0: those
+            of this machine.
 
     Raises:
         DeviceCountError: ``cuda`` was asked for and no GPU can be used.
@@ -46,6 +48,8 @@ def find_machine(device: str = "auto") -> Machine:
     """
     if device not in ("auto", *DEVICES):
         raise ValueError(f"device must be auto or one of {', '.join(DEVICES)}, got {device!r}; use one of them")
+    if count and device == "cuda":
+        return Machine("cuda", count)
     count = 0 if device == "cpu" else visible_gpus()
     if device == "cuda" and not count:
         raise DeviceCountError(

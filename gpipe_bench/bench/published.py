@@ -24,6 +24,9 @@ PUBLISHED_FOLDER: Final = Path(__file__).resolve().parents[2] / "results" / "ref
 _DEVICE: Final = "cuda Tesla P40"
 # Every other benchmark of torchgpipe ran with all of its components.
 _COMPLETE: Final = PUBLISHED[-1]
+_RESERVED: Final = "peak_reserved_gib"
+# Where memory was printed in two parts, their sum is what the allocators held.
+_PARTS: Final = ("model_memory_gib", "activation_memory_gib")
 _SETTING: Final = ("model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
 
 
@@ -40,9 +43,11 @@ def published_rows(folder: Path = PUBLISHED_FOLDER) -> list[Row]:
     try:
         values: dict[tuple[str, str], dict[str, Any]] = {}
         for line in _lines(folder / "published.csv"):
-            if line["metric"] in metrics and line["source"].startswith("torchgpipe:benchmarks"):
+            metric = _RESERVED if line["metric"] in _PARTS else line["metric"]
+            if metric in metrics and line["source"].startswith("torchgpipe:benchmarks"):
                 facts = values.setdefault((line["table"], line["experiment"]), {"source": line["source"]})
-                facts |= {line["metric"]: float(line["value"])} if line["status"] == "ok" else _failure(line)
+                before = facts.get(metric, 0.0) if line["metric"] in _PARTS else 0.0
+                facts |= {metric: before + float(line["value"])} if line["status"] == "ok" else _failure(line)
         lines = [line for line in _lines(folder / "settings.csv") if (line["table"], line["experiment"]) in values]
         return [_row(line, values[line["table"], line["experiment"]]) for line in lines]
     except (OSError, KeyError, ValueError) as error:
@@ -86,12 +91,19 @@ def _row(line: dict[str, str], values: dict[str, Any]) -> Row:
         microbatches=int(line["microbatches"]),
         checkpoint=line["checkpoint"],
         batch_size=int(line["batch_size"]),
-        balance=line["balance"],
+        balance=line["balance"] or _one_partition(model, arguments),
         device=_DEVICE,
         device_count=int(line["partitions"]),
         **{name: getattr(components, name) for name in components.__slots__},
     )
-    return replace(row, **values)
+    # A row that failed has no results, whatever part of it was printed.
+    known = values if "status" not in values else {name: values[name] for name in ("source", "status", "reason")}
+    return replace(row, **known)
+
+
+def _one_partition(model: str, arguments: str) -> str:
+    """The balance of a model that was not cut: all of its layers."""
+    return str(MODELS[model].layers(parse_arguments(model, arguments))) if model in MODELS else ""
 
 
 def _setting(row: Row) -> tuple[object, ...]:

@@ -2,10 +2,11 @@
 
     unsupported on the device   a row that says so, before PyTorch is loaded
     out of memory               a row with status oom
+    fewer devices than it needs a row with status skipped: nothing ran, since the number would be another cell's
     any other failure           a row with status error; the traceback goes to stderr
     wrong arguments             an exception: there is nothing to measure and no row
 
-A failed cell must not end the experiment that it belongs to, so the first three all count as done; tables show them.
+A failed cell must not end the experiment that it belongs to, so all but the last count as done; tables show them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from gpipe_bench.bench.cells import Cell
 from gpipe_bench.bench.failures import BAD_ARGUMENTS, status_of
 from gpipe_bench.bench.raw import RawResult, cell_row
+from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 
 __all__ = ["failed_result", "run_cell"]
@@ -35,13 +37,15 @@ def run_cell(cell: Cell, repeat: int, measure: Measure | None = None) -> RawResu
         measure: what measures it; by default :func:`gpipe_bench.bench.measured.measure_cell`, on real devices.
 
     Raises:
-        ConfigError, BalanceError, DeviceCountError: the arguments do not fit the model or this machine.
+        ConfigError, BalanceError: the arguments do not fit the model.
     """
     reason = cell.unsupported()
     if reason:
         return failed_result(cell, repeat, "unsupported", reason)
     try:
         return (measure or _measure)(cell, repeat)
+    except DeviceCountError as error:
+        return failed_result(cell, repeat, "skipped", status_of(error)[1])
     except BAD_ARGUMENTS:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a model, PyTorch or a driver raises becomes a row

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
@@ -18,7 +19,7 @@ from gpipe_bench.errors import ConfigError
 from models.arguments import nearest
 from models.table import MODELS, format_arguments, parse_arguments
 
-__all__ = ["CellSettings", "PipelineSettings", "Section", "Variant", "options"]
+__all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "options", "read_balance"]
 
 
 class Section(BaseModel):
@@ -40,7 +41,7 @@ def options(settings: Mapping[str, str | int | bool]) -> list[str]:
     return words
 
 
-def _balance(value: Any) -> Any:
+def read_balance(value: Any) -> Any:
     """Accept the form of tables and of the command line, ``34-76-70-61``, beside a list."""
     parts = str(value).split("-") if isinstance(value, str | int) and not isinstance(value, bool) else value
     if not isinstance(parts, list | tuple) or not parts:
@@ -62,7 +63,7 @@ def _variant(value: Any) -> Any:
 
 
 _whole = Field(strict=True, ge=1)
-_BALANCE_SCHEMA = {
+BALANCE_SCHEMA: Final = {
     "anyOf": [
         {"type": "string", "pattern": r"^[1-9][0-9]*(-[1-9][0-9]*)*$"},
         {"type": "integer", "minimum": 1},
@@ -77,9 +78,9 @@ Chunks = Annotated[int, _whole, Field(description="micro-batches per step")]
 Partitions = Annotated[int, _whole, Field(description="contiguous groups of layers, each with a worker of its own")]
 Balance = Annotated[
     tuple[int, ...],
-    BeforeValidator(_balance),
+    BeforeValidator(read_balance),
     PlainSerializer(lambda sizes: "-".join(map(str, sizes)), return_type=str),
-    WithJsonSchema(_BALANCE_SCHEMA),
+    WithJsonSchema(BALANCE_SCHEMA),
     Field(description="layers per partition, joined by '-'"),
 ]
 Checkpoint = Annotated[
@@ -109,7 +110,7 @@ class PipelineSettings(Section):
     checkpoint: Checkpoint = "except_last"
     backward: Backward = "autograd"
 
-    @property
+    @cached_property
     def config_sha256(self) -> str:
         """Digest of all settings, the same whether or not defaults of the model are spelled out."""
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
@@ -128,9 +129,9 @@ class PipelineSettings(Section):
         return data
 
     def problems(self) -> Iterator[Problem]:
-        """The model is known, takes these arguments, and has as many layers as the balance hands out."""
+        """The model is known, takes these arguments, and has as many layers as a given balance hands out."""
         split = "-".join(map(str, self.balance))
-        if len(self.balance) != self.partitions:
+        if self.balance and len(self.balance) != self.partitions:
             rule = f"must have one entry per partition, {self.partitions}, got {len(self.balance)} in {split}"
             yield Problem(("balance", "partitions"), f"{rule}; change balance or partitions")
         if self.model not in MODELS:
@@ -147,7 +148,7 @@ class PipelineSettings(Section):
         if self.partitions > layers:
             rule = f"must be at most the {layers} layers of {self.model}, got {self.partitions}"
             yield Problem(("partitions", "model", "model_args"), f"{rule}; lower it")
-        if sum(self.balance) != layers:
+        if self.balance and sum(self.balance) != layers:
             rule = f"must sum to the {layers} layers of {self.model}, got {split}, which sums to {sum(self.balance)}"
             yield Problem(("balance", "model", "model_args"), f"{rule}; change its entries")
 

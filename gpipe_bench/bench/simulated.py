@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.raw import RawResult
 from gpipe_bench.bench.simulated_cells import SimulatedCell
@@ -12,40 +12,65 @@ from models.table import parse_arguments
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
-    from gpipe_bench.simulator import Simulation
+    from gpipe_bench.simulator import DeviceUse, Simulation
+    from gpipe_bench.simulator.hardware import Profile as Hardware
 
-__all__ = ["simulate_cells"]
+__all__ = ["device_records", "simulate_cells", "simulation_facts"]
 
 # Of the host's facts those that decide a simulation; the same cell is the same row on every machine and day.
-_FACTS = ("commit", "dirty")
+_FACTS: Final = ("commit", "dirty")
 
 
-def simulate_cells(cells: Iterable[SimulatedCell], report: Callable[[Row], None] | None = None) -> list[RawResult]:
+def simulation_facts() -> dict[str, Any]:
+    """Columns of a simulated row that say by which code it was made; asks git, which takes a moment."""
+    return {name: value for name, value in host_facts().items() if name in _FACTS}
+
+
+def simulate_cells(
+    cells: Iterable[SimulatedCell],
+    report: Callable[[Row], None] | None = None,
+    timelines: Container[str] | None = None,
+    hardware: Hardware | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> list[RawResult]:
     """Simulate cells in order; one that does not fit the memory is a row that says how much it needs.
 
     Args:
         cells: what to simulate.
         report: takes each row as it is made.
+        timelines: ids of the cells whose timeline is kept; by default of all.
+        hardware: what to simulate on in place of the cells' profile.
+        facts: columns of the rows from :func:`simulation_facts`; found by default.
 
     Raises:
         BalanceError: a balance does not fit its model.
     """
-    facts = {name: value for name, value in host_facts().items() if name in _FACTS}
+    known = simulation_facts() if facts is None else facts
     results = []
     for cell in cells:
-        results.append(_simulated(cell, facts))
+        timeline = timelines is None or cell.id in timelines
+        results.append(_simulated(cell, known, hardware or cell.profile, timeline=timeline))
         if report:
             report(results[-1].row)
     return results
 
 
-def _simulated(cell: SimulatedCell, facts: dict[str, Any]) -> RawResult:
+def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool) -> RawResult:
     # Here and not above: the simulator loads PyTorch.
+    from gpipe_bench.bench.layer_costs import simulated_balance
     from gpipe_bench.simulator import Model, simulate
 
+    balance: Sequence[int] = cell.balance or simulated_balance(
+        cell.model,
+        cell.model_args,
+        partitions=cell.partitions,
+        microbatch_size=-(-cell.batch_size // cell.chunks),
+        checkpoint=cell.checkpoint,
+        profile=cell.profile,
+    )
     step = simulate(
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
-        balance=cell.balance,
+        balance=balance,
         batch_size=cell.batch_size,
         chunks=cell.chunks,
         checkpoint=cell.checkpoint,
@@ -53,21 +78,27 @@ def _simulated(cell: SimulatedCell, facts: dict[str, Any]) -> RawResult:
         backward=cell.backward,
         transfer=cell.transfer,
         optimizer=cell.optimizer,
-        profile=cell.profile,
+        profile=hardware,
         flavour=cell.flavour,
     )
     own = {"flavour": cell.flavour, "repeat": 0, "config_sha256": cell.config_sha256}
     row = step.row(**own, **facts)
-    events = [event.to_dict() for event in step.events]
-    return RawResult(cell.id, row, _devices(cell, step), _steps(step), events)
+    events = [event.to_dict() for event in step.events] if timeline else []
+    return RawResult(cell.id, row, device_records(step.devices, balance), _steps(step), events)
 
 
-def _devices(cell: SimulatedCell, step: Simulation) -> list[dict[str, Any]]:
+def device_records(uses: Iterable[DeviceUse], balance: Sequence[int]) -> list[dict[str, Any]]:
+    """The records of a table of devices.
+
+    Args:
+        uses: of the devices of one step.
+        balance: layers of each.
+    """
     return [
         {
             "partition": use.device,
             "device": f"cuda:{use.device}",
-            "layers": cell.balance[use.device],
+            "layers": balance[use.device],
             "peak_allocated_gib": use.peak_allocated_gib,
             "peak_reserved_gib": use.peak_reserved_gib,
             "compute_fraction": use.compute_fraction,
@@ -77,7 +108,7 @@ def _devices(cell: SimulatedCell, step: Simulation) -> list[dict[str, Any]]:
             "bubble_fraction": use.bubble_fraction,
             "utilization_fraction": use.utilization_fraction,
         }
-        for use in step.devices
+        for use in uses
     ]
 
 

@@ -3,40 +3,65 @@
 from __future__ import annotations
 
 import os
-import re
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
+from gpipe_bench.bench.names import readable
 from gpipe_bench.bench.settings import (
-    Balance,
+    BALANCE_SCHEMA,
     BatchSize,
     Chunks,
     ModelArgs,
     PipelineSettings,
     Variant,
-    options,
+    read_balance,
 )
 from gpipe_bench.bench.variants import Variants, labels_of
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware import PROFILES, load_profile, profile_names
+from gpipe_bench.simulator.hardware import Profile as Hardware
 
-__all__ = ["SIMULATED_PATTERN", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
+__all__ = ["AUTO", "SimulatedBalance", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
 
-SIMULATED_PATTERN: Final = "results/simulated/{experiment}.json"
-"""Where the raw results of all simulations of an experiment lie."""
+AUTO: Final = "auto"
+"""A balance that the simulator finds: the slowest partition is as fast as it can be."""
+
+
+def _hardware(profile: str) -> Hardware:
+    """The profile of a name or path, read again only when its file changed."""
+    own = PROFILES / f"{profile}.yaml"
+    path = own if own.is_file() else Path(profile)
+    return _read(profile, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=64)
+def _read(profile: str, _stamp: int) -> Hardware:
+    return load_profile(profile)
 
 
 def _profile(value: Any) -> Any:
     try:
-        load_profile(str(value))
+        _hardware(str(value))
     except ConfigError as error:
         raise ValueError("; ".join(problem.removeprefix("profile ") for problem in error.problems)) from None
     return value
 
 
+def _simulated_balance(value: Any) -> Any:
+    return () if value == AUTO or value in ((), []) else read_balance(value)
+
+
+SimulatedBalance = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_simulated_balance),
+    PlainSerializer(lambda sizes: "-".join(map(str, sizes)) or AUTO, return_type=str),
+    WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
+    Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
+]
 Transfer = Annotated[
     Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
 ]
@@ -55,6 +80,7 @@ Flavour = Annotated[
 class SimulatedSettings(PipelineSettings):
     """What is trained in which pipeline on which hardware, one device per partition."""
 
+    balance: SimulatedBalance = (9, 21, 13, 10)
     transfer: Transfer = "direct"
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"
@@ -78,12 +104,12 @@ class SimulatedCell(SimulatedSettings):
         """The components that the variant names."""
         return Components.from_label(self.variant)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
         size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
-        hardware = re.sub(r"[^a-z0-9]+", "-", load_profile(self.profile).name.lower()).strip("-")
-        return f"simulated-{self.model}-{self.variant}-{size}-{hardware}-{self.config_sha256[:8]}"
+        hardware = readable(_hardware(self.profile).name)
+        return f"simulated-{readable(self.model)}-{self.variant}-{size}-{hardware}-{self.config_sha256[:8]}"
 
 
 class SimulatedWorkload(SimulatedSettings):
@@ -92,15 +118,10 @@ class SimulatedWorkload(SimulatedSettings):
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
     batch_size: BatchSize = 128
     chunks: Chunks = 8
-    balance: Balance = (34, 76, 70, 61)
+    balance: SimulatedBalance = (34, 76, 70, 61)
     variants: Variants = ("published", "factorial")
 
     def cells(self) -> list[SimulatedCell]:
         """A cell for each variant."""
         common = {name: getattr(self, name) for name in SimulatedSettings.model_fields}
         return [SimulatedCell(**common, variant=label) for label in labels_of(self.variants)]
-
-    def arguments(self) -> list[str]:
-        """The workload as options of ``python -m gpipe_bench simulate-variants``, one word each."""
-        settings = {name: value for name, value in self.settings().items() if name != "variants"}
-        return [*options(settings), *(word for name in self.variants for word in ("--variants", name))]

@@ -59,7 +59,14 @@ def imported_modules(name: str, path: Path) -> Iterator[str]:
         path: its file.
     """
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in _running(ast.parse(path.read_bytes())):
+    yield from _imports(package, path.read_bytes())
+
+
+@cache
+def _imports(package: str, source: bytes) -> tuple[str, ...]:
+    """The modules of this project that ``source`` imports; a workflow asks for the same files in many rules."""
+    found: list[str] = []
+    for node in _running(ast.parse(source)):
         targets: list[str] = []
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -67,7 +74,8 @@ def imported_modules(name: str, path: Path) -> Iterator[str]:
             base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             inner = [f"{base}.{alias.name}" for alias in node.names]
             targets = [target if module_file(target) else base for target in inner]
-        yield from (target for target in targets if module_file(target))
+        found += [target for target in targets if module_file(target)]
+    return tuple(found)
 
 
 @cache

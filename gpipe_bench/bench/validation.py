@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -92,8 +92,10 @@ def _sections(section: Section, path: Path = ()) -> Iterator[tuple[Path, Section
     yield path, section
     for field in type(section).model_fields:
         value = getattr(section, field)
-        if isinstance(value, Section):
-            yield from _sections(value, (*path, field))
+        named = value.items() if isinstance(value, dict) else [(None, value)]
+        for name, inner in named:
+            if isinstance(inner, Section):
+                yield from _sections(inner, (*path, field) if name is None else (*path, field, name))
 
 
 def _rule(kind: type[BaseModel], path: Path, item: ErrorDetails) -> str:
@@ -115,9 +117,11 @@ def _rule(kind: type[BaseModel], path: Path, item: ErrorDetails) -> str:
 
 
 def _keys(kind: type[BaseModel], path: Path) -> list[str]:
+    """The settings of the section at ``path``; a section of sections has names of the user's choice in between."""
+    inner: Any = kind
     for part in path:
-        inner = kind.model_fields[part].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        kind = inner
-    return list(kind.model_fields)
+        if get_origin(inner) is dict:
+            inner = get_args(inner)[1]
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            inner = inner.model_fields[part].annotation
+    return list(inner.model_fields) if isinstance(inner, type) and issubclass(inner, BaseModel) else []

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
-from gpipe_bench.bench.cells import CellRun, experiment_cells
+from gpipe_bench.bench.cells import CellRun
 from gpipe_bench.bench.config import SuiteConfig, load_config, parse_config
-from gpipe_bench.bench.simulated_cells import SIMULATED_PATTERN, SimulatedWorkload
+from gpipe_bench.bench.machine import find_machine
+from gpipe_bench.bench.simulated_cells import SimulatedCell
+from gpipe_bench.bench.simulation_groups import SimulationGroup, group_cells
+from gpipe_bench.catalogue import reference_figures, reference_tables
 from gpipe_bench.components import PUBLISHED
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["REDRAWN", "TABLE_PATTERN", "TRANSPARENCY_PATTERN", "Plan", "make_plan"]
+
+REDRAWN: Final = Path("figures/redrawn")
+"""Where figures of the reference tables are drawn."""
+
+TABLE_PATTERN: Final = "results/simulated/published-{table}.json"
+"""Where the simulations of a published table lie."""
+
+TRANSPARENCY_PATTERN: Final = "results/transparency/{workload}/{seed}.json"
+"""Where the raw result of one training on real images lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +33,19 @@ class Plan:
 
     Attributes:
         runs: the measured runs of each experiment.
-        simulated: what each experiment simulates, if it does.
+        simulated: the simulated cells of each experiment.
+        groups: the jobs that simulate them.
+        tables: the published tables that each experiment simulates.
+        training: settings of each workload of the transparency experiment, and its seeds.
+        margin: accuracies that differ by less count as equivalent.
     """
 
     runs: dict[str, list[CellRun]]
-    simulated: dict[str, SimulatedWorkload]
+    simulated: dict[str, list[SimulatedCell]] = field(default_factory=dict)
+    groups: list[SimulationGroup] = field(default_factory=list)
+    tables: dict[str, Sequence[str]] = field(default_factory=dict)
+    training: dict[str, tuple[list[str], int]] = field(default_factory=dict)
+    margin: float = 0.0
 
     @property
     def arguments(self) -> dict[str, list[str]]:
@@ -32,25 +53,66 @@ class Plan:
         return {run.cell.id: run.cell.arguments() for runs in self.runs.values() for run in runs}
 
     @property
+    def devices(self) -> dict[str, int]:
+        """For each cell the accelerators that it needs; a CPU is none."""
+        cells = {run.cell.id: run.cell for runs in self.runs.values() for run in runs}
+        return {name: 0 if cell.device == "cpu" else cell.devices for name, cell in cells.items()}
+
+    @property
     def simulations(self) -> dict[str, list[str]]:
-        """For each experiment that simulates, the options of ``python -m gpipe_bench simulate-variants``."""
-        return {experiment: workload.arguments() for experiment, workload in self.simulated.items()}
+        """For each job, the options of ``python -m gpipe_bench simulate-cells``."""
+        return {group.id: group.arguments() for group in self.groups}
 
     @property
     def profiles(self) -> dict[str, str]:
-        """For each experiment that simulates, the file of its hardware profile."""
-        return {experiment: workload.profile_path for experiment, workload in self.simulated.items()}
+        """For each job the file of its hardware profile."""
+        return {group.id: group.cells[0].profile_path for group in self.groups}
 
     @property
     def raw(self) -> dict[str, list[str]]:
-        """For each experiment the raw results that it is made from."""
-        return {
-            experiment: [
-                *([SIMULATED_PATTERN.format(experiment=experiment)] if experiment in self.simulated else []),
-                *(str(run.path) for run in runs),
-            ]
-            for experiment, runs in self.runs.items()
-        }
+        """For each experiment the raw results that it is made from; simulations first."""
+        return {experiment: self._raw(experiment) for experiment in self.runs}
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """For each experiment the digests of its simulated cells, which it takes from files that others share."""
+        digests = {name: [cell.id.rpartition("-")[2] for cell in cells] for name, cells in self.simulated.items()}
+        return {name: ",".join(digests.get(name, [])) or "none" for name in self.runs}
+
+    @property
+    def transparency(self) -> list[str]:
+        """The raw results of the transparency experiment."""
+        return [
+            TRANSPARENCY_PATTERN.format(workload=workload, seed=seed)
+            for workload, (_, seeds) in self.training.items()
+            for seed in range(seeds)
+        ]
+
+    @property
+    def training_options(self) -> dict[str, list[str]]:
+        """For each workload of the transparency experiment, the options of ``transparency run``."""
+        return {workload: words for workload, (words, _) in self.training.items()}
+
+    @property
+    def sweeps(self) -> list[str]:
+        """Names of the sweeps, as the configuration has them, and ``measured``."""
+        return [name.removeprefix("sweep_") for name in self.runs if name.startswith("sweep_")]
+
+    @property
+    def reference_tables(self) -> list[str]:
+        """The committed tables of rows."""
+        return [str(path) for path in reference_tables()]
+
+    @property
+    def reference_figures(self) -> list[str]:
+        """The figures that are redrawn from those."""
+        return [str(path) for figure in reference_figures() for path in figure.paths(REDRAWN)]
+
+    @property
+    def verified(self) -> list[str]:
+        """The experiments with a simulated reference table."""
+        known = {path.stem for path in reference_tables() if path.parent.parent.name == "simulated"}
+        return [name for name in self.runs if name in known]
 
     def published(self, experiment: str, evidence: str = "measured") -> list[str]:
         """The published variants among those of an experiment, in the order of publication.
@@ -62,9 +124,16 @@ class Plan:
         if evidence == "measured":
             asked = {run.cell.variant for run in self.runs[experiment]}
         else:
-            workload = self.simulated.get(experiment)
-            asked = {cell.variant for cell in workload.cells()} if workload else set()
+            asked = {cell.variant for cell in self.simulated.get(experiment, [])}
         return [variant for variant in PUBLISHED if variant in asked]
+
+    def _raw(self, experiment: str) -> list[str]:
+        wanted = {cell.id for cell in self.simulated.get(experiment, [])}
+        return [
+            *(group.path for group in self.groups if any(cell.id in wanted for cell in group.cells)),
+            *(TABLE_PATTERN.format(table=table) for table in self.tables.get(experiment, ())),
+            *(str(run.path) for run in self.runs[experiment]),
+        ]
 
 
 def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
@@ -79,10 +148,16 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         DeviceCountError: the configuration asks for GPUs and there are none.
     """
     load_config(files)
-    suite = parse_config(config, source="--config")
-    names = SuiteConfig.experiments()
-    workloads = {name: suite.experiment(name).simulation() for name in names}
+    suite: SuiteConfig = parse_config(config, source="--config")
+    machine = find_machine(suite.device, suite.device_count)
+    experiments = suite.experiments()
+    simulated = {name: experiment.simulations() for name, experiment in experiments.items()}
+    asked = [(simulated[name], experiment.timelines) for name, experiment in experiments.items()]
     return Plan(
-        {name: experiment_cells(suite, name) for name in names},
-        {name: workload for name, workload in workloads.items() if workload},
+        {name: suite.runs(name, machine) for name in experiments},
+        simulated,
+        group_cells(asked),
+        {name: experiment.tables() for name, experiment in experiments.items()},
+        suite.transparency.training(),
+        suite.transparency.margin,
     )

@@ -10,6 +10,8 @@ import typer
 
 from gpipe_bench import __version__
 from gpipe_bench.cli import (
+    advise,
+    balance,
     calibrate,
     compare,
     config,
@@ -21,6 +23,7 @@ from gpipe_bench.cli import (
     simulate,
     simulations,
     transparency,
+    verify,
 )
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 
@@ -49,11 +52,15 @@ app.command("simulate")(simulate.simulate)
 app.command("calibrate")(calibrate.calibrate)
 app.command("simulate-cells")(simulations.simulate_cells)
 app.command("simulate-published")(simulations.simulate_published)
+app.command("advise")(advise.advise)
+app.command("balance")(balance.balance)
 app.command("collect")(results.collect)
+app.command("published")(results.published)
 app.command("table")(results.table)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("trace")(results.trace)
+app.command("verify")(verify.verify)
 app.add_typer(figure.app, name="figure")
 app.add_typer(config.app, name="config")
 app.add_typer(datapackage.app, name="datapackage")

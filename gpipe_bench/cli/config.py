@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpipe_bench.bench.cells import experiment_cells
-from gpipe_bench.bench.config import SuiteConfig, load_config
+from gpipe_bench.bench.config import load_config
 from gpipe_bench.bench.config_files import CONFIG_PATH, SCHEMA_PATH, default_config_yaml, json_schema_text
 from gpipe_bench.bench.files import write_files
 from gpipe_bench.bench.machine import find_machine
@@ -26,16 +25,17 @@ def check(
 ) -> None:
     """Check configuration files and say what they ask for on this machine; every problem gets a line."""
     config = load_config(files or [Path(CONFIG_PATH)])
-    machine = find_machine(config.device)
-    typer.echo(f"device: {machine.device}, {machine.count} here")
-    for name in SuiteConfig.experiments():
-        runs = experiment_cells(config, name, machine)
+    machine = find_machine(config.device, config.device_count)
+    typer.echo(f"device: {machine.device}, {machine.count} {'of each job' if config.device_count else 'here'}")
+    for name, experiment in config.experiments().items():
+        runs = config.runs(name, machine)
         cells = {run.cell.id: run.cell for run in runs}
         unsupported = sum(bool(cell.unsupported()) for cell in cells.values())
-        typer.echo(f"{name}: {len(cells)} cells, {unsupported} of them unsupported here; {len(runs)} runs")
-        workload = config.experiment(name).simulation()
-        if workload:
-            typer.echo(f"{name}: {len(workload.cells())} cells simulated on {workload.profile}")
+        parts = [f"{len(cells)} cells, {unsupported} of them unsupported here; {len(runs)} runs"] if runs else []
+        parts += [f"{len(experiment.simulations())} cells simulated"] if experiment.simulations() else []
+        parts += [f"published tables simulated: {', '.join(experiment.tables())}"] if experiment.tables() else []
+        typer.echo(f"{name}: {'; '.join(parts) or 'nothing'}")
+    typer.echo(f"transparency: {len(config.transparency.cells())} runs")
 
 
 @app.command("write")

@@ -24,16 +24,21 @@ def write(folder: Folder = None) -> None:
 
 @app.command("take")
 def take(
-    rows: Annotated[Path, typer.Argument(help="Table of rows, <experiment>.csv; its companions lie beside it.")],
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="Tables <experiment>.csv with companions beside them, or folders of such."),
+    ],
     machine: Annotated[str, typer.Option(help="Name of the folder of measured rows.  [default: from the rows]")] = "",
     folder: Folder = None,
 ) -> None:
     """Take simulated and measured rows of a run into the reference results, and describe them."""
     from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER, write_descriptor
-    from gpipe_bench.bench.datapackage.take import take_reference
+    from gpipe_bench.bench.datapackage.take import result_tables, take_reference
 
-    written = take_reference(rows, folder or REFERENCE_FOLDER, machine)
-    typer.echo("\n".join(f"wrote {path}" for path in [*written, write_descriptor(folder or REFERENCE_FOLDER)]))
+    target = folder or REFERENCE_FOLDER
+    tables = [table for place in results for table in (result_tables(place) if place.is_dir() else [place])]
+    written = [path for table in tables for path in take_reference(table, target, machine)]
+    typer.echo("\n".join(f"wrote {path}" for path in [*written, write_descriptor(target)]))
 
 
 @app.command("check")

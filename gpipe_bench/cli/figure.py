@@ -59,5 +59,55 @@ def timeline(
     _say(draw_timeline(events, rows, variant, out, evidence))
 
 
+@app.command("sweep")
+def sweep(rows: Rows, out: Out) -> None:
+    """Draw throughput over partitions and micro-batches, a map per checkpoint mode and kind of batch."""
+    from gpipe_bench.figures.sweep import draw_sweep
+
+    _say(draw_sweep(rows, out))
+
+
+@app.command("why")
+def why(rows: Rows, out: Out) -> None:
+    """Draw what the device time of a sample goes into, with more devices and with more chunks."""
+    from gpipe_bench.figures.why import draw_why
+
+    _say(draw_why(rows, out))
+
+
+@app.command("tables")
+def tables(
+    rows: Rows,
+    out: Out,
+    metric: Annotated[
+        str, typer.Option(help="throughput_samples_per_s or peak_reserved_gib.  [default: what was printed]")
+    ] = "",
+) -> None:
+    """Draw published tables: published, simulated and measured values of each row."""
+    from gpipe_bench.figures.published_tables import draw_published_tables
+
+    _say(draw_published_tables(rows, out, metric))
+
+
+@app.command("advice")
+def advice(rows: Rows, out: Out) -> None:
+    """Draw what advise tried: the best chunks and balance, and what other choices cost."""
+    from gpipe_bench.figures.advice import draw_advice
+
+    _say(draw_advice(rows, out))
+
+
+@app.command("reference")
+def reference(
+    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures/reference"),
+    tables: Annotated[Path, typer.Option(help="Folder of the reference tables.")] = Path("results/reference"),
+) -> None:
+    """Draw every figure of the reference tables."""
+    from gpipe_bench.figures.reference import draw_reference
+
+    for paths in draw_reference(out, tables):
+        _say(paths)
+
+
 def _say(paths: Iterable[Path]) -> None:
     typer.echo(f"wrote {', '.join(map(str, paths))}")

@@ -7,8 +7,11 @@ from typing import Annotated, Final
 
 import typer
 
-__all__ = ["collect", "table", "trace"]
+from gpipe_bench.catalogue import PUBLISHED_ROWS
 
+__all__ = ["collect", "published", "table", "trace"]
+
+_NAMED: Final = 5
 _TABLE_COLUMNS: Final = (
     *("experiment", "evidence", "model", "model_args", "variant", "partitions", "chunks", "batch_size"),
     *("repeat", "status", "reason", "throughput_samples_per_s", "device"),
@@ -22,16 +25,36 @@ def collect(
     published: Annotated[
         Path | None, typer.Option(help="Folder of published values; those of the same settings become rows too.")
     ] = None,
+    cells: Annotated[
+        str, typer.Option(help="Digests of the simulated cells to take, joined by ','; none: all.")
+    ] = "none",
 ) -> None:
     """Join raw results into a table of rows and its companions; failed runs are named on stderr."""
     from gpipe_bench.bench.collect import collect as join
 
-    rows = join(raw, experiment, out, published)
-    for row in rows:
-        if row.status in ("oom", "error", "skipped") and row.evidence != "published":
-            run = "simulated" if row.evidence == "simulated" else f"repeat {row.repeat}"
-            typer.echo(f"{row.status}: {row.variant} {run}: {row.reason}", err=True)
+    rows = join(raw, experiment, out, published, [word for word in cells.split(",") if word not in ("", "none")])
+    failed = [row for row in rows if row.status in ("oom", "error", "skipped") and row.evidence != "published"]
+    for row in failed[:_NAMED]:
+        run = "simulated" if row.evidence == "simulated" else f"repeat {row.repeat}"
+        typer.echo(f"{row.status}: {row.variant} n={row.partitions} m={row.chunks} {run}: {row.reason}", err=True)
+    if len(failed) > _NAMED:
+        typer.echo(f"and {len(failed) - _NAMED} more that failed; the table has their reasons", err=True)
     typer.echo(f"wrote {out} with {len(rows)} rows, and its companions")
+
+
+def published(
+    out: Annotated[Path, typer.Option(help="Table of rows to write.")] = PUBLISHED_ROWS,
+    folder: Annotated[Path, typer.Option(help="Folder of published values.")] = PUBLISHED_ROWS.parent,
+) -> None:
+    """Write the published values as rows like all others, so that figures can stand them beside simulated ones."""
+    from gpipe_bench.bench.files import write_files
+    from gpipe_bench.bench.published import published_rows
+    from gpipe_bench.bench.tables import csv_text
+    from gpipe_bench.rows import Row
+
+    rows = published_rows(folder)
+    write_files({out: csv_text(Row.columns(), [row.to_dict() for row in rows])})
+    typer.echo(f"wrote {out} with {len(rows)} rows")
 
 
 def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")]) -> None:

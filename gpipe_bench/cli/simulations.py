@@ -1,60 +1,109 @@
-"""``simulate-variants``: all variants of one pipeline in virtual time, for the workflow."""
+"""``simulate-cells`` and ``simulate-published``: many simulations in one process, for the workflow."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from gpipe_bench.bench.files import check_writable, write_files
 from gpipe_bench.bench.raw import results_json
-from gpipe_bench.bench.simulated_cells import SimulatedWorkload
+from gpipe_bench.bench.simulated_cells import SimulatedCell
+from gpipe_bench.bench.simulation_groups import OWN
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.cli.options import settings_of
+from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
 
-__all__ = ["simulate_variants"]
+__all__ = ["simulate_cells", "simulate_published"]
 
-_DEFAULT: Final = SimulatedWorkload()
-_BALANCE: Final = "-".join(map(str, _DEFAULT.balance))
-_setting: Final = settings_of(SimulatedWorkload)
+_DEFAULT: Final = SimulatedCell()
+_NUMBERS: Final = ("partitions", "chunks", "batch_size")
+_setting: Final = settings_of(SimulatedCell)
 
 
-def simulate_variants(
+def simulate_cells(
     *,
     out: Annotated[Path, typer.Option(help="The raw results to write, one JSON file.")],
+    cell: Annotated[
+        list[str],
+        typer.Option(help="A cell, 'key=value' joined by ',': partitions, chunks, batch_size, checkpoint, variant, "
+                          "balance; 'timeline' at its end keeps its timeline. May be repeated."),
+    ],
     model: Annotated[str, _setting("model")] = _DEFAULT.model,
     model_args: Annotated[str, _setting("model_args")] = _DEFAULT.model_args,
-    batch_size: Annotated[int, _setting("batch_size")] = _DEFAULT.batch_size,
-    chunks: Annotated[int, _setting("chunks")] = _DEFAULT.chunks,
-    partitions: Annotated[int, _setting("partitions")] = _DEFAULT.partitions,
-    balance: Annotated[str, _setting("balance")] = _BALANCE,
-    checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
     backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
     transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
     flavour: Annotated[str, _setting("flavour")] = _DEFAULT.flavour,
-    variants: Annotated[list[str], _setting("variants")] = list(_DEFAULT.variants),  # noqa: B006 - never changed
-) -> None:
-    """Simulate all variants of one pipeline in this process and write their raw results into one file.
+) -> None:  # fmt: skip
+    """Simulate cells of one model in this process and write their raw results into one file.
 
-    A variant that does not fit the memory of its devices is a result: a row with status oom that says how much it
-    needs, and exit status 0.
+    A cell that does not fit the memory of its devices is a result: a row with status oom that says how much it needs,
+    and exit status 0.
     """
-    given = {name: value for name, value in locals().items() if name in SimulatedWorkload.model_fields}
-    workload = validated(SimulatedWorkload, given, lambda path: f"--{path[0].replace('_', '-')}")
+    shared = {name: value for name, value in locals().items() if name in SimulatedCell.model_fields}
+    cells, timelines = _cells(cell, shared)
     check_writable(out)
-    from gpipe_bench.bench.simulated import simulate_cells
+    from gpipe_bench.bench.simulated import simulate_cells as simulate
 
-    results = simulate_cells(workload.cells(), _say)
+    results = simulate(cells, _say, timelines)
     write_files({out: results_json(results)})
-    typer.echo(f"wrote {out} with {len(results)} simulated variants")
+    typer.echo(f"wrote {out} with {len(results)} simulated cells")
+
+
+def simulate_published(
+    table: Annotated[str, typer.Argument(help="A published table, such as unet-speed.")],
+    out: Annotated[Path, typer.Option(help="The raw results to write, one JSON file.")],
+) -> None:
+    """Simulate the rows of a published table on the hardware and with the settings that they were run with."""
+    from gpipe_bench.bench.published_simulations import simulate_table
+
+    check_writable(out)
+    results = simulate_table(table, _say)
+    write_files({out: results_json(results)})
+    typer.echo(f"wrote {out} with {len(results)} simulated rows")
+
+
+def _cells(words: list[str], shared: dict[str, Any]) -> tuple[list[SimulatedCell], set[str]]:
+    """The cells, and the ids of those whose timeline is kept.
+
+    Raises:
+        ConfigError: some words are wrong; all problems.
+    """
+    cells, timelines, problems = [], set(), []
+    for word in words:
+        parts = word.split(",")
+        given = dict(part.partition("=")[::2] for part in parts if part != "timeline")
+        problems += [
+            f"--cell must have keys of a cell, got {key!r} in {word}; {nearest(key, OWN)}"
+            for key in given
+            if key not in OWN
+        ]
+        numbers = {key: int(given[key]) for key in _NUMBERS if given.get(key, "").isdecimal()}
+        try:
+            known = {key: value for key, value in given.items() if key in OWN}
+            cells.append(validated(SimulatedCell, {**shared, **known, **numbers}, lambda path: _name(path[0])))
+        except ConfigError as error:
+            problems += [f"{problem} (in {word})" for problem in error.problems]
+            continue
+        if "timeline" in parts:
+            timelines.add(cells[-1].id)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return cells, timelines
+
+
+def _name(setting: str) -> str:
+    return f"{setting} of --cell" if setting in OWN else f"--{setting.replace('_', '-')}"
 
 
 def _say(row: Row) -> None:
+    what = f"n={row.partitions} m={row.chunks} batch={row.batch_size} {row.checkpoint} {row.variant}"
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
-    typer.echo(f"simulated, {row.status}: {row.variant}: {value}")
+    typer.echo(f"simulated, {row.status}: {what}: {value}")

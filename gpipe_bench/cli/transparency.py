@@ -74,11 +74,12 @@ def collect(
 def figure(
     rows: Annotated[Path, typer.Option(help="Table of rows; its companions lie beside it.")],
     out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
+    model: Annotated[str, typer.Option(help="The model to draw.  [default: all, below each other]")] = "",
 ) -> None:
     """Draw losses, gradient differences, statistics and accuracies from the tables alone."""
     from gpipe_bench.figures.transparency import draw_transparency
 
-    typer.echo(f"wrote {', '.join(map(str, draw_transparency(rows, out)))}")
+    typer.echo(f"wrote {', '.join(map(str, draw_transparency(rows, out, model)))}")
 
 
 def _settings(changes: list[str] | None) -> TransparencySettings:

@@ -7,7 +7,7 @@ autocast, or build a graph under no_grad.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -46,9 +46,8 @@ class Ambience:
             cache=torch.is_autocast_cache_enabled(),
         )
 
-    @contextmanager
-    def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> Iterator[None]:
-        """Put the modes into force in this thread; what already agrees is left alone.
+    def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> AbstractContextManager[object]:
+        """Put the modes into force in this thread for a block; what already agrees is left alone.
 
         Args:
             checkpointing: the first pass of a checkpoint: no graph, and no cached casts, since a weight that was
@@ -56,13 +55,39 @@ class Ambience:
             recomputing: a recomputation: with a graph, whatever the thread's mode.
         """
         grad = recomputing or (self.grad and not checkpointing)
-        with ExitStack() as stack:
-            if torch.is_inference_mode_enabled() != self.inference:
-                stack.enter_context(torch.inference_mode(self.inference))
-            if torch.is_grad_enabled() != grad:
-                stack.enter_context(torch.set_grad_enabled(grad))
-            for name, enabled, dtype in self.autocast:
-                if enabled or torch.is_autocast_enabled(name):
-                    cache = self.cache and not checkpointing
-                    stack.enter_context(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))
-            yield
+        changes: list[AbstractContextManager[object]] = []
+        if torch.is_inference_mode_enabled() != self.inference:
+            changes.append(torch.inference_mode(self.inference))
+        if torch.is_grad_enabled() != grad:
+            changes.append(_GradMode(grad))
+        for name, enabled, dtype in self.autocast:
+            if enabled or torch.is_autocast_enabled(name):
+                cache = self.cache and not checkpointing
+                changes.append(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))
+        if len(changes) < 2:
+            return changes[0] if changes else nullcontext()
+        return _all(changes)
+
+
+class _GradMode:
+    """``torch.set_grad_enabled`` that changes the mode when the block begins, not when it is made."""
+
+    __slots__ = ("_mode", "_previous")
+
+    def __init__(self, mode: bool) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        self._previous = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(self._mode)  # noqa: SLF001 - as torch.set_grad_enabled does
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(self._previous)  # noqa: SLF001 - as above
+
+
+@contextmanager
+def _all(changes: list[AbstractContextManager[object]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(change)
+        yield

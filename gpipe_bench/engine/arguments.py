@@ -27,7 +27,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-BACKWARDS = ("autograd",)
+BACKWARDS = ("autograd", "scheduled")
 
 
 def check_arguments(

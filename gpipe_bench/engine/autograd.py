@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, Variable
 from torch.autograd.function import FunctionCtx
 
 from gpipe_bench.engine.phony import new_leaf
 
-__all__ = ["LANE_RANK", "apply", "apply_lane", "pass_through", "ranked_lanes", "set_rank", "skip_ranks"]
+__all__ = ["LANE_RANK", "apply", "apply_lane", "pass_through", "ranked_lanes", "run_backward", "set_rank", "skip_ranks"]
 
 LANE_RANK: Final = 2**40
 """The lowest sequence number of a lane's node; no worker makes that many nodes in one forward pass."""
@@ -75,6 +75,23 @@ def pass_through(ctx: FunctionCtx, values: Sequence[Any]) -> tuple[Any, ...]:
     """
     ctx.set_materialize_grads(False)
     return tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
+
+
+def run_backward(roots: Sequence[Any], grads: Sequence[Tensor | None]) -> None:
+    """Run backward from those of ``roots`` that are not None and have a gradient; one without counts as zero.
+
+    Args:
+        roots: tensors with a graph, or edges into one.
+        grads: one for each, of its shape.
+    """
+    pairs = [(root, grad) for root, grad in zip(roots, grads, strict=True) if root is not None and grad is not None]
+    if pairs:
+        some, theirs = zip(*pairs, strict=True)
+        # What torch.autograd.backward() calls, without its checks of shapes, which the engine makes again: they would
+        # take as long as the backward pass of a small task.
+        Variable._execution_engine.run_backward(  # noqa: SLF001 - see above
+            some, theirs, False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 def set_rank(outputs: Sequence[Any], rank: int) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpipe_bench.engine.ambience import Ambience
-from gpipe_bench.engine.autograd import apply, apply_lane, pass_through
+from gpipe_bench.engine.autograd import apply, apply_lane, pass_through, run_backward
 from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.observer import Observer, Task, observed
@@ -31,7 +31,7 @@ from gpipe_bench.engine.phony import new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
 
-__all__ = ["Slot", "checkpoint", "guard", "is_checkpointing", "is_recomputing", "recompute"]
+__all__ = ["Slot", "check_whole", "checkpoint", "guard", "is_checkpointing", "is_recomputing", "recompute"]
 
 Recomputed = tuple[Values, Values]
 
@@ -69,7 +69,7 @@ class Slot:
     def fill(self, values: Values) -> None:
         """Compute again, with a graph, the same random numbers and the same modes."""
         leaves = tuple(_leaf(value) for value in values)
-        with observed(self.observer, self.task("recompute")) as outputs:
+        with observed(self.observer, self.task, "recompute") as outputs:
             with (
                 set_flags(recomputing=True),
                 self.ambience.applied(recomputing=True),
@@ -100,8 +100,11 @@ class Checkpoint(Function):
             if slot.recomputed is None:
                 slot.fill(_saved(ctx))
             outputs, leaves = slot.take() or ((), ())
-            with observed(slot.observer, slot.task("backward")):
-                _nested_backward(outputs, grads)
+            with observed(slot.observer, slot.task, "backward"):
+                run_backward(
+                    [output if isinstance(output, Tensor) and output.requires_grad else None for output in outputs],
+                    grads,
+                )
         return (None, None, *(leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves))
 
 
@@ -136,19 +139,30 @@ class Guard(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "second derivatives must not pass through a checkpoint, got create_graph=True; use checkpoint='never'"
-            )
-        # Parameters are no inputs of a checkpoint's node. torch.utils.checkpoint asks the same, unannotated, function.
-        if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001 - as it does
-            raise RuntimeError(
-                "gradients through a checkpoint must go to all parameters, got autograd.grad() or "
-                "backward(inputs=...); call backward() without inputs=, or use checkpoint='never'"
-            )
+        check_whole("a checkpoint", "checkpoint='never'")
         for own, callers in ctx.streams:
             wait_stream(own, callers)
         return (None, *grads)
+
+
+def check_whole(what: str, instead: str) -> None:
+    """Within a backward pass, check that it is one that computes gradients of all parameters, once.
+
+    Args:
+        what: what needs it to be so.
+        instead: what to use otherwise.
+
+    Raises:
+        RuntimeError: second derivatives or gradients of some tensors only are asked for.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"second derivatives must not pass through {what}, got create_graph=True; use {instead}")
+    # Parameters are no inputs of such nodes. torch.utils.checkpoint asks the same, unannotated, function.
+    if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001 - as it does
+        raise RuntimeError(
+            f"gradients through {what} must go to all parameters, got autograd.grad() or backward(inputs=...); call "
+            f"backward() without inputs=, or use {instead}"
+        )
 
 
 def guard(values: Values, streams: Sequence[tuple[Stream, Stream]]) -> Values:
@@ -206,14 +220,3 @@ def _leaf(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad)
-
-
-def _nested_backward(outputs: Values, grads: tuple[Tensor | None, ...]) -> None:
-    """Run backward through a recomputed task; an output without gradient counts as zero."""
-    roots, gradients = [], []
-    for output, grad in zip(outputs, grads, strict=True):
-        if grad is not None and isinstance(output, Tensor) and output.requires_grad:
-            roots.append(output)
-            gradients.append(grad)
-    if roots:
-        torch.autograd.backward(roots, gradients)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 __all__ = ["is_checkpointing", "is_recomputing", "set_flags"]
 
@@ -31,12 +29,19 @@ def is_recomputing() -> bool:
     return _flags.recomputing
 
 
-@contextmanager
-def set_flags(*, checkpointing: bool = False, recomputing: bool = False) -> Iterator[None]:
+class set_flags:  # noqa: N801 - reads as a statement: `with set_flags(recomputing=True):`
     """Set both flags of this thread for the block."""
-    previous = _flags.checkpointing, _flags.recomputing
-    _flags.checkpointing, _flags.recomputing = checkpointing, recomputing
-    try:
-        yield
-    finally:
-        _flags.checkpointing, _flags.recomputing = previous
+
+    __slots__ = ("_flags", "_previous")
+
+    def __init__(self, *, checkpointing: bool = False, recomputing: bool = False) -> None:
+        self._flags = checkpointing, recomputing
+
+    def __enter__(self) -> None:
+        """Remember the flags, and change them."""
+        self._previous = _flags.checkpointing, _flags.recomputing
+        _flags.checkpointing, _flags.recomputing = self._flags
+
+    def __exit__(self, *_: object) -> None:
+        """Put them back."""
+        _flags.checkpointing, _flags.recomputing = self._previous

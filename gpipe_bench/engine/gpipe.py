@@ -34,7 +34,8 @@ class GPipe(Pipeline):
         checkpoint: ``always``, ``except_last`` (all but the last micro-batch) or ``never``; off in evaluation.
         deferred_batch_norm: update running statistics of batch normalisation once per batch; replaces these layers.
         components: which components of the engine are on.
-        backward: what drives the backward pass; ``autograd``.
+        backward: what drives the backward pass: ``autograd``, or ``scheduled``, the reversed schedule, which each
+            partition's worker carries out; then partitions on the CPU run backward at the same time too.
         transfer: how tensors cross partitions; ``direct``, or ``host`` through host memory, which makes partitions
             that share a device exchange real traffic, each on a compute stream of its own.
 

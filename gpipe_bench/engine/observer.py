@@ -6,8 +6,8 @@ comparison with None. Observers run in the thread that issues the task, so they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,13 +64,33 @@ def tensor_bytes(values: Sequence[Any]) -> int:
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
 
 
+def observed(observer: Observer | None, name: Callable[..., Task], *args: Any) -> AbstractContextManager[list[Any]]:
+    """Report the block as a task; the block appends the values whose bytes count to the list it is given.
+
+    Args:
+        observer: whom to tell, if anybody.
+        name: makes the task of ``args``; asked only if somebody observes.
+        args: see ``name``.
+    """
+    return _UNOBSERVED if observer is None else _observed(observer, name(*args))
+
+
+class _Unobserved(AbstractContextManager[list[Any]]):
+    """What a task costs that nobody observes."""
+
+    def __enter__(self) -> list[Any]:
+        return []
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_UNOBSERVED = _Unobserved()
+
+
 @contextmanager
-def observed(observer: Observer | None, task: Task) -> Iterator[list[Any]]:
-    """Report the block as ``task``; the block appends the values whose bytes count to the list it is given."""
+def _observed(observer: Observer, task: Task) -> Iterator[list[Any]]:
     values: list[Any] = []
-    if observer is None:
-        yield values
-        return
     token = observer.start(task)
     try:
         yield values

@@ -26,17 +26,20 @@ from gpipe_bench.engine.arguments import (
     split_layers,
 )
 from gpipe_bench.engine.autograd import ranked_lanes
+from gpipe_bench.engine.autograd_lanes import AutogradLanes
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
 from gpipe_bench.engine.checkpoint import guard
-from gpipe_bench.engine.lanes import Circumstances, TorchLanes
+from gpipe_bench.engine.lanes import Circumstances
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.randomness import Randomness
+from gpipe_bench.engine.scheduled import BackwardPass, attach
+from gpipe_bench.engine.scheduled_lanes import ScheduledLanes
 from gpipe_bench.engine.skip.layout import inspect_skip_layout, verify_skippables
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.stage import Stage, place
 from gpipe_bench.engine.streams import Stream, current_stream, record_stream, wait_stream
-from gpipe_bench.engine.worker import working
+from gpipe_bench.engine.worker import WorkerPool, working
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.program import Plan, run_forward
 
@@ -68,6 +71,7 @@ class Pipeline(nn.Module):
     _randomness: Randomness
     _observer: Observer | None
     _lock: threading.Lock
+    _pool: WorkerPool
 
     def __init__(
         self,
@@ -114,10 +118,11 @@ class Pipeline(nn.Module):
             _randomness=Randomness(self.devices),
             _observer=None,
             _lock=threading.Lock(),
+            _pool=WorkerPool(),
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_stages", "_randomness", "_observer", "_lock"}
+        process_bound = {"_stages", "_randomness", "_observer", "_lock", "_pool"}
         return {key: value for key, value in self.__dict__.items() if key not in process_bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -151,7 +156,8 @@ class Pipeline(nn.Module):
             with deferring(self._deferred):
                 results = self._run(plan, microbatches)
         output = gather(results)
-        values = guard(output.values, self._own_streams()) if plan.checkpoints(0) else output.values
+        guarded = plan.checkpoints(0) and self.backward_mode == "autograd"
+        values = guard(output.values, self._own_streams()) if guarded else output.values
         return MicroBatch(values, output.structure).unwrap()
 
     def _own_streams(self) -> list[tuple[Stream, Stream]]:
@@ -172,24 +178,36 @@ class Pipeline(nn.Module):
     def _run(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> list[MicroBatch]:
         # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
         indices = sorted({stage.worker for stage in self._stages}) if plan.components.clock_cycle and plan.n > 1 else []
-        randomness = self._randomness.begin(concurrent=plan.m > 1 and len(indices) > 1, training=self.training)
+        concurrent = plan.m > 1 and len(indices) > 1
+        randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
+        scheduled = self.backward_mode == "scheduled" and plan.backward
         self._hand_over(microbatches, entering=True)
         with ExitStack() as stack:
             stack.callback(randomness.end)
+            lend = self._pool.lend if scheduled else working
             shared = Circumstances(
                 components=self.components,
                 transfer=self.transfer,
                 ambience=Ambience.capture(self.devices),
                 randomness=randomness,
                 observer=self._observer,
-                workers=stack.enter_context(working(indices)) if indices else None,
+                workers=stack.enter_context(lend(indices)) if indices else None,
             )
-            if indices:
+            if indices and not scheduled:
                 stack.enter_context(ranked_lanes())
-            lanes = TorchLanes(self._stages, self._layout, microbatches, shared)
+            lanes = (ScheduledLanes if scheduled else AutogradLanes)(self._stages, self._layout, microbatches, shared)
             run_forward(plan, lanes)
         self._hand_over(lanes.microbatches, entering=False)
-        return lanes.microbatches
+        if not isinstance(lanes, ScheduledLanes):
+            return lanes.microbatches
+        workers = [stage.worker for stage in self._stages] if indices else []
+        return attach(
+            BackwardPass(plan, lanes, self._places(), workers, self._pool.lend), microbatches, lanes.microbatches
+        )
+
+    def _places(self) -> list[tuple[torch.device, Stream, Stream]]:
+        """For each partition its device, its compute stream, and the caller's stream on the device."""
+        return [(stage.device, stage.computing(), current_stream(stage.device)) for stage in self._stages]
 
     def _hand_over(self, microbatches: list[MicroBatch], *, entering: bool) -> None:
         """Order partitions with compute streams of their own after the caller's work, or the caller after them."""

@@ -88,8 +88,11 @@ class Batch:
     def draws(self, i: int, j: int) -> Draws:
         """The random numbers of task (i, j)."""
         way = self.randomness.way(j, self.training) if self.concurrent else _SAVED
-        seed = int.from_bytes(hashlib.blake2b(self._seed + b"%d,%d" % (i, j), digest_size=7).digest(), "little")
-        return Draws(self, j, way, seed)
+        return Draws(self, i, j, way)
+
+    def seed(self, i: int, j: int) -> int:
+        """A number for task (i, j) of this batch."""
+        return int.from_bytes(hashlib.blake2b(self._seed + b"%d,%d" % (i, j), digest_size=7).digest(), "little")
 
     def end(self) -> None:
         """After the forward pass: note unexpected draws, and let the next batch draw other numbers."""
@@ -106,16 +109,16 @@ class Draws:
 
     Attributes:
         batch: the batch it belongs to.
+        i: its micro-batch.
         j: its partition.
         way: ``unknown``, ``none``, ``saved`` or ``own``.
-        seed: for ``own``.
         states: for ``saved``: generators and the states in which the first pass found them.
     """
 
     batch: Batch
+    i: int
     j: int
     way: str
-    seed: int
     states: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
     def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
@@ -134,7 +137,7 @@ class Draws:
 
     @contextmanager
     def _own(self) -> Iterator[None]:
-        with Redirect(self.seed) as redirect:
+        with Redirect(self.batch.seed(self.i, self.j)) as redirect:
             yield
         self.batch.drew |= bool(redirect.drew)
         self.batch.randomness.learn(self.j, self.batch.training, redirect.drew)
@@ -167,7 +170,7 @@ class Draws:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        with Redirect(self.seed) as redirect:
+        with Redirect(self.batch.seed(self.i, self.j)) as redirect:
             yield
         if redirect.drew:
             self.batch.randomness.learn(self.j, self.batch.training, redirect.drew)

@@ -14,6 +14,7 @@ from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.sequential import run_layers
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.skip.skippable import Skippable
 from gpipe_bench.engine.skip.tracker import LocalTracker, use_tracker
 from gpipe_bench.engine.streams import Stream, current_stream, has_streams, new_stream
 from gpipe_bench.engine.transfer import Endpoint
@@ -34,6 +35,7 @@ class Stage:
             tensors through the host; else None, and it computes on the caller's current stream.
         incoming: skips that a task takes in, in order.
         outgoing: skips that a task gives out, in order.
+        skips: whether any skip concerns it, be it within.
         copying: a copy stream per micro-batch, made when first needed and kept.
         writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
     """
@@ -45,6 +47,7 @@ class Stage:
     own_stream: Stream
     incoming: list[SkipKey]
     outgoing: list[SkipKey]
+    skips: bool
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
 
@@ -82,6 +85,10 @@ class PartitionTask:
     def __call__(self, flat: Values) -> Values:
         """Flat inputs to flat outputs: those of the last layer, then the outgoing skips."""
         stage = self._stage
+        if not stage.skips:
+            output = MicroBatch.wrap(run_layers(stage.layers, MicroBatch(flat, self._structure).unwrap()))
+            self.output_structure = output.structure
+            return output.values
         tracker = LocalTracker(zip(stage.incoming, flat[self._count :], strict=True))
         with use_tracker(tracker):
             value = MicroBatch(flat[: self._count], self._structure).unwrap()
@@ -140,5 +147,6 @@ def place(
         # Tasks of one device are issued by one thread; each partition on the CPU is a device of its own.
         worker = j if device.type == "cpu" else workers.setdefault(device, j)
         own_stream = new_stream(device) if shared else None
-        stages.append(Stage(j, layers, device, worker, own_stream, incoming, outgoing))
+        skips = bool(incoming or outgoing) or any(isinstance(layer, Skippable) for layer in layers.modules())
+        stages.append(Stage(j, layers, device, worker, own_stream, incoming, outgoing, skips))
     return stages

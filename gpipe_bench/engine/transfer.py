@@ -30,7 +30,7 @@ from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.streams import Stream, record_stream, use_stream, wait_stream
 
-__all__ = ["TRANSFERS", "Endpoint", "Route", "copy", "wait"]
+__all__ = ["TRANSFERS", "Endpoint", "Route", "copy", "move", "move_back", "wait"]
 
 TRANSFERS = ("direct", "host")
 
@@ -92,14 +92,14 @@ class Copy(Function):
     def forward(ctx: Any, route: Route, phony: Tensor | None, *values: Any) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
         ctx.route = route
-        moved = _move(route, route.kind, route.source, route.target, values)
+        moved = move(route, values)
         _mark_frozen(ctx, moved, ctx.needs_input_grad[2:])
         return moved
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         route: Route = ctx.route
-        moved = _move(route, f"{route.kind}_grad", route.target, route.source, grads)
+        moved = move_back(route, grads)
         if route.target.copying != route.target.computing:
             route.holding.keep(grads, route.target.copying)
         return (None, None, *moved)
@@ -130,6 +130,16 @@ def copy(route: Route, values: Values, phony: Tensor | None = None) -> Values:
         return apply_lane(Copy, route, phony, *values)
 
 
+def move(route: Route, values: Sequence[Any]) -> Values:
+    """Move ``values`` along ``route``, outside any graph."""
+    return _move(route, route.kind, route.source, route.target, values)
+
+
+def move_back(route: Route, grads: Sequence[Any]) -> Values:
+    """Move the gradients of what was moved along ``route`` to where it came from."""
+    return _move(route, f"{route.kind}_grad", route.target, route.source, grads)
+
+
 def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Values:
     """Make ``waiter`` wait for ``awaited``, and ``awaited`` for ``waiter`` when the gradients of ``values`` pass.
 
@@ -145,13 +155,13 @@ def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Va
         return apply_lane(Wait, waiter, awaited, *values)
 
 
-def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values: Sequence[Any]) -> tuple[Any, ...]:
+def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values: Sequence[Any]) -> Values:
     staged = route.transfer == "host"
     with use_stream(sender.copying), use_stream(receiver.copying):
         if staged:
             # As a direct copy does by itself: it does not begin while the receiver has other things to do.
             wait_stream(sender.copying, receiver.copying)
-        with observed(route.observer, route.task(kind, sender, receiver)) as moved:
+        with observed(route.observer, route.task, kind, sender, receiver) as moved:
             for value in values:
                 moved.append(_move_one(value, sender, receiver, staged) if isinstance(value, Tensor) else value)
             return tuple(moved)

@@ -1,11 +1,13 @@
 """Workers: the threads that issue the tasks of a batch, one per device (the CPU counts once per partition).
 
-They live for one forward pass. Autograd's sequence numbers are thread-local and only grow, and the order of the
-backward pass hangs on them: fresh threads begin at zero, so that the thousandth step runs in the order of the first.
+For ``backward='autograd'`` they live for one forward pass. Autograd's sequence numbers are thread-local and only grow,
+and the order of the backward pass hangs on them: fresh threads begin at zero, so that the thousandth step runs in the
+order of the first. For ``backward='scheduled'`` no order hangs on them, and a :class:`WorkerPool` keeps them.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Result", "Workers", "working"]
+__all__ = ["Result", "WorkerPool", "Workers", "working"]
 
 Result = tuple[Any, BaseException | None]
 _Job = Callable[[], Any] | None
@@ -42,6 +44,38 @@ class Workers:
         """Let every thread end when it has finished its jobs."""
         for inbox in self._inboxes.values():
             inbox.put(None)
+
+
+class WorkerPool:
+    """Workers that outlive a step; whoever borrows some has them alone, so that batches may overlap."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[int, ...], list[Workers]] = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    @contextmanager
+    def lend(self, indices: Sequence[int]) -> Iterator[Workers]:
+        """Workers for the block, one per index; after an exception they may be busy still, and are not lent again."""
+        key = tuple(indices)
+        with self._lock:
+            if self._process != os.getpid():  # threads do not come along into a forked process
+                self._process = os.getpid()
+                self._idle.clear()
+            idle = self._idle.setdefault(key, [])
+            workers = idle.pop() if idle else Workers(key)
+        try:
+            yield workers
+        except BaseException:
+            workers.dismiss()
+            raise
+        with self._lock:
+            self._idle.setdefault(key, []).append(workers)
+
+    def __del__(self) -> None:
+        for idle in self._idle.values():
+            for workers in idle:
+                workers.dismiss()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from gpipe_bench.figures.text import significant, text_width_pt
 from gpipe_bench.schedule import ideal_bubble
 from gpipe_bench.timeline import KINDS, TimelineEvent
 
-__all__ = ["LEFT_IN", "RIGHT_IN", "Chart", "add_chart", "draw_chart", "draw_legend", "legend_height_in"]
+__all__ = ["KIND_COLOURS", "LEFT_IN", "RIGHT_IN", "Chart", "add_chart", "draw_chart", "draw_legend", "legend_height_in"]
 
 # Fill and hatch of each kind. What belongs to the backward pass is hatched, and a gradient darker than what it is the
 # gradient of, so that boxes too narrow for a hatch differ too, also in grey.
@@ -31,6 +31,9 @@ _LOOK: Final = {
     "portal": (OKABE_ITO["green"], ""),
     "portal_grad": ("#00563F", "/////"),
 }
+KIND_COLOURS: Final = {kind: colour for kind, (colour, _) in _LOOK.items()}
+"""Fill of each kind of task."""
+
 _DARK: Final = ("copy_grad", "portal_grad")
 _IDLE: Final = "#E6E6E6"
 _UNUSED: Final = "#F6F6F6"

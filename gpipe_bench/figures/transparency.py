@@ -35,18 +35,19 @@ Record = Mapping[str, str]
 Tables = Mapping[str, Sequence[Record]]
 
 
-def draw_transparency(rows_csv: Path, out_stem: Path) -> list[Path]:
+def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[Path]:
     """Draw the tables of the transparency experiment.
 
     Args:
         rows_csv: table of rows; ``_steps``, ``_layers`` and ``_verdict`` lie beside it.
         out_stem: path of the figure without its suffix.
+        model: the one to draw; all of them by default.
 
     Returns:
         The paths written: SVG, PDF, PNG.
 
     Raises:
-        ConfigError: a table cannot be read or lacks a column; all such problems.
+        ConfigError: a table cannot be read or lacks a column, or there is no such model; all such problems.
         OutputError: the figure cannot be written.
     """
     needed = {"": TransparencyRow.columns(), "_steps": STEP_COLUMNS, "_layers": LAYER_COLUMNS}
@@ -65,6 +66,11 @@ def draw_transparency(rows_csv: Path, out_stem: Path) -> list[Path]:
         problems += [
             f"columns of {path} must include {name!r}, got none; collect the results again" for name in missing
         ]
+    known = dict.fromkeys(row["model"] for row in tables.get("", ()))
+    if model and not problems and model not in known:
+        problems.append(f"model must be one of {', '.join(known)}, got {model!r}; use one of them")
+    if model:
+        tables = {name: [record for record in table if record["model"] == model] for name, table in tables.items()}
     if not problems and not any(row["status"] == "ok" for row in tables[""]):
         problems.append(f"table must have a row that is ok, got none in {rows_csv}; read their reasons")
     if problems:

@@ -12,7 +12,7 @@ full     cached blocks that are whole segments go back to the device, then it tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from gpipe_bench.errors import OutOfMemory
@@ -24,28 +24,41 @@ __all__ = ["MIB", "Allocator", "Block", "OutOfMemory"]
 
 
 class Block:
-    """A piece of a segment.
+    """A piece of a segment, and how many hold it.
 
     Attributes:
+        owner: the allocator that it came from.
         address: unique; of one segment ascending.
         size: bytes.
         requested: bytes that its holder asked for.
         stream: whose pool it belongs to.
-        allocated: whether somebody has it.
+        holders: who has it; with the last one it is free.
         users: other streams that used it.
         awaited: streams whose work must end before it is free.
     """
 
-    __slots__ = ("address", "allocated", "awaited", "requested", "size", "stream", "users")
+    __slots__ = ("address", "awaited", "holders", "owner", "requested", "size", "stream", "users")
 
-    def __init__(self, address: int, size: int, requested: int, stream: int) -> None:
+    def __init__(self, owner: Allocator, address: int, size: int, requested: int, stream: int) -> None:
+        self.owner = owner
         self.address = address
         self.size = size
         self.requested = requested
         self.stream = stream
-        self.allocated = True
-        self.users: list[int] = []
+        self.holders = 1
+        self.users: tuple[int, ...] = ()
         self.awaited = 0
+
+    def hold(self) -> Block:
+        """One more holds it."""
+        self.holders += 1
+        return self
+
+    def drop(self) -> None:
+        """One holds it no more; the last one frees it."""
+        self.holders -= 1
+        if not self.holders:
+            self.owner.free(self)
 
 
 class Allocator:
@@ -72,18 +85,19 @@ class Allocator:
         self._clock = clock
         self._device = device
         self._capacity = capacity
-        self._pools: dict[tuple[int, bool], Pool] = {}
+        # By stream, the small one and the large one.
+        self._pools: dict[int, tuple[Pool, Pool]] = {}
         # Events that blocks wait for, in the order of frees, and those of them that have passed.
         self._deferred: dict[Event, Block] = {}
         self._passed: list[Event] = []
         self._next_address = 0
 
-    def pool(self, stream: int, *, small: bool) -> Pool:
-        """The free blocks of a stream."""
-        key = stream, small
-        if key not in self._pools:
-            self._pools[key] = Pool(small=small)
-        return self._pools[key]
+    def pools(self, stream: int) -> tuple[Pool, Pool]:
+        """The small and the large free blocks of a stream."""
+        found = self._pools.get(stream)
+        if found is None:
+            found = self._pools[stream] = Pool(small=True), Pool(small=False)
+        return found
 
     def alloc(self, nbytes: int, stream: int) -> Block:
         """Hand out memory.
@@ -92,16 +106,16 @@ class Allocator:
             OutOfMemory: the device is full, flushed and still full.
         """
         size = rounded(nbytes)
-        self.collect()
-        pool = self.pool(stream, small=size <= SMALL)
+        if self._passed:
+            self._collect(self._passed)
+        pool = self.pools(stream)[size > SMALL]
         found = pool.take(size)
         if found is None:
             pool.add(*self.segment(size))
             found = pool.take(size)
             assert found is not None  # noqa: S101 - a segment is at least as large as what it was made for
-        block = Block(*found, nbytes, stream)
-        self.count(nbytes, block.size, nbytes, block.size)
-        return block
+        self.count(nbytes, found[1], nbytes, found[1])
+        return Block(self, *found, nbytes, stream)
 
     def count(self, live: int, allocated: int, live_peak: int, allocated_peak: int) -> None:
         """Note that bytes in use changed by ``live`` and ``allocated``, and by how much they grew on the way."""
@@ -113,20 +127,19 @@ class Allocator:
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that ``stream`` uses a block of another stream."""
         if stream != block.stream and stream not in block.users:
-            block.users.append(stream)
+            block.users += (stream,)
 
     def free(self, block: Block) -> None:
         """Take a block back, at once or when the streams that used it have come that far."""
         self.live -= block.requested
         self.allocated -= block.size
-        block.allocated = False
         for stream in block.users:
             # An event on each of them, even if it is idle: it is only seen to have passed at the next allocation.
             event = Event(self._passed)
             self._deferred[event] = block
             self._clock.record(stream, event)
             block.awaited += 1
-        block.users = []
+        block.users = ()
         if not block.awaited:
             self._release(block)
 
@@ -148,7 +161,7 @@ class Allocator:
 
     def _release(self, block: Block) -> None:
         # What is given out of the small pool is never larger than what is asked of it; a large block always is.
-        self.pool(block.stream, small=block.size <= SMALL).give(block.address, block.size)
+        self.pools(block.stream)[block.size > SMALL].give(block.address, block.size)
 
     def fits(self, size: int) -> bool:
         """Whether a segment for ``size`` bytes needs no flush."""
@@ -176,10 +189,10 @@ class Allocator:
         """Give whole segments back, after deferred blocks; whoever runs the host lets it wait for the device."""
         self.flushes += 1
         self._collect(list(self._deferred))
-        self.reserved -= sum(pool.shrink() for pool in self._pools.values())
+        self.reserved -= sum(pool.shrink() for pools in self._pools.values() for pool in pools)
 
     @contextmanager
-    def attempt(self, pools: list[Pool]) -> Iterator[None]:
+    def attempt(self, pools: Sequence[Pool]) -> Iterator[None]:
         """Undo what happens to ``pools`` and to the reserved bytes inside, if it ends with an exception."""
         saved = [pool.save() for pool in pools]
         reserved, peak, address = self.reserved, self.peak_reserved, self._next_address

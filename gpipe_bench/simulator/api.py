@@ -23,6 +23,7 @@ from gpipe_bench.simulator.arguments import check_request
 from gpipe_bench.simulator.build import Model, build_workload
 from gpipe_bench.simulator.events import Settings, run
 from gpipe_bench.simulator.hardware import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.outcome import enough_steps
 from gpipe_bench.simulator.simulation import GIB, DeviceUse, Shortage, Simulation, device_uses, step_events
 from gpipe_bench.simulator.workload import Workload
 
@@ -46,7 +47,7 @@ def simulate(
     loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
     flavour: str = "current",
-    steps: int = 2,
+    steps: int | None = None,
     memory: bool = True,
     cache: str | Path | None = None,
 ) -> Simulation:
@@ -68,7 +69,8 @@ def simulate(
         loss: with an ``nn.Sequential``, (output, target) -> scalar; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
         flavour: the autograd engine: ``current``, or ``published`` for that of the published runs.
-        steps: training steps, back to back; the last one counts. 1 is a step that begins and ends with idle devices.
+        steps: training steps, back to back; those after the first count, on the average. 1 is a step that begins and
+            ends with idle devices; None is enough steps: 2, or more where host threads race.
         memory: whether to follow the allocators.
         cache: folder of stored traces; the user's cache folder by default.
 
@@ -79,10 +81,11 @@ def simulate(
     """
     check_request(locals())
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    settings = Settings(components, checkpoint, flavour, transfer, tuple(devices), memory=memory, steps=steps)
+    settings = Settings(components, checkpoint, flavour, transfer, tuple(devices), memory=memory)
     batch: dict[str, Any] = {"batch_size": batch_size, "chunks": chunks, "sample": sample, "loss": loss}
     options: dict[str, Any] = {"target": target, "cache": Path(cache) if cache else None, "optimizer": optimizer}
     workload = build_workload(model, balance=balance, profile=hardware, **batch, **options)
+    settings = replace(settings, steps=enough_steps(settings, workload.m * workload.n) if steps is None else steps)
     return _simulated(workload, hardware, settings, _facts(model, balance, chunks, settings))
 
 
@@ -120,14 +123,15 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
         done = run(workload, HardwareMachine(profile), settings)
     except OutOfMemory as error:
         return _out_of_memory(workload, profile, settings, facts, error)
-    events, length_us = step_events(done, settings.steps)
+    last = step_events(done)
+    counted = last if settings.steps <= 2 else step_events(done, settings.steps - 1)
     return Simulation(
         status="ok",
-        throughput_samples_per_s=batch_size / length_us * 1e6,
-        step_time_ms=length_us / 1e3,
+        throughput_samples_per_s=batch_size / done.step_ns * 1e9,
+        step_time_ms=done.step_ns / 1e6,
         microbatches=workload.m,
-        devices=device_uses(done, events, length_us, settings.devices or range(workload.n)),
-        events=events,
+        devices=device_uses(done, *counted, settings.devices or range(workload.n)),
+        events=last[0],
         peak_allocated_gib=_total_gib(done.peak_allocated_bytes),
         peak_reserved_gib=_total_gib(done.peak_reserved_bytes),
         extrapolated=done.extrapolated,

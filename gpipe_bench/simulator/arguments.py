@@ -66,7 +66,7 @@ def _choices(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _numbers(given: Mapping[str, Any]) -> Iterator[str]:
     for name in ("batch_size", "chunks", "steps"):
-        if not _is_count(given[name]):
+        if not _is_count(given[name]) and not (name == "steps" and given[name] is None):
             yield f"{name} must be a whole number of at least 1, got {_shown(given[name])}; use 1 or more"
     if not _is_list(given["balance"]) or not all(_is_count(layers) for layers in given["balance"]):
         yield f"balance must be a list of whole numbers of at least 1, got {_shown(given['balance'])}; use e.g. [2, 2]"

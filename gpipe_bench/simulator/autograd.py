@@ -7,10 +7,11 @@ torch/csrc/autograd/engine.cpp). A node is ready when all its consumers have run
     current     a node is queued on the device of its outputs (pytorch#135633); a nested backward pass stays on its
                 device's thread and comes first, so a checkpoint runs as one piece; for every gradient the stream of
                 the node that takes it waits for the stream of the node that gave it (pytorch#151079)
-    published   PyTorch 1.3, as torchgpipe used it: the root of a nested backward pass goes to the thread of the CPU.
-                Until it comes back the device's thread runs whatever else is ready; if that is a checkpoint, it nests
-                again. A pass nested deeper comes first, and one that is not the innermost cannot return, so
-                checkpoints end last in, first out, and their copies wait. Only Wait and copies order streams
+    published   PyTorch 1.3, as torchgpipe used it: the root of a nested backward pass goes to the thread of the CPU,
+                which sleeps. Until it comes back the device's thread runs whatever else is ready; if that is a
+                checkpoint, it nests again: how many do is a race. A pass nested deeper comes first, and one that is not
+                the innermost cannot return, so checkpoints end last in, first out, and their copies wait. Only Wait
+                and copies order streams
 """
 
 from __future__ import annotations
@@ -51,22 +52,34 @@ class Autograd:
         host: issues what nodes do.
         devices: how many threads there are.
         flavour: one of :data:`FLAVOURS`.
-        nesting_ns: in ``published``, the host's time to prepare a nested backward pass (it walks the nested graph), and
-            then the time until its root comes back from the thread of the CPU.
+        prepare_ns: in ``published``, the host's time to prepare a nested backward pass: it walks the nested graph.
+        latencies: and then, one after the other, the times until its root comes back from the thread of the CPU.
         finished: a thread to resume when the graph has run.
+        left_out: see :class:`gpipe_bench.simulator.outcome.Settings`.
     """
 
     def __init__(
-        self, host: Host, devices: int, *, flavour: str, nesting_ns: tuple[int, int], finished: Thread | None
+        self,
+        host: Host,
+        devices: int,
+        *,
+        flavour: str,
+        prepare_ns: int,
+        latencies: Iterator[int],
+        finished: Thread | None,
+        left_out: frozenset[str] = frozenset(),
     ) -> None:
         self._host = host
         self._clock = host.clock
         self._published = flavour == "published"
-        self._prepare_ns, self._root_ns = nesting_ns
+        self._prepare_ns, self._latencies = prepare_ns, latencies
         self._finished = finished
-        self._queues: list[list[_Entry]] = [[] for _ in range(devices)]
-        self._threads = [self._serve(device) for device in range(devices)]
-        self._idle = [True] * devices
+        self._ranked = "rank" not in left_out
+        # The thread of the CPU comes last.
+        self._elsewhere = frozenset({"recompute"} if "zeros" in left_out else ())
+        self._queues: list[list[_Entry]] = [[] for _ in range(devices + 1)]
+        self._threads = [self._serve(place) for place in range(devices + 1)]
+        self._idle = [True] * (devices + 1)
         self._entries = 0
         # Nodes queued or running; the graph has run when none is left.
         self._alive = 0
@@ -78,8 +91,10 @@ class Autograd:
     def _push(self, node: Node, depth: int = 0, frame: _Frame | None = None) -> None:
         self._alive += 1
         self._entries += 1
-        heappush(self._queues[node.device], (-depth, -node.rank, self._entries, node, frame))
-        self._wake(node.device)
+        place = len(self._queues) - 1 if node.kind in self._elsewhere else node.device
+        rank = node.rank if self._ranked else 0
+        heappush(self._queues[place], (-depth, -rank, self._entries, node, frame))
+        self._wake(place)
 
     def _wake(self, device: int) -> None:
         if self._idle[device]:
@@ -149,7 +164,7 @@ class Autograd:
         yield self._clock.now + self._prepare_ns
         frame = _Frame(node)
         frames.append(frame)
-        self._clock.resume(self._root(frame, len(frames)), self._clock.now + self._root_ns)
+        self._clock.resume(self._root(frame, len(frames)), self._clock.now + next(self._latencies))
 
     def _root(self, frame: _Frame, depth: int) -> Thread:
         """The thread of the CPU, when it comes to the root of a nested pass."""

@@ -6,20 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.compose import Costs, PartitionWork, compose
 from gpipe_bench.simulator.cost import total
+from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.hardware import Profile
-from gpipe_bench.simulator.model_trace import LayerFacts
 from gpipe_bench.simulator.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source
 from gpipe_bench.simulator.steps import Kernel, LayerTrace
 from gpipe_bench.simulator.workload import Kernels, SkipWork, StaticMemory, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 __all__ = ["Model", "build_workload", "microbatch_sizes", "workload_of"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from scipy.optimize import least_squares
 
@@ -27,7 +27,7 @@ from models.table import MODELS
 __all__ = ["SHARES", "RowFit", "calibrate_rows"]
 
 SHARES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
-"""The efficiencies, in the order of the fit."""
+"""The efficiencies, in the order of the fit; other ones keep their ratio to ``other_conv_matmul``."""
 
 # A row is trusted to 3 %; a share may well be three times what the profile assumes.
 _ROW: Final = 0.03
@@ -138,5 +138,10 @@ def _fitted(rows: Iterable[Observation], profile: Profile) -> tuple[float, ...]:
 
 
 def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
-    efficiency = Efficiency.model_validate({**dict(zip(SHARES, shares, strict=True)), "origin": "fitted"})
+    values: dict[str, Any] = {**dict(zip(SHARES, shares, strict=True)), "origin": "fitted"}
+    moved = values["other_conv_matmul"] / profile.efficiency.other_conv_matmul
+    for name in ("spatial_conv", "matmul"):
+        share = getattr(profile.efficiency, name)
+        values[name] = None if share is None else round(share * moved, 3)
+    efficiency = Efficiency.model_validate(values)
     return profile.model_copy(update={"efficiency": efficiency})

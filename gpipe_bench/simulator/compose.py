@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpipe_bench.simulator.cost import scratch_bytes, total
+from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.hardware import Profile
-from gpipe_bench.simulator.model_trace import LayerFacts
 from gpipe_bench.simulator.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, Port, Step
 from gpipe_bench.simulator.workload import Kernels, MemoryOp, TaskWork
 

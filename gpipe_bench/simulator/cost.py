@@ -29,9 +29,7 @@ def duration_ns(kernel: Kernel, profile: Profile) -> int:
     floor_ns = kernel.launches * profile.kernel_floor_us * 1000
     if kernel.kernel_class == "memory_bound":
         return round(max(memory_ns, floor_ns))
-    share = efficiency.other_conv_matmul
-    if kernel.kernel_class == "conv3x3_stride1":
-        share = efficiency.conv3x3_stride1
+    share = efficiency.of_peak(kernel.kernel_class, kernel.arithmetic)
     compute_ns = 1e9 * kernel.flop / (share * profile.peak_flop_per_s(kernel.arithmetic, kernel.dtype))
     if kernel.workspace and profile.winograd:
         scratch_ns = kernel.workspace / (efficiency.memory_bound * profile.bandwidth_gb_per_s)

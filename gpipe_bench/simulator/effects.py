@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.events import Run, Settings, run
+from gpipe_bench.simulator.fit import FITTED
 from gpipe_bench.simulator.hardware import Profile, load_profile
+from gpipe_bench.simulator.outcome import enough_steps
 from gpipe_bench.simulator.published import Setting, published_settings, published_value
 from gpipe_bench.simulator.published_runs import PublishedRuns
 from gpipe_bench.simulator.workload import MemoryOp, TaskWork, Workload
@@ -91,11 +94,18 @@ def _one_socket(profile: Profile) -> Profile:
 
 
 def _one_efficiency(profile: Profile) -> Profile:
-    """One share of the peak for all that computes, between the two fitted ones."""
+    """One share of the peak for all that computes, between those of 3x3 convolutions and of matrix products."""
     both = profile.efficiency.conv3x3_stride1, profile.efficiency.other_conv_matmul
-    share = (both[0] * both[1]) ** 0.5
-    efficiency = profile.efficiency.model_copy(update={"conv3x3_stride1": share, "other_conv_matmul": share})
-    return profile.model_copy(update={"efficiency": efficiency})
+    return _shares(profile, **dict.fromkeys(FITTED, sqrt(both[0] * both[1])))
+
+
+def _no_wide_filters(profile: Profile) -> Profile:
+    """Wide filters are as fast as matrix products."""
+    return _shares(profile, spatial_conv=None)
+
+
+def _shares(profile: Profile, **shares: float | None) -> Profile:
+    return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=shares)})
 
 
 def _without_scratch(work: Workload) -> Workload:
@@ -115,12 +125,13 @@ def _without_scratch(work: Workload) -> Workload:
     )
 
 
-def _nesting(prepare_ns: int, root_ns: int) -> Callable[[Settings], Settings]:
-    return lambda settings: replace(settings, nesting_ns=(prepare_ns, root_ns))
+def _set(**values: Any) -> Callable[[Settings], Settings]:
+    return lambda settings: replace(settings, **values)
 
 
 MECHANISMS: Final = (
     Mechanism("classes of kernels: one efficiency", _one_efficiency),
+    Mechanism("class of wide filters: as matrix products", _no_wide_filters),
     Mechanism("time of copies", _free_links),
     Mechanism("band: links of 9 GB/s", _link(9.0)),
     Mechanism("band: links of 13 GB/s", _link(13.0)),
@@ -133,11 +144,17 @@ MECHANISMS: Final = (
     Mechanism("shortest kernel", _update(kernel_floor_us=0.0)),
     Mechanism("limit of the launch queue", _update(queue_depth=10**9)),
     Mechanism("update of the parameters", work=lambda work: replace(work, optimizer=())),
-    Mechanism("autograd of PyTorch 1.3: today's", settings=lambda settings: replace(settings, flavour="current")),
-    Mechanism("latency of a nested backward's root", settings=_nesting(50_000, 1)),
-    Mechanism("time to prepare a nested backward", settings=_nesting(1, 60_000)),
-    Mechanism("band: half the latency of a root", settings=_nesting(50_000, 30_000)),
-    Mechanism("band: twice the latency of a root", settings=_nesting(50_000, 120_000)),
+    Mechanism("barrier of a copy: its sender alone", settings=_set(left_out=frozenset({"barrier"}))),
+    Mechanism("ready queue by sequence number: by arrival", settings=_set(left_out=frozenset({"rank"}))),
+    Mechanism("zeros for gradients that are None", settings=_set(left_out=frozenset({"zeros"}))),
+    Mechanism("autograd of PyTorch 1.3: today's", settings=_set(flavour="current")),
+    Mechanism("latency of a nested backward's root", settings=_set(nesting_ns=(50_000, 0))),
+    Mechanism("time to prepare a nested backward", settings=_set(nesting_ns=(0, 100_000))),
+    Mechanism("spread of the latency: always its mean", settings=_set(seed=None)),
+    Mechanism("band: 60 us until a root", settings=_set(nesting_ns=(50_000, 60_000))),
+    Mechanism("band: 140 us until a root", settings=_set(nesting_ns=(50_000, 140_000))),
+    Mechanism("band: other latencies", settings=_set(seed=1)),
+    Mechanism("band: others again", settings=_set(seed=2)),
     Mechanism("scratch memory of convolutions", work=_without_scratch),
     Mechanism("capacity of the devices", _update(memory_gib=1e4)),
     Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated_bytes"),
@@ -152,11 +169,12 @@ class _Runs(PublishedRuns):
         super().__init__(mechanism.profile(profile), cache)
         self._mechanism = mechanism
 
-    def _run(self, row: Setting, batch_size: int, *, memory: bool) -> Run:
+    def run_of(self, row: Setting, batch_size: int, *, memory: bool) -> Run:
         work = self._mechanism.work(self._workload(row, batch_size))
         label = row.experiment if row.table == "ablation" else _ABLATION[-1]
-        settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory, steps=2)
-        done = run(work, self._machine, self._mechanism.settings(settings))
+        settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory)
+        settings = replace(self._mechanism.settings(settings), steps=enough_steps(settings, work.m * work.n))
+        done = run(work, self._machine, settings)
         return replace(done, peak_reserved_bytes=getattr(done, self._mechanism.metric))
 
 

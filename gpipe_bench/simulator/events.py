@@ -21,11 +21,11 @@ from gpipe_bench.simulator.clock import Clock
 from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.graph import Node
 from gpipe_bench.simulator.host import Host
+from gpipe_bench.simulator.latency import latencies
 from gpipe_bench.simulator.memory import Memory
 from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.recording import COLLECT, COPY, LAUNCH, SYNC, RecordingLanes
-from gpipe_bench.simulator.steady import run_large
 from gpipe_bench.simulator.streams import Thread
 from gpipe_bench.simulator.workload import Machine, Workload
 
@@ -47,6 +47,9 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
     """
     chosen = settings or Settings()
     if workload.m * workload.n >= LARGE:
+        # It works with arrays, and NumPy takes longer to load than most simulations.
+        from gpipe_bench.simulator.steady import run_large
+
         found = run_large(workload, machine, chosen, run_whole)
         if found is not None:
             return found
@@ -88,11 +91,13 @@ class _Simulation:
             else None
         )
         self.host = Host(workload, machine, self.places, self.clock, self.memory)
+        self.host.barrier = "barrier" not in settings.left_out
         self.inboxes: dict[int, deque[Node]] = {}
         self.asleep: dict[int, Thread] = {}
         self.done: set[Node] = set()
         self.collecting: Node | None = None
         self.step_starts: list[int] = []
+        self.latencies = latencies(settings.nesting_ns[1], settings.seed)
         self.caller = self._caller()
 
     def run(self) -> Run:
@@ -132,8 +137,15 @@ class _Simulation:
             if self.memory is not None:
                 self.memory.loss()
             devices = self.places.count if self.settings.streams else 1
-            flavour, nesting_ns = self.settings.flavour, self.settings.nesting_ns
-            autograd = Autograd(self.host, devices, flavour=flavour, nesting_ns=nesting_ns, finished=self.caller)
+            autograd = Autograd(
+                self.host,
+                devices,
+                flavour=self.settings.flavour,
+                prepare_ns=self.settings.nesting_ns[0],
+                latencies=self.latencies,
+                finished=self.caller,
+                left_out=self.settings.left_out,
+            )
             autograd.start(self.lanes.root())
             yield None
             for stream, kernels in zip(self.places.computing, self.workload.optimizer, strict=False):

@@ -61,9 +61,20 @@ class Efficiency(_Section):
     """Achieved share of the peak per kernel class."""
 
     conv3x3_stride1: float = Field(gt=0, description="of the peak, counting the FLOPs of the direct algorithm")
+    spatial_conv: float | None = Field(
+        default=None, gt=0, description="of the peak, other convolutions wider than 1x1; None: as other_conv_matmul"
+    )
     other_conv_matmul: float = Field(gt=0, description="of the peak")
+    matmul: float | None = Field(default=None, gt=0, description="of the peak; None: as other_conv_matmul")
     memory_bound: float = Field(gt=0, description="of the memory bandwidth")
-    origin: Literal["fitted", "measured", "assumed"] = Field(description="where the three numbers come from")
+    origin: Literal["fitted", "measured", "assumed"] = Field(description="where the numbers come from")
+
+    def of_peak(self, kernel_class: str, arithmetic: str) -> float:
+        """The share of the peak that a computing kernel reaches."""
+        if kernel_class == "conv3x3_stride1":
+            return self.conv3x3_stride1
+        own = self.spatial_conv if kernel_class == "spatial_conv" else None
+        return (self.matmul if arithmetic == "matmul" else own) or self.other_conv_matmul
 
 
 class Profile(_Section):

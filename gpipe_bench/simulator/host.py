@@ -55,16 +55,20 @@ class Host:
 
     Attributes:
         issued: all tasks, in the order of issue.
+        barrier: whether a copy waits for the streams of both of its ends.
     """
 
     def __init__(
         self, workload: Workload, machine: Machine, places: Places, clock: Clock, memory: Memory | None
     ) -> None:
         self.issued: list[Issued] = []
+        self.barrier = True
         self.clock = clock
         self.memory = memory
         self.workload = workload
         self._machine = machine
+        # Asked for often.
+        self._launch_ns, self._depth = machine.launch_ns, machine.queue_depth
         self._places = places
         self._copies: dict[tuple[int, int, tuple[int, ...]], int] = {}
         self._buses: dict[tuple[int, int], int] = {}
@@ -76,14 +80,16 @@ class Host:
         if self.memory is not None:
             self.memory.forward(node, again=again)
         kind, kernels = ("recompute", work.recompute) if again else ("forward", work.forward)
-        return self._when_flushed(node.device, partial(self._compute, kind, node, kernels, sum(work.output_bytes)))
+        issue = partial(self._compute, kind, node, kernels, sum(work.output_bytes))
+        return self._drained(node.device, issue) if self._flushed(node.device) else issue()
 
     def backward(self, node: Node) -> Iterator[int | None]:
         """The backward pass of a task."""
         work: TaskWork = self.workload.task(node.i, node.j)
         if self.memory is not None:
             self.memory.backward(node)
-        return self._when_flushed(node.device, partial(self._compute, "backward", node, work.backward, 0))
+        issue = partial(self._compute, "backward", node, work.backward, 0)
+        return self._drained(node.device, issue) if self._flushed(node.device) else issue()
 
     def kernels(self, stream: int, kernels: Kernels) -> Iterator[int | None]:
         """Kernels that belong to no task."""
@@ -95,7 +101,8 @@ class Host:
         if self.memory is not None:
             self.memory.transfer(node, back=back)
         receiver = self._places.devices[node.source] if back else node.device
-        return self._when_flushed(receiver, partial(self._transfer, node, back=back))
+        issue = partial(self._transfer, node, back=back)
+        return self._drained(receiver, issue) if self._flushed(receiver) else issue()
 
     def _transfer(self, node: Node, *, back: bool) -> Iterator[int | None]:
         sender, receiver = (node.stream, node.peer) if back else (node.peer, node.stream)
@@ -104,15 +111,16 @@ class Host:
             source, target = target, source
         computing = self._places.computing[node.j if back else node.source]
         lane = "compute" if sender == computing else "copy"
-        host_ns = self._machine.launch_ns * len(node.nbytes)
+        host_ns = self._launch_ns * len(node.nbytes)
         now = self.clock.now
         count, places = len(node.nbytes), self._places.count
         if self._places.transfer == "direct":
             length = self._length(source, target, node.nbytes)
             engines = (places + source, 2 * places + target, *self._bus(source, target))
-            first = last = self.clock.issue(
-                (sender, receiver), length, engines=engines, launches=count, host_ns=host_ns
-            )
+            streams = (sender, receiver) if self.barrier else (sender,)
+            first = last = self.clock.issue(streams, length, engines=engines, launches=count, host_ns=host_ns)
+            if not self.barrier:
+                self.clock.wait(receiver, sender)
         else:
             first, last = self._staged(sender, receiver, source, target, node.nbytes)
             host_ns *= 2
@@ -122,13 +130,12 @@ class Host:
             self.memory.transferred()
         return self._pass_time(sender, host_ns)
 
-    def _when_flushed(self, device: int, issue: Callable[[], Iterator[int | None]]) -> Iterator[int | None]:
-        """Issue at once, or, when the allocator of ``device`` had to give memory back, when the device is idle."""
-        if self.memory is None or not self.memory.flushed(device):
-            return issue()
-        return self._drained(device, issue)
+    def _flushed(self, device: int) -> bool:
+        """Whether the allocator of ``device`` had to give memory back just now."""
+        return self.memory is not None and self.memory.flushed(device)
 
     def _drained(self, device: int, issue: Callable[[], Iterator[int | None]]) -> Thread:
+        """Issue when the device is idle."""
         streams = tuple(stream for stream, place in enumerate(self._places.device_of) if place == device)
         idle = self.clock.issue(streams, 0, engines=(), launches=0, host_ns=0)
         self.clock.after_start(idle, self.clock.current)
@@ -139,7 +146,7 @@ class Host:
         self, sender: int, receiver: int, source: int, target: int, nbytes: tuple[int, ...]
     ) -> tuple[Operation, Operation]:
         """Through host memory, tensor by tensor, with the barrier that a direct copy has by itself."""
-        clock, places, host_ns = self.clock, self._places.count, self._machine.launch_ns
+        clock, places, host_ns = self.clock, self._places.count, self._launch_ns
         down, up = (places + source,), (2 * places + target,)
         clock.wait(sender, receiver)
         clock.wait(receiver, sender)
@@ -170,7 +177,7 @@ class Host:
 
     def _compute(self, kind: str, node: Node, kernels: Kernels, nbytes: int) -> Iterator[int | None]:
         stream, now = self._places.computing[node.j], self.clock.now
-        host_ns = self._machine.launch_ns * kernels.launches
+        host_ns = self._launch_ns * kernels.launches
         operation = self.clock.issue(
             (stream,), kernels.duration_ns, engines=(node.device,), launches=kernels.launches, host_ns=host_ns
         )
@@ -178,22 +185,30 @@ class Host:
         return self._pass_time(stream, host_ns)
 
     def _launch(self, stream: int, kernels: Kernels) -> Iterator[int | None]:
-        host_ns = self._machine.launch_ns * kernels.launches
+        host_ns = self._launch_ns * kernels.launches
         engines = (self._places.device_of[stream],)
         self.clock.issue((stream,), kernels.duration_ns, engines=engines, launches=kernels.launches, host_ns=host_ns)
         return self._pass_time(stream, host_ns)
 
     def _pass_time(self, stream: int, host_ns: int) -> Iterator[int | None]:
         """The host's time for what it issued: its calls, and a wait where the launch queue is full."""
-        if not self._machine.queue_depth:
+        now = self.clock.now
+        done = now + host_ns
+        if not self._depth:
             # Even if it is none, other threads may come in between.
-            return iter((self.clock.now + host_ns,))
-        return self._pass_time_in_queue(stream, self.clock.now + host_ns)
+            return iter((done,))
+        room = self.clock.full_until(stream)
+        if isinstance(room, Operation):
+            return self._await_room(stream, room, done)
+        until = max(room, done)
+        return iter((until,) if until > now else ())
 
-    def _pass_time_in_queue(self, stream: int, done: int) -> Thread:
-        while isinstance(until := self.clock.full_until(stream), Operation):
+    def _await_room(self, stream: int, first: Operation, done: int) -> Thread:
+        until: int | Operation = first
+        while isinstance(until, Operation):
             # Resumed when it starts: the room that it leaves is known then.
             self.clock.after_start(until, self.clock.current)
             yield None
+            until = self.clock.full_until(stream)
         if max(until, done) > self.clock.now:
             yield max(until, done)

@@ -43,6 +43,19 @@ class TensorSpec:
         """That of a tensor."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
 
+    def encoded(self) -> dict[str, Any]:
+        """It as JSON values."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"shape": self.shape, "stride": self.stride, "dtype": dtype, "requires_grad": self.requires_grad}
+
+    @classmethod
+    def decoded(cls, value: Any) -> Any:
+        """Nested lists of what :meth:`encoded` made, as tuples of specs."""
+        if isinstance(value, dict):
+            dtype = getattr(torch, value["dtype"])
+            return cls(tuple(value["shape"]), tuple(value["stride"]), dtype, value["requires_grad"])
+        return tuple(cls.decoded(item) for item in value) if isinstance(value, list) else value
+
     def empty(self) -> Tensor:
         """A tensor like this on the meta device, which does not require grad yet."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")

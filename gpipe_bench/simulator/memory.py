@@ -7,13 +7,12 @@ that needs it for its backward pass. What copies read and write on other streams
 
 from __future__ import annotations
 
-from gpipe_bench.simulator.allocator import Allocator
+from gpipe_bench.simulator.allocator import Allocator, Block
 from gpipe_bench.simulator.clock import Clock
 from gpipe_bench.simulator.graph import Node
-from gpipe_bench.simulator.passes import Passes, Table, Tensor, drop_all
+from gpipe_bench.simulator.passes import Graph, Passes, drop_all
 from gpipe_bench.simulator.places import Places
-from gpipe_bench.simulator.programs import Placed
-from gpipe_bench.simulator.workload import TaskWork, Workload
+from gpipe_bench.simulator.workload import Workload
 
 __all__ = ["Memory"]
 
@@ -48,7 +47,7 @@ class Memory:
     ) -> None:
         self.devices = [Allocator(clock, capacity, device) for device in range(places.count)]
         self._flushes = [0] * places.count
-        self._sent: list[Tensor] = []
+        self._sent: list[Block] = []
         self._work = workload
         self._places = places
         self._riding = riding
@@ -67,13 +66,13 @@ class Memory:
     def _reset(self) -> None:
         """The batch is on the first device."""
         m = self._work.m
-        self._values: list[list[Tensor]] = [[tensor.hold() for tensor in self._batch] for _ in range(m)]
-        self._passing: list[dict[str, Tensor]] = [{} for _ in range(m)]
-        self._saved: dict[_Key, list[Tensor]] = {}
-        self._graphs: dict[_Key, Placed | Table] = {}
+        self._values: list[list[Block]] = [[block.hold() for block in self._batch] for _ in range(m)]
+        self._passing: list[dict[str, Block]] = [{} for _ in range(m)]
+        self._saved: dict[_Key, list[Block]] = {}
+        self._graphs: dict[_Key, Graph] = {}
         # Gradients that have come to (i, j): of its outputs, and of skips.
-        self._gradients: dict[_Key, list[Tensor]] = {}
-        self._skip_gradients: dict[tuple[int, str], Tensor] = {}
+        self._gradients: dict[_Key, list[Block]] = {}
+        self._skip_gradients: dict[tuple[int, str], Block] = {}
 
     def flushed(self, device: int) -> bool:
         """Whether the allocator of ``device`` gave segments back since this was last asked."""
@@ -87,46 +86,34 @@ class Memory:
         i, j = node.i, node.j
         work = self._work.task(i, j)
         if again:
-            self._graphs[i, j] = self._passes.remembered(j, work, "graph", None)
+            self._graphs[i, j] = self._passes.graph(j, work)
             return
-        incoming = self._incoming[j]
-        arrived = [*self._values[i], *(self._passing[i].pop(key) for key in incoming)]
-        passing = {key: arrived[len(self._values[i]) + k] for k, key in enumerate(incoming)}
-        self._saved[i, j] = arrived
-        departing = self._departing[j]
-        left = self._leave(i, j, work, plain=node.kind == "task")
+        incoming, departing = self._incoming[j], self._departing[j]
+        popped = {key: self._passing[i].pop(key) for key in incoming}
+        self._saved[i, j] = [*self._values[i], *popped.values()]
+        if node.kind == "task":
+            self._graphs[i, j] = graph = self._passes.open_graph(j, work)
+            left = [graph[name].hold() for name in work.leaving]
+        else:
+            left = self._passes.plain(j, work)
         if not work.leaving:
             size = self._work.microbatch_sizes[i]
-            left = [
-                self._passes.new(j, nbytes)
-                for nbytes in (*work.output_bytes, *(skip.bytes[size] for skip in departing))
-            ]
+            sizes = (*work.output_bytes, *(skip.bytes[size] for skip in departing))
+            left = [self._passes.new(j, nbytes) for nbytes in sizes]
         split = len(left) - len(departing)
         self._values[i] = left[:split]
-        stashed = dict(zip((skip.key for skip in departing), left[split:], strict=True))
-        for key, tensor in passing.items():
+        if departing:
+            self._passing[i].update({skip.key: block for skip, block in zip(departing, left[split:], strict=True)})
+        for key, block in popped.items():
             if self._skips[key].target != j:
-                stashed[key] = tensor.hold()
-        self._passing[i].update(stashed)
-
-    def _leave(self, i: int, j: int, work: TaskWork, *, plain: bool) -> list[Tensor]:
-        """Run a first pass; gives the tensors that leave."""
-        if plain:
-            table = self._passes.run(j, work, "graph", {})
-            self._graphs[i, j] = table
-            return [table[block].hold() for block in work.leaving]
-        table = self._passes.as_table(j, work, "plain", self._passes.remembered(j, work, "plain", None))
-        return [table[block] for block in work.leaving]
+                self._passing[i][key] = block.hold()
 
     def backward(self, node: Node) -> None:
         """A backward pass is issued."""
         i, j = node.i, node.j
         work = self._work.task(i, j)
-        graph = self._graphs.pop((i, j), {})
-        table = self._passes.backward(j, work, graph)
-        returned = [table[block] for block in work.returning]
-        incoming = self._incoming[j]
-        ending = [key for key in incoming if self._skips[key].target == j]
+        returned = self._passes.backward(j, work, self._graphs.pop((i, j)))
+        ending = [key for key in self._incoming[j] if self._skips[key].target == j]
         if not work.returning and j:
             size = self._work.microbatch_sizes[i]
             sizes = (*work.input_bytes, *(self._skips[key].bytes[size] for key in ending))
@@ -137,7 +124,8 @@ class Memory:
             if (i, skip.key) in self._skip_gradients:
                 self._skip_gradients.pop((i, skip.key)).drop()
         split = len(returned) - len(ending)
-        self._skip_gradients.update({(i, key): tensor for key, tensor in zip(ending, returned[split:], strict=True)})
+        for key, block in zip(ending, returned[split:], strict=True):
+            self._skip_gradients[i, key] = block
         if j:
             self._gradients[i, j - 1] = returned[:split]
         else:
@@ -146,8 +134,8 @@ class Memory:
     def loss(self) -> None:
         """The outputs are concatenated, and every micro-batch gets its share of the gradient."""
         last, m = self._work.n - 1, self._work.m
-        outputs = [tensor for tensors in self._values for tensor in tensors]
-        nbytes = sum(tensor.block.requested for tensor in outputs)
+        outputs = [block for blocks in self._values for block in blocks]
+        nbytes = sum(block.requested for block in outputs)
         # A single micro-batch is the output as it is.
         together = outputs if m == 1 else [self._passes.new(last, nbytes)]
         if m > 1:
@@ -175,14 +163,14 @@ class Memory:
         sender, receiver = (node.j, node.source) if back else (node.source, node.j)
         sending, receiving = (node.stream, node.peer) if back else (node.peer, node.stream)
         allocator = self.devices[places.devices[receiver]]
-        made = [Tensor(allocator, allocator.alloc(nbytes, receiving)) for nbytes in node.nbytes]
+        made = [allocator.alloc(nbytes, receiving) for nbytes in node.nbytes]
         sent = self._exchange(node, i, made, back=back)
-        for tensor in sent:
-            if sending != places.computing[sender]:
-                tensor.device.record_stream(tensor.block, sending)
-        for tensor in made:
-            if receiving != places.computing[receiver]:
-                allocator.record_stream(tensor.block, places.computing[receiver])
+        if sending != places.computing[sender]:
+            for block in sent:
+                block.owner.record_stream(block, sending)
+        if receiving != places.computing[receiver]:
+            for block in made:
+                allocator.record_stream(block, places.computing[receiver])
         self._sent = sent
 
     def transferred(self) -> None:
@@ -190,7 +178,7 @@ class Memory:
         drop_all(self._sent)
         self._sent = []
 
-    def _exchange(self, node: Node, i: int, made: list[Tensor], *, back: bool) -> list[Tensor]:
+    def _exchange(self, node: Node, i: int, made: list[Block], *, back: bool) -> list[Block]:
         """Put ``made`` where the tensors that they copy were; returns these."""
         if node.skip is not None:
             if back:

@@ -6,9 +6,11 @@ same shapes again and again. So results are remembered as shapes, and made anew 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -41,13 +43,18 @@ def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call in a thread of its own.
+    """Call in another thread.
 
     A first call imports modules, and an exception that is caught on the way may stay in a reference cycle with its
     traceback, and so with every frame below it. Those of the model must not be among them: they hold its tensors.
     """
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(func, *args, **kwargs).result()
+    return _thread(os.getpid()).submit(func, *args, **kwargs).result()
+
+
+@cache
+def _thread(_process: int) -> ThreadPoolExecutor:
+    """The thread of a process, since a fork takes none along."""
+    return ThreadPoolExecutor(1)
 
 
 def _copied(value: Any) -> Any:

@@ -17,33 +17,15 @@ from torch import Tensor, nn
 from gpipe_bench.engine.skip import verify_skippables
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.errors import TraceError
+from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.layer_trace import LayerRun, TensorSpec, declared_skips, map_specs, specs_in, trace_layer
 from gpipe_bench.simulator.signature import signature
 from gpipe_bench.simulator.steps import LayerTrace
 
-__all__ = ["LayerFacts", "Trace", "Tracer", "trace_loss"]
+__all__ = ["Trace", "Tracer", "trace_loss"]
 
 _Skips = dict[SkipKey, TensorSpec | None]
 _Call = tuple[object, _Skips]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFacts:
-    """What of a layer does not depend on the batch.
-
-    Attributes:
-        parameters: elements of each trained parameter that no earlier layer has.
-        parameter_bytes: of trained parameters, without gradients.
-        others: bytes of each frozen parameter and buffer.
-        stashes: skips that the layer stashes, by number: its place among all stashes of the model.
-        pops: skips that it pops, by the same number.
-    """
-
-    parameters: tuple[int, ...]
-    parameter_bytes: int
-    others: tuple[int, ...]
-    stashes: tuple[int, ...]
-    pops: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

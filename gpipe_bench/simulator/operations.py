@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from gpipe_bench.simulator.recurrent import recurrent_kernel
 from gpipe_bench.simulator.steps import Kernel
 
 __all__ = ["kernels_of", "tensor_bytes", "tensors_of"]
@@ -64,6 +65,9 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         return [_convolution(args, kwargs, result)]
     if func is _aten.convolution_backward.default:
         return _convolution_backward(args, result)
+    recurrence = recurrent_kernel(func, args, result)
+    if recurrence is not None:
+        return [recurrence]
     results = tensors_of(result)
     flop = 0
     kernel_class, arithmetic = "memory_bound", "elementwise"
@@ -171,4 +175,6 @@ def _convolution_kernel(
         tiles = _TILE_GROWTH[0] * sum(tensor_bytes(plane) for plane in planes) // _TILE_GROWTH[1]
         workspace = tiles + _FILTER_GROWTH * tensor_bytes(weight)
         return Kernel(op, "conv3x3_stride1", "convolution", dtype, 1, flop, read, written, workspace)
-    return Kernel(op, "other_conv_matmul", "convolution", dtype, 1, flop, read, written)
+    # A filter of one point is a matrix product.
+    kernel_class = "spatial_conv" if any(edge > 1 for edge in weight.shape[2:]) else "other_conv_matmul"
+    return Kernel(op, kernel_class, "convolution", dtype, 1, flop, read, written)

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
-
-import torch
-from torch import nn
 
 from gpipe_bench.simulator.cost import total
 from gpipe_bench.simulator.hardware import Profile
-from gpipe_bench.simulator.recorder import Recorder
-from gpipe_bench.simulator.steps import Alloc, Free, Kernel, Step
+from gpipe_bench.simulator.steps import Kernel
 from gpipe_bench.simulator.trace_cache import default_folder, read, write
 from gpipe_bench.simulator.workload import Kernels
 
-__all__ = ["OPTIMIZERS", "OptimizerTrace", "optimizer_kernels", "trace_optimizer"]
+__all__ = ["OPTIMIZERS", "PROBE", "OptimizerTrace", "optimizer_kernels", "trace_optimizer"]
 
-_PROBE: Final = 1000
+PROBE: Final = 1000
+"""Elements of the parameter that is traced."""
 
-OPTIMIZERS: Final = MappingProxyType(
-    {
-        "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),
-        "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
-        "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=False),
-        "adam": lambda parameters: torch.optim.Adam(parameters, foreach=False),
-    }
-)
-"""Optimizers by name; ``sgd`` without momentum, RMSprop with its defaults, as in the published runs."""
+OPTIMIZERS: Final = ("sgd", "momentum", "rmsprop", "adam")
+"""``sgd`` without momentum, RMSprop with its defaults, as in the published runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +28,7 @@ class OptimizerTrace:
     """One parameter's share of a step.
 
     Attributes:
-        kernels: kernels for :data:`_PROBE` float32 elements, with the zeroing of the gradient.
+        kernels: kernels for :data:`PROBE` float32 elements, with the zeroing of the gradient.
         state_per_element: bytes per element of each tensor of the state that has the shape of the parameter.
         temporary_per_element: bytes per element that a step holds while it lasts.
     """
@@ -51,8 +40,8 @@ class OptimizerTrace:
     def scaled(self, elements: int) -> Iterable[Kernel]:
         """The kernels for a parameter of that many elements."""
         for kernel in self.kernels:
-            read, written = (elements * value // _PROBE for value in (kernel.bytes_read, kernel.bytes_written))
-            yield replace(kernel, bytes_read=read, bytes_written=written)
+            read, written = (elements * value // PROBE for value in (kernel.bytes_read, kernel.bytes_written))
+            yield kernel._replace(bytes_read=read, bytes_written=written)
 
 
 def trace_optimizer(name: str, folder: Path | None = None) -> OptimizerTrace:
@@ -76,46 +65,19 @@ def _stored_trace(name: str, folder: Path) -> OptimizerTrace:
     key = {"optimizer": name}
     known = read(folder, key, _decode)
     if known is None:
-        known = _trace(name)
+        from gpipe_bench.simulator.optimizer_trace import trace_step
+
+        known = trace_step(name)
         write(folder, key, asdict(known))
     return known
 
 
 def _decode(data: dict[str, Any]) -> OptimizerTrace:
     return OptimizerTrace(
-        tuple(Kernel(**kernel) for kernel in data["kernels"]),
+        tuple(Kernel(*kernel) for kernel in data["kernels"]),
         tuple(data["state_per_element"]),
         data["temporary_per_element"],
     )
-
-
-def _trace(name: str) -> OptimizerTrace:
-    make: Callable[[Any], torch.optim.Optimizer] = OPTIMIZERS[name]
-    parameter = nn.Parameter(torch.empty(_PROBE, device="meta"))
-    parameter.grad = torch.empty_like(parameter)
-    optimizer = make([parameter])
-    optimizer.step()
-    recorder = Recorder()
-    with recorder:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-    steps = recorder.take()
-    kernels = tuple(step for step in steps if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes)
-    tensors = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
-    state = tuple(tensor.nbytes // _PROBE for tensor in tensors if tensor.shape == parameter.shape)
-    return OptimizerTrace(kernels, state, _peak_bytes(steps) // _PROBE)
-
-
-def _peak_bytes(steps: Iterable[Step]) -> int:
-    held: dict[int, int] = {}
-    peak = 0
-    for step in steps:
-        if isinstance(step, Alloc):
-            held[step.block] = step.bytes
-        elif isinstance(step, Free):
-            held.pop(step.block, None)
-        peak = max(peak, sum(held.values()))
-    return peak
 
 
 def optimizer_kernels(trace: OptimizerTrace, elements: Iterable[int], profile: Profile) -> Kernels:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.simulator.autograd import FLAVOURS
-from gpipe_bench.simulator.grid import Grid
 from gpipe_bench.simulator.host import Issued
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["Run", "Settings"]
+if TYPE_CHECKING:
+    from gpipe_bench.simulator.grid import Grid
+
+__all__ = ["MECHANISMS", "Run", "Settings", "enough_steps"]
+
+MECHANISMS: Final = frozenset({"barrier", "rank", "zeros"})
+"""What :attr:`Settings.left_out` may name."""
 
 _TRANSFERS = ("direct", "host")
+# Where threads race: an epoch of the published ablation twice over, after a first step; of large runs fewer steps.
+_RACING_STEPS: Final = 33
+_RACING_TASKS: Final = 33 * 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +36,12 @@ class Settings:
         transfer: ``direct`` or ``host``.
         devices: device of each partition; empty: one each.
         streams: whether devices have streams; the CPU has none.
-        nesting_ns: of a nested backward pass in flavour ``published``, the host's time to prepare it and the latency of
-            its root; how many checkpoints nest before the first comes back hangs on their ratio, a race of the host.
+        nesting_ns: of a nested backward pass in flavour ``published``, the host's time to prepare it and the mean
+            latency of its root; how many checkpoints nest before the first comes back is a race of the two.
+        seed: of the latencies, see :mod:`gpipe_bench.simulator.latency`; None: all are their mean.
+        left_out: mechanisms to go without, to see what they are worth: ``barrier``, a copy waits for its sender alone;
+            ``rank``, ready nodes run in the order of their arrival; ``zeros``, a gradient that is None stays so, and
+            recomputations run on the thread of the CPU.
         marks: whether an observer marks backward passes without checkpoint.
         memory: whether to follow the allocators.
         steps: training steps, back to back: the host does not wait for the devices between them.
@@ -40,7 +53,9 @@ class Settings:
     transfer: str = "direct"
     devices: tuple[int, ...] = ()
     streams: bool = True
-    nesting_ns: tuple[int, int] = (50_000, 60_000)
+    nesting_ns: tuple[int, int] = (50_000, 100_000)
+    seed: int | None = 0
+    left_out: frozenset[str] = frozenset()
     marks: bool = False
     memory: bool = True
     steps: int = 1
@@ -50,8 +65,26 @@ class Settings:
             if getattr(self, name) not in allowed:
                 got = getattr(self, name)
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {got!r}; choose one of them")
+        unknown = sorted(self.left_out - MECHANISMS)
+        if unknown:
+            raise ValueError(f"left_out must be of {', '.join(sorted(MECHANISMS))}, got {unknown}; correct it")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}; simulate one step or more")
+
+    @property
+    def races(self) -> bool:
+        """Whether host threads race, so that no two steps are alike: checkpoints nest, and nothing orders them."""
+        return self.flavour == "published" and not self.components.fork_join and self.checkpoint != "never"
+
+
+def enough_steps(settings: Settings, tasks: int) -> int:
+    """Steps that show what a step takes: a first one and another, or many where threads race.
+
+    Args:
+        settings: of the run.
+        tasks: partitions times micro-batches.
+    """
+    return max(2, min(_RACING_STEPS, _RACING_TASKS // tasks)) if settings.races else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +112,12 @@ class Run:
     flushes: tuple[int, ...]
     grid: Grid | None = None
     extrapolated: tuple[str, ...] = ()
+
+    @property
+    def step_ns(self) -> int:
+        """The mean time of the steps after the first; of a single one until its devices are idle."""
+        ends = self.step_ends_ns
+        return round((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else self.makespan_ns
 
     def events(self, device: str = "cuda") -> list[TimelineEvent]:
         """The timeline, in the order of starts.

@@ -11,40 +11,21 @@ from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.allocator import Allocator, Block
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.programs import Placed, Program
-from gpipe_bench.simulator.workload import TaskWork, Workload
+from gpipe_bench.simulator.workload import MemoryOp, TaskWork, Workload
 
-__all__ = ["Passes", "Table", "Tensor", "drop_all"]
+__all__ = ["Graph", "Passes", "drop_all"]
 
+Table = dict[int, Block]
+"""Blocks of a task by name."""
 
-class Tensor:
-    """A block and how many hold it."""
-
-    __slots__ = ("block", "device", "holders")
-
-    def __init__(self, device: Allocator, block: Block, holders: int = 1) -> None:
-        self.device = device
-        self.block = block
-        self.holders = holders
-
-    def hold(self) -> Tensor:
-        """One more holds it."""
-        self.holders += 1
-        return self
-
-    def drop(self) -> None:
-        """One holds it no more; the last one frees the block."""
-        self.holders -= 1
-        if not self.holders:
-            self.device.free(self.block)
+Graph = Placed | Table
+"""What a pass with graph leaves in use for its backward pass."""
 
 
-Table = dict[int, Tensor]
-
-
-def drop_all(tensors: Iterable[Tensor]) -> None:
+def drop_all(blocks: Iterable[Block]) -> None:
     """Every one of them is held by one less."""
-    for tensor in tensors:
-        tensor.drop()
+    for block in blocks:
+        block.drop()
 
 
 class Passes:
@@ -64,27 +45,61 @@ class Passes:
         self, workload: Workload, places: Places, devices: Sequence[Allocator], *, keeps_gradients: bool
     ) -> None:
         self.without_scratch: set[int] = set()
-        self._work, self._places, self._devices = workload, places, devices
-        self._programs: dict[tuple[int, str, int], Program] = {}
+        self._work, self._places = workload, places
+        # Allocator and compute stream of each partition.
+        self._homes = [(devices[place], stream) for place, stream in zip(places.devices, places.computing, strict=True)]
+        self._programs: dict[tuple[int, str], Program] = {}
+        # Partitions that are alike share programs, and so what these remember.
+        self._alike = _alike(work for works in workload.partitions for work in works.values())
         self._keeps_gradients = keeps_gradients
         # Gradients of each partition's parameters, once they are there.
-        self._own_gradients: dict[int, list[Tensor]] = {}
+        self._own_gradients: dict[int, list[Block]] = {}
         self._has_state = False
         self._settle()
 
-    def new(self, j: int, nbytes: int, stream: int | None = None) -> Tensor:
-        """A tensor of partition j, on its compute stream unless said otherwise."""
-        allocator = self._devices[self._places.devices[j]]
-        return Tensor(allocator, allocator.alloc(nbytes, self._places.computing[j] if stream is None else stream))
+    def new(self, j: int, nbytes: int) -> Block:
+        """A block of partition j, on its compute stream."""
+        allocator, stream = self._homes[j]
+        return allocator.alloc(nbytes, stream)
 
-    def backward(self, j: int, work: TaskWork, graph: Placed | Table) -> Table:
-        """Run a backward pass; gives its blocks, of which those that return are alive."""
-        if j in self._own_gradients:
-            return self.as_table(j, work, "backward", self.remembered(j, work, "backward", graph))
-        self._own_gradients[j] = []
-        table = self.run(j, work, "backward", self.as_table(j, work, "graph", graph))
-        self._complete_gradients(j)
-        return table
+    def plain(self, j: int, work: TaskWork) -> list[Block]:
+        """Run a pass without graph; gives what leaves."""
+        placed = self._at_once(j, work, "plain")
+        if placed is None:
+            table = self._one_by_one(j, work.forward_memory, {})
+            drop_all(block for name, block in table.items() if name not in work.leaving)
+            return [table[name] for name in work.leaving]
+        return self._blocks(j, work, "plain", placed, work.leaving)
+
+    def graph(self, j: int, work: TaskWork) -> Graph:
+        """Run a pass with graph, of which all that is left belongs to the backward pass."""
+        placed = self._at_once(j, work, "graph")
+        return self._one_by_one(j, work.graph_memory, {}) if placed is None else placed
+
+    def open_graph(self, j: int, work: TaskWork) -> Table:
+        """Run a pass with graph, of which somebody else holds blocks too."""
+        return self._table(j, work, self.graph(j, work))
+
+    def backward(self, j: int, work: TaskWork, graph: Graph) -> list[Block]:
+        """Run a backward pass; gives what returns."""
+        first = j not in self._own_gradients
+        gradients = self._gradients(work) if first else ()
+        returned = None
+        if isinstance(graph, Placed):
+            way = "first" if gradients else "backward"
+            placed = self._at_once(j, work, way, graph)
+            if placed is not None:
+                returned = self._blocks(j, work, way, placed, (*work.returning, *gradients))
+        if returned is None:
+            ops = [op for op in work.backward_memory if op.kind != "gradient" or not gradients]
+            table = self._one_by_one(j, ops, self._table(j, work, graph))
+            returned = [table.pop(name) for name in (*work.returning, *gradients)]
+            drop_all(table.values())
+        split = len(work.returning)
+        if first:
+            self._own_gradients[j] = returned[split:]
+            self._complete_gradients(j)
+        return returned[:split]
 
     def next_step(self) -> None:
         """Gradients are set to zero or given up."""
@@ -99,11 +114,15 @@ class Passes:
         if workload.static:
             for j, static in enumerate(workload.static):
                 for nbytes in static.resident:
-                    self.new(j, nbytes, self._places.devices[j])
+                    self._on_default_stream(j, nbytes)
             return
         for j, nbytes in enumerate(workload.static_bytes):
             if nbytes:
-                self.new(j, nbytes, self._places.devices[j])
+                self._on_default_stream(j, nbytes)
+
+    def _on_default_stream(self, j: int, nbytes: int) -> None:
+        allocator, device = self._homes[j][0], self._places.devices[j]
+        allocator.alloc(nbytes, device)
 
     def update(self) -> None:
         """The optimizer changes the parameters; the first time it makes its state."""
@@ -118,62 +137,65 @@ class Passes:
     def _complete_gradients(self, j: int) -> None:
         """Gradients that were no blocks of the backward pass, such as copies of views."""
         if self._work.static:
-            there = sum(tensor.block.requested for tensor in self._own_gradients[j])
+            there = sum(block.requested for block in self._own_gradients[j])
             missing = self._work.static[j].gradients - there
             if missing > 0:
                 self._own_gradients[j].append(self.new(j, missing))
 
+    def _gradients(self, work: TaskWork) -> tuple[int, ...]:
+        """Blocks that become the gradients of parameters that have none."""
+        if not self._work.static:
+            return ()
+        return tuple(op.block for op in work.backward_memory if op.kind == "gradient")
+
     def _program(self, work: TaskWork, way: str) -> Program:
-        """``plain``, ``graph`` or ``backward`` of a task; a checkpoint's, which keeps nothing but what passes on."""
-        key = id(work), way, len(self.without_scratch)
-        if key not in self._programs:
-            ops = [
-                op
-                for op in (work.forward_memory if way == "plain" else getattr(work, f"{way}_memory"))
-                if op.kind != "scratch" or op.block not in self.without_scratch
-            ]
-            if way == "plain":
-                self._programs[key] = Program(ops, kept=work.leaving)
-            elif way == "graph":
-                self._programs[key] = Program(ops, kept=None)
-            else:
-                before = self._program(work, "graph").left if work.graph_memory else {}
-                self._programs[key] = Program(ops, kept=work.returning, before=before)
-        return self._programs[key]
+        """``plain``, ``graph``, ``backward`` of a task, or its ``first`` backward pass in a step."""
+        key = self._alike[id(work)], way
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._make(work, way)
+        return program
 
-    def remembered(self, j: int, work: TaskWork, way: str, before: Placed | Table | None) -> Placed | Table:
-        """Run a pass as a program, or request by request where that cannot be done; gives what it leaves."""
-        if before is None or isinstance(before, Placed):
-            device, stream = self._devices[self._places.devices[j]], self._places.computing[j]
-            placed = self._program(work, way).run(device, stream, before)
-            if placed is not None:
-                return placed
-        return self.run(j, work, way, self.as_table(j, work, "graph", before or {}))
+    def _make(self, work: TaskWork, way: str) -> Program:
+        if way == "plain":
+            return Program(self._possible(work.forward_memory), kept=work.leaving)
+        if way == "graph":
+            return Program(self._possible(work.graph_memory), kept=None)
+        ops, kept = self._possible(work.backward_memory), work.returning
+        before = self._program(work, "graph").left if work.graph_memory else {}
+        if way == "first":
+            ops, kept = [op for op in ops if op.kind != "gradient"], (*kept, *self._gradients(work))
+        return Program(ops, kept=kept, before=before)
 
-    def as_table(self, j: int, work: TaskWork, way: str, left: Placed | Table) -> Table:
-        """What a program left, as tensors."""
-        if not isinstance(left, Placed):
-            return left
-        device, stream = self._devices[self._places.devices[j]], self._places.computing[j]
-        blocks = left.blocks(self._program(work, way).left, stream)
-        return {name: Tensor(device, block) for name, block in blocks.items()}
+    def _possible(self, ops: Iterable[MemoryOp]) -> list[MemoryOp]:
+        return [op for op in ops if op.kind != "scratch" or op.block not in self.without_scratch]
 
-    def run(self, j: int, work: TaskWork, way: str, table: Table) -> Table:
-        """Carry out a task's own requests on ``table``; what passes on is left, of ``graph`` everything."""
-        allocator, stream = self._devices[self._places.devices[j]], self._places.computing[j]
-        new = len(self._own_gradients.get(j, ())) == 0
-        for op in work.forward_memory if way == "plain" else getattr(work, f"{way}_memory"):
+    def _at_once(self, j: int, work: TaskWork, way: str, before: Placed | None = None) -> Placed | None:
+        """Run a pass as a program; None where that cannot be done."""
+        return self._program(work, way).run(*self._homes[j], before)
+
+    def _blocks(self, j: int, work: TaskWork, way: str, placed: Placed, names: Iterable[int]) -> list[Block]:
+        """What a program left, in the order of ``names``."""
+        requested = self._program(work, way).left
+        return [placed.block(name, requested[name], *self._homes[j]) for name in names]
+
+    def _table(self, j: int, work: TaskWork, graph: Graph) -> Table:
+        """The blocks of a graph."""
+        if not isinstance(graph, Placed):
+            return graph
+        names = self._program(work, "graph").left
+        return dict(zip(names, self._blocks(j, work, "graph", graph, names), strict=True))
+
+    def _one_by_one(self, j: int, ops: Iterable[MemoryOp], table: Table) -> Table:
+        """Make requests that cannot be made at once, as on a full device."""
+        allocator, stream = self._homes[j]
+        for op in ops:
             if op.kind == "alloc":
-                table[op.block] = Tensor(allocator, allocator.alloc(op.bytes, stream))
+                table[op.block] = allocator.alloc(op.bytes, stream)
             elif op.kind == "scratch":
                 self._scratch(allocator, op.block, op.bytes, stream)
-            elif op.kind == "gradient" and new and self._work.static:
-                self._own_gradients[j].append(table.pop(op.block))
             else:
                 table.pop(op.block).drop()
-        if way != "graph":
-            passed = work.leaving if way == "plain" else work.returning
-            drop_all(tensor for block, tensor in table.items() if block not in passed)
         return table
 
     def _scratch(self, allocator: Allocator, kind: int, nbytes: int, stream: int) -> None:
@@ -183,3 +205,19 @@ class Passes:
                 allocator.free(allocator.alloc(nbytes, stream))
             except OutOfMemory:
                 self.without_scratch.add(kind)
+                self._programs.clear()
+
+
+def _alike(works: Iterable[TaskWork]) -> dict[int, int]:
+    """The id of each task's work -> that of the first work that is equal to it."""
+    firsts: dict[object, list[TaskWork]] = {}
+    found: dict[int, int] = {}
+    for work in works:
+        # Most are told apart by these, so that few long lists are compared.
+        rows = work.forward_memory, work.graph_memory, work.backward_memory
+        candidates = firsts.setdefault((work.backward, work.input_bytes, *map(len, rows)), [])
+        first = next((one for one in candidates if one == work), None)
+        if first is None:
+            candidates.append(work)
+        found[id(work)] = id(first or work)
+    return found

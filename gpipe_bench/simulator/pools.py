@@ -10,7 +10,19 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from typing import Final
 
-__all__ = ["MIB", "SMALL", "Pool", "Request", "Spot", "State", "rounded", "segment_length"]
+__all__ = [
+    "ADDRESS",
+    "MIB",
+    "SHIFT",
+    "SMALL",
+    "Choice",
+    "Pool",
+    "Request",
+    "Spot",
+    "State",
+    "rounded",
+    "segment_length",
+]
 
 MIB: Final = 2**20
 MIN_BLOCK: Final = 512
@@ -20,8 +32,9 @@ LARGE_SEGMENT: Final = 20 * MIB
 OWN_SEGMENT: Final = 10 * MIB
 ROUND_LARGE: Final = 2 * MIB
 
-_SHIFT: Final = 48
-_ADDRESS: Final = 2**_SHIFT - 1
+SHIFT: Final = 48
+ADDRESS: Final = 2**SHIFT - 1
+"""An interval is ``size << SHIFT | address``."""
 
 State = tuple[tuple[int, ...], dict[int, int], dict[int, int]]
 """Free intervals in order; size by address; address by end. None of the three is changed once it is a state."""
@@ -29,8 +42,11 @@ State = tuple[tuple[int, ...], dict[int, int], dict[int, int]]
 Spot = tuple[int, int]
 """Address and size."""
 
-Request = tuple[int, int, int]
-"""Place in a program, block, bytes to take or 0 to give."""
+Request = tuple[int, int]
+"""Block, and bytes to take; 0 to give it back, negative to take and give back at once."""
+
+Choice = tuple[int, int]
+"""Bytes asked for, and the interval that they were taken from."""
 
 
 def rounded(nbytes: int) -> int:
@@ -50,12 +66,15 @@ class Pool:
 
     Args:
         small: which class.
+
+    Attributes:
+        keep: least bytes that are split off.
     """
 
-    __slots__ = ("_ends", "_free", "_keep", "_segments", "_sizes", "_state")
+    __slots__ = ("_ends", "_free", "_segments", "_sizes", "_state", "keep")
 
     def __init__(self, *, small: bool) -> None:
-        self._keep = MIN_BLOCK if small else SMALL + 1
+        self.keep = MIN_BLOCK if small else SMALL + 1
         self._free: list[int] = []
         self._sizes: dict[int, int] = {}
         self._ends: dict[int, int] = {}
@@ -68,19 +87,19 @@ class Pool:
         if self._state is not None:
             self._own()
         free = self._free
-        place = bisect_left(free, size << _SHIFT)
+        place = bisect_left(free, size << SHIFT)
         if place == len(free):
             return None
         interval = free.pop(place)
-        address, found = interval & _ADDRESS, interval >> _SHIFT
+        address, found = interval & ADDRESS, interval >> SHIFT
         end = address + found
         del self._sizes[address]
         rest = found - size
-        if rest < self._keep:
+        if rest < self.keep:
             del self._ends[end]
             return address, found
         start = address + size
-        insort(free, rest << _SHIFT | start)
+        insort(free, rest << SHIFT | start)
         self._sizes[start] = rest
         self._ends[end] = start
         return address, size
@@ -92,18 +111,20 @@ class Pool:
         free, sizes, ends = self._free, self._sizes, self._ends
         after = sizes.pop(address + size, 0)
         if after:
-            del free[bisect_left(free, after << _SHIFT | address + size)]
+            del free[bisect_left(free, after << SHIFT | address + size)]
             size += after
         before = ends.pop(address, None)
         if before is not None:
             length = sizes[before]
-            del free[bisect_left(free, length << _SHIFT | before)]
+            del free[bisect_left(free, length << SHIFT | before)]
             address, size = before, size + length
-        insort(free, size << _SHIFT | address)
+        insort(free, size << SHIFT | address)
         sizes[address] = size
         ends[address + size] = address
 
-    def replay(self, requests: Iterable[Request], spots: dict[int, Spot], grow: Callable[[int], Spot]) -> list[int]:
+    def replay(
+        self, requests: Iterable[Request], spots: dict[int, Spot], grow: Callable[[int], Spot]
+    ) -> tuple[list[int], set[Choice]]:
         """Many :meth:`take` and :meth:`give` in a row, without a call for each.
 
         Args:
@@ -112,31 +133,35 @@ class Pool:
             grow: size -> a new segment, when there is no room.
 
         Returns:
-            By how much the bytes in use change at each request.
+            By how much the bytes in use change with each take and give, and what was chosen.
         """
-        if self._state is not None:
-            self._own()
-        free, sizes, ends, keep = self._free, self._sizes, self._ends, self._keep
-        changes: list[int] = []
-        for _, block, wanted in requests:
+        self._own()
+        free, sizes, ends, keep = self._free, self._sizes, self._ends, self.keep
+        changes, chosen = list[int](), set[Choice]()
+        for block, wanted in requests:
             if wanted:
-                place = bisect_left(free, wanted << _SHIFT)
+                size = abs(wanted)
+                place = bisect_left(free, size << SHIFT)
                 if place == len(free):
-                    self.add(*grow(wanted))
-                    place = bisect_left(free, wanted << _SHIFT)
-                interval = free.pop(place)
-                address, found = interval & _ADDRESS, interval >> _SHIFT
-                rest = found - wanted
-                del sizes[address]
+                    self.add(*grow(size))
+                    place = bisect_left(free, size << SHIFT)
+                interval = free[place]
+                chosen.add((size, interval))
+                address, found = interval & ADDRESS, interval >> SHIFT
+                rest = found - size
                 if rest < keep:
-                    del ends[address + found]
-                    size = found
-                else:
-                    size = wanted
+                    size, rest = found, 0
+                if wanted < 0:
+                    changes += size, -size
+                    continue
+                del free[place], sizes[address]
+                if rest:
                     start = address + size
-                    insort(free, rest << _SHIFT | start)
+                    insort(free, rest << SHIFT | start)
                     sizes[start] = rest
                     ends[address + found] = start
+                else:
+                    del ends[address + found]
                 spots[block] = address, size
                 changes.append(size)
             else:
@@ -145,17 +170,27 @@ class Pool:
                 end = address + size
                 after = sizes.pop(end, 0)
                 if after:
-                    del free[bisect_left(free, after << _SHIFT | end)]
+                    del free[bisect_left(free, after << SHIFT | end)]
                     end += after
                 before = ends.pop(address, None)
                 if before is not None:
-                    del free[bisect_left(free, sizes[before] << _SHIFT | before)]
+                    del free[bisect_left(free, sizes[before] << SHIFT | before)]
                     address = before
                 size = end - address
-                insort(free, size << _SHIFT | address)
+                insort(free, size << SHIFT | address)
                 sizes[address] = size
                 ends[end] = address
-        return changes
+        return changes, chosen
+
+    def best(self, size: int) -> int:
+        """The interval that ``size`` bytes would be taken from; 0 for none."""
+        place = bisect_left(self._free, size << SHIFT)
+        return self._free[place] if place < len(self._free) else 0
+
+    def free_before(self, end: int) -> int:
+        """Bytes of the free interval that ends at an address."""
+        start = self._ends.get(end)
+        return 0 if start is None else end - start
 
     def add(self, address: int, length: int) -> None:
         """Add a new segment."""
@@ -170,7 +205,7 @@ class Pool:
         gone = 0
         for address in whole:
             length = self._segments.pop(address)
-            del self._free[bisect_left(self._free, length << _SHIFT | address)]
+            del self._free[bisect_left(self._free, length << SHIFT | address)]
             del self._sizes[address], self._ends[address + length]
             gone += length
         return gone

@@ -88,7 +88,7 @@ def predictions(tables: Sequence[str] = TABLES, cache: Path | None = None) -> It
         tables: some of :data:`TABLES`.
         cache: folder of stored traces; the user's cache folder by default.
     """
-    runs = PublishedRuns(load_profile("p40"), cache)
+    runs = PublishedRuns(load_profile("p40"), cache, keep=True)
     for table in tables:
         for row in published_settings():
             if row.table == table:

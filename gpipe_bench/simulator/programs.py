@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from gpipe_bench.simulator.allocator import Allocator, Block
+from gpipe_bench.simulator.footprints import Footprint, Footprints
 from gpipe_bench.simulator.pools import SMALL, Pool, Request, Spot, State, rounded
 from gpipe_bench.simulator.workload import MemoryOp
 
@@ -24,28 +25,69 @@ class _Done:
     Attributes:
         state: what it left free.
         spots: where the blocks are that are still in use.
-        changes: of the bytes in use, by each request.
+        changes: of the bytes in use, by each take and give; equal ones are one object.
+        grown: whether the pool got new segments.
     """
 
-    __slots__ = ("changes", "spots", "state")
+    __slots__ = ("changes", "grown", "spots", "state")
 
-    def __init__(self, state: State, spots: dict[int, Spot], changes: list[int]) -> None:
-        self.state, self.spots, self.changes = state, spots, changes
+    def __init__(self, state: State, spots: dict[int, Spot], changes: tuple[int, ...], *, grown: bool = False) -> None:
+        self.state, self.spots, self.changes, self.grown = state, spots, changes, grown
 
 
 class Placed:
-    """Blocks that a program left in use: those of the small pool, and those of the large one."""
+    """Blocks that a program left in use: those of the small pool, and those of the large one.
 
-    __slots__ = ("done",)
+    Attributes:
+        done: what was done to both pools.
+        used: by how much the bytes in use changed.
+        peak: by how much they grew on the way.
+    """
 
-    def __init__(self, done: tuple[_Done, _Done]) -> None:
-        self.done = done
+    __slots__ = ("done", "peak", "used")
 
-    def blocks(self, requested: Mapping[int, int], stream: int) -> dict[int, Block]:
-        """The same as blocks of the allocator."""
-        return {
-            block: Block(*spot, requested[block], stream) for done in self.done for block, spot in done.spots.items()
-        }
+    def __init__(self, done: tuple[_Done, _Done], used: int, peak: int) -> None:
+        self.done, self.used, self.peak = done, used, peak
+
+    def block(self, name: int, requested: int, owner: Allocator, stream: int) -> Block:
+        """One of them as a block of the allocator."""
+        small, large = self.done
+        return Block(owner, *(small.spots.get(name) or large.spots[name]), requested, stream)
+
+
+class _Rows:
+    """Requests to the small pool, and those to the large one.
+
+    Args:
+        before: blocks in use when they begin, with their bytes.
+
+    Attributes:
+        requests: in order, for each pool.
+        places: place of each take and give in the order of both.
+    """
+
+    def __init__(self, before: Mapping[int, int]) -> None:
+        self.requests: tuple[list[Request], list[Request]] = ([], [])
+        self.places: tuple[list[int], list[int]] = ([], [])
+        self._large = {block: nbytes > SMALL for block, nbytes in before.items()}
+        self._count = 0
+
+    def take(self, block: int, nbytes: int) -> None:
+        large = self._large[block] = nbytes > SMALL
+        self.requests[large].append((block, rounded(nbytes)))
+        self.places[large].append(self._count)
+        self._count += 1
+
+    def give(self, block: int) -> None:
+        large = self._large[block]
+        row = self.requests[large]
+        if row and row[-1][0] == block and row[-1][1] > 0:
+            # At once, so that nothing changes in between.
+            row[-1] = block, -row[-1][1]
+        else:
+            row.append((block, 0))
+        self.places[large].append(self._count)
+        self._count += 1
 
 
 class Program:
@@ -60,39 +102,38 @@ class Program:
     def __init__(
         self, ops: Sequence[MemoryOp], *, kept: Iterable[int] | None, before: Mapping[int, int] | None = None
     ) -> None:
-        sizes = dict(before or {})
-        alive = dict(sizes)
-        requests: list[tuple[int, int]] = []
+        alive = dict(before or {})
+        rows = _Rows(alive)
         live = peak = 0
-        for op in ops:
-            if op.kind == "alloc":
-                sizes[op.block] = alive[op.block] = op.bytes
-                requests.append((op.block, rounded(op.bytes)))
-                live += op.bytes
+        for kind, block, nbytes in ops:
+            if kind == "alloc":
+                alive[block] = nbytes
+                rows.take(block, nbytes)
+                live += nbytes
                 peak = max(peak, live)
-            elif op.kind == "scratch":
-                peak = max(peak, live + op.bytes)
-                requests += [(-1 - op.block, rounded(op.bytes)), (-1 - op.block, 0)]
+            elif kind == "scratch":
+                peak = max(peak, live + nbytes)
+                rows.take(-1, nbytes)
+                rows.give(-1)
             else:
-                live -= alive.pop(op.block)
-                requests.append((op.block, 0))
+                live -= alive.pop(block)
+                rows.give(block)
         held = set(alive if kept is None else kept)
         for block in [block for block in alive if block not in held]:
             live -= alive.pop(block)
-            requests.append((block, 0))
+            rows.give(block)
         self.live, self.live_peak = live, peak
         self.left = alive
-        self._rows: tuple[list[Request], list[Request]] = ([], [])
-        classes: dict[int, bool] = {block: rounded(size) > SMALL for block, size in sizes.items()}
-        for place, (block, size) in enumerate(requests):
-            if size:
-                classes[block] = size > SMALL
-            self._rows[classes[block]].append((place, block, size))
-        places = [place for row in self._rows for place, _, _ in row]
+        self._rows = rows.requests
         # From the order of both rows one after the other to that of the program.
+        places = rows.places[0] + rows.places[1]
         self._order = sorted(range(len(places)), key=places.__getitem__)
+        # What is known to come of what was found free; the small pool's, the large one's, and that of both.
         self._known: tuple[dict[object, _Done], dict[object, _Done]] = ({}, {})
-        self._sums: dict[tuple[_Done, _Done], Spot] = {}
+        self._placed: dict[object, Placed] = {}
+        self._footprints = Footprints(), Footprints()
+        self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._sums: dict[tuple[int, int], Spot] = {}
 
     def run(self, allocator: Allocator, stream: int, incoming: Placed | None = None) -> Placed | None:
         """Make the requests on a stream.
@@ -107,27 +148,51 @@ class Program:
         """
         if self._rows[0] or self._rows[1]:
             allocator.collect()
-        pools = [allocator.pool(stream, small=small) for small in (True, False)]
-        done = []
+        small, large = pools = allocator.pools(stream)
+        key = small.save()[0], large.save()[0], incoming
+        placed = self._placed.get(key)
+        if placed is None:
+            placed = self._place(allocator, pools, incoming)
+            if placed is None:
+                return None
+            if not placed.done[0].grown and not placed.done[1].grown:
+                self._placed[key] = placed
+        else:
+            small.restore(placed.done[0].state)
+            large.restore(placed.done[1].state)
+        allocator.count(self.live, placed.used, self.live_peak, placed.peak)
+        return placed
+
+    def _place(self, allocator: Allocator, pools: tuple[Pool, Pool], incoming: Placed | None) -> Placed | None:
+        """Make the requests, those to one pool after those to the other."""
         try:
             with allocator.attempt(pools):
-                for index, pool in enumerate(pools):
-                    done.append(self._run(index, allocator, pool, incoming.done[index] if incoming else None))
+                done = [
+                    self._run(index, allocator, pool, incoming.done[index] if incoming else None)
+                    for index, pool in enumerate(pools)
+                ]
         except _Full:
             return None
-        pair = (done[0], done[1])
-        used, peak = self._in_use(pair)
-        allocator.count(self.live, used, self.live_peak, peak)
-        return Placed(pair)
+        return Placed((done[0], done[1]), *self._in_use(done[0].changes, done[1].changes))
 
     def _run(self, index: int, allocator: Allocator, pool: Pool, incoming: _Done | None) -> _Done:
         before = pool.save()
         key = before[0], incoming
         known = self._known[index].get(key)
+        if known is None and incoming is None:
+            again = self._footprints[index].again(before)
+            if again is not None:
+                known = self._known[index][key] = _Done(*again)
         if known is not None:
             pool.restore(known.state)
             return known
-        spots = dict(incoming.spots) if incoming is not None else {}
+        done = self._replay(index, allocator, pool, incoming)
+        if not done.grown:
+            self._known[index][key] = done
+        return done
+
+    def _replay(self, index: int, allocator: Allocator, pool: Pool, incoming: _Done | None) -> _Done:
+        """Make the requests to a pool one by one."""
         grown = False
 
         def grow(size: int) -> Spot:
@@ -137,19 +202,25 @@ class Program:
                 raise _Full
             return allocator.segment(size)
 
-        changes = pool.replay(self._rows[index], spots, grow)
-        done = _Done(pool.save(), spots, changes)
-        if not grown:
-            self._known[index][key] = done
+        before, footprints = pool.save(), self._footprints[index]
+        spots = dict(incoming.spots) if incoming is not None else {}
+        requests, shrinking = footprints.watch(pool, self._rows[index])
+        listed, chosen = pool.replay(requests, spots, grow)
+        changes = self._changes.setdefault(tuple(listed), tuple(listed))
+        done = _Done(pool.save(), spots, changes, grown=grown)
+        if incoming is None and not grown:
+            footprints.add(Footprint(before, done.state, spots, chosen, shrinking), changes)
         return done
 
-    def _in_use(self, pair: tuple[_Done, _Done]) -> Spot:
+    def _in_use(self, small: tuple[int, ...], large: tuple[int, ...]) -> Spot:
         """By how much the bytes in use changed, and how much they grew on the way."""
-        if pair not in self._sums:
-            changes = pair[0].changes + pair[1].changes
+        # Both are kept for as long as the program is.
+        key = id(small), id(large)
+        if key not in self._sums:
+            changes = small + large
             sums = list(accumulate(map(changes.__getitem__, self._order)))
-            self._sums[pair] = (sums[-1], max(0, *sums)) if sums else (0, 0)
-        return self._sums[pair]
+            self._sums[key] = (sums[-1], max(0, *sums)) if sums else (0, 0)
+        return self._sums[key]
 
 
 class _Full(Exception):  # noqa: N818 - a signal inside this file

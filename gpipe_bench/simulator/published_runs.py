@@ -3,6 +3,8 @@
 - A speed is that of an epoch: its whole mini-batches back to back, and the smaller one at its end, if there is one.
 - A memory is the sum over devices of what the allocators hold at the most in two steps; activations are that without
   12 bytes for each parameter: the parameter, its gradient and RMSprop's average.
+- Where host threads race, in the ablation's baseline, there are more steps, as there were: the mean of their times, the
+  most of their memory.
 - A utilisation is what sampling the driver shows: the share of a step in which a device computes, or sends a copy.
 - torchgpipe exempts micro-batch number ``chunks - 1`` from checkpointing; where a batch gives fewer, none is exempt.
 """
@@ -10,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +21,12 @@ from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.build import workload_of
 from gpipe_bench.simulator.events import Run, Settings, run
 from gpipe_bench.simulator.hardware import HardwareMachine, Profile
+from gpipe_bench.simulator.outcome import enough_steps
 from gpipe_bench.simulator.published import Setting, published_cells
 from gpipe_bench.simulator.simulation import GIB, busy_fraction, step_events
 from gpipe_bench.simulator.sources import ModelSource, model_of_suite, resnet101_source
+from gpipe_bench.simulator.stored_workloads import kept_workload
+from gpipe_bench.simulator.trace_cache import default_folder
 from gpipe_bench.simulator.workload import Workload
 
 __all__ = ["METRICS", "Outcome", "PublishedRuns", "is_fitted", "published_source"]
@@ -36,7 +41,6 @@ METRICS: Final = (_THROUGHPUT, _UTILIZATION, _RESERVED, _MODEL, _ACTIVATIONS)
 """What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do."""
 
 _MODEL_BYTES: Final = 12
-_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,11 @@ class PublishedRuns:
     Args:
         profile: the devices.
         cache: folder of stored traces; the user's cache folder by default.
+        keep: whether to store workloads there too; they are for this profile only.
     """
 
-    def __init__(self, profile: Profile, cache: Path | None = None) -> None:
-        self._profile, self._cache = profile, cache
+    def __init__(self, profile: Profile, cache: Path | None = None, *, keep: bool = False) -> None:
+        self._profile, self._cache, self._keep = profile, cache, keep
         self._machine = HardwareMachine(profile)
         # The last one: rows of one table that share a workload follow each other.
         self._last: tuple[object, Workload] | None = None
@@ -87,9 +92,9 @@ class PublishedRuns:
         if _MODEL in metrics:
             values[_MODEL] = self._model_bytes(row) / GIB
         try:
-            done = self._run(row, row.batch_size, memory=bool({_RESERVED, _ACTIVATIONS} & {*metrics}))
+            done = self.run_of(row, row.batch_size, memory=bool({_RESERVED, _ACTIVATIONS} & {*metrics}))
             find: dict[str, Callable[[], float]] = {
-                _THROUGHPUT: lambda: self._throughput(row, done),
+                _THROUGHPUT: lambda: self.throughput(row, done),
                 _UTILIZATION: lambda: _utilization(row, done),
                 _RESERVED: lambda: sum(done.peak_reserved_bytes) / GIB,
                 _ACTIVATIONS: lambda: (sum(done.peak_reserved_bytes) - self._model_bytes(row)) / GIB,
@@ -101,9 +106,9 @@ class PublishedRuns:
                 values, f"out of memory: device {error.device} asks for {needed:.2f} GiB and has {capacity:.2f} GiB"
             )
 
-    def _throughput(self, row: Setting, whole: Run) -> float:
-        """Samples of an epoch over its time."""
-        samples, time_ns = row.full_steps * row.batch_size, row.full_steps * _step_ns(whole)
+    def throughput(self, row: Setting, whole: Run) -> float:
+        """Samples of an epoch over its time; ``whole``: a run of its whole mini-batches."""
+        samples, time_ns = row.full_steps * row.batch_size, row.full_steps * whole.step_ns
         if row.rest_batch_size:
             samples += row.rest_batch_size
             time_ns += self.step_ns(row, row.rest_batch_size)
@@ -111,32 +116,45 @@ class PublishedRuns:
 
     def step_ns(self, row: Setting, batch_size: int) -> int:
         """Time of a step among others, with another number of samples than the row's, and enough memory."""
-        return _step_ns(self._run(row, batch_size, memory=False))
+        return self.run_of(row, batch_size, memory=False).step_ns
 
-    def _run(self, row: Setting, batch_size: int, *, memory: bool) -> Run:
+    def run_of(self, row: Setting, batch_size: int, *, memory: bool) -> Run:
+        """Steps of a row, with any number of samples: as many as show what a step takes.
+
+        Raises:
+            OutOfMemory: with ``memory``, a device is too small.
+        """
         work = self._workload(row, batch_size)
         exempt = row.checkpoint == "except_last" and work.m == row.chunks
         checkpoint = row.checkpoint if exempt or row.checkpoint != "except_last" else "always"
-        settings = Settings(_components(row), checkpoint, "published", memory=memory, steps=_STEPS)
-        return run(work, self._machine, settings)
+        settings = Settings(_components(row), checkpoint, "published", memory=memory)
+        return run(work, self._machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
 
     def _workload(self, row: Setting, batch_size: int) -> Workload:
+        key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer
+        if self._last is None or self._last[0] != key:
+            if self._keep:
+                folder = default_folder() if self._cache is None else self._cache
+                named = {"row": key, "profile": self._profile.model_dump_json()}
+                work = kept_workload(folder, named, lambda: self._composed(row, batch_size))
+            else:
+                work = self._composed(row, batch_size)
+            self._last = key, work
+        return self._last[1]
+
+    def _composed(self, row: Setting, batch_size: int) -> Workload:
         source = published_source(row, self._cache)
         # Without a pipeline there is one partition of all layers.
         balance = row.balance if row.chunks > 1 or row.partitions > 1 else (len(source.facts()),)
-        key = row.model, row.model_args, balance, batch_size, row.chunks, row.optimizer
-        if self._last is None or self._last[0] != key:
-            work = workload_of(
-                source,
-                balance=balance,
-                batch_size=batch_size,
-                chunks=row.chunks,
-                profile=self._profile,
-                optimizer=row.optimizer,
-                cache=self._cache,
-            )
-            self._last = key, work
-        return self._last[1]
+        return workload_of(
+            source,
+            balance=balance,
+            batch_size=batch_size,
+            chunks=row.chunks,
+            profile=self._profile,
+            optimizer=row.optimizer,
+            cache=self._cache,
+        )
 
     def _model_bytes(self, row: Setting) -> int:
         facts = published_source(row, self._cache).facts()
@@ -148,11 +166,6 @@ def _components(row: Setting) -> Components:
     return Components.from_label(row.experiment) if row.table == "ablation" else Components.from_label(PUBLISHED[-1])
 
 
-def _step_ns(done: Run) -> int:
-    """From the end of the first step to that of the second."""
-    return done.step_ends_ns[-1] - done.step_ends_ns[-2]
-
-
 def _utilization(row: Setting, done: Run) -> float:
-    events, length_us = step_events(done, _STEPS)
+    events, length_us = step_events(done, len(done.step_ends_ns) - 1)
     return sum(busy_fraction(events, device, length_us) for device in range(row.partitions)) / row.partitions

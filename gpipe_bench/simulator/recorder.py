@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpipe_bench.simulator.meta_results import evaluate
 from gpipe_bench.simulator.operations import kernels_of, tensors_of
+from gpipe_bench.simulator.recurrent import RECURRENT, fused
 from gpipe_bench.simulator.steps import NO_BLOCK, Alloc, Free, Step
 
 __all__ = ["AcceleratorFunctions", "Recorder"]
@@ -55,9 +56,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        result = evaluate(func, args, kwargs)
-        if not self._quiet:
-            self._account(func, args, kwargs, result)
+        # Below autograd the modes above it have no say, but every look at a tensor would ask them.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
+            result = evaluate(func, args, kwargs)
+            if not self._quiet:
+                self._account(func, args, kwargs, result)
         return result
 
     def _account(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -117,7 +120,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
 class AcceleratorFunctions(TorchFunctionMode):
     """Chooses the operation that PyTorch runs on an accelerator where it runs another one on the meta device.
 
-    Dropout is one fused kernel there, which keeps a mask of one byte per element.
+    Dropout is one fused kernel there, which keeps a mask of one byte per element; a recurrent layer is fused, too.
     """
 
     def __torch_function__(
@@ -130,6 +133,10 @@ class AcceleratorFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.dropout:
             return _dropout(*args, **kwargs)
+        if func in RECURRENT:
+            found = fused(func, args)
+            if found is not None:
+                return found
         return func(*args, **kwargs)
 
 

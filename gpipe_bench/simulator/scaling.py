@@ -17,7 +17,6 @@ __all__ = ["PROBES", "ScalableTrace", "decode_trace", "encode_trace", "fit_line"
 PROBES: Final = (4, 6, 10)
 """Batch sizes that are traced; even ones, since some layers halve the batch."""
 
-_KERNEL: Final = tuple(field.name for field in fields(Kernel))
 _VARIABLE: Final = ("flop", "bytes_read", "bytes_written", "workspace")
 
 
@@ -98,13 +97,13 @@ def decode_trace(encoded: dict[str, Any]) -> LayerTrace:
 
 def _encode_step(step: Step) -> list[Any]:
     if isinstance(step, Kernel):
-        return [getattr(step, name) for name in _KERNEL]
+        return list(step)
     if isinstance(step, Alloc):
         return [step.block, step.bytes]
     return [step.block, 0, 1] if step.gradient else [step.block]
 
 
 def _decode_step(encoded: list[Any]) -> Step:
-    if len(encoded) == len(_KERNEL):
+    if len(encoded) == len(Kernel._fields):
         return Kernel(*encoded)
     return Alloc(*encoded) if len(encoded) == 2 else Free(encoded[0], len(encoded) == 3)

@@ -70,7 +70,8 @@ class Simulation:
         reason: with ``oom``, how much was needed and where.
         shortage: the same as numbers.
         throughput_samples_per_s: batch size over step time.
-        step_time_ms: of the last step: from the end of the step before it, or from the start when it is the first.
+        step_time_ms: of a step that follows another, or from the start when there is but one; the mean where host
+            threads race, see :func:`gpipe_bench.simulator.outcome.enough_steps`.
         microbatches: m, as the batch gave them.
         devices: use of each device.
         events: timeline of the last step, in the order of starts, or by kind in a run of very many tasks; zero is the
@@ -133,14 +134,15 @@ class Simulation:
         return Row(**{**values, **columns})
 
 
-def step_events(run: Run, steps: int) -> tuple[Sequence[TimelineEvent], float]:
-    """Events of the last step, and its length in microseconds."""
-    start_ns = run.step_ends_ns[-2] if steps > 1 else 0
+def step_events(run: Run, steps: int = 1) -> tuple[Sequence[TimelineEvent], float]:
+    """Events of the last ``steps`` steps, and how long these took, in microseconds; zero is their start."""
+    count = len(run.step_ends_ns)
+    start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
     # A single step ends when the device is idle, with the update; others with what the next ones wait for.
-    end_ns = run.step_ends_ns[-1] if steps > 1 else run.makespan_ns
+    end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
     if run.grid is not None:
         return run.grid.timeline(-1, start_ns), (end_ns - start_ns) / 1e3
-    last = replace(run, issued=run.issued[len(run.issued) // steps * (steps - 1) :])
+    last = replace(run, issued=run.issued[len(run.issued) // count * (count - steps) :])
     start_us = start_ns / 1e3
     events = [
         replace(
@@ -161,8 +163,8 @@ def device_uses(
 
     Args:
         run: the simulation.
-        events: of one step, whose start is zero.
-        length_us: of that step.
+        events: of one step or several, whose start is zero.
+        length_us: of these steps.
         devices: device of each partition.
     """
     used = sorted(set(devices))
@@ -210,9 +212,9 @@ def busy_fraction(events: Iterable[TimelineEvent], device: int, length_us: float
     """Share of a step in which a device ran anything: a task, or a copy that it sends.
 
     Args:
-        events: of one step, whose start is zero.
+        events: of one step or several, whose start is zero.
         device: its number.
-        length_us: of the step.
+        length_us: of these steps.
     """
     own = [event for event in events if event.device.endswith(f":{device}")]
     return covered((max(event.start_us, 0.0), min(event.end_us, length_us)) for event in own) / length_us

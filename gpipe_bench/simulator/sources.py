@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
-from gpipe_bench.simulator.model_trace import LayerFacts, Trace, Tracer, trace_loss
+from gpipe_bench.simulator.collection import no_collection
+from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.scaling import PROBES, fit_line
 from gpipe_bench.simulator.steps import LayerTrace
 from gpipe_bench.simulator.trace_cache import StoredTraces, default_folder, load, store
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from gpipe_bench.simulator.model_trace import Trace, Tracer
+
 __all__ = ["ModelSource", "model_of_suite", "module_source", "resnet101_source"]
 
-_SCALABLE = 0
+_SCALABLE: Final = 0
+_FLOAT_BYTES: Final = 4
 
 
 class ModelSource:
@@ -74,11 +78,18 @@ class ModelSource:
             return None
         stored = self._stored()
         if batch_size not in stored.losses:
-            if stored.output is None:
-                stored.output = self._traced(PROBES[0]).output
-            stored.losses[batch_size] = trace_loss(self._loss, stored.output, self._target(batch_size))
+            stored.losses[batch_size] = _trace_loss(self._loss, self._output(stored), self._target(batch_size))
             self._keep(stored)
         return stored.losses[batch_size]
+
+    def _output(self, stored: StoredTraces) -> object:
+        """Specs of the model's output at some size."""
+        from gpipe_bench.simulator.layer_trace import TensorSpec
+
+        if stored.output is None:
+            encoded = stored.encoded_output
+            stored.output = self._traced(PROBES[0]).output if encoded is None else TensorSpec.decoded(encoded)
+        return stored.output
 
     def _layers(self, size: int) -> list[LayerTrace]:
         stored = self._stored()
@@ -124,6 +135,12 @@ class ModelSource:
         return self._known
 
 
+def _trace_loss(loss: Callable[..., Tensor], output: object, target: Tensor) -> LayerTrace:
+    from gpipe_bench.simulator.model_trace import trace_loss
+
+    return trace_loss(loss, output, target)
+
+
 def module_source(
     module: nn.Sequential,
     sample: Tensor | tuple[Tensor, ...],
@@ -133,7 +150,13 @@ def module_source(
     """Traces of a module, kept in memory."""
     tensors = sample if isinstance(sample, tuple) else (sample,)
     nbytes = tuple(tensor.nbytes // len(tensor) for tensor in tensors)
-    return ModelSource(lambda: Tracer(module, sample), nbytes, loss, target)
+
+    def tracer() -> Tracer:
+        from gpipe_bench.simulator.model_trace import Tracer
+
+        return Tracer(module, sample)
+
+    return ModelSource(tracer, nbytes, loss, target)
 
 
 def resnet101_source(folder: Path | None = None) -> ModelSource:
@@ -143,23 +166,22 @@ def resnet101_source(folder: Path | None = None) -> ModelSource:
 
 @cache
 def _resnet101_source(folder: Path) -> ModelSource:
-    from models.resnet import resnet101
+    def build() -> nn.Sequential:
+        from models.resnet import resnet101
 
-    key = {"model": "resnet101", "arguments": ""}
-    shape = (3, 224, 224)
+        return resnet101()
 
-    def tracer() -> Tracer:
-        with torch.device("meta"):
-            return Tracer(resnet101(), torch.empty(1, *shape))
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        from torch.nn import functional
 
-    return ModelSource(
-        tracer,
-        (torch.empty(shape, device="meta").nbytes,),
-        functional.cross_entropy,
-        lambda size: torch.empty(size, dtype=torch.int64, device="meta"),
-        known=load(folder, key),
-        keep=lambda known: store(folder, key, known),
-    )
+        return functional.cross_entropy(output, target)
+
+    def target(size: int) -> Tensor:
+        import torch
+
+        return torch.empty(size, dtype=torch.int64, device="meta")
+
+    return _stored_source({"model": "resnet101", "arguments": ""}, build, (3, 224, 224), (loss, target), folder)
 
 
 def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = None) -> ModelSource:
@@ -179,22 +201,36 @@ def _suite_source(name: str, text: str, folder: Path) -> ModelSource:
     from models.table import model_spec, parse_arguments
 
     spec, arguments = model_spec(name), parse_arguments(name, text)
-    key = {"model": name, "arguments": text}
-    shape = spec.input_shape(arguments)
-
-    def tracer() -> Tracer:
-        with torch.device("meta"):
-            return Tracer(spec.build(**arguments), torch.empty(1, *shape))
 
     def target(size: int) -> Tensor:
         return spec.target(size, arguments, None, "cpu")
 
-    sample_bytes = (torch.empty(shape, device="meta").nbytes,)
+    shape = spec.input_shape(arguments)
+    key = {"model": name, "arguments": text}
+    return _stored_source(key, lambda: spec.build(**arguments), shape, (spec.loss, target), folder)
+
+
+def _stored_source(
+    key: Mapping[str, str],
+    build: Callable[[], nn.Sequential],
+    shape: tuple[int, ...],
+    loss: tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int], Tensor]],
+    folder: Path,
+) -> ModelSource:
+    """Traces that are kept under ``key``; PyTorch is loaded only when something has to be traced."""
+
+    def tracer() -> Tracer:
+        import torch
+
+        from gpipe_bench.simulator.model_trace import Tracer
+
+        with torch.device("meta"), no_collection():
+            return Tracer(build(), torch.empty(1, *shape))
+
     return ModelSource(
         tracer,
-        sample_bytes,
-        spec.loss,
-        target,
+        (prod(shape) * _FLOAT_BYTES,),
+        *loss,
         known=load(folder, key),
         keep=lambda known: store(folder, key, known),
     )

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = ["KERNEL_CLASSES", "NO_BLOCK", "Alloc", "Free", "Kernel", "LayerTrace", "Port", "Step"]
 
-KERNEL_CLASSES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
-"""What bounds a kernel; the names are those of a measured device profile."""
+KERNEL_CLASSES: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul", "memory_bound")
+"""What bounds a kernel; the names are those of a profile's efficiencies."""
 
 NO_BLOCK: Final = -1
 """In place of a block: there is no such tensor, as for a gradient that nobody needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One operation on the device.
 
     Attributes:

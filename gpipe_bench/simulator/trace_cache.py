@@ -7,56 +7,84 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import torch
-
-from gpipe_bench.simulator.layer_trace import TensorSpec
-from gpipe_bench.simulator.model_trace import LayerFacts
+from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.scaling import ScalableTrace, decode_trace, encode_trace
 from gpipe_bench.simulator.steps import LayerTrace
 
-__all__ = ["StoredTraces", "default_folder", "load", "read", "store", "write"]
+__all__ = ["TRACING", "StoredTraces", "default_folder", "load", "read", "store", "write"]
 
 T = TypeVar("T")
 
-# The files of this package that decide what a trace holds and how it is stored.
-_TRACING: Final = (
+TRACING: Final = (
+    "facts",
     "layer_trace",
     "meta_results",
     "model_trace",
     "operations",
+    "optimizer_trace",
     "optimizers",
     "recorder",
+    "recurrent",
     "scaling",
     "signature",
     "sources",
     "steps",
     "trace_cache",
 )
+"""The files of this package that decide what a trace holds and how it is stored."""
 
 
 class StoredTraces:
-    """All that is known of a model.
+    """All that is known of a model; what was stored is decoded when it is asked for.
+
+    Args:
+        facts: of each layer; not needed with ``encoded``.
+        encoded: what was stored.
 
     Attributes:
-        facts: of each layer.
-        scalable: kinds of layers, at any size; None if they do not scale.
         layers: number of its kind for each layer, per size that was traced; the scalable one's is under 0.
-        exact: size -> kinds of layers at that size.
-        output: specs in the structure of the model's output, at some batch size; None if nothing was traced.
-        losses: size of a mini-batch -> its loss.
+        output: specs in the structure of the model's output, at some batch size; None if nothing was traced now.
+        encoded_output: the same as it was stored, if it was.
     """
 
-    def __init__(self, facts: list[LayerFacts]) -> None:
-        self.facts = facts
-        self.scalable: tuple[ScalableTrace, ...] | None = None
-        self.layers: dict[int, tuple[int, ...]] = {}
-        self.exact: dict[int, tuple[LayerTrace, ...]] = {}
+    def __init__(self, facts: list[LayerFacts] | None = None, encoded: Mapping[str, Any] | None = None) -> None:
+        self._encoded: Mapping[str, Any] = {} if encoded is None else encoded
+        if facts is not None:
+            self.facts = facts
+        self.layers: dict[int, tuple[int, ...]] = {
+            size: tuple(layers) for size, layers in self._encoded.get("layers", ())
+        }
         self.output: object = None
-        self.losses: dict[int, LayerTrace] = {}
+        self.encoded_output: Any = self._encoded.get("output")
+
+    @cached_property
+    def facts(self) -> list[LayerFacts]:
+        """Those of each layer."""
+        return [
+            LayerFacts(tuple(parameters), trained, tuple(others), tuple(stashes), tuple(pops))
+            for parameters, trained, others, stashes, pops in self._encoded["facts"]
+        ]
+
+    @cached_property
+    def scalable(self) -> tuple[ScalableTrace, ...] | None:
+        """Kinds of layers, at any size; None if they do not scale."""
+        found = self._encoded.get("scalable")
+        return found and tuple(ScalableTrace(decode_trace(base), tuple(slopes)) for base, slopes in found)
+
+    @cached_property
+    def exact(self) -> dict[int, tuple[LayerTrace, ...]]:
+        """Size -> kinds of layers at that size."""
+        return {size: tuple(map(decode_trace, kinds)) for size, kinds in self._encoded.get("exact", ())}
+
+    @cached_property
+    def losses(self) -> dict[int, LayerTrace]:
+        """Size of a mini-batch -> its loss."""
+        return {size: decode_trace(loss) for size, loss in self._encoded.get("losses", ())}
 
 
 def default_folder() -> Path:
@@ -75,18 +103,27 @@ def store(folder: Path, key: Mapping[str, Any], traces: StoredTraces) -> None:
     write(folder, key, _encode(traces))
 
 
-def read(folder: Path, key: Mapping[str, Any], decode: Callable[[Any], T]) -> T | None:
-    """What ``decode`` makes of the JSON value under ``key``; None if there is nothing that can be read."""
+def read(
+    folder: Path, key: Mapping[str, Any], decode: Callable[[Any], T], sources: tuple[str, ...] = TRACING
+) -> T | None:
+    """What ``decode`` makes of the JSON value under ``key``; None if there is nothing that can be read.
+
+    Args:
+        folder: where it is kept.
+        key: all that the value depends on, code aside.
+        decode: makes it from JSON.
+        sources: the files of this package that it depends on; the models are among them anyway.
+    """
     try:
-        return decode(json.loads(_path(folder, key).read_text(encoding="utf-8")))
+        return decode(json.loads(_path(folder, key, sources).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         # A cache that is missing, cut off or of another making is no cache.
         return None
 
 
-def write(folder: Path, key: Mapping[str, Any], value: object) -> None:
-    """Keep a JSON value under ``key``, if the folder can be written."""
-    path = _path(folder, key)
+def write(folder: Path, key: Mapping[str, Any], value: object, sources: tuple[str, ...] = TRACING) -> None:
+    """Keep a JSON value where :func:`read` finds it, if the folder can be written."""
+    path = _path(folder, key, sources)
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,18 +135,18 @@ def write(folder: Path, key: Mapping[str, Any], value: object) -> None:
             temporary.unlink()
 
 
-def _path(folder: Path, key: Mapping[str, Any]) -> Path:
-    text = json.dumps({**key, "torch": torch.__version__, "sources": _sources()}, sort_keys=True, default=str)
+def _path(folder: Path, key: Mapping[str, Any], sources: tuple[str, ...]) -> Path:
+    text = json.dumps({**key, "torch": version("torch"), "sources": _digest(sources)}, sort_keys=True, default=str)
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 @cache
-def _sources() -> str:
-    """A digest of the code that traces, and of the models."""
+def _digest(sources: tuple[str, ...]) -> str:
+    """A digest of files of this package, and of the models."""
     here = Path(__file__).parent
     models = here.parents[1] / "models"
     digest = hashlib.sha256()
-    for path in (*(here / f"{name}.py" for name in _TRACING), *sorted(models.glob("*.py"))):
+    for path in (*(here / f"{name}.py" for name in sources), *sorted(models.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -124,36 +161,19 @@ def _encode(traces: StoredTraces) -> dict[str, Any]:
         "scalable": scalable and [[encode_trace(kind.base), list(kind.slopes)] for kind in scalable],
         "layers": [[size, list(layers)] for size, layers in traces.layers.items()],
         "exact": [[size, [encode_trace(kind) for kind in kinds]] for size, kinds in traces.exact.items()],
-        "output": _encode_specs(traces.output),
+        "output": traces.encoded_output if traces.output is None else _encode_specs(traces.output),
         "losses": [[size, encode_trace(loss)] for size, loss in traces.losses.items()],
     }
 
 
 def _encode_specs(value: Any) -> Any:
-    if isinstance(value, TensorSpec):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return {"shape": value.shape, "stride": value.stride, "dtype": dtype, "requires_grad": value.requires_grad}
-    return [_encode_specs(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _decode_specs(value: Any) -> Any:
-    if isinstance(value, dict):
-        dtype = getattr(torch, value["dtype"])
-        return TensorSpec(tuple(value["shape"]), tuple(value["stride"]), dtype, value["requires_grad"])
-    return tuple(_decode_specs(item) for item in value) if isinstance(value, list) else value
+    if isinstance(value, list | tuple):
+        return [_encode_specs(item) for item in value]
+    return value.encoded() if hasattr(value, "encoded") else value
 
 
 def _decode(data: dict[str, Any]) -> StoredTraces:
-    traces = StoredTraces(
-        [
-            LayerFacts(tuple(parameters), trained, tuple(others), tuple(stashes), tuple(pops))
-            for parameters, trained, others, stashes, pops in data["facts"]
-        ]
-    )
-    if data["scalable"] is not None:
-        traces.scalable = tuple(ScalableTrace(decode_trace(base), tuple(slopes)) for base, slopes in data["scalable"])
-    traces.layers = {size: tuple(layers) for size, layers in data["layers"]}
-    traces.exact = {size: tuple(decode_trace(kind) for kind in kinds) for size, kinds in data["exact"]}
-    traces.output = _decode_specs(data["output"])
-    traces.losses = {size: decode_trace(loss) for size, loss in data["losses"]}
-    return traces
+    missing = {"facts", "scalable", "layers", "exact", "output", "losses"} - data.keys()
+    if missing:
+        raise KeyError(*missing)
+    return StoredTraces(encoded=data)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 __all__ = ["HOST", "NOTHING", "Kernels", "Machine", "MemoryOp", "SkipWork", "StaticMemory", "TaskWork", "Workload"]
 
@@ -32,8 +32,7 @@ class Kernels:
 NOTHING: Final = Kernels(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryOp:
+class MemoryOp(NamedTuple):
     """One request to the allocator, in the order of the host's calls.
 
     Attributes:

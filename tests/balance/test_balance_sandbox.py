@@ -17,6 +17,7 @@ from gpipe_bench.balance.layers import stages
 from gpipe_bench.errors import SkipLayoutError, SkipUsageError, UnsupportedError
 from gpipe_bench.skip import Namespace, Skippable, pop, skippable, stash
 from models.table import MODELS
+from tests.conformance.cases import CASES
 
 torch.set_num_threads(1)
 
@@ -230,7 +231,7 @@ def test_integer_inputs_and_tuples_are_carried_through(profile: Profile) -> None
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_of_the_table_is_profiled(profile: Profile, name: str) -> None:
     spec = MODELS[name]
-    arguments = {"unet": {"B": 1, "C": 2, "size": 64}, "amoebanet-d": {"L": 3, "D": 8, "size": 64, "classes": 10}}[name]
+    arguments = CASES[name].arguments
     module = spec.build(**arguments)
     batch, _ = spec.make_batch(2, arguments)
 

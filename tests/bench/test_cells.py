@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
 
 import pytest
 import torch
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
 
-from gpipe_bench.bench.cells import CELL_PATTERN, Cell, experiment_cells
+from gpipe_bench.bench.cells import CELL_PATTERN, Cell
 from gpipe_bench.bench.config import SuiteConfig, parse_config
-from gpipe_bench.bench.experiments import Ablation
 from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.components import PUBLISHED, Components
@@ -61,7 +58,7 @@ def test_defaults_of_the_model_may_be_spelled_out():
 
 
 def test_ids_are_names_of_folders_and_differ():
-    runs = experiment_cells(SuiteConfig(), "ablation", Machine("cuda", 1))
+    runs = SuiteConfig().runs("ablation", Machine("cuda", 1))
     ids = {run.cell.id for run in runs}
     assert len(ids) == 32
     assert all(re.fullmatch(CELL_PATTERN, name) for name in ids)
@@ -116,7 +113,7 @@ def test_what_a_cpu_cannot_run_is_asked_for_once_and_published_variants_most_oft
     settings = {"repeats": 5, "other_repeats": 2}
     config = parse_config({"ablation": {"cpu": settings}})
     repeats = {}
-    for run in experiment_cells(config, "ablation", CPU):
+    for run in config.runs("ablation", CPU):
         repeats.setdefault(run.cell.variant, []).append(run.repeat)
     assert len(repeats) == 32
     for variant, numbers in repeats.items():
@@ -126,7 +123,7 @@ def test_what_a_cpu_cannot_run_is_asked_for_once_and_published_variants_most_oft
 
 
 def test_published_variants_come_first_and_none_twice():
-    variants = [run.cell.variant for run in experiment_cells(SuiteConfig(), "ablation", CPU) if run.repeat == 0]
+    variants = [run.cell.variant for run in SuiteConfig().runs("ablation", CPU) if run.repeat == 0]
     assert tuple(variants[:4]) == PUBLISHED
     assert len(variants) == len(set(variants)) == 32
 
@@ -141,32 +138,25 @@ def test_published_variants_come_first_and_none_twice():
     ],
 )
 def test_partitions_that_share_a_device_exchange_through_the_host(machine, devices, transfer):
-    cells = [run.cell for run in experiment_cells(SuiteConfig(), "ablation", machine)]
+    cells = [run.cell for run in SuiteConfig().runs("ablation", machine)]
     assert {(made.device, made.devices, made.transfer) for made in cells} == {(machine.device, devices, transfer)}
 
 
 def test_a_chosen_transfer_is_kept():
     config = parse_config({"ablation": {"cpu": {"transfer": "direct", "variants": "published"}}})
-    assert {run.cell.transfer for run in experiment_cells(config, "ablation", CPU)} == {"direct"}
-
-
-class Wider(SuiteConfig):
-    """A suite with one more experiment."""
-
-    again: Annotated[Ablation, Field(description="the same cells for another purpose")] = Ablation()
+    assert {run.cell.transfer for run in config.runs("ablation", CPU)} == {"direct"}
 
 
 def test_experiments_that_ask_for_one_cell_share_its_path():
-    config = Wider()
-    assert config.experiments() == ("ablation", "again")
-    first, second = (experiment_cells(config, name, CPU) for name in config.experiments())
-    assert [run.path for run in first] == [run.path for run in second]
-    assert first[0].path.as_posix() == f"results/raw/{first[0].cell.id}/0.json"
+    config = SuiteConfig()
+    ablation, sweep = (config.runs(name, CPU) for name in ("ablation", "sweep_measured"))
+    shared = {run.path for run in ablation} & {run.path for run in sweep}
+    assert {path.as_posix().split("-n4-m4-b8-cpu-")[0] for path in shared} == {"results/raw/measured-unet-dep-x-ptl"}
 
 
 def test_an_unknown_experiment_gets_the_nearest_name():
-    with pytest.raises(ConfigError, match="experiment must be one of ablation, got 'ablatoin'; use 'ablation'"):
-        experiment_cells(SuiteConfig(), "ablatoin", CPU)
+    with pytest.raises(ConfigError, match=r"experiment must be one of ablation, .*, got 'ablatoin'; use 'ablation'"):
+        SuiteConfig().runs("ablatoin", CPU)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +171,7 @@ def test_an_unknown_experiment_gets_the_nearest_name():
             "partitions must be at most the 29 layers of unet, got 30",
         ),
         ({"chunks": 0}, "chunks must be at least 1, got 0"),
-        ({"model": "unett"}, "model must be one of unet, amoebanet-d, got 'unett'; use 'unet'"),
+        ({"model": "unett"}, "model must be one of unet, amoebanet-d, vit, got 'unett'; use 'unet'"),
         ({"model_args": "dept=2"}, "model_args: argument of unet must be one it declares, got 'dept'; use 'depth'"),
         ({"variant": "dep-srt-ptl"}, "variant must be 'baseline' or slots like 'dep-str-ptl'"),
         (

@@ -81,3 +81,9 @@ def test_what_pytorch_was_built_for_is_read_without_importing_it():
     import torch
 
     assert machine._torch_has_cuda() == (torch.version.cuda is not None)
+
+
+def test_jobs_of_a_cluster_get_what_the_configuration_says():
+    """A login node has no GPU to count."""
+    assert find_machine("cuda", 4) == Machine("cuda", 4)
+    assert find_machine("cpu", 4) == Machine("cpu", 1)

@@ -67,10 +67,25 @@ def test_an_unexpected_failure_shows_its_traceback(capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("error", [ConfigError(["x"]), BalanceError("x"), DeviceCountError("x"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [ConfigError(["x"]), BalanceError("x"), KeyboardInterrupt()])
 def test_wrong_arguments_and_interrupts_are_no_result(error):
     with pytest.raises(type(error)):
         run_cell(cell(), 0, raising(error))
+
+
+def test_fewer_devices_than_the_cell_needs_are_a_row_without_a_number():
+    result = run_cell(cell(), 1, raising(DeviceCountError("devices must be at most the 1 cuda devices, got 2")))
+    assert (result.row.status, result.row.repeat) == ("skipped", 1)
+    assert result.row.reason == "DeviceCountError: devices must be at most the 1 cuda devices, got 2"
+    assert result.row.throughput_samples_per_s is None
+
+
+def test_a_cell_for_gpus_refuses_where_there_are_too_few():
+    row = run_cell(cell(device="cuda", devices=2, transfer="direct"), 0).row
+    if row.status == "ok":
+        pytest.skip("this machine has two GPUs")
+    assert row.status == "skipped"
+    assert "got 2" in row.reason
 
 
 def test_a_finished_run_is_handed_on():

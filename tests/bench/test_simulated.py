@@ -6,17 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 
 from gpipe_bench.bench.cells import CELL_PATTERN
-from gpipe_bench.bench.config import SuiteConfig, parse_config
+from gpipe_bench.bench.config import parse_config
 from gpipe_bench.bench.raw import RawResult, read_results, results_json
 from gpipe_bench.bench.simulated import simulate_cells
 from gpipe_bench.bench.simulated_cells import SimulatedCell, SimulatedWorkload
-from gpipe_bench.bench.validation import validated
-from gpipe_bench.bench.workflow import Plan
-from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 
 TINY = {
@@ -64,17 +61,6 @@ def test_the_evidence_is_in_the_name():
 
 def test_published_variants_come_first():
     assert tuple(made.variant for made in SimulatedWorkload().cells())[:4] == PUBLISHED
-
-
-def test_the_options_of_a_workload_make_the_same_workload():
-    from gpipe_bench.cli import app
-
-    made = SimulatedWorkload.model_validate({**TINY, "profile": "v100", "variants": ["baseline", "dep-x-x"]})
-    command = typer.main.get_command(app).commands["simulate-variants"]
-    context = command.make_context("simulate-variants", [*made.arguments(), "--out", "x.json"])
-    given = {name: value for name, value in context.params.items() if name in SimulatedWorkload.model_fields}
-    again = validated(SimulatedWorkload, given, ".".join)
-    assert [one.id for one in again.cells()] == [one.id for one in made.cells()]
 
 
 @pytest.mark.parametrize(
@@ -140,12 +126,3 @@ def test_what_does_not_fit_is_a_row_that_says_how_much_it_needs(tmp_path):
     assert (result.row.status, result.row.throughput_samples_per_s) == ("oom", None)
     assert "GiB" in result.row.reason
     assert (result.devices, result.steps, result.events) == ([], [], [])
-
-
-def test_the_plan_asks_for_simulations_before_runs():
-    plan = Plan({"ablation": []}, {"ablation": SuiteConfig().ablation.simulated})
-    assert plan.raw == {"ablation": ["results/simulated/ablation.json"]}
-    assert plan.profiles["ablation"].endswith("p40.yaml")
-    assert plan.published("ablation") == []
-    assert tuple(plan.published("ablation", "simulated")) == PUBLISHED
-    assert {made.variant for made in plan.simulated["ablation"].cells()} == {c.label for c in Components.factorial()}

@@ -147,7 +147,7 @@ def test_collect_names_failed_runs_on_stderr(results, capsys):
     (results / "9.json").write_text(failed_result(cell(variant="dep-x-x"), 1, "oom", "MemoryError: no room").to_json())
     call("collect", "--experiment", "a", "--out", results / "a.csv", *sorted(results.glob("*.json")))
     printed = capsys.readouterr()
-    assert printed.err == "oom: dep-x-x repeat 1: MemoryError: no room\n"
+    assert printed.err == "oom: dep-x-x n=2 m=2 repeat 1: MemoryError: no room\n"
     assert "with 5 rows" in printed.out
 
 

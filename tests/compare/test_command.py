@@ -76,6 +76,7 @@ def test_reasons_are_shown_for_failed_cells(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["--metric", "speed"], "metric must be a column of a row, got 'speed'"),
+        (["--metric", "model"], "metric must be a column of numbers, got 'model'; use one of"),
         (["--across", "device"], "across must name keys of a cell, got 'device'"),
     ],
 )

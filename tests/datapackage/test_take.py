@@ -9,9 +9,13 @@ import pytest
 
 from gpipe_bench.bench.collect import write_tables
 from gpipe_bench.bench.datapackage.check import check_folder
-from gpipe_bench.bench.datapackage.descriptor import write_descriptor
-from gpipe_bench.bench.datapackage.take import place_name, take_reference
+from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER, write_descriptor
+from gpipe_bench.bench.datapackage.take import place_name, result_tables, take_reference
+from gpipe_bench.bench.files import write_files
+from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.transparency_rows import VERDICT_COLUMNS, TransparencyRow
 from tests.bench.cells_of import ok_result
 
 
@@ -65,3 +69,43 @@ def test_published_rows_alone_are_not_taken(tmp_path):
     write_tables([], "ablation", table, published=[replace(made.row, evidence="published")])
     with pytest.raises(ConfigError, match="rows must hold simulated or measured ones"):
         take_reference(table, tmp_path / "reference")
+
+
+def training(path, profiles):
+    """A table of training runs and one of its companions."""
+    rows = [TransparencyRow(model="unet", arm="plain", profile=name, config_sha256="d" * 64) for name in profiles]
+    claim = {"evidence": "measured", "model": "unet", "quantity": "iou_fraction"}
+    texts = {path: csv_text(TransparencyRow.columns(), [row.to_dict() for row in rows])}
+    texts[path.with_name(f"{path.stem}_verdict.csv")] = csv_text(VERDICT_COLUMNS, [claim])
+    write_files(texts)
+    return path
+
+
+def test_training_runs_are_taken_with_their_verdicts(tmp_path):
+    table = training(tmp_path / "transparency.csv", ["box"])
+    written = take_reference(table, tmp_path / "reference")
+    assert [path.name for path in written] == ["transparency.csv", "transparency_verdict.csv"]
+
+
+def test_verdicts_over_several_machines_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="rows must be of one machine"):
+        take_reference(training(tmp_path / "transparency.csv", ["box", "other"]), tmp_path / "reference")
+
+
+def test_a_folder_is_taken_table_by_table(table, tmp_path):
+    training(table.with_name("transparency.csv"), ["box"])
+    (table.parent / "predictions.csv").write_text((REFERENCE_FOLDER / "simulated/p40/predictions.csv").read_text())
+    (table.parent / "verify.csv").write_text("cell,verdict\n")
+    assert [path.stem for path in result_tables(table.parent)] == ["ablation", "predictions", "transparency"]
+    call = ["datapackage", "take", str(table.parent), "--folder", str(tmp_path / "reference"), "--machine", "box"]
+    with pytest.raises(SystemExit) as caught:
+        main(call)
+    assert caught.value.code == 0
+    assert (tmp_path / "reference" / "simulated" / "p40" / "predictions.csv").is_file()
+    assert (tmp_path / "reference" / "measured" / "box" / "ablation.csv").is_file()
+    assert check_folder(tmp_path / "reference") == []
+
+
+def test_a_folder_without_tables_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="folder must hold tables of rows, got none"):
+        result_tables(tmp_path)

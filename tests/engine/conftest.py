@@ -7,6 +7,8 @@ import gc
 import pytest
 import torch
 
+from gpipe_bench import GPipe
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():
@@ -22,3 +24,12 @@ def no_gc():
     yield
     gc.unfreeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module", params=["autograd", "scheduled"])
+def either_backward(request):
+    """Runs the tests of a module twice: the backward mode is what a pipeline takes by default."""
+    defaults = GPipe.__init__.__kwdefaults__
+    before, defaults["backward"] = defaults["backward"], request.param
+    yield request.param
+    defaults["backward"] = before

@@ -12,6 +12,8 @@ from gpipe_bench import Components, is_recomputing
 from gpipe_bench.engine.ambience import Ambience
 from tests.engine.support import FACTORIAL, MODES, label, on_cpu
 
+pytestmark = pytest.mark.usefixtures("either_backward")
+
 WIDTH = 16
 CPU = [torch.device("cpu")]
 

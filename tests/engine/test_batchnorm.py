@@ -15,6 +15,8 @@ from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_bat
 from gpipe_bench.engine.flags import set_flags
 from tests.engine.support import FACTORIAL, MODES, label, on_cpu
 
+pytestmark = pytest.mark.usefixtures("either_backward")
+
 
 def images(size: int = 8, seed: int = 0) -> Tensor:
     return torch.randn(size, 2, 2, 2, generator=torch.Generator().manual_seed(seed)) * 3 + 1

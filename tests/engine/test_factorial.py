@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from tests.engine.support import FACTORIAL, MODES, assert_same, crossing_model, label, on_cpu, train_step
 
+pytestmark = pytest.mark.usefixtures("either_backward")
+
 every_combination = pytest.mark.parametrize("components", FACTORIAL, ids=label)
 
 

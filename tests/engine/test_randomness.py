@@ -13,6 +13,8 @@ from gpipe_bench import Components, is_recomputing
 from gpipe_bench.errors import RandomnessError
 from tests.engine.support import FACTORIAL, MODES, label, numbered, on_cpu
 
+pytestmark = pytest.mark.usefixtures("either_backward")
+
 SIZE = 32
 
 

@@ -16,6 +16,8 @@ from gpipe_bench.errors import SkipUsageError
 from gpipe_bench.skip import Namespace, Skippable, pop, skippable, stash
 from tests.engine.support import Pop, Stash, on_cpu
 
+pytestmark = pytest.mark.usefixtures("either_backward")
+
 X = torch.arange(4.0).view(2, 2)
 
 

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,8 @@ from tests.engine.support import (
     skip_pair,
     train_step,
 )
+
+pytestmark = pytest.mark.usefixtures("either_backward")
 
 # Units that no skip comes between: an in-place layer may only follow one whose result autograd does not keep.
 UNITS = {"mix": [Mix], "in_place": [Affine, InPlace], "widen": [Widen], "tag": [Tag], "narrow": [Narrow]}

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from gpipe_bench import Components, GPipe
 
+pytestmark = pytest.mark.usefixtures("either_backward")
+
 
 class Pair(NamedTuple):
     first: Tensor

@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench import GPipe
+from gpipe_bench import GPipe, is_recomputing
 from gpipe_bench.balance import balance_by_size
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.skip import verify_skippables
 from models.chain import chain_of, from_original, to_original
 from models.table import MODELS, model_spec, parse_arguments
-from models.vision import original
+from models.vision import cut_network, original
+from models.vision_packages import load_timm
 
 torch.set_num_threads(1)
 
-# Small variants at small sizes, and the least number of layers that a good cut gives.
-SMALL = {
+# Size of the images, and the least number of layers that a good cut gives.
+NETWORKS = {
     "torchvision/resnet18": (32, 15),
+    "torchvision/resnet101": (32, 90),
     "timm/vit_tiny_patch16_224": (32, 36),
     "timm/convnext_atto": (32, 24),
     "timm/efficientnet_b0": (32, 32),
-    "timm/pnasnet5large": (96, 36),
+    "timm/ghostnet_050": (32, 24),
+    "small nasnet": (64, 18),
 }
-FAST = [name for name in SMALL if "pnasnet" not in name]
+# Not for every test.
+LARGE = ("torchvision/resnet101", "small nasnet")
+SMALL = [name for name in NETWORKS if name not in LARGE]
+
+
+def small_nasnet() -> nn.Module:
+    """The cells and skips of timm's NASNet-A, with few channels."""
+    load_timm()
+    nasnet = importlib.import_module("timm.models.nasnet")
+    return nasnet.NASNetALarge(num_classes=5, stem_size=8, num_features=96)
 
 
 @cache
 def made(name: str) -> tuple[nn.Module, nn.Sequential]:
     """The network of the library in double precision, and a chain with the same weights of its own."""
-    size = SMALL[name][0]
+    size = NETWORKS[name][0]
     torch.manual_seed(0)
+    if name == "small nasnet":
+        plain = small_nasnet()
+        return plain.double(), cut_network(copy.deepcopy(plain), size).double()
     plain = original(name, size=size, classes=5)
     torch.manual_seed(0)
     chain = MODELS[name].build(size=size, classes=5)
@@ -46,7 +62,7 @@ def fresh(name: str) -> tuple[nn.Module, nn.Sequential]:
 
 
 def batch(name: str, samples: int = 4) -> Tensor:
-    size = SMALL[name][0]
+    size = NETWORKS[name][0]
     return torch.rand(samples, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
@@ -71,17 +87,19 @@ def assert_one_step_equal(plain: nn.Module, chain: nn.Sequential, x: Tensor, pip
     torch.testing.assert_close(to_original(gradients(chain)), gradients(plain), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_chain_is_fine_grained_and_sound(name: str) -> None:
     _, chain = made(name)
 
     verify_skippables(chain)
 
-    assert len(chain) >= SMALL[name][1]
-    assert MODELS[name].layers(parse_arguments(name, f"size={SMALL[name][0]};classes=5")) == len(chain)
+    assert len(chain) >= NETWORKS[name][1]
+    if name in MODELS:
+        arguments = parse_arguments(name, f"size={NETWORKS[name][0]};classes=5")
+        assert MODELS[name].layers(arguments) == len(chain)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_weights_are_those_of_the_library_and_go_both_ways(name: str) -> None:
     plain, chain = made(name)
 
@@ -93,19 +111,41 @@ def test_weights_are_those_of_the_library_and_go_both_ways(name: str) -> None:
     chain.load_state_dict(from_original(chain, plain.state_dict()))
 
 
-@pytest.mark.parametrize("name", FAST)
+@cache
+def step_of_the_plain_network(name: str) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """Logits and gradients in evaluation mode, where nothing is random and no statistics are gathered."""
+    plain, _ = made(name)
+    logits = plain.eval()(batch(name))
+    plain.zero_grad()
+    logits.square().mean().backward()
+    return logits.detach(), gradients(plain)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("checkpoint", ["always", "never"])
-def test_evaluation_mode_trains_as_the_plain_network(name: str, n: int, checkpoint: str) -> None:
-    plain, chain = fresh(name)
-    plain.eval()
-    chain.eval()
+def test_logits_and_gradients_equal_those_of_the_plain_network(name: str, n: int, checkpoint: str) -> None:
+    expected, expected_gradients = step_of_the_plain_network(name)
+    _, chain = made(name)
+    chain.train()
+    for layer in chain.modules():
+        # Checkpoints are for training; what else differs in training is switched off layer by layer.
+        layer.training = layer is chain
     pipe = GPipe(chain, even(len(chain), n), devices=["cpu"] * n, chunks=2, checkpoint=checkpoint)
 
-    assert_one_step_equal(plain, chain, batch(name), pipe)
+    passes: list[bool] = []
+    hook = chain[0].register_forward_hook(lambda *_: passes.append(is_recomputing()))
+    pipe.zero_grad()
+    logits = pipe(batch(name))
+    logits.square().mean().backward()
+    hook.remove()
+
+    assert sorted(passes) == [False] * 2 + [True] * (2 if checkpoint == "always" else 0)
+    torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(to_original(gradients(chain)), expected_gradients, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("n", [1, 4])
 def test_training_mode_equals_the_plain_network(name: str, n: int) -> None:
     # One micro-batch: batch norms see the whole batch, random numbers come in the plain order.
@@ -119,15 +159,26 @@ def test_training_mode_equals_the_plain_network(name: str, n: int) -> None:
     torch.testing.assert_close(to_original(dict(chain.named_buffers())), dict(plain.named_buffers()))
 
 
-def test_nasnet_style_cells_cross_partitions() -> None:
-    name = "timm/pnasnet5large"
-    plain, chain = fresh(name)
-    plain.eval()
-    chain.eval()
-    pipe = GPipe(chain, even(len(chain), 4), devices=["cpu"] * 4, chunks=2, checkpoint="always")
+def test_skips_of_nasnet_cells_cross_partitions() -> None:
+    _, chain = made("small nasnet")
+    pipe = GPipe(copy.deepcopy(chain), even(len(chain), 4), devices=["cpu"] * 4)
 
-    assert any(layer.pops() for layer in chain)
-    assert_one_step_equal(plain, chain, batch(name, 2), pipe)
+    assert any(source != target for source, target in pipe._layout.routes.values())
+
+
+def test_dropout_of_the_network_itself_follows_the_mode() -> None:
+    plain, chain = fresh("timm/ghostnet_050")
+    dropouts = [step for layer in chain for step in layer._program.steps if step.call is nn.functional.dropout]
+
+    assert len(dropouts) == 1
+    for training in (True, False):
+        results = []
+        for model in (plain, chain):
+            model.train(training)
+            torch.manual_seed(5)
+            results.append([model(batch("timm/ghostnet_050")) for _ in range(2)])
+        torch.testing.assert_close(results[0], results[1])
+        assert torch.equal(*results[0]) is not training
 
 
 def test_resnet101_has_the_published_parameters_and_layers_enough() -> None:
@@ -200,7 +251,7 @@ def test_an_unknown_name_is_one_error_with_the_nearest(name: str, hint: str) -> 
 
 
 def test_the_table_lists_its_own_models_and_finds_those_of_libraries() -> None:
-    assert list(MODELS) == ["unet", "amoebanet-d"]
+    assert not any("/" in name for name in MODELS)
     assert "timm/vit_tiny_patch16_224" in MODELS
     assert "keras/x" not in MODELS
     assert parse_arguments("timm/vit_tiny_patch16_224", "classes=7") == {"size": 224, "classes": 7}

@@ -30,7 +30,15 @@ EXPORTS = {
         "renamed_state_dict",
     ],
     "gpipe_bench.skip": ["Namespace", "Skippable", "pop", "skippable", "stash", "verify_skippables"],
-    "gpipe_bench.balance": ["balance_by_size", "balance_by_time", "layer_sizes", "layer_times", "split_min_max"],
+    "gpipe_bench.balance": [
+        "balance_by_simulation",
+        "balance_by_size",
+        "balance_by_time",
+        "layer_simulated_times",
+        "layer_sizes",
+        "layer_times",
+        "split_min_max",
+    ],
     "gpipe_bench.components": ["Components", "PUBLISHED"],
     "gpipe_bench.rows": ["EVIDENCE", "Row", "SCHEMA_VERSION", "STATUSES", "column"],
     "gpipe_bench.schedule": [

@@ -14,18 +14,20 @@ from gpipe_bench.bench.sources import PACKAGES, imported_modules, source_files
 #    |       +--- models, balance <-------+        |
 #    |       |                            |        |
 #    |       +--- models <--- simulator <-+        |
-#    +----------- figures <------------------------+
+#    |                           ^ balance          |
+#    +----------- figures <------ report <---------+
 ALLOWED = {
     "pure": set(),
     "skip": {"pure"},
     "engine": {"pure", "skip"},
     "models": {"pure", "skip"},
-    "balance": {"pure", "skip"},
+    "balance": {"pure", "skip", "simulator"},
     "measure": {"pure", "engine"},
     "simulator": {"pure", "skip", "models"},
     "figures": {"pure"},
+    "report": {"pure", "figures"},
     "bench": {"pure", "skip", "engine", "models", "balance", "measure", "simulator"},
-    "cli": {"pure", "skip", "engine", "models", "balance", "measure", "simulator", "figures", "bench"},
+    "cli": {"pure", "skip", "engine", "models", "balance", "measure", "simulator", "figures", "report", "bench"},
 }
 EXCEPTIONAL = {
     "gpipe_bench.skip": "skip",
@@ -62,7 +64,7 @@ def test_every_layer_has_modules():
 
 
 def test_light_modules_start_without_torch():
-    light = {module for module in MODULES if layer(module) in {"pure", "figures"}} | LIGHT
+    light = {module for module in MODULES if layer(module) in {"pure", "figures", "report"}} | LIGHT
     program = f"import sys; sys.modules['torch'] = None\nfor name in {sorted(light)}: __import__(name)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

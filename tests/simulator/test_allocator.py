@@ -121,7 +121,7 @@ def test_a_full_device_gives_whole_segments_back_and_tries_again():
     memory.free(memory.alloc(20 * MIB, 1))
     memory.alloc(28 * MIB, 1)
     # The segment of stream 1 went; that of stream 0 is partly in use.
-    assert (memory.flushes, memory.reserved, half.allocated) == (1, 58 * MIB, True)
+    assert (memory.flushes, memory.reserved, half.holders) == (1, 58 * MIB, 1)
 
 
 def test_a_device_that_is_full_after_all_says_what_it_lacks():

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from gpipe_bench.engine.skip import inspect_skip_layout
 from gpipe_bench.errors import BalanceError
-from gpipe_bench.simulator import optimizers, sources
+from gpipe_bench.simulator import model_trace, optimizer_trace, optimizers, sources
 from gpipe_bench.simulator.build import Model, build_workload, microbatch_sizes
 from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.workload import Workload
@@ -149,7 +149,7 @@ def test_what_is_on_disk_is_not_traced_again(cache, tmp_path, monkeypatch):
 
     sources._suite_source.cache_clear()
     optimizers._stored_trace.cache_clear()
-    for module, name in ((sources, "Tracer"), (sources, "trace_loss"), (optimizers, "_trace")):
+    for module, name in ((model_trace, "Tracer"), (model_trace, "trace_loss"), (optimizer_trace, "trace_step")):
         monkeypatch.setattr(module, name, never)
     assert unet(tmp_path, balance) == expected
     # One file for the model, and one for the optimizer.

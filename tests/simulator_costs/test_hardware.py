@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import yaml
 
@@ -104,11 +102,25 @@ def test_a_roofline():
     )
 
 
+def test_wide_filters_are_as_matrix_products_unless_the_profile_says_more():
+    profile, wide = exact(), kernel("spatial_conv", 10**9, 0)
+    assert duration_ns(wide, profile) == duration_ns(kernel("other_conv_matmul", 10**9, 0), profile)
+    slower = profile.efficiency.model_copy(update={"spatial_conv": 0.1})
+    assert duration_ns(wide, profile.model_copy(update={"efficiency": slower})) == 1_000_000
+
+
+def test_matrix_products_may_have_a_share_of_their_own():
+    share = exact().efficiency.model_copy(update={"matmul": 0.25, "spatial_conv": 0.1})
+    profile, product = exact().model_copy(update={"efficiency": share}), kernel("other_conv_matmul", 10**9, 0)
+    assert duration_ns(product._replace(arithmetic="matmul"), profile) == 400_000
+    assert duration_ns(product, profile) == 200_000
+
+
 def test_winograd_transforms_before_and_after_its_products():
     """8 MB moved take 100 us, 4 MB of scratch 50 us: written by the transforms, then read by the products or back."""
-    few_products = replace(kernel("conv3x3_stride1", 10**8, 8_000_000), workspace=4_000_000)
+    few_products = kernel("conv3x3_stride1", 10**8, 8_000_000)._replace(workspace=4_000_000)
     assert duration_ns(few_products, exact()) == 200_000
-    many_products = replace(few_products, flop=2 * 10**9)
+    many_products = few_products._replace(flop=2 * 10**9)
     assert duration_ns(many_products, exact()) == 250_000
     without = exact().model_copy(update={"winograd": False})
     assert duration_ns(many_products, without) == 100_000

@@ -28,12 +28,19 @@ def test_3x3_convolution():
 
 
 @pytest.mark.parametrize(
-    "convolution",
-    [nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 3, stride=2), nn.Conv2d(C, C, 3, dilation=2), nn.Conv2d(C, C, 3, groups=2)],
+    ("convolution", "kernel_class"),
+    [
+        (nn.Conv2d(C, C, 1), "other_conv_matmul"),
+        (nn.Conv2d(C, C, 1, stride=2), "other_conv_matmul"),
+        (nn.Conv2d(C, C, (1, 7)), "spatial_conv"),
+        (nn.Conv2d(C, C, 3, stride=2), "spatial_conv"),
+        (nn.Conv2d(C, C, 3, dilation=2), "spatial_conv"),
+        (nn.Conv2d(C, C, 3, groups=2), "spatial_conv"),
+    ],
 )
-def test_other_convolutions_have_no_winograd(convolution):
+def test_other_convolutions_have_no_winograd(convolution, kernel_class):
     kernel = only(trace(nn.Sequential(convolution), N, C, S, S), "forward")
-    assert (kernel.kernel_class, kernel.workspace) == ("other_conv_matmul", 0)
+    assert (kernel.kernel_class, kernel.workspace) == (kernel_class, 0)
 
 
 def test_first_layer_computes_no_gradient_of_data():

@@ -75,7 +75,7 @@ def test_what_the_fit_saw_is_fitted_and_all_else_predicted(instant):
 
 
 def test_at_most_four_constants_are_fitted():
-    constants = P40.efficiency.model_dump()
+    constants = P40.efficiency.model_dump(exclude_none=True)
     assert constants.pop("origin") == "fitted"
     assert len(constants) <= 4
 
@@ -135,7 +135,7 @@ def test_out_of_memory_leaves_what_needs_no_run(traces, monkeypatch):
     def too_small(*_, **__):
         raise OutOfMemory(3, 2 << 30, 21 << 30, 22 << 30)
 
-    monkeypatch.setattr(PublishedRuns, "_run", too_small)
+    monkeypatch.setattr(PublishedRuns, "run_of", too_small)
     monkeypatch.setattr(PublishedRuns, "_model_bytes", lambda *_: 1 << 30)
     outcome = PublishedRuns(P40, traces).outcome(setting("amoebanet-d-memory", "pipeline-1"))
     assert outcome.values == {"model_memory_gib": 1.0}

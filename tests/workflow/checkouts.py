@@ -22,13 +22,14 @@ PARTS = (
     "models",
     "results/reference",
 )
-# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, and its stand-in; and a
-# complete factorial in virtual time.
+MODEL = "depth=1;B=1;C=2;size=4"
+# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, and its stand-in; a complete
+# factorial in virtual time; sweeps of a few cells.
 TINY = {
     "device": "cpu",
     "ablation": {
         "cpu": {
-            "model_args": "depth=1;B=1;C=2;size=4",
+            "model_args": MODEL,
             "batch_size": 2,
             "chunks": 2,
             "partitions": 2,
@@ -39,11 +40,28 @@ TINY = {
             "variants": ["baseline", "dep-str-ptl", "dep-x-ptl"],
         },
         "simulated": {
-            "model_args": "depth=1;B=1;C=2;size=4",
+            "model_args": MODEL,
             "batch_size": 2,
             "chunks": 2,
             "partitions": 2,
             "balance": "8-9",
+        },
+    },
+    "sweep": {
+        "simulated": {
+            name: {"model": "unet", "model_args": MODEL, "partitions": [1, 2], "chunks": [1, 2], "batch_size": 4}
+            for name in ("amoebanet-d", "unet", "vit")
+        },
+        "measured": {
+            "cpu": {
+                "model_args": MODEL,
+                "balances": ["8-9"],
+                "chunks": [1, 2],
+                "batch_size": 2,
+                "warmup": 0,
+                "steps": 1,
+                "repeats": 1,
+            }
         },
     },
 }

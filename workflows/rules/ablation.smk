@@ -26,6 +26,25 @@ rule ablation:
         ),
 
 
+rule timeline:
+    """One step of each published variant as figure and trace: simulated on one axis of time, and measured here."""
+    input:
+        expand("figures/ablation_timelines.{suffix}", suffix=["svg", "pdf", "png"]),
+        expand(
+            "figures/timeline_{variant}.{suffix}",
+            variant=PLAN.published("ablation"),
+            suffix=["svg", "pdf", "png"],
+        ),
+        expand(
+            "results/traces/ablation/{variant}.json",
+            variant=PLAN.published("ablation"),
+        ),
+        expand(
+            "results/traces/ablation/simulated_{variant}.json",
+            variant=PLAN.published("ablation", "simulated"),
+        ),
+
+
 rule figure_ablation:
     """Draw throughput and memory of every variant, with intervals."""
     input:

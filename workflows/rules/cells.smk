@@ -11,6 +11,7 @@ rule run_cell:
         "../../environment.yml"
     resources:
         timing_slot=1,
+        gpu=lookup(dpath="{cell}", within=PLAN.devices),
     params:
         arguments=lookup(dpath="{cell}", within=PLAN.arguments),
         sources=source_digest("gpipe_bench.bench.run"),
@@ -20,21 +21,39 @@ rule run_cell:
 
 
 rule simulate:
-    """Simulate all variants of an experiment in one process, in virtual time on other hardware."""
+    """Simulate cells of one model in one process, in virtual time on other hardware, for all experiments that ask."""
     input:
-        profile=lookup(dpath="{experiment}", within=PLAN.profiles),
+        profile=lookup(dpath="{group}", within=PLAN.profiles),
     output:
         ensure(SIMULATED_PATTERN, non_empty=True),
     log:
-        "logs/simulate/{experiment}.log",
+        "logs/simulate/{group}.log",
     conda:
         "../../environment.yml"
     params:
-        arguments=lookup(dpath="{experiment}", within=PLAN.simulations),
+        arguments=lookup(dpath="{group}", within=PLAN.simulations),
         sources=source_digest("gpipe_bench.bench.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench simulate-variants {params.arguments:q} --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench simulate-cells {params.arguments:q} --out {output:q} > {log:q} 2>&1"
+
+
+rule simulate_published:
+    """Simulate the rows of a published table with the settings that they were run with."""
+    input:
+        "results/reference/published/published.csv",
+        "results/reference/published/settings.csv",
+    output:
+        ensure(TABLE_PATTERN, non_empty=True),
+    log:
+        "logs/simulate_published/{table}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        sources=source_digest("gpipe_bench.bench.published_simulations", "gpipe_bench.simulator"),
+        torch=version("torch"),
+    shell:
+        "python -m gpipe_bench simulate-published {wildcards.table} --out {output:q} > {log:q} 2>&1"
 
 
 rule collect:
@@ -53,11 +72,12 @@ rule collect:
     conda:
         "../../environment.yml"
     params:
+        cells=lookup(dpath="{experiment}", within=PLAN.cells),
         published=subpath(input.published, parent=True),
         sources=source_digest("gpipe_bench.bench.collect"),
     shell:
         "python -m gpipe_bench collect --experiment {wildcards.experiment} --out {output.rows:q} {input.raw:q}"
-        " --published {params.published:q} > {log:q} 2>&1"
+        " --cells {params.cells:q} --published {params.published:q} > {log:q} 2>&1"
 
 
 rule trace:

@@ -1,7 +1,8 @@
 """From the tables of a run to reference results: rows sorted by evidence and by what they ran on.
 
 ``<folder>/simulated/<profile>/<experiment>.csv`` and ``<folder>/measured/<machine>/<experiment>.csv``, each with its
-companions. Published rows are not taken: they are made from ``<folder>/published`` whenever they are needed.
+companions. Predictions of published cells go to the hardware of the published runs. Published rows are not taken: they
+are made from ``<folder>/published`` whenever they are needed.
 """
 
 from __future__ import annotations
@@ -12,26 +13,43 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.bench.datapackage.fields import kind_of
+from gpipe_bench.bench.datapackage.fields import KINDS, kind_of
 from gpipe_bench.bench.files import write_files
-from gpipe_bench.bench.tables import COMPANIONS, companion_path, csv_text
+from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError
 
-__all__ = ["place_name", "take_reference"]
+__all__ = ["place_name", "result_tables", "take_reference"]
 
 _TAKEN: Final = ("simulated", "measured")
+_PREDICTIONS: Final = "predictions"
+_PUBLISHED_ON: Final = "p40"  # the hardware of the published runs
 _DIGITS: Final = 8  # of the digest of a configuration, at the end of a cell's name
 
 Record = dict[str, str]
 
 
+def result_tables(folder: Path) -> list[Path]:
+    """The tables in a folder of results that can be taken: rows of experiments and predictions, companions left out.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    paths = [path for path in sorted(folder.glob("*.csv")) if not path.stem.endswith(COMPANION_SUFFIXES)]
+    wanted = {kind.columns for kind in KINDS if kind.records or kind.name == _PREDICTIONS}
+    tables = [path for path in paths if tuple(_read(path)[0]) in wanted]
+    if not tables:
+        raise ConfigError([f"folder must hold tables of rows, got none in {folder}; run an experiment first"])
+    return tables
+
+
 def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
-    """Take the simulated and measured rows of an experiment, with their companions, into ``folder``.
+    """Take the simulated and measured rows of an experiment, with their companions, or predictions, into ``folder``.
 
     Tables of the same experiment, evidence and hardware that are there already are replaced.
 
     Args:
-        rows: ``<experiment>.csv`` as collect wrote it.
+        rows: ``<experiment>.csv`` as collect wrote it, or ``predictions.csv``.
         folder: the reference results.
         machine: name of the folder of measured rows; by default made from their column ``profile``.
 
@@ -44,7 +62,11 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
     """
     header, records = _read(rows)
     kind = kind_of(header, rows)
-    if kind.name != "rows":
+    if kind.name == _PREDICTIONS:
+        target = folder / "simulated" / _PUBLISHED_ON / rows.name
+        write_files({target: csv_text(header, records)})
+        return [target]
+    if kind.records is None:
         raise ConfigError([f"table must be one of rows, got {kind.name} in {rows}; name <experiment>.csv itself"])
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -53,18 +75,37 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
             groups.setdefault((record["evidence"], place_name(where, rows)), []).append(record)
     if not groups:
         raise ConfigError([f"rows must hold simulated or measured ones, got none in {rows}; run the experiment first"])
-    companions = {name: _read(companion_path(rows, name)) for name in COMPANIONS if companion_path(rows, name).exists()}
     texts: dict[Path, str] = {}
     for (evidence, where), members in groups.items():
         target = folder / evidence / where / rows.name
         texts[target] = csv_text(header, members)
-        cells = {record["config_sha256"][:_DIGITS] for record in members}
-        for name, (columns, lines) in companions.items():
-            own = [line for line in lines if line["cell"][-_DIGITS:] in cells]
-            if own:
-                texts[companion_path(target, name)] = csv_text(columns, own)
+        texts |= _companions(rows, target, members, alone=len(groups) == 1)
     write_files(texts)
     return list(texts)
+
+
+def _companions(rows: Path, target: Path, members: Sequence[Record], *, alone: bool) -> dict[Path, str]:
+    """The companions of ``rows`` for ``target``: of these members alone, by their cells.
+
+    Args:
+        rows: the table that was taken.
+        target: where its members go.
+        members: rows of one evidence and hardware.
+        alone: whether these are all rows; needed where companions do not name cells.
+    """
+    cells = {record["config_sha256"][:_DIGITS] for record in members}
+    texts: dict[Path, str] = {}
+    for suffix in COMPANION_SUFFIXES:
+        companion = rows.with_name(f"{rows.stem}{suffix}.csv")
+        if not companion.exists():
+            continue
+        header, lines = _read(companion)
+        if "cell" not in header and not alone:
+            raise ConfigError([f"rows must be of one machine where {companion} names no cells, got several; part them"])
+        own = [line for line in lines if "cell" not in header or line["cell"][-_DIGITS:] in cells]
+        if own:
+            texts[target.with_name(f"{target.stem}{suffix}.csv")] = csv_text(header, own)
+    return texts
 
 
 def place_name(text: str, rows: Path) -> str:

@@ -92,7 +92,7 @@ class UNetWorkload(TransparencyWorkload):
     batch_size: BatchSize = 16
     balance: Balance = (12, 17)
     steps: Steps = 40
-    learning_rate: Rate = 1.0
+    learning_rate: Rate = 0.3
     held_out: HeldOut = 128
 
 
@@ -108,3 +108,13 @@ class TransparencySettings(Section):
     def cells(self) -> list[TransparencyCell]:
         """The cells of both models."""
         return [*self.amoebanet.cells(), *self.unet.cells()]
+
+    def training(self) -> dict[str, tuple[list[str], int]]:
+        """For each workload the options of ``transparency run`` that differ from its defaults, and how many seeds."""
+        found: dict[str, tuple[list[str], int]] = {}
+        for name, workload in (("amoebanet", self.amoebanet), ("unet", self.unet)):
+            default, given = type(workload)().model_dump(mode="json"), workload.model_dump(mode="json")
+            changed = {key: value for key, value in given.items() if value != default[key] and key != "seeds"}
+            words = [word for key, value in changed.items() for word in ("--set", f"{name}.{key}={value}")]
+            found[name] = words, workload.seeds
+        return found

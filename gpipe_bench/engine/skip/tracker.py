@@ -7,8 +7,7 @@ tracker. Outside the engine that is a plain dictionary, so the same model also r
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Protocol
 
 from torch import Tensor
@@ -67,12 +66,19 @@ def current_tracker() -> Tracker:
     return _state.tracker
 
 
-@contextmanager
-def use_tracker(tracker: Tracker) -> Iterator[None]:
+class use_tracker:  # noqa: N801 - reads as a statement: `with use_tracker(tracker):`
     """Make ``tracker`` the current one of this thread."""
-    previous = _state.tracker
-    _state.tracker = tracker
-    try:
-        yield
-    finally:
-        _state.tracker = previous
+
+    __slots__ = ("_previous", "_tracker")
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def __enter__(self) -> None:
+        """Remember the current one, and change it."""
+        self._previous = _state.tracker
+        _state.tracker = self._tracker
+
+    def __exit__(self, *_: object) -> None:
+        """Put it back."""
+        _state.tracker = self._previous

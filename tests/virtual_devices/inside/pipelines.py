@@ -111,6 +111,7 @@ class Case:
     Attributes:
         devices: of the partitions.
         m: micro-batches; all but the last have two rows.
+        backward: ``autograd`` or ``scheduled``.
     """
 
     devices: tuple[int, ...]
@@ -119,10 +120,13 @@ class Case:
     checkpoint: str
     skips: str
     transfer: str
+    backward: str = "autograd"
 
     def __str__(self) -> str:
         places = "".join(map(str, self.devices))
-        return f"{places}-m{self.m}-{self.components.label}-{self.checkpoint}-{self.skips}-{self.transfer}"
+        return (
+            f"{places}-m{self.m}-{self.components.label}-{self.checkpoint}-{self.skips}-{self.transfer}-{self.backward}"
+        )
 
     @property
     def rows(self) -> int:
@@ -137,6 +141,7 @@ class Case:
             checkpoint=self.checkpoint,
             components=self.components,
             transfer=self.transfer,
+            backward=self.backward,
         )
 
 
@@ -151,12 +156,12 @@ def placements(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def all_cases() -> Iterator[Case]:
-    """Components x checkpoint mode x skip layout x transfer x placements of n = 1 to 8 partitions x m = 1 to 8."""
-    for n, m in product(range(1, 9), range(1, 9)):
+    """Components x checkpoint x skips x transfer x backward mode x m = 1 to 8 x placement of n = 1 to 8 partitions."""
+    for n, m, backward in product(range(1, 9), range(1, 9), ("autograd", "scheduled")):
         for devices, components, checkpoint, skips, transfer in product(
             placements(n), Components.factorial(), CHECKPOINT_MODES, SKIPS, ("direct", "host")
         ):
-            yield Case(devices, m, components, checkpoint, skips, transfer)
+            yield Case(devices, m, components, checkpoint, skips, transfer, backward)
 
 
 def score(output: Tensor) -> Tensor:

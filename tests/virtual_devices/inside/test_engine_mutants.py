@@ -15,7 +15,8 @@ from tests.virtual_devices.inside.pipelines import BoomError, Case, batch, score
 
 # What a mutant may break: transfers between devices and within one, skips both ways, with and without copy streams.
 CASES = [
-    Case(devices, 3, components, checkpoint, "nested", transfer)
+    Case(devices, 3, components, checkpoint, "nested", transfer, backward)
+    for backward in ("autograd", "scheduled")
     for devices in ((0, 1, 2), (0, 0, 0))
     for components in (Components(), Components(portals=False), Components(copy_streams=False))
     for checkpoint in ("always", "never")

@@ -12,23 +12,38 @@ from itertools import product
 
 import pytest
 import torch
+from torch import nn
 
-from gpipe_bench import Components
+from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.simulator.events import Settings, run
 from gpipe_bench.simulator.workload import HOST
+from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS
 from tests.simulator.support import MS, task, workload
 from tests.virtual_devices.bed.clock import simulate
 from tests.virtual_devices.bed.library import jitter
 from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import BACKWARD_MS, COPY_MS, FORWARD_MS, WIDTH, working_pipe
+from tests.virtual_devices.inside.pipelines import (
+    BACKWARD_MS,
+    COPY_MS,
+    FORWARD_MS,
+    WIDTH,
+    Pop,
+    Stash,
+    Work,
+    working_pipe,
+)
 
 COPIES = {"device_to_device": COPY_MS, "device_to_host": COPY_MS / 2, "host_to_device": COPY_MS / 2}
 SIZES = ((1, 3), (3, 2), (4, 4), (8, 3))
 RUNS, TRIES = 3, 60
 
+# Of a pipeline of n partitions: (partition that stashes, partition that pops).
+SKIPS = {2: ((0, 1),), 3: ((0, 2), (1, 2)), 4: ((0, 3), (1, 2), (1, 3))}
+
 Orders = tuple[tuple[tuple[str, int], ...], ...]
+Skips = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -60,9 +75,21 @@ class Watch:
         """Nothing to note."""
 
 
-def real(m: int, n: int, seed: int, **options) -> tuple[float, Orders]:
+def skipping_pipe(m: int, n: int, skips: Skips, **options) -> GPipe:
+    """A chain like :func:`working_pipe`; partitions stash what they give, and pop before they work."""
+    members = [[Work()] for _ in range(n)]
+    for source, target in skips:
+        namespace = Namespace()
+        members[source].append(Stash(namespace))
+        members[target].insert(0, Pop(namespace))
+    layers = nn.Sequential(*(layer for member in members for layer in member))
+    devices = [f"virtual:{j}" for j in range(n)]
+    return GPipe(layers, [len(member) for member in members], devices=devices, chunks=m, **options)
+
+
+def real(m: int, n: int, seed: int, skips: Skips = (), **options) -> tuple[float, Orders]:
     """Makespan of the engine, and the order on each device."""
-    pipe = working_pipe(n, m, **options)
+    pipe = skipping_pipe(m, n, skips, **options) if skips else working_pipe(n, m, **options)
     x = torch.ones(m, WIDTH, device=pipe.devices[0])
     watch = Watch(n)
     with jitter(seed, 200 if seed else 0), recording() as trace, pipe.observe(watch):
@@ -70,8 +97,10 @@ def real(m: int, n: int, seed: int, **options) -> tuple[float, Orders]:
     return simulate(trace.records, COPIES).makespan, tuple(map(tuple, watch.seen))
 
 
-def simulated(m: int, n: int, *, components, checkpoint, transfer) -> tuple[float, Orders]:
-    work = workload(m, [task(round(FORWARD_MS * MS), round(BACKWARD_MS * MS))] * n)
+def simulated(m: int, n: int, skips: Skips = (), *, components, checkpoint, transfer) -> tuple[float, Orders]:
+    # A stash makes one node, and so does a pop.
+    nodes = [1 + sum(j in skip for skip in skips) for j in range(n)]
+    work = workload(m, [task(round(FORWARD_MS * MS), round(BACKWARD_MS * MS), nodes=count) for count in nodes], skips)
     found = run(work, Bed(), Settings(components, checkpoint, transfer=transfer, marks=True, memory=False))
     ran = [event for event in found.events() if event.kind in COMPUTE_KINDS]
     orders = (tuple((event.kind, event.microbatch) for event in ran if event.partition == j) for j in range(n))
@@ -80,8 +109,9 @@ def simulated(m: int, n: int, *, components, checkpoint, transfer) -> tuple[floa
 
 PLACES = pytest.mark.parametrize("transfer", ["direct", "host"])
 MODES = pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
-# No skip crosses a boundary here, so portals make no difference.
-ALL = [one for one in Components.factorial() if one.portals]
+EVERY = list(Components.factorial())
+# Where no skip crosses a boundary portals make no difference.
+ALL = [one for one in EVERY if one.portals]
 
 
 def name(components: Components) -> str:
@@ -104,6 +134,28 @@ def test_copies_on_compute_streams_change_no_order_of_tasks(components, checkpoi
     options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
     for (m, n), seed in product(SIZES[1:3], range(RUNS)):
         assert simulated(m, n, **options)[1] == real(m, n, seed, **options)[1], (m, n, seed)
+
+
+@PLACES
+@MODES
+@pytest.mark.parametrize("components", [one for one in EVERY if one.fork_join and one.copy_streams], ids=name)
+def test_makespan_and_order_with_skips(components, checkpoint, transfer):
+    """Skips that set out at one time with the micro-batch take turns with it, in an order that threads race for."""
+    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
+    for m, n in SIZES[1:]:
+        skips = SKIPS[n]
+        (length, order), (expected, expected_order) = simulated(m, n, skips, **options), real(m, n, 1, skips, **options)
+        assert order == expected_order, (m, n)
+        assert length == pytest.approx(expected, abs=len(skips) * COPY_MS + 1e-6), (m, n)
+
+
+@PLACES
+@MODES
+@pytest.mark.parametrize("components", [one for one in EVERY if one.fork_join and not one.copy_streams], ids=name)
+def test_skips_on_compute_streams_change_no_order_of_tasks(components, checkpoint, transfer):
+    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
+    for m, n in SIZES[1:3]:
+        assert simulated(m, n, SKIPS[n], **options)[1] == real(m, n, 1, SKIPS[n], **options)[1], (m, n)
 
 
 @PLACES

@@ -1,0 +1,122 @@
+"""Balance for hardware that need not be here: the time that each layer takes on a profile of the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from gpipe_bench.balance.kept import kept_costs
+from gpipe_bench.balance.layers import Sample, check_model
+from gpipe_bench.balance.partition import check_partitions, split_min_max
+from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
+from gpipe_bench.simulator.build import Model, workload_of
+from gpipe_bench.simulator.hardware import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source
+
+__all__ = ["balance_by_simulation", "layer_simulated_times"]
+
+
+def balance_by_simulation(
+    n: int,
+    module: nn.Sequential | Model,
+    sample: Sample | None = None,
+    *,
+    profile: str | Path | Profile = "p40",
+    batch_size: int | None = None,
+    chunks: int = 1,
+    checkpoint: str = "except_last",
+    cache: str | Path | None = None,
+) -> list[int]:
+    """Layers per partition such that the busiest device of a profile is as little busy as it can be.
+
+    The result is optimal for the times of :func:`layer_simulated_times`, so no other split, the even one among them,
+    has a slowest partition that is faster.
+
+    Args:
+        n: partitions.
+        module: the model, on any device (``meta`` costs no memory), left as it was; or a model of the suite by name.
+        sample: with an ``nn.Sequential``, one mini-batch, a Tensor or a tuple of Tensors, on any device.
+        profile: name of a hardware profile, path of a YAML file, or a profile.
+        batch_size: samples of a mini-batch; by default those of ``sample``.
+        chunks: micro-batches asked for.
+        checkpoint: ``always``, ``except_last`` or ``never``; what is recomputed counts.
+        cache: folder in which traces of models of the suite are kept, by default the user's cache folder; times of
+            other models are kept in one that is named, see :mod:`gpipe_bench.balance.kept`.
+
+    Returns:
+        n positive numbers that sum to the number of layers.
+
+    Raises:
+        BalanceError: a ValueError; n is not positive or exceeds the layers.
+        ConfigError: there is no such profile or model.
+        TraceError: the model needs values to run.
+        TypeError: ``module`` or ``sample`` is of another type.
+        ValueError: ``batch_size``, ``chunks`` or ``checkpoint``.
+    """
+    times = layer_simulated_times(
+        module, sample, profile=profile, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint, cache=cache
+    )
+    check_partitions(n, len(times))
+    return split_min_max(times, n)
+
+
+def layer_simulated_times(
+    module: nn.Sequential | Model,
+    sample: Sample | None = None,
+    *,
+    profile: str | Path | Profile = "p40",
+    batch_size: int | None = None,
+    chunks: int = 1,
+    checkpoint: str = "except_last",
+    cache: str | Path | None = None,
+) -> list[float]:
+    """Seconds per training step that each layer keeps its device busy: all micro-batches, forward and backward.
+
+    Where the host takes longer to launch the kernels of a pass than the device to run them, the host's time counts.
+    Transfers, the loss and the optimizer are left out. Arguments and errors are those of
+    :func:`balance_by_simulation`.
+    """
+    if checkpoint not in CHECKPOINT_MODES:
+        raise ValueError(f"checkpoint must be one of {', '.join(CHECKPOINT_MODES)}, got {checkpoint!r}; use one")
+    hardware = profile if isinstance(profile, Profile) else load_profile(profile)
+    folder = Path(cache) if cache else None
+    if isinstance(module, Model):
+        if sample is not None or batch_size is None:
+            raise ValueError("a model of the suite must come with batch_size and no sample; it makes its own")
+        source = model_of_suite(module.name, module.arguments, folder)
+        return _times(source, hardware, batch_size, chunks, checkpoint)
+    check_model(module, sample)
+    given: Sample = sample  # type: ignore[assignment]  # as checked
+    size = len(given[0] if isinstance(given, tuple) else given) if batch_size is None else batch_size
+    question = {
+        "cost": "simulated",
+        "profile": repr(hardware),
+        "batch_size": size,
+        "chunks": chunks,
+        "mode": checkpoint,
+    }
+    return kept_costs(
+        folder,
+        module,
+        given,
+        question,
+        lambda: _times(module_source(module, given), hardware, size, chunks, checkpoint),
+    )
+
+
+def _times(source: ModelSource, profile: Profile, batch_size: int, chunks: int, checkpoint: str) -> list[float]:
+    layers = [1] * len(source.facts())
+    work = workload_of(source, balance=layers, batch_size=batch_size, chunks=chunks, profile=profile, optimizer=None)
+    launch_ns = HardwareMachine(profile).launch_ns
+    stop = checkpoint_stop(checkpoint, work.m)
+
+    def spent_ns(j: int) -> int:
+        spent = 0
+        for i in range(work.m):
+            task = work.task(i, j)
+            passes = [task.forward, task.backward] + ([task.recompute] if i < stop else [])
+            spent += sum(max(kernels.duration_ns, kernels.launches * launch_ns) for kernels in passes)
+        return spent
+
+    return [spent_ns(j) / 1e9 for j in range(work.n)]

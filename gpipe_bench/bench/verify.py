@@ -1,0 +1,198 @@
+"""Results held to print, to the reference and to what the pipeline promises, with tolerances that are data.
+
+Each check compares one number with the one that is expected; the first tolerance whose patterns fit it decides. A check
+that no tolerance fits is a problem of the tolerances, so that nothing goes unchecked in silence.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+
+__all__ = ["AGAINST", "CHECK_COLUMNS", "Check", "Tolerance", "checks_of_claims", "checks_of_predictions",
+           "checks_of_rows", "judge", "read_tolerances"]  # fmt: skip
+
+AGAINST: Final = ("published", "reference", "claim")
+"""What a number is held to: print, a committed row of the same cell, or a promise of the engine."""
+
+_METRICS: Final = ("throughput_samples_per_s", "step_time_ms", "peak_allocated_gib", "peak_reserved_gib",
+                   "utilization_fraction", "bubble_fraction", "copy_fraction", "recompute_fraction",
+                   "imbalance_fraction")  # fmt: skip
+_CELL: Final = ("model", "model_args", "variant", "backward", "transfer", "flavour", "partitions", "chunks",
+                "checkpoint", "batch_size", "balance", "profile")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far a number may be off; patterns are those of a shell.
+
+    Attributes:
+        against: one of :data:`AGAINST`.
+        table: pattern of the table's name.
+        cell: pattern of the cell's name.
+        metric: pattern of the column.
+        tolerance: largest relative difference, absolute for a claim; infinite where nothing is required.
+        reason: why, where it is not the usual one.
+    """
+
+    against: str
+    table: str
+    cell: str
+    metric: str
+    tolerance: float
+    reason: str = ""
+
+    def fits(self, check: Check) -> bool:
+        """Whether it decides a check."""
+        pairs = ((self.table, check.table), (self.cell, check.cell), (self.metric, check.metric))
+        return self.against == check.against and all(fnmatchcase(name, pattern) for pattern, name in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One number and what it is held to; ``None`` is a cell that ran out of memory."""
+
+    against: str
+    table: str
+    cell: str
+    metric: str
+    expected: float | None
+    got: float | None
+    tolerance: float = math.nan
+    verdict: str = ""
+    reason: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative difference, absolute where zero is expected; 0 where both ran out of memory, else infinite."""
+        if self.expected is None or self.got is None:
+            return 0.0 if self.expected is self.got else math.inf
+        difference = abs(self.got - self.expected)
+        return difference / abs(self.expected) if self.expected else difference
+
+    def line(self) -> str:
+        """The check in a line."""
+        expected, got = ("oom" if value is None else f"{value:.6g}" for value in (self.expected, self.got))
+        off = f"off by {self.error:.3g}, allowed {self.tolerance:.3g}"
+        return f"{self.verdict}: {self.table} {self.cell} {self.metric}: {got}, {self.against} {expected}, {off}"
+
+
+CHECK_COLUMNS: Final = tuple(column.name for column in fields(Check))
+
+
+def read_tolerances(path: Path) -> list[Tolerance]:
+    """The tolerances in a CSV file with the columns of :class:`Tolerance`; an empty tolerance requires nothing.
+
+    Raises:
+        ConfigError: it cannot be read, or lines are wrong; all problems.
+    """
+    lines = _read(path, ("against", "table", "cell", "metric", "tolerance", "reason"))
+    found, problems = [], []
+    for number, line in enumerate(lines, start=2):
+        limit = _limit(line["tolerance"])
+        if limit is None or line["against"] not in AGAINST:
+            rule = f"must hold a tolerance of at least 0 and one of {', '.join(AGAINST)}"
+            got = f"{line['tolerance']!r} and {line['against']!r}"
+            problems.append(f"{path}, line {number} {rule}, got {got}; correct it")
+            continue
+        place = {name: line[name] for name in ("against", "table", "cell", "metric")}
+        found.append(Tolerance(**place, tolerance=limit, reason=line["reason"]))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def checks_of_predictions(path: Path) -> Iterator[Check]:
+    """Every published cell and its simulated value, from the table that the predictions wrote."""
+    for line in _read(path, ("table", "experiment", "metric", "published", "simulated")):
+        expected, got = (float(line[name]) if line[name] else None for name in ("published", "simulated"))
+        yield Check("published", line["table"], line["experiment"], line["metric"], expected, got)
+
+
+def checks_of_rows(table: str, rows: Iterable[Row], reference: Iterable[Row]) -> Iterator[Check]:
+    """Every value of every simulated reference row, and the same cell's here; a cell that is not here is left out.
+
+    Settings may have changed on purpose; whether all reference cells are covered is counted by the caller.
+    """
+    here = {_key(row): row for row in rows if row.evidence == "simulated"}
+    for old in reference:
+        new = here.get(_key(old))
+        if old.evidence != "simulated" or new is None:
+            continue
+        name = f"n{old.partitions}-m{old.chunks}-b{old.batch_size}-{old.checkpoint}-{old.variant}"
+        for metric in _METRICS:
+            expected, got = getattr(old, metric), getattr(new, metric)
+            if expected is not None or got is not None:
+                yield Check("reference", table, name, metric, expected, got)
+
+
+def checks_of_claims(path: Path) -> Iterator[Check]:
+    """What the verdicts of the transparency experiment are held to: zero, or a difference of accuracies."""
+    for line in _read(path, ("model", "quantity", "estimate", "low", "high")):
+        ends = [abs(float(line[name])) for name in ("estimate", "low", "high") if line[name]]
+        deferred = "deferred" if line["deferred_batch_norm"] == "True" else "plain"
+        cell = f"{line['model']}-{line['precision']}-{line['normalisation']}-{line['checkpoint']}-{deferred}"
+        yield Check("claim", "transparency", cell, line["quantity"], 0.0, max(ends))
+
+
+def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Check]:
+    """The checks with their verdicts: ``ok``, ``OUTSIDE``, or ``not required``.
+
+    Raises:
+        ConfigError: no tolerance fits some of them; one line for each kind.
+    """
+    judged, unknown = [], {}
+    for check in checks:
+        tolerance = next((one for one in tolerances if one.fits(check)), None)
+        if tolerance is None:
+            kind = f"{check.against}, {check.table}, {check.metric}"
+            unknown[kind] = f"tolerances must cover every check, got none for {kind}; add a line"
+            continue
+        verdict = "not required" if math.isinf(tolerance.tolerance) else "ok"
+        if check.error > tolerance.tolerance:
+            verdict = "OUTSIDE"
+        judged.append(replace(check, tolerance=tolerance.tolerance, verdict=verdict, reason=tolerance.reason))
+    if unknown:
+        raise ConfigError(list(unknown.values()))
+    return judged
+
+
+def record(check: Check) -> dict[str, Any]:
+    """A check as a line of a table."""
+    return asdict(check)
+
+
+def _limit(text: str) -> float | None:
+    """A tolerance; infinite for none, None for what is no tolerance."""
+    try:
+        limit = float(text or "inf")
+    except ValueError:
+        return None
+    return limit if limit >= 0 else None
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return tuple(getattr(row, name) for name in _CELL)
+
+
+def _read(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            lines = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); make it first"]) from error
+    missing = [name for name in needed if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ConfigError(
+            [f"columns of {path} must include {name!r}, got none; make the table again" for name in missing]
+        )
+    return lines

@@ -1,0 +1,88 @@
+"""Which figures belong to the committed reference tables, by the names of the files alone.
+
+    results/reference/simulated/p40/ablation.csv  ->  figures/reference/simulated-p40/ablation, ablation_shares, ...
+
+The evidence stands in the path, so that no file of a simulated number goes without that word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = [
+    "COMPANION_SUFFIXES",
+    "PUBLISHED_ROWS",
+    "REFERENCE",
+    "SUFFIXES",
+    "ReferenceFigure",
+    "reference_figures",
+    "reference_tables",
+]
+
+REFERENCE: Final = Path("results/reference")
+PUBLISHED_ROWS: Final = REFERENCE / "published" / "rows.csv"
+"""The published values as rows."""
+
+SUFFIXES: Final = ("svg", "pdf", "png")
+COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdict")
+"""Ends of the names of tables that lie beside a table of rows."""
+
+_TRAINED: Final = ("amoebanet-d", "unet")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceFigure:
+    """One figure.
+
+    Attributes:
+        kind: how it is drawn: the command of ``python -m gpipe_bench figure``, or ``transparency``.
+        table: its rows.
+        place: folder of its files below the folder of all figures, such as ``simulated-p40``.
+        name: of the files, without suffix.
+        model: of the rows that are drawn; empty for all.
+    """
+
+    kind: str
+    table: Path
+    place: str
+    name: str
+    model: str = ""
+
+    def paths(self, out: Path) -> list[Path]:
+        """The files below ``out``."""
+        return [out / self.place / f"{self.name}.{suffix}" for suffix in SUFFIXES]
+
+
+def reference_tables(folder: Path = REFERENCE) -> list[Path]:
+    """The simulated and measured tables of rows, companions left out."""
+    tables = sorted(path for evidence in ("simulated", "measured") for path in folder.glob(f"{evidence}/*/*.csv"))
+    return [path for path in tables if not path.stem.endswith(COMPANION_SUFFIXES) and path.stem != "predictions"]
+
+
+def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:
+    """The figures of all reference tables, sorted."""
+    return [figure for table in reference_tables(folder) for figure in _figures(table)]
+
+
+def _figures(table: Path) -> Iterator[ReferenceFigure]:
+    place = f"{table.parent.parent.name}-{table.parent.name}"
+    simulated = table.parent.parent.name == "simulated"
+    if table.stem == "ablation":
+        yield ReferenceFigure("ablation", table, place, "ablation")
+        if simulated:
+            yield ReferenceFigure("shares", table, place, "ablation_shares")
+            if table.with_name("ablation_events.csv").is_file():
+                yield ReferenceFigure("timelines", table, place, "ablation_timelines")
+    elif table.stem in ("speed", "memory"):
+        yield ReferenceFigure("tables", table, place, table.stem)
+    elif table.stem.startswith("sweep_"):
+        yield ReferenceFigure("sweep", table, place, table.stem)
+        yield ReferenceFigure("why", table, place, table.stem.replace("sweep_", "why_", 1))
+    elif table.stem.startswith("advice"):
+        yield ReferenceFigure("advice", table, place, table.stem)
+    elif table.stem == "transparency":
+        for model in _TRAINED:
+            yield ReferenceFigure("transparency", table, place, f"transparency_{model}", model)

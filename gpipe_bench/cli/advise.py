@@ -1,0 +1,128 @@
+"""``advise``: balance, chunks and checkpoint mode for a model on a hardware profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gpipe_bench.bench.advice import AdviceRequest
+from gpipe_bench.bench.files import check_writable
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.cli.options import settings_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpipe_bench.bench.advice import Advice
+    from gpipe_bench.bench.raw import RawResult
+
+__all__ = ["advise"]
+
+_DEFAULT: Final = AdviceRequest()
+_setting: Final = settings_of(AdviceRequest)
+_WIDTH: Final = 150
+_TITLE: Final = "recommended, and the best of each other choice"
+
+
+def advise(
+    *,
+    model: Annotated[str, _setting("model")] = _DEFAULT.model,
+    model_args: Annotated[str, _setting("model_args")] = "",
+    devices: Annotated[int, _setting("devices")] = _DEFAULT.devices,
+    batch_size: Annotated[int, _setting("batch_size")] = _DEFAULT.batch_size,
+    memory_limit_gib: Annotated[float, _setting("memory_limit_gib")] = _DEFAULT.memory_limit_gib,
+    optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
+    profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
+    flavour: Annotated[str, _setting("flavour")] = _DEFAULT.flavour,
+    variant: Annotated[str, _setting("variant")] = _DEFAULT.variant,
+    rows: Annotated[Path | None, typer.Option(help="Write all that was tried as a table, a CSV file.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw it: path without suffix; needs --rows.")] = None,
+) -> None:
+    """Recommend a balance, a number of chunks and a checkpoint mode, and say what other choices cost.
+
+    Everything is simulated; no device is needed. Takes seconds for a few devices, about a minute for 64. Exit status 1
+    when nothing fits the memory.
+    """
+    given = {name: value for name, value in locals().items() if name in AdviceRequest.model_fields}
+    request = validated(AdviceRequest, given, lambda path: f"--{path[0].replace('_', '-')}")
+    if figure is not None and rows is None:
+        raise typer.BadParameter("--figure is drawn from a table and needs --rows")
+    if rows is not None:
+        check_writable(rows)
+    from rich.progress import Progress
+
+    from gpipe_bench.bench.advice import advise as find
+
+    with Progress(transient=True) as progress:
+        task = progress.add_task("simulating", total=None)
+        advice = find(request, lambda done, total: progress.update(task, completed=done, total=total))
+    _print(advice)
+    if rows is not None:
+        from gpipe_bench.bench.collect import write_tables
+
+        write_tables(advice.results, "advice", rows)
+        typer.echo(f"wrote {rows} and its companions")
+    if figure is not None and rows is not None:
+        from gpipe_bench.figures.advice import draw_advice
+
+        typer.echo(f"wrote {', '.join(map(str, draw_advice(rows, figure)))}")
+    if advice.best is None:
+        raise typer.Exit(1)
+
+
+def _print(advice: Advice) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, width=_WIDTH)
+    best, request = advice.best, advice.request
+    what = f"{request.model} ({request.model_args or 'as published'}), batch {request.batch_size}"
+    console.print(f"{what}; simulated on up to {request.devices} x {request.profile}, {advice.limit_gib:.1f} GiB each")
+    if best is None:
+        console.print("nothing fits the memory; the least that was asked for:")
+        reasons = [result.row.reason for result in advice.results if result.row.reason]
+        console.print(min(reasons, key=_needed, default="no simulation"))
+        return
+    row = best.row
+    console.print(
+        f"recommended: {row.partitions} devices, balance {row.balance}, chunks {row.chunks}, checkpoint "
+        f"{row.checkpoint}: {row.throughput_samples_per_s:.1f} samples/s simulated\n",
+        style="bold",
+        soft_wrap=True,
+    )
+    console.print(_table(advice, best))
+
+
+def _needed(reason: str) -> float:
+    """GiB in ``device 3 needs 36.2 GiB and has 22.0 GiB``."""
+    words = reason.split()
+    return float(words[words.index("needs") + 1]) if "needs" in words else float("inf")
+
+
+def _table(advice: Advice, best: RawResult) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        box=None, pad_edge=False, title="recommended, and the best of each other choice", title_justify="left"
+    )
+    for name in ("choice", "devices", "chunks", "checkpoint"):
+        table.add_column(name, no_wrap=True)
+    for name in ("samples/s", "cost", "GiB, fullest\ndevice", "recompute", "bubble", "imbalance"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row(*_cells("recommended", best, best), style="bold")
+    for name, result in advice.alternatives():
+        table.add_row(*_cells(name if len(name) <= 40 else f"{name[:37]}...", result, best))
+    return table
+
+
+def _cells(name: str, result: RawResult, best: RawResult) -> list[str]:
+    row, speed = result.row, result.row.throughput_samples_per_s
+    setting = [name, str(row.partitions), str(row.chunks), row.checkpoint]
+    if speed is None:
+        return [*setting, row.status, "", *[""] * 4]
+    fullest = max((record["peak_reserved_gib"] or 0.0 for record in result.devices), default=0.0)
+    reference: Any = best.row.throughput_samples_per_s
+    shares = [f"{getattr(row, f'{share}_fraction') or 0.0:.0%}" for share in ("recompute", "bubble", "imbalance")]
+    cost = "" if result is best else f"{speed / reference - 1:+.1%}"
+    return [*setting, f"{speed:.1f}", cost, f"{fullest:.1f}", *shares]

@@ -1,0 +1,120 @@
+"""``balance``: how many layers each partition takes, by measured time, by memory, or by the simulator."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Annotated, Any, Final
+
+import typer
+
+from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
+from models.table import MODELS, format_arguments, parse_arguments
+
+__all__ = ["balance"]
+
+_WAYS: Final = {"time": "s per micro-batch", "size": "GiB", "simulation": "s per step"}
+
+
+def balance(
+    *,
+    partitions: Annotated[int, typer.Option(min=1, help="Contiguous groups of layers.")],
+    model: Annotated[
+        str, typer.Option(help="Name in the table of models, timm/<name> or torchvision/<name>.")
+    ] = "unet",
+    model_args: Annotated[str, typer.Option(help="Its arguments, 'key=value' joined by ';'.")] = "",
+    by: Annotated[str, typer.Option(help=f"What to make even: {', '.join(_WAYS)}.")] = "simulation",
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a mini-batch.")] = 32,
+    chunks: Annotated[int, typer.Option(min=1, help="Micro-batches.")] = 4,
+    checkpoint: Annotated[str, typer.Option(help="For simulation: always, except_last or never.")] = "except_last",
+    profile: Annotated[str, typer.Option(help="For simulation: name or file of a hardware profile.")] = "p40",
+    device: Annotated[str, typer.Option(help="For time: where to measure.")] = "cpu",
+    timeout: Annotated[float, typer.Option(min=0, help="For time: seconds to measure.")] = 10.0,
+    param_scale: Annotated[
+        float, typer.Option(min=0, help="For size: copies of a parameter: SGD 2-3, RMSprop 3-5, Adam 4-5.")
+    ] = 2.0,
+    cache: Annotated[bool, typer.Option(help="Keep what was found, for the next time.")] = True,
+) -> None:
+    """Find the balance of a model: no other split has a smaller largest partition, in the cost that was chosen.
+
+    Prints the cost of every partition beside that of the even split; the last line is the balance alone.
+    """
+    if by not in _WAYS:
+        raise ConfigError([f"--by must be one of {', '.join(_WAYS)}, got {by!r}; {nearest(by, _WAYS)}"])
+    if model not in MODELS:
+        raise ConfigError([f"--model must be one of the table, got {model!r}; {nearest(model, MODELS)}"])
+    layers = MODELS[model].layers(parse_arguments(model, model_args))
+    if partitions > layers:
+        raise ConfigError([f"--partitions must be at most the {layers} layers of {model}, got {partitions}; lower it"])
+    from gpipe_bench.balance import split_min_max
+    from gpipe_bench.balance.kept import default_folder
+
+    options: dict[str, Any] = {"cache": default_folder() if cache else None}
+    if by == "simulation":
+        options = {"batch_size": batch_size, "chunks": chunks, "checkpoint": checkpoint, "profile": profile}
+    elif by == "size":
+        options |= {"chunks": chunks, "param_scale": param_scale}
+    else:
+        options |= {"device": device, "timeout": timeout}
+    costs = _costs(model, model_args, by, batch_size=batch_size, chunks=chunks, options=options)
+    found = split_min_max(costs, partitions)
+    arguments = format_arguments(parse_arguments(model, model_args))
+    typer.echo(f"{model} ({arguments}), {layers} layers by {by}; batch {batch_size} in {chunks} micro-batches")
+    even = [layers // partitions + (j < layers % partitions) for j in range(partitions)]
+    _print(costs, {"balance": found, "even split": even}, _WAYS[by])
+    typer.echo("-".join(map(str, found)))
+
+
+def _costs(
+    model: str, model_args: str, by: str, *, batch_size: int, chunks: int, options: dict[str, Any]
+) -> list[float]:
+    """Cost of each layer."""
+    import torch
+
+    from gpipe_bench.balance import layer_simulated_times, layer_sizes, layer_times
+
+    arguments = parse_arguments(model, model_args)
+    if by == "simulation":
+        from gpipe_bench.simulator import Model
+
+        try:
+            return layer_simulated_times(Model(model, arguments), **options)
+        except ValueError as error:
+            raise ConfigError([str(error)]) from error
+    spec = MODELS[model]
+    with torch.device("meta" if by == "size" else "cpu"):
+        module = spec.build(**arguments)
+        if by == "size":
+            batch, _ = spec.make_batch(batch_size, arguments, device="meta")
+            return [size / 2**30 for size in layer_sizes(module, batch, **options)]
+        batch, _ = spec.make_batch(-(-batch_size // chunks), arguments)
+        return layer_times(module, batch, **options)
+
+
+def _print(costs: list[float], splits: dict[str, list[int]], unit: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("partition")
+    for name in splits:
+        table.add_column(name, justify="right")
+        table.add_column(unit, justify="right")
+    rows = {name: _rows(costs, sizes) for name, sizes in splits.items()}
+    for j in range(len(next(iter(splits.values())))):
+        table.add_row(str(j), *(cell for shown in rows.values() for cell in shown[j]))
+    console = Console(width=100, highlight=False)
+    console.print(table)
+    largest = {name: max(_sums(costs, sizes)) for name, sizes in splits.items()}
+    found, even = largest["balance"], largest["even split"]
+    saved = "" if found <= 0 else f", {even / found:.2f} times as much with the even split"
+    console.print(Text(f"largest partition {found:.4g} {unit}{saved}"))
+
+
+def _rows(costs: list[float], sizes: list[int]) -> list[tuple[str, str]]:
+    return [(str(size), f"{cost:.4g}") for size, cost in zip(sizes, _sums(costs, sizes), strict=True)]
+
+
+def _sums(costs: list[float], sizes: list[int]) -> list[float]:
+    return [sum(costs[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]

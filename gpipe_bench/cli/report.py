@@ -1,0 +1,22 @@
+"""``report``: everything that was found, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["report"]
+
+
+def report(
+    out: Annotated[Path, typer.Option(help="The page to write, one HTML file.")],
+    results: Annotated[Path, typer.Option(help="Folder of tables, as the workflow leaves it.")] = Path("results"),
+    figures: Annotated[Path, typer.Option(help="Folder of figures, SVG.")] = Path("figures"),
+    captions: Annotated[Path, typer.Option(help="Folder of captions, reStructuredText.")] = Path("workflows/report"),
+) -> None:
+    """Write tables, figures, interactive timelines and provenance as one HTML file that needs no network."""
+    from gpipe_bench.report.page import write_report
+
+    typer.echo(f"wrote {write_report(results, figures, captions, out)}")

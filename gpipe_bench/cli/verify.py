@@ -1,0 +1,72 @@
+"""``verify``: results against print, reference and promises; exit status 1 when a cell is outside its tolerance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gpipe_bench.catalogue import REFERENCE, reference_tables
+
+if TYPE_CHECKING:
+    from gpipe_bench.bench.verify import Check
+
+__all__ = ["verify"]
+
+_NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
+
+
+def verify(
+    tables: Annotated[
+        list[Path] | None, typer.Argument(help="Tables of rows, held to the reference tables of the same names.")
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Table of all checks.")] = Path("results/verify.csv"),
+    tolerances: Annotated[Path, typer.Option(help="What may be off by how much.")] = Path("config/tolerances.csv"),
+    predictions: Annotated[Path | None, typer.Option(help="Table of published and simulated values.")] = None,
+    claims: Annotated[Path | None, typer.Option(help="Verdicts of the transparency experiment.")] = None,
+    reference: Annotated[Path, typer.Option(help="Folder of the reference results.")] = REFERENCE,
+) -> None:
+    """Check results and say which cell is outside which tolerance; exit status 1 when one is."""
+    from gpipe_bench.bench.files import check_writable, write_files
+    from gpipe_bench.bench.tables import csv_text
+    from gpipe_bench.bench.verify import (
+        CHECK_COLUMNS,
+        checks_of_claims,
+        checks_of_predictions,
+        judge,
+        read_tolerances,
+        record,
+    )
+
+    check_writable(out)
+    limits, found = read_tolerances(tolerances), []
+    found += list(checks_of_predictions(predictions)) if predictions else []
+    for table in tables or []:
+        found += _of_table(table, reference)
+    found += list(checks_of_claims(claims)) if claims else []
+    checks = judge(found, limits)
+    write_files({out: csv_text(CHECK_COLUMNS, [record(check) for check in checks])})
+    counts = Counter(check.verdict for check in checks)
+    for check in checks:
+        if check.verdict == "OUTSIDE":
+            typer.echo(check.line(), err=True)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    typer.echo(f"{len(checks)} checks: {summary or 'nothing to check'}; wrote {out}", err=bool(counts["OUTSIDE"]))
+    if counts["OUTSIDE"] or not checks:
+        raise typer.Exit(1)
+
+
+def _of_table(table: Path, reference: Path) -> list[Check]:
+    """The checks of a table of rows against the reference tables of its name."""
+    from gpipe_bench.bench.verify import checks_of_rows
+    from gpipe_bench.figures.tables import read_rows
+
+    rows = read_rows(table, _NEEDED)
+    olds = [path for path in reference_tables(reference) if path.stem == table.stem]
+    found = [check for old in olds for check in checks_of_rows(table.stem, rows, read_rows(old, _NEEDED))]
+    if not found:
+        typer.echo(f"{table}: no cell of it is among the reference rows", err=True)
+    return found

@@ -1,0 +1,169 @@
+"""Lanes of ``backward='autograd'``: one graph through all partitions, which autograd runs backward in its own order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from gpipe_bench.engine.autograd import set_rank, skip_ranks
+from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
+from gpipe_bench.engine.dependency import fork, join
+from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
+from gpipe_bench.engine.marks import run_marked
+from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
+from gpipe_bench.engine.observer import observed
+from gpipe_bench.engine.randomness import Draws
+from gpipe_bench.engine.skip.layout import SkipLayout
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.stage import PartitionTask, Stage
+from gpipe_bench.engine.streams import Stream, use_stream
+from gpipe_bench.engine.transfer import copy, wait
+
+__all__ = ["AutogradLanes"]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A task between launch and leave."""
+
+    task: PartitionTask
+    inputs: Values
+    slot: Slot | None
+
+
+class AutogradLanes(BatchLanes):
+    """Carries out the steps of :mod:`gpipe_bench.program` with nodes of the autograd graph between the tasks.
+
+    Args:
+        stages: the partitions.
+        layout: the skips between them.
+        microbatches: the micro-batches; replaced by what each partition makes of them.
+        shared: what all tasks share.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], layout: SkipLayout, microbatches: list[MicroBatch], shared: Circumstances
+    ) -> None:
+        super().__init__(stages, layout, microbatches, shared)
+        # phonies: of open lanes by (i, j), and of the lane that micro-batch i is about to be tied to
+        self._lanes: dict[tuple[int, int], Tensor | None] = {}
+        self._entering: list[Tensor | None] = [None] * len(microbatches)
+        self._running: dict[tuple[int, int], _Running] = {}
+        self._collected = 0
+        self._checkpointed = False
+
+    # --- fence ---------------------------------------------------------------------------------------------------
+
+    def join(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.join`; the next node of micro-batch i takes the phony."""
+        self._entering[i] = self._lanes.pop((i - 1, j), None)
+
+    def portal(self, i: int, j: int, skip: SkipKey) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.portal`."""
+        tensor = self._skips[i][skip]
+        route = self._route("portal", i, self._layout.routes[skip][0], j)
+        if tensor is not None and route.moves:
+            (self._skips[i][skip],) = copy(route, (tensor,))
+
+    def copy(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.copy`."""
+        route = self._route("copy", i, j - 1, j)
+        if route.moves:
+            riding = self._riding(j)
+            flat = self._flat(i, riding)
+            phony = None
+            if differentiable(flat):  # else no gradient copy will end the lane: it goes on to the task
+                phony, self._entering[i] = self._entering[i], None
+            self._put(i, copy(route, flat, phony), riding)
+
+    # --- compute -------------------------------------------------------------------------------------------------
+
+    def await_copy(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.await_copy`."""
+        end, stage = self._endpoint(i, j), self._stages[j]
+        self._put(i, wait(end.computing, end.copying, self._flat(i, stage.incoming), end.copying), stage.incoming)
+
+    def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.launch`."""
+        stage = self._stages[j]
+        task, flat = self._enter(i, j)
+        draws = self._shared.randomness.draws(i, j)
+        phony, self._entering[i] = self._entering[i], None
+        if checkpoint and self._learns(j, flat):
+            # Nothing that the graph keeps may know the lanes, which keep the graph: Python does not see through it.
+            name = partial(name_task, i, j, stage.device, self._computing[j])
+            slot = Slot(task.keeping_inputs, self._shared.ambience, draws, name, self._shared.observer)
+            self._running[i, j] = _Running(task, flat, slot)
+            self._checkpointed = True
+            job = partial(self._run_checkpointed, i, j, slot, flat, phony)
+        else:
+            if phony is not None:
+                count = len(self.microbatches[i].values)
+                with use_stream(self._computing[j]):
+                    flat = (*join(flat[:count], phony), *flat[count:])
+            self._running[i, j] = _Running(task, (), None)
+            job = partial(self._run_plain, i, j, task, flat, draws)
+        self._issue(i, j, job)
+
+    def collect(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.collect`."""
+        running = self._running[i, j]
+        flat = self._result(i, j)
+        self._exit(i, j, running.task, flat)
+        if running.slot is None:
+            del self._running[i, j]
+        elif self._shared.workers is not None:
+            set_rank(flat, self._collected)
+        self._collected += 1
+
+    # --- leave ---------------------------------------------------------------------------------------------------
+
+    def await_compute(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.await_compute`."""
+        end, stage = self._endpoint(i, j), self._stages[j]
+        self._put(i, wait(end.copying, end.computing, self._flat(i, stage.outgoing), end.copying), stage.outgoing)
+
+    def recompute(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.recompute`."""
+        running = self._running.pop((i, j), None)
+        if running is not None and running.slot is not None:
+            stage = self._stages[j]
+            flat = self._flat(i, stage.outgoing)
+            self._put(i, recompute(running.slot, running.inputs, flat, self._leaving(i, j)), stage.outgoing)
+
+    def fork(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.fork`."""
+        stage = self._stages[j]
+        with use_stream(self._leaving(i, j)):
+            flat, self._lanes[i, j] = fork(self._flat(i, stage.outgoing))
+        self._put(i, flat, stage.outgoing)
+
+    # --- helpers -------------------------------------------------------------------------------------------------
+
+    def _leaving(self, i: int, j: int) -> Stream:
+        """The stream on which gradients of (i, j) arrive."""
+        end = self._endpoint(i, j)
+        return end.copying if j < len(self._stages) - 1 else end.computing
+
+    def _run_checkpointed(self, i: int, j: int, slot: Slot, flat: Values, phony: Tensor | None) -> Values:
+        with use_stream(self._computing[j]), observed(self._shared.observer, self._task, i, j, "forward") as outputs:
+            outputs.extend(checkpoint(slot, flat, phony))
+        return tuple(outputs)
+
+    def _run_plain(self, i: int, j: int, task: PartitionTask, flat: Values, draws: Draws) -> Values:
+        shared = self._shared
+        if shared.workers is not None and self._checkpointed:
+            skip_ranks(len(self.microbatches) * len(self._stages))
+        with use_stream(self._computing[j]), shared.ambience.applied():
+            if shared.observer is None:
+                return self._first_pass(i, j, draws, task, flat)
+            run = partial(self._first_pass, i, j, draws, task)
+            return run_marked(shared.observer, self._task(i, j, "backward"), run, flat)
+
+    def _first_pass(self, i: int, j: int, draws: Draws, task: PartitionTask, flat: Values) -> Values:
+        with observed(self._shared.observer, self._task, i, j, "forward") as outputs, draws.first_pass(again=False):
+            outputs.extend(task(flat))
+        return tuple(outputs)

@@ -1,0 +1,231 @@
+"""The scheduled backward pass seen from autograd: three nodes, between which the workers do the work.
+
+    inputs ── Enter ── phony ── Drive ── phony ── Collect ── outputs
+
+Backward, Collect takes the gradients of all outputs, Drive runs the tasks of all partitions, and Enter hands out the
+gradients of the inputs. Collect and Enter are nodes of their devices, so autograd orders their streams. Drive is one of
+the CPU, which autograd runs in the thread that called ``backward()``: the thread of a device must stay free, since the
+workers' own backward passes need it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpipe_bench.engine.autograd import apply
+from gpipe_bench.engine.checkpoint import check_whole
+from gpipe_bench.engine.microbatch import MicroBatch, Values
+from gpipe_bench.engine.phony import get_phony, new_leaf
+from gpipe_bench.engine.scheduled_lanes import ScheduledLanes
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.streams import Stream, current_stream, record_stream, wait_stream
+from gpipe_bench.engine.worker import Workers
+from gpipe_bench.program import Plan, backward_order, run_backward_task
+
+__all__ = ["BackwardPass", "attach"]
+
+_CPU = torch.device("cpu")
+_Task = tuple[int, int]
+_Failure = tuple[_Task, BaseException]
+
+
+class BackwardPass:
+    """The backward pass of one batch, which can be run once.
+
+    Args:
+        plan: of its forward pass.
+        lanes: what the forward pass left.
+        places: for each partition its device, its compute stream, and the caller's stream on the device.
+        workers: the worker of each partition, or nothing to run all tasks in the thread that runs backward.
+        lend: lends workers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan[SkipKey],
+        lanes: ScheduledLanes,
+        places: list[tuple[torch.device, Stream, Stream]],
+        workers: list[int],
+        lend: Callable[[Sequence[int]], AbstractContextManager[Workers]],
+    ) -> None:
+        self.places = places
+        self._plan = plan
+        self._lanes: ScheduledLanes | None = lanes
+        self._workers = workers
+        self._lend = lend
+        self._failed = False
+        self._input_grads: list[Tensor | None] = []
+
+    def take(self, grads: tuple[Tensor | None, ...]) -> None:
+        """Take the gradients of all outputs, micro-batch by micro-batch."""
+        check_whole("backward='scheduled'", "backward='autograd' and checkpoint='never'")
+        if torch._C._autograd._get_current_graph_task_keep_graph():  # noqa: SLF001 - autograd's only word on it
+            raise RuntimeError(
+                "a scheduled backward pass must be the only one of its batch, got retain_graph=True; add the losses "
+                "up, or use backward='autograd'"
+            )
+        if self._lanes is None:
+            raise RuntimeError(
+                "a scheduled backward pass must be the only one of its batch, got a second one; add the losses up, or "
+                "use backward='autograd'"
+            )
+        for _, computing, callers in self.places:
+            wait_stream(computing, callers)
+        count = len(grads) // self._plan.m
+        for i in range(self._plan.m):
+            mine = grads[i * count : (i + 1) * count]
+            for grad in mine:
+                if grad is not None and self.places[-1][1] != self.places[-1][2]:
+                    record_stream(grad, self.places[-1][1])
+            self._lanes.give(i, self._plan.n - 1, mine)
+
+    def run(self) -> None:
+        """Run every task; afterwards the caller's streams come after all of them.
+
+        Raises:
+            Exception: the first that a task raised; the tasks after it are left out.
+        """
+        lanes, self._lanes = self._lanes, None
+        if lanes is None:
+            return
+        order = backward_order(self._plan)
+        # The thread of a device, in a backward pass within a backward pass, is itself needed to run tasks.
+        inline = not self._workers or isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001
+        errors = self._tasks(lanes, order) if inline else self._spread(lanes, order)
+        for device, computing, _ in self.places:
+            wait_stream(current_stream(device), computing)
+        if errors:
+            position = {task: number for number, task in enumerate(order)}
+            raise min(errors, key=lambda failure: position[failure[0]])[1]
+        self._input_grads = [grad for grads in lanes.input_grads for grad in grads]
+
+    def input_grads(self) -> list[Tensor | None]:
+        """Gradients of the inputs, micro-batch by micro-batch; they are kept no longer."""
+        grads, self._input_grads = self._input_grads, []
+        _, computing, callers = self.places[0]
+        wait_stream(callers, computing)
+        for grad in grads:
+            if grad is not None and computing != callers:
+                record_stream(grad, callers)
+        return grads
+
+    def _spread(self, lanes: ScheduledLanes, order: list[_Task]) -> list[_Failure]:
+        errors = []
+        indices = sorted(set(self._workers))
+        with self._lend(indices) as workers:
+            for index in indices:
+                mine = [(i, j) for i, j in order if self._workers[j] == index]
+                workers.submit(index, partial(self._tasks, lanes, mine))
+            try:
+                for index in indices:
+                    errors += workers.collect(index)[0]
+            except BaseException:
+                # An interrupt, of the thread that only waits: let the workers come to their end.
+                self._failed = True
+                raise
+        return errors
+
+    def _tasks(self, lanes: ScheduledLanes, tasks: list[_Task]) -> list[_Failure]:
+        """Run tasks in order; after an exception, here or elsewhere, only let the others go on."""
+        errors = []
+        for i, j in tasks:
+            if not self._failed:
+                try:
+                    run_backward_task(self._plan, lanes, i, j)
+                except BaseException as error:  # noqa: BLE001 - it belongs to the thread that called backward()
+                    errors.append(((i, j), error))
+                    self._failed = True
+                else:
+                    continue
+            if j > 0:
+                lanes.release(j - 1)
+        return errors
+
+
+class Enter(Function):
+    """(pass, inputs...) -> a phony on the first device; backward gives the gradients of the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, backward_pass: BackwardPass, which: list[int], *inputs: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.backward_pass = backward_pass
+        ctx.which = which
+        return get_phony(inputs[0].device).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple[Any, ...]:
+        grads = ctx.backward_pass.input_grads()
+        return (None, None, *(grads[index] for index in ctx.which))
+
+
+class Drive(Function):
+    """(pass, phony) -> a phony on the CPU; backward runs all tasks."""
+
+    @staticmethod
+    def forward(ctx: Any, backward_pass: BackwardPass, _: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.backward_pass = backward_pass
+        return get_phony(_CPU).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple[Any, ...]:
+        ctx.backward_pass.run()
+        return (None, None)
+
+
+class Collect(Function):
+    """(pass, phony, outputs...) -> outputs; backward takes their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, backward_pass: BackwardPass, frozen: list[int], _: Tensor, *values: Any) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.backward_pass = backward_pass
+        outputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
+        ctx.mark_non_differentiable(*(outputs[index] for index in frozen))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        ctx.backward_pass.take(grads)
+        return (None, None, None, *(None for _ in grads))
+
+
+def attach(backward_pass: BackwardPass, inputs: list[MicroBatch], outputs: list[MicroBatch]) -> list[MicroBatch]:
+    """``outputs`` with a graph in which ``backward_pass`` leads to ``inputs``.
+
+    Args:
+        backward_pass: of the batch.
+        inputs: the micro-batches as they came.
+        outputs: what the last partition made of them.
+    """
+    flat = [value for microbatch in outputs for value in microbatch.values]
+    frozen = [index for index, value in enumerate(flat) if isinstance(value, Tensor) and not value.requires_grad]
+    if not any(isinstance(value, Tensor) and value.requires_grad for value in flat):
+        return outputs
+    entering = [value for microbatch in inputs for value in microbatch.values]
+    which = [index for index, value in enumerate(entering) if isinstance(value, Tensor) and value.requires_grad]
+    if which:
+        (phony,) = _one(apply(Enter, backward_pass, which, *(entering[index] for index in which)))
+    else:
+        phony = new_leaf(_CPU)
+    (phony,) = _one(apply(Drive, backward_pass, phony))
+    constants = [value.detach() if isinstance(value, Tensor) else value for value in flat]
+    collected = apply(Collect, backward_pass, frozen, phony, *constants)
+    return _regrouped(collected, outputs)
+
+
+def _one(output: Any) -> tuple[Tensor, ...]:
+    return output if isinstance(output, tuple) else (output,)
+
+
+def _regrouped(flat: Values, like: list[MicroBatch]) -> list[MicroBatch]:
+    values = iter(flat)
+    return [MicroBatch(tuple(next(values) for _ in microbatch.values), microbatch.structure) for microbatch in like]

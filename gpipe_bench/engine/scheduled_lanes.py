@@ -1,0 +1,284 @@
+"""Lanes of ``backward='scheduled'``: every task has a graph of its own, and its worker runs it backward.
+
+    forward     leaves ── F(i,j) ── outputs  |  leaves ── F(i,j+1) ── ...          | tensors are cut where tasks meet
+    backward    worker j, for i = m-1 ... 0:
+                R(i,j)   gradients of the outputs   B(i,j)   gradients of the leaves to whoever made them
+
+So no node stands between the tasks, and the order is that of :func:`gpipe_bench.program.backward_order` whatever the
+devices: partitions on the CPU, for which autograd has one thread, run backward at the same time too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from gpipe_bench.engine.autograd import apply, run_backward
+from gpipe_bench.engine.checkpoint import Slot
+from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
+from gpipe_bench.engine.microbatch import MicroBatch, Values
+from gpipe_bench.engine.observer import observed
+from gpipe_bench.engine.phony import new_leaf
+from gpipe_bench.engine.randomness import Draws
+from gpipe_bench.engine.skip.layout import SkipLayout
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.stage import PartitionTask, Stage
+from gpipe_bench.engine.streams import use_stream, wait_stream
+from gpipe_bench.engine.transfer import move, move_back
+
+__all__ = ["ScheduledLanes"]
+
+_Edges = list[GradientEdge | None]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A task from its forward to its backward pass.
+
+    Attributes:
+        task: computes it.
+        leaves: where gradients of its flat inputs collect; before the task has run, and until a checkpoint is
+            recomputed, the inputs.
+        slot: computes it again, if it is checkpointed.
+        edges: into its graph, one per flat output; None for what needs no gradient. Outputs themselves are not kept.
+        grads: gradients of its flat outputs, as they come.
+    """
+
+    task: PartitionTask
+    leaves: Values
+    slot: Slot | None
+    edges: _Edges = field(default_factory=list)
+    grads: list[Tensor | None] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Inlet:
+    """Where the gradient of an input arrives that is not kept itself."""
+
+    grad: Tensor | None = None
+
+
+class _Receive(Function):
+    """(inlet, phony, value) -> value; backward leaves the gradient with the inlet."""
+
+    @staticmethod
+    def forward(ctx: Any, inlet: _Inlet, _: Tensor, value: Tensor) -> tuple[Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.inlet = inlet
+        return (value.detach(),)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        (ctx.inlet.grad,) = grads
+        return (None, None, None)
+
+
+class ScheduledLanes(BatchLanes):
+    """Carries out the steps of :mod:`gpipe_bench.program`, forward and backward.
+
+    Args:
+        stages: the partitions.
+        layout: the skips between them.
+        microbatches: the micro-batches; replaced by what each partition makes of them.
+        shared: what all tasks share.
+
+    Attributes:
+        input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], layout: SkipLayout, microbatches: list[MicroBatch], shared: Circumstances
+    ) -> None:
+        entered = [MicroBatch(_cut(microbatch.values), microbatch.structure) for microbatch in microbatches]
+        super().__init__(stages, layout, entered, shared)
+        self.input_grads: list[list[Tensor | None]] = [[] for _ in entered]
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._sent: list[SimpleQueue[int]] = [SimpleQueue() for _ in stages]
+
+    # --- forward: fence ------------------------------------------------------------------------------------------
+
+    def join(self, i: int, j: int) -> None:
+        """Nothing: the backward pass has its order."""
+
+    def portal(self, i: int, j: int, skip: SkipKey) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.portal`."""
+        tensor = self._skips[i][skip]
+        route = self._route("portal", i, self._layout.routes[skip][0], j)
+        if tensor is not None and route.moves:
+            with torch.no_grad():
+                (self._skips[i][skip],) = _flagged(move(route, (tensor,)), (tensor,))
+
+    def copy(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.copy`."""
+        route = self._route("copy", i, j - 1, j)
+        if route.moves:
+            riding = self._riding(j)
+            flat = self._flat(i, riding)
+            with torch.no_grad():
+                self._put(i, _flagged(move(route, flat), flat), riding)
+
+    # --- forward: compute ----------------------------------------------------------------------------------------
+
+    def await_copy(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.await_copy`."""
+        end = self._endpoint(i, j)
+        wait_stream(end.computing, end.copying)
+
+    def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.launch`."""
+        task, leaves = self._enter(i, j)
+        draws = self._shared.randomness.draws(i, j)
+        learns = self._learns(j, leaves)
+        cell = self._cells[i, j] = _Cell(task, leaves, None)
+        if checkpoint and learns:
+            # No reference to these lanes, which keep the cells.
+            name = partial(name_task, i, j, self._stages[j].device, self._computing[j])
+            cell.slot = Slot(task.keeping_inputs, self._shared.ambience, draws, name, self._shared.observer)
+        self._issue(i, j, partial(self._forward, i, j, cell, draws, learns))
+
+    def collect(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.collect`."""
+        flat = self._result(i, j)
+        self._exit(i, j, self._cells[i, j].task, flat)
+
+    def _forward(self, i: int, j: int, cell: _Cell, draws: Draws, learns: bool) -> Values:
+        shared = self._shared
+        with use_stream(self._computing[j]), observed(shared.observer, self._task, i, j, "forward") as outputs:
+            if cell.slot is not None:
+                outputs.extend(cell.slot.first_pass(cell.leaves))
+                # What a checkpointed task gives out counts as differentiable, as torch.utils.checkpoint has it.
+                given = tuple(value.detach().requires_grad_() if _carries(value) else value for value in outputs)
+            else:
+                inputs = self._received(j, cell)
+                with shared.ambience.applied(), draws.first_pass(again=False):
+                    outputs.extend((cell.task.keeping_inputs if learns else cell.task)(inputs))
+                cell.edges = _edges(outputs)
+                given = _cut(outputs)
+        cell.grads = [None] * len(given)
+        return given
+
+    def _received(self, j: int, cell: _Cell) -> Values:
+        """Inputs of a task without checkpoint; the cell keeps what collects their gradients, and no more.
+
+        A leaf lives as long as the graph. Of what the partition before gave, the first layer nearly always keeps it
+        anyway. Of a skip, which is often only added or concatenated, it does not.
+        """
+        inputs = list(cell.leaves)
+        kept: list[Any] = [value if isinstance(value, Tensor) and value.requires_grad else None for value in inputs]
+        for index in range(len(inputs) - len(self._stages[j].incoming), len(inputs)):
+            value = kept[index]
+            if value is not None:
+                kept[index] = inlet = _Inlet()
+                (inputs[index],) = apply(_Receive, inlet, new_leaf(value.device), value.detach())
+        cell.leaves = tuple(kept)
+        return tuple(inputs)
+
+    # --- forward: leave ------------------------------------------------------------------------------------------
+
+    def await_compute(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.Lanes.await_compute`."""
+        end = self._endpoint(i, j)
+        wait_stream(end.copying, end.computing)
+
+    def recompute(self, i: int, j: int) -> None:
+        """Nothing: see :meth:`recompute_ahead`."""
+
+    def fork(self, i: int, j: int) -> None:
+        """Nothing, as for :meth:`join`."""
+
+    # --- backward ------------------------------------------------------------------------------------------------
+
+    def give(self, i: int, j: int, grads: Sequence[Tensor | None], first: int = 0) -> None:
+        """Take gradients of the flat outputs of (i, j), from the one with index ``first`` on."""
+        self._cells[i, j].grads[first : first + len(grads)] = grads
+
+    def recompute_ahead(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.BackwardLanes.recompute_ahead`."""
+        cell = self._cells[i, j]
+        if cell.slot is not None:
+            with use_stream(self._computing[j]):
+                cell.slot.fill(cell.leaves)
+
+    def await_grads(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.BackwardLanes.await_grads`."""
+        self._sent[j].get()
+        end = self._endpoint(i, j)
+        wait_stream(end.computing, end.copying)
+
+    def backward(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.BackwardLanes.backward`."""
+        cell = self._cells[i, j]
+        if all(grad is None for grad in cell.grads):
+            return
+        with use_stream(self._computing[j]):
+            if cell.slot is not None:
+                if cell.slot.recomputed is None:
+                    cell.slot.fill(cell.leaves)
+                outputs, cell.leaves = cell.slot.take() or ((), ())
+                cell.edges = _edges(outputs)
+                del outputs
+            with observed(self._shared.observer, self._task, i, j, "backward"):
+                run_backward(cell.edges, cell.grads)
+
+    def send_grads(self, i: int, j: int) -> None:
+        """See :meth:`gpipe_bench.program.BackwardLanes.send_grads`."""
+        cell = self._cells.pop((i, j))
+        grads = [leaf.grad if isinstance(leaf, Tensor | _Inlet) else None for leaf in cell.leaves]
+        del cell
+        if j == 0:
+            self.input_grads[i] = grads
+            return
+        end = self._endpoint(i, j)
+        wait_stream(end.copying, end.computing)
+        incoming = self._stages[j].incoming if self._shared.components.portals else []
+        count = len(grads) - len(incoming)
+        self.give(i, j - 1, self._returned("copy", i, j - 1, j, grads[:count]))
+        for skip, grad in zip(incoming, grads[count:], strict=True):
+            source = self._layout.routes[skip][0]
+            place = len(self._cells[i, source].grads) - len(self._stages[source].outgoing)
+            place += self._stages[source].outgoing.index(skip)
+            self.give(i, source, self._returned("portal", i, source, j, [grad]), place)
+        self.release(j - 1)
+
+    def release(self, j: int) -> None:
+        """Let partition j go on: all gradients that it waits for have been sent, or will never come."""
+        self._sent[j].put(0)
+
+    def _returned(self, kind: str, i: int, source: int, target: int, grads: Sequence[Tensor | None]) -> Sequence[Any]:
+        route = self._route(kind, i, source, target)
+        if not route.moves or all(grad is None for grad in grads):
+            return grads
+        return move_back(route, grads)
+
+
+def _cut(values: Sequence[Any]) -> Values:
+    """``values`` as leaves, each of which requires a gradient if the value does."""
+    return tuple(
+        value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in values
+    )
+
+
+def _flagged(moved: Sequence[Any], values: Sequence[Any]) -> Values:
+    """``moved``, tensors of which require a gradient as their originals do."""
+    for there, here in zip(moved, values, strict=True):
+        if isinstance(here, Tensor):
+            there.requires_grad_(here.requires_grad)
+    return tuple(moved)
+
+
+def _carries(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _edges(outputs: Sequence[Any]) -> _Edges:
+    return [
+        get_gradient_edge(value) if isinstance(value, Tensor) and value.requires_grad else None for value in outputs
+    ]

@@ -1,0 +1,120 @@
+"""The cells of a sweep as points: partitions, micro-batches, batch, checkpoint mode, and what came of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from gpipe_bench.rows import Row
+from gpipe_bench.schedule import CHECKPOINT_MODES, ideal_bubble
+
+__all__ = ["NEEDED", "SHARES", "Point", "Series", "points_of", "series_of"]
+
+NEEDED: Final = (
+    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "microbatches", "checkpoint", "batch_size"),
+    *("repeat", "status", "reason", "throughput_samples_per_s", "step_time_ms", "bubble_fraction", "copy_fraction"),
+    *("recompute_fraction", "imbalance_fraction", "device"),
+)
+"""Columns that figures of a sweep read."""
+
+SHARES: Final = ("compute", "recompute", "copy", "imbalance", "bubble")
+"""Parts of a device's time, which add up to all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One cell: medians over its repeats.
+
+    Attributes:
+        row: the first of its rows that ended well, or else the first.
+        throughput: in samples per second; None where no run ended well.
+        device_ms: device time per sample, in milliseconds: partitions times step time over batch size.
+        shares: part of that for each of :data:`SHARES`; together 1.
+    """
+
+    row: Row
+    throughput: float | None
+    device_ms: float
+    shares: dict[str, float]
+
+    @property
+    def n(self) -> int:
+        """Partitions."""
+        return self.row.partitions or 1
+
+    @property
+    def chunks(self) -> int:
+        """Micro-batches asked for."""
+        return self.row.chunks or 1
+
+    @property
+    def batch(self) -> int:
+        """Samples per step."""
+        return self.row.batch_size or 1
+
+    @property
+    def ideal_ms(self) -> float:
+        """Device time per sample with the ideal bubble: balanced, with copies for nothing."""
+        busy = (self.shares["compute"] + self.shares["recompute"]) * self.device_ms
+        return busy / (1 - ideal_bubble(self.row.microbatches or self.chunks, self.n))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one kind of batch.
+
+    Attributes:
+        fixed: ``batch`` or ``micro-batch``.
+        size: the samples that it has.
+        points: by checkpoint mode, in the order of the modes.
+    """
+
+    fixed: str
+    size: int
+    points: dict[str, list[Point]]
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return f"{self.fixed} of {self.size} samples"
+
+
+def points_of(rows: Iterable[Row]) -> list[Point]:
+    """A point per cell, in the order of the rows."""
+    cells: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row.partitions, row.chunks, row.batch_size, row.checkpoint, row.balance), []).append(row)
+    return [_point(group) for group in cells.values()]
+
+
+def series_of(points: Sequence[Point]) -> list[Series]:
+    """The series of a sweep: every batch, and every micro-batch, that occurs with several numbers of chunks."""
+    batches = Counter(size for size, _ in {(p.batch, p.chunks) for p in points})
+    per_chunk = Counter(b / c for b, c in {(p.batch, p.chunks) for p in points})
+    several = len({p.chunks for p in points}) > 1
+    sizes = sorted(size for size, count in batches.items() if count > 1 or not several)
+    ratios = sorted(ratio for ratio, count in per_chunk.items() if count > 1)
+    return [
+        *(Series("batch", size, _modes([p for p in points if p.batch == size])) for size in sizes),
+        *(Series("micro-batch", int(r), _modes([p for p in points if p.batch / p.chunks == r])) for r in ratios),
+    ]
+
+
+def _modes(points: Sequence[Point]) -> dict[str, list[Point]]:
+    modes = [mode for mode in CHECKPOINT_MODES if any(p.row.checkpoint == mode for p in points)]
+    return {mode: [p for p in points if p.row.checkpoint == mode] for mode in modes}
+
+
+def _point(rows: Sequence[Row]) -> Point:
+    good = [row for row in rows if row.status == "ok" and row.throughput_samples_per_s and row.step_time_ms]
+    if not good:
+        return Point(rows[0], None, 0.0, dict.fromkeys(SHARES, 0.0))
+    head = good[0]
+    step_ms = median(row.step_time_ms or 0.0 for row in good)
+    known = {name: median(getattr(row, f"{name}_fraction") or 0.0 for row in good) for name in SHARES[1:]}
+    shares = {"compute": max(0.0, 1 - sum(known.values())), **known}
+    device_ms = (head.partitions or 1) * step_ms / (head.batch_size or 1)
+    return Point(head, median(row.throughput_samples_per_s or 0.0 for row in good), device_ms, shares)

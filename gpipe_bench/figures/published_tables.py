@@ -1,0 +1,169 @@
+"""Published tables as a figure: a line per row of print, its published value beside the simulated and measured ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.page import Frame, Page
+from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE, WIDTH_IN, drawing, save
+from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.rows import EVIDENCE, Row
+
+__all__ = ["METRICS", "draw_published_tables", "printed_metric", "published_tables_figure"]
+
+METRICS: Final = {
+    "throughput_samples_per_s": "throughput (samples/s)",
+    "peak_reserved_gib": "memory reserved, all devices (GiB)",
+}
+"""What can be drawn, with its name on the axis."""
+
+_NEEDED: Final = (
+    *("evidence", "model", "model_args", "partitions", "chunks", "checkpoint", "batch_size", "balance", "status"),
+    *("reason", "device"),
+)
+_LEFT_IN: Final = 0.98
+_RIGHT_IN: Final = 0.55
+_ROW_IN: Final = 0.17
+_AXIS_IN: Final = 0.34
+_MARKS: Final[dict[str, dict[str, Any]]] = {
+    "published": {"marker": "d", "markersize": 6.5, "markerfacecolor": "none", "markeredgecolor": INK},
+    "simulated": {"marker": "o", "markersize": 3.6, "color": EVIDENCE_COLOURS["simulated"]},
+    "measured": {"marker": "s", "markersize": 3.6, "color": EVIDENCE_COLOURS["measured"]},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One row of print: its name, and for each evidence its value or why there is none."""
+
+    name: str
+    values: dict[str, float]
+    failures: dict[str, str]
+
+    @property
+    def error(self) -> str:
+        """Simulated over published, minus 1."""
+        if {"published", "simulated"} <= set(self.values):
+            return f"{self.values['simulated'] / self.values['published'] - 1:+.1%}"
+        return ", ".join(f"{evidence}: {status}" for evidence, status in self.failures.items())
+
+
+def draw_published_tables(rows_csv: Path, out_stem: Path, metric: str = "") -> list[Path]:
+    """Draw the published tables held in a result table.
+
+    Args:
+        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
+        metric: one of :data:`METRICS`; by default the one that was printed.
+        out_stem: path of the figure without its suffix.
+
+    Returns:
+        The paths written: SVG, PDF, PNG.
+
+    Raises:
+        ConfigError: the table cannot be read or lacks a column, or there is no such metric.
+        OutputError: the figure cannot be written.
+    """
+    if metric and metric not in METRICS:
+        raise ConfigError([f"metric must be one of {', '.join(METRICS)}, got {metric!r}; use one of them"])
+    rows = read_rows(rows_csv, (*_NEEDED, *METRICS))
+    with drawing():
+        return save(published_tables_figure(rows, metric or printed_metric(rows)), out_stem)
+
+
+def printed_metric(rows: Sequence[Row]) -> str:
+    """The first metric that the published rows have; throughput where there are none."""
+    published = [row for row in rows if row.evidence == "published"]
+    printed = [name for name in METRICS if any(getattr(row, name) is not None for row in published)]
+    return (printed or list(METRICS))[0]
+
+
+def published_tables_figure(rows: Sequence[Row], metric: str) -> Figure:
+    """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
+    page = Page()
+    for k, model in enumerate(dict.fromkeys(row.model for row in rows)):
+        if k:
+            page.space(0.12)
+        own = [row for row in rows if row.model == model]
+        kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in own)]
+        badge = "simulated" if "simulated" in kinds else kinds[0]
+        # What the simulator says of what was printed: the badge is its evidence, marks tell the others apart.
+        page.heading(f"{model}: published {METRICS[metric].partition(' ')[0]}", badge)
+        page.paragraph(_devices(own), colour=FAINT)
+        lines = _lines(own, metric)
+        page.space(0.05)
+        page.strip(len(lines) * _ROW_IN + _AXIS_IN, partial(_draw, lines=lines, label=METRICS[metric]))
+    kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in rows)]
+    page.space(0.04)
+    page.strip(0.15, lambda frame: _draw_legend(frame, kinds))
+    page.space(0.03)
+    page.paragraph("Right: simulated over published, minus 1. n: partitions, m: micro-batches.", colour=FAINT)
+    return page.render()
+
+
+def _devices(rows: Sequence[Row]) -> str:
+    machines = dict.fromkeys(f"{row.evidence}: {row.device}" for row in rows if row.device)
+    return "; ".join(machines)
+
+
+def _lines(rows: Sequence[Row], metric: str) -> list[_Line]:
+    settings: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        key = (row.partitions, row.chunks, row.batch_size, row.checkpoint, row.model_args)
+        settings.setdefault(key, []).append(row)
+    several = len({key[4] for key in settings}) > 1
+    return [_line(key, group, metric, several) for key, group in settings.items()]
+
+
+def _line(key: tuple[Any, ...], group: Sequence[Row], metric: str, several: bool) -> _Line:
+    values, failures = {}, {}
+    for kind in dict.fromkeys(row.evidence for row in group):
+        own = [row for row in group if row.evidence == kind]
+        known = [float(value) for value in (getattr(row, metric) for row in own) if value is not None]
+        if known:
+            values[kind] = median(known)
+        elif own[0].status != "ok":
+            failures[kind] = own[0].status
+    sizes = dict(part.split("=", 1) for part in key[4].split(";"))
+    model = ", ".join(sizes[name] for name in ("L", "B", "D", "C") if name in sizes)
+    name = f"n={key[0]} ({model})" if several else f"n={key[0]} m={key[1]}"
+    return _Line(name, values, failures)
+
+
+def _draw(frame: Frame, lines: Sequence[_Line], label: str) -> None:
+    axes = frame.axes(_LEFT_IN, WIDTH_IN - _LEFT_IN - _RIGHT_IN, 0.0, len(lines) * _ROW_IN)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.set_yticks(range(len(lines)), [line.name for line in lines])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", linewidth=0.3, color=RULE)
+    axes.set_axisbelow(True)
+    axes.set_xlim(0, max((value for line in lines for value in line.values.values()), default=1.0) * 1.08)
+    for y, line in enumerate(lines):
+        for kind, value in line.values.items():
+            axes.plot(value, y, linestyle="none", zorder=4 if kind == "published" else 3, **_MARKS[kind])
+        _note(axes, y, line)
+    axes.set_xlabel(label)
+
+
+def _note(axes: Axes, y: int, line: _Line) -> None:
+    place = axes.get_yaxis_transform()
+    if line.failures:
+        axes.text(0.02, y, line.error, transform=place, va="center_baseline", color=FAINT, style="italic")
+        return
+    axes.text(1.02, y, line.error, transform=place, va="center_baseline")
+
+
+def _draw_legend(frame: Frame, kinds: Sequence[str]) -> None:
+    handles = [Line2D([], [], linestyle="none", label=kind, **_MARKS[kind]) for kind in kinds]
+    axes = frame.axes(0.0, WIDTH_IN)
+    axes.set_axis_off()
+    axes.legend(handles=handles, loc="center", ncols=3, borderpad=0, handletextpad=0.3, columnspacing=1.0)

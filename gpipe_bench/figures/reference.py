@@ -1,0 +1,87 @@
+"""All figures of the reference tables, drawn in one process.
+
+Simulated tables hold no published rows; those of the same settings are put beside them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from gpipe_bench.catalogue import PUBLISHED_ROWS, REFERENCE, ReferenceFigure, reference_figures
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.ablation import ablation_figure
+from gpipe_bench.figures.advice import advice_figure
+from gpipe_bench.figures.published_tables import printed_metric, published_tables_figure
+from gpipe_bench.figures.shares import shares_figure
+from gpipe_bench.figures.style import drawing, save
+from gpipe_bench.figures.sweep import sweep_figure
+from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.figures.timelines import draw_timelines
+from gpipe_bench.figures.transparency import draw_transparency
+from gpipe_bench.figures.why import why_figure
+from gpipe_bench.rows import Row
+
+__all__ = ["draw_reference", "with_published"]
+
+_NEEDED: Final = (
+    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
+    *("status", "reason", "throughput_samples_per_s", "peak_reserved_gib"),
+)
+_SETTING: Final = ("model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
+_FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], Figure]]] = {
+    "ablation": ablation_figure,
+    "shares": shares_figure,
+    "tables": lambda rows: published_tables_figure(rows, printed_metric(rows)),
+    "sweep": sweep_figure,
+    "why": why_figure,
+    "advice": advice_figure,
+}
+
+
+def draw_reference(out: Path, folder: Path = REFERENCE) -> Iterator[list[Path]]:
+    """Draw the figures one after the other.
+
+    Args:
+        out: folder of the figures.
+        folder: of the reference tables.
+
+    Yields:
+        The paths of each figure as it is done.
+
+    Raises:
+        ConfigError: there is no table, or one cannot be read.
+        OutputError: a figure cannot be written.
+    """
+    figures = reference_figures(folder)
+    if not figures:
+        raise ConfigError([f"reference must hold tables of rows, got none below {folder}; restore the folder"])
+    published = read_rows(folder / PUBLISHED_ROWS.relative_to(REFERENCE), _NEEDED)
+    for figure in figures:
+        yield _draw(figure, out / figure.place / figure.name, published)
+
+
+def with_published(rows: Sequence[Row], published: Sequence[Row]) -> list[Row]:
+    """Simulated rows with the published ones of the same settings before them; others as they are."""
+    asked = {_setting(row) for row in rows if row.evidence == "simulated"}
+    return [*(row for row in published if _setting(row) in asked), *rows]
+
+
+def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list[Path]:
+    if figure.kind == "timelines":
+        return draw_timelines(figure.table.with_name(f"{figure.table.stem}_events.csv"), figure.table, stem)
+    if figure.kind == "transparency":
+        return draw_transparency(figure.table, stem, figure.model)
+    rows = read_rows(figure.table, _NEEDED)
+    if figure.kind in ("ablation", "shares", "tables"):
+        rows = with_published(rows, [replace(row, experiment=rows[0].experiment) for row in published])
+    with drawing():
+        return save(_FIGURES[figure.kind](rows), stem)
+
+
+def _setting(row: Row) -> tuple[object, ...]:
+    return tuple(getattr(row, name) for name in _SETTING)

@@ -1,0 +1,145 @@
+"""A sweep as maps: throughput over partitions and micro-batches, a map per checkpoint mode and kind of batch.
+
+Every cell shows its number, so that the colour is only a guide; the best of each row of maps has a frame, and what did
+not fit the memory a hatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from gpipe_bench.figures.page import Frame, Page
+from gpipe_bench.figures.points import NEEDED, Point, Series, points_of, series_of
+from gpipe_bench.figures.style import FAINT, INK, WIDE_IN, drawing, save
+from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.figures.text import significant
+from gpipe_bench.rows import Row
+
+__all__ = ["draw_sweep", "sweep_figure", "sweep_groups"]
+
+_LEFT_IN: Final = 0.42
+_GAP_IN: Final = 0.16
+_RIGHT_IN: Final = 0.08
+_ROW_IN: Final = 0.165
+_TOP_IN: Final = 0.32
+_AXIS_IN: Final = 0.34
+_MODES: Final = 3
+_MAP: Final = "cividis"
+_DARK: Final = 0.45
+
+
+def draw_sweep(rows_csv: Path, out_stem: Path) -> list[Path]:
+    """Draw the sweep held in a result table.
+
+    Args:
+        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
+        out_stem: path of the figure without its suffix.
+
+    Returns:
+        The paths written: SVG, PDF, PNG.
+
+    Raises:
+        ConfigError: the table cannot be read or lacks a column.
+        OutputError: the figure cannot be written.
+    """
+    rows = read_rows(rows_csv, NEEDED)
+    with drawing():
+        return save(sweep_figure(rows), out_stem)
+
+
+def sweep_groups(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of one model on one kind of machine each; published rows are no part of a sweep."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.evidence != "published":
+            key = (row.evidence, row.model, row.model_args, row.variant, row.profile or row.device)
+            found.setdefault(key, []).append(row)
+    return list(found.values())
+
+
+def sweep_figure(rows: Sequence[Row]) -> Figure:
+    """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
+    page = Page(WIDE_IN)
+    for k, group in enumerate(sweep_groups(rows)):
+        if k:
+            page.space(0.16)
+        head = group[0]
+        page.heading(f"{head.model}: throughput over partitions and micro-batches, in samples/s", head.evidence)
+        page.paragraph(machine_words(head), colour=FAINT)
+        for series in series_of(points_of(group)):
+            page.space(0.06)
+            _add_series(page, series)
+    page.space(0.02)
+    page.paragraph(
+        "Frame: the best of three maps. Hatched: out of memory. Colours go with the logarithm, the same in three maps.",
+        colour=FAINT,
+    )
+    return page.render()
+
+
+def machine_words(row: Row) -> str:
+    """Arguments of the model, machine and components of a sweep, in words."""
+    parts = [row.model_args.replace(";", ", "), f"up to one {row.device or row.profile} per partition", row.variant]
+    return "; ".join(filter(None, parts))
+
+
+def _add_series(page: Page, series: Series) -> None:
+    every = [point for points in series.points.values() for point in points]
+    numbers = sorted({point.n for point in every})
+    chunks = sorted({point.chunks for point in every})
+    values = [point.throughput for point in every if point.throughput]
+    best = max(values, default=0.0)
+    norm = LogNorm(min(values, default=0.5) * 0.999, best * 1.001 or 1.0)
+    width = (WIDE_IN - _LEFT_IN - (_MODES - 1) * _GAP_IN - _RIGHT_IN) / _MODES
+    height = len(numbers) * _ROW_IN
+
+    def draw(frame: Frame) -> None:
+        frame.text(0.06, 0.0, f"Fixed {series.title}", fontweight="bold")
+        for k, (mode, points) in enumerate(series.points.items()):
+            axes = frame.axes(_LEFT_IN + k * (width + _GAP_IN), width, _TOP_IN, height)
+            _draw_map(axes, points, (numbers, chunks), norm, best)
+            axes.set_title(f"checkpoint {mode}", loc="left", pad=3, fontsize=7)
+            axes.set_yticks(range(len(numbers)), [str(n) for n in numbers] if k == 0 else [])
+            axes.set_xticks(range(len(chunks)), [str(m) for m in chunks])
+            axes.set_xlabel("micro-batches (chunks)")
+            if k == 0:
+                axes.set_ylabel("partitions")
+
+    page.strip(_TOP_IN + height + _AXIS_IN, draw)
+
+
+def _draw_map(
+    axes: Axes, points: Sequence[Point], labels: tuple[Sequence[int], Sequence[int]], norm: LogNorm, best: float
+) -> None:
+    numbers, chunks = labels
+    axes.set(xlim=(-0.5, len(chunks) - 0.5), ylim=(len(numbers) - 0.5, -0.5))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    colours = colormaps[_MAP]
+    for point in points:
+        x, y = chunks.index(point.chunks), numbers.index(point.n)
+        if point.throughput is None:
+            look: dict[str, Any] = {"facecolor": "white", "edgecolor": "#BBBBBB", "hatch": "//////", "linewidth": 0}
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
+            continue
+        shade = float(norm(point.throughput))
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colours(shade), linewidth=0))
+        ink = "white" if shade < _DARK else INK
+        axes.text(x, y, _short(point.throughput), ha="center", va="center_baseline", color=ink)
+        if point.throughput == best:
+            axes.add_patch(
+                Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor="#D55E00", linewidth=1.6, zorder=4)
+            )
+
+
+def _short(value: float) -> str:
+    """At most four letters."""
+    return f"{value / 1000:.1f}k" if value >= 1000 else significant(value)

@@ -1,0 +1,190 @@
+"""What a row of requests did to free memory, told so that it can be done again elsewhere.
+
+Best fit looks at sizes and, among equals, at the order of addresses. So what a row of requests does hangs on few of the
+free intervals: those that it takes from, and that none of the others would have suited better. Where a pool has
+intervals of the same sizes in the same order, and no other that would suit, the same happens there, at other addresses:
+
+    found     ··[ 4 ]···[ 9 ]·······[ 2 ]··        took from 4 and 9, would have taken anything from 3 to 8
+    elsewhere ·····[ 4 ]··[ 12 ]··[ 9 ]····        the same, shifted: 12 never suited better
+
+What is kept from pass to pass is often cut from one large interval, so each pass finds it a little smaller. Its size
+may change as far as no choice does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Choice, Pool, Request, Spot, State
+
+__all__ = ["Footprint", "Footprints", "Shrinking"]
+
+_LAST: Final = 8
+"""Footprints that are tried; older ones hardly ever fit."""
+
+
+class Shrinking:
+    """Finds out by how much an interval could be smaller.
+
+    Args:
+        end: where it ends.
+
+    Attributes:
+        room: bytes that it can lack without another choice being made.
+    """
+
+    __slots__ = ("end", "room")
+
+    def __init__(self, end: int) -> None:
+        self.end, self.room = end, 0
+
+    def watch(self, pool: Pool, requests: Iterable[Request]) -> Iterator[Request]:
+        """Pass requests on to a pool, and look at what is left at the interval's end before each."""
+        self.room = pool.free_before(self.end)
+        for request in requests:
+            wanted = abs(request[1])
+            rest = pool.free_before(self.end)
+            if wanted and rest:
+                best = pool.best(wanted)
+                if best & ADDRESS == self.end - rest:
+                    # It is what is cut, and something has to be left over, as it is now.
+                    self.room = min(self.room, max(rest - wanted - pool.keep, 0))
+                elif rest >= wanted:
+                    # It has to stay larger than what is chosen.
+                    self.room = min(self.room, max(rest - (best >> SHIFT) - 1, 0))
+            yield request
+
+
+class Footprint:
+    """What a row of requests did to a pool.
+
+    Args:
+        before: what was free.
+        after: what was free at its end.
+        spots: blocks in use at its end that were not before.
+        chosen: what it took from.
+        shrinking: an interval that may be smaller.
+    """
+
+    __slots__ = ("_first", "_left", "_number", "_room", "_spots", "_starts", "_suited", "sizes")
+
+    def __init__(
+        self,
+        before: State,
+        after: State,
+        spots: dict[int, Spot],
+        chosen: Iterable[Choice],
+        shrinking: Shrinking | None = None,
+    ) -> None:
+        # Intervals that were there at the beginning, not pieces of them.
+        whole = {found for _, found in chosen if before[1].get(found & ADDRESS) == found >> SHIFT}
+        taken = {interval & ADDRESS for interval in whole}
+        starts = self._starts = sorted(taken)
+        self.sizes = [before[1][start] for start in starts]
+        untouched = before[1].keys() - taken
+        left = [(start, size) for start, size in after[1].items() if start not in untouched]
+        # With the number of the interval that each is cut from.
+        self._left = [(bisect_right(starts, start) - 1, start, size) for start, size in left]
+        self._spots = [(block, bisect_right(starts, start) - 1, start, size) for block, (start, size) in spots.items()]
+        # What would have suited better; of equal ones the first is taken, which a piece may be or not.
+        self._suited = _union((wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in chosen)
+        # The interval that may be smaller, and what is left of it at its end.
+        self._number, self._room, self._first = -1, 0, -1
+        if shrinking is not None and before[2].get(shrinking.end) in taken:
+            self._number, self._room = starts.index(before[2][shrinking.end]), shrinking.room
+            self._first = after[2].get(shrinking.end, -1)
+
+    def again(self, state: State) -> tuple[State, dict[int, Spot]] | None:
+        """What the requests leave free and in use where ``state`` is free; None if they might do something else."""
+        taken = self._find(state[0])
+        if taken is None:
+            return None
+        free = set(state[0]).difference(taken)
+        # An odd number of ends is below what is inside.
+        if any(bisect_right(self._suited, interval >> SHIFT) & 1 for interval in free):
+            return None
+        shifts = [(interval & ADDRESS) - start for interval, start in zip(taken, self._starts, strict=True)]
+        lacking = self.sizes[self._number] - (taken[self._number] >> SHIFT) if self._number >= 0 else 0
+        sizes, ends = dict(state[1]), dict(state[2])
+        for interval in taken:
+            del sizes[interval & ADDRESS], ends[(interval & ADDRESS) + (interval >> SHIFT)]
+        for number, old_start, old_size in self._left:
+            start = old_start + shifts[number]
+            size = old_size - lacking if old_start == self._first else old_size
+            sizes[start], ends[start + size] = size, start
+            free.add(size << SHIFT | start)
+        spots = {block: (start + shifts[number], size) for block, number, start, size in self._spots}
+        return (tuple(sorted(free)), sizes, ends), spots
+
+    def end_of_difference(self, other: Footprint) -> int | None:
+        """Where the only interval ends whose size differs from that in another footprint, if there is one."""
+        if len(self.sizes) != len(other.sizes):
+            return None
+        found = [number for number, size in enumerate(self.sizes) if size != other.sizes[number]]
+        return self._starts[found[0]] + self.sizes[found[0]] if len(found) == 1 else None
+
+    def _find(self, free: Sequence[int]) -> list[int] | None:
+        """The intervals to take from, in the order of addresses: of each size the first ones."""
+        places: dict[int, int] = {}
+        taken = []
+        for number, size in enumerate(self.sizes):
+            if number == self._number:
+                continue
+            place = places[size] + 1 if size in places else bisect_left(free, size << SHIFT)
+            if place == len(free) or free[place] >> SHIFT != size:
+                return None
+            places[size] = place
+            taken.append(free[place])
+        if self._number >= 0:
+            largest = self.sizes[self._number]
+            low, high = (bisect_left(free, size << SHIFT) for size in (largest - self._room, largest + 1))
+            found = [interval for interval in free[low:high] if interval not in taken]
+            # Of two, either would suit.
+            if len(found) != 1:
+                return None
+            taken.insert(self._number, found[0])
+        return taken if all(before & ADDRESS < after & ADDRESS for before, after in pairwise(taken)) else None
+
+
+class Footprints:
+    """The last footprints of a row of requests, and what changed from one to the next."""
+
+    def __init__(self) -> None:
+        # With the changes of the bytes in use.
+        self._known: deque[tuple[Footprint, tuple[int, ...]]] = deque(maxlen=_LAST)
+        self._end: int | None = None
+
+    def again(self, state: State) -> tuple[State, dict[int, Spot], tuple[int, ...]] | None:
+        """What is left free and in use, and the changes on the way, if the requests do what they did before."""
+        for footprint, changes in self._known:
+            found = footprint.again(state)
+            if found is not None:
+                return *found, changes
+        return None
+
+    def watch(self, pool: Pool, requests: Iterable[Request]) -> tuple[Iterable[Request], Shrinking | None]:
+        """The requests, watched if only one interval had changed the last time."""
+        if self._end is None:
+            return requests, None
+        shrinking = Shrinking(self._end)
+        return shrinking.watch(pool, requests), shrinking
+
+    def add(self, footprint: Footprint, changes: tuple[int, ...]) -> None:
+        """Keep what the requests did."""
+        self._end = footprint.end_of_difference(self._known[0][0]) if self._known else None
+        self._known.appendleft((footprint, changes))
+
+
+def _union(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Half-open ranges as a rising list of the ends of their union."""
+    ends: list[int] = []
+    for start, stop in sorted(ranges):
+        if ends and start <= ends[-1]:
+            ends[-1] = max(ends[-1], stop)
+        elif start < stop:
+            ends += start, stop
+    return ends

@@ -1,0 +1,55 @@
+"""Traces the step of an optimizer on one parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gpipe_bench.simulator.optimizers import PROBE, OptimizerTrace
+from gpipe_bench.simulator.recorder import Recorder
+from gpipe_bench.simulator.steps import Alloc, Free, Kernel, Step
+
+__all__ = ["trace_step"]
+
+_MAKERS: Final = MappingProxyType(
+    {
+        "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),
+        "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
+        "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=False),
+        "adam": lambda parameters: torch.optim.Adam(parameters, foreach=False),
+    }
+)
+
+
+def trace_step(name: str) -> OptimizerTrace:
+    """The second step of an optimizer by name, when its state is there."""
+    make: Callable[[Any], torch.optim.Optimizer] = _MAKERS[name]
+    parameter = nn.Parameter(torch.empty(PROBE, device="meta"))
+    parameter.grad = torch.empty_like(parameter)
+    optimizer = make([parameter])
+    optimizer.step()
+    recorder = Recorder()
+    with recorder:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    steps = recorder.take()
+    kernels = tuple(step for step in steps if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes)
+    tensors = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
+    state = tuple(tensor.nbytes // PROBE for tensor in tensors if tensor.shape == parameter.shape)
+    return OptimizerTrace(kernels, state, _peak_bytes(steps) // PROBE)
+
+
+def _peak_bytes(steps: Iterable[Step]) -> int:
+    held: dict[int, int] = {}
+    peak = 0
+    for step in steps:
+        if isinstance(step, Alloc):
+            held[step.block] = step.bytes
+        elif isinstance(step, Free):
+            held.pop(step.block, None)
+        peak = max(peak, sum(held.values()))
+    return peak

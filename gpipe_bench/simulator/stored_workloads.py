@@ -1,0 +1,92 @@
+"""Workloads on disk: putting traces together takes longer than many simulations, and gives the same again.
+
+A list of requests is stored as three columns: kinds, one letter each, blocks and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench.simulator.trace_cache import TRACING, read, write
+from gpipe_bench.simulator.workload import Kernels, MemoryOp, SkipWork, StaticMemory, TaskWork, Workload
+
+__all__ = ["kept_workload"]
+
+# The files of this package that decide what a workload holds and how it is stored, besides those that trace.
+_COMPOSING: Final = (*TRACING, "build", "compose", "cost", "hardware", "stored_workloads", "workload")
+_LETTERS: Final = {"alloc": "a", "free": "f", "scratch": "s", "gradient": "g"}
+_KINDS: Final = {letter: kind for kind, letter in _LETTERS.items()}
+_MEMORIES: Final = ("forward_memory", "graph_memory", "backward_memory")
+_PASSES: Final = ("forward", "recompute", "backward")
+_TUPLES: Final = ("output_bytes", "input_bytes", "leaving", "returning")
+
+
+def kept_workload(folder: Path, key: Mapping[str, Any], make: Callable[[], Workload]) -> Workload:
+    """The workload under ``key``, made and stored where there is none yet.
+
+    Args:
+        folder: where it is kept.
+        key: all that it depends on, code aside.
+        make: makes it.
+    """
+    found = read(folder, {"workload": key}, _decode, _COMPOSING)
+    if found is None:
+        found = make()
+        write(folder, {"workload": key}, _encode(found), _COMPOSING)
+    return found
+
+
+def _encode(work: Workload) -> dict[str, Any]:
+    return {
+        "partitions": [[[size, _encode_task(task)] for size, task in sizes.items()] for sizes in work.partitions],
+        "microbatch_sizes": work.microbatch_sizes,
+        "skips": [[skip.key, skip.source, skip.target, [*skip.bytes.items()]] for skip in work.skips],
+        "loss": _encode_kernels(work.loss),
+        "optimizer": [_encode_kernels(kernels) for kernels in work.optimizer],
+        "static_bytes": work.static_bytes,
+        "static": [[part.resident, part.gradients, part.state, part.temporary] for part in work.static],
+    }
+
+
+def _decode(data: Mapping[str, Any]) -> Workload:
+    return Workload(
+        partitions=tuple({size: _decode_task(task) for size, task in sizes} for sizes in data["partitions"]),
+        microbatch_sizes=tuple(data["microbatch_sizes"]),
+        skips=tuple(SkipWork(key, source, target, dict(nbytes)) for key, source, target, nbytes in data["skips"]),
+        loss=Kernels(*data["loss"]),
+        optimizer=tuple(Kernels(*kernels) for kernels in data["optimizer"]),
+        static_bytes=tuple(data["static_bytes"]),
+        static=tuple(
+            StaticMemory(tuple(resident), gradients, tuple(state), temporary)
+            for resident, gradients, state, temporary in data["static"]
+        ),
+    )
+
+
+def _encode_task(task: TaskWork) -> dict[str, Any]:
+    encoded: dict[str, Any] = {name: getattr(task, name) for name in (*_TUPLES, "nodes")}
+    encoded |= {name: _encode_kernels(getattr(task, name)) for name in _PASSES}
+    return encoded | {name: _encode_memory(getattr(task, name)) for name in _MEMORIES}
+
+
+def _decode_task(encoded: Mapping[str, Any]) -> TaskWork:
+    values: dict[str, Any] = {name: tuple(encoded[name]) for name in _TUPLES}
+    values |= {name: Kernels(*encoded[name]) for name in _PASSES}
+    values |= {name: _decode_memory(*encoded[name]) for name in _MEMORIES}
+    return TaskWork(**values, nodes=encoded["nodes"])
+
+
+def _encode_kernels(kernels: Kernels) -> list[int]:
+    return [kernels.duration_ns, kernels.launches]
+
+
+def _encode_memory(ops: Sequence[MemoryOp]) -> list[Any]:
+    letters = "".join(_LETTERS[op.kind] for op in ops)
+    return [letters, [op.block for op in ops], [op.bytes for op in ops]]
+
+
+def _decode_memory(letters: str, blocks: Sequence[int], nbytes: Sequence[int]) -> tuple[MemoryOp, ...]:
+    kinds: Any = map(_KINDS.__getitem__, letters)
+    return tuple(map(MemoryOp, kinds, blocks, nbytes))

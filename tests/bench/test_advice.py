@@ -1,0 +1,124 @@
+"""Advice: the fastest of what was tried and fits, and what other choices cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from gpipe_bench.bench.advice import Advice, AdviceRequest, _moves, _refine, advise
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.cli import main
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.hardware import PROFILES
+from tests.bench.cells_of import ok_result
+
+SMALL = {"model_args": "depth=1;B=1;C=8;size=16", "devices": 2, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def advice():
+    return advise(AdviceRequest.model_validate(SMALL))
+
+
+def test_candidates_are_every_number_of_devices_and_chunks_in_every_mode():
+    cells = AdviceRequest.model_validate({**SMALL, "devices": 3}).candidates()
+    assert {cell.partitions for cell in cells} == {1, 2, 3}
+    assert {cell.chunks for cell in cells} == {1, 2, 4}
+    assert len(cells) == 3 * 3 * 3
+
+
+def test_the_best_is_the_fastest(advice):
+    speeds = [result.row.throughput_samples_per_s for result in advice.results if result.row.status == "ok"]
+    assert advice.best.row.throughput_samples_per_s == max(speeds)
+
+
+def made(throughput, balance, busy, **values):
+    """A simulation of ours: its throughput, and how busy each device was."""
+    known = {"throughput_samples_per_s": throughput, "balance": balance, "partitions": len(busy), **values}
+    result = ok_result("dep-str-ptl", **known)
+    devices = [{"compute_fraction": share, "recompute_fraction": 0.0, "peak_reserved_gib": 1.0} for share in busy]
+    return replace(result, devices=devices)
+
+
+def test_the_busiest_partition_gives_or_takes_a_layer():
+    assert _moves(made(1.0, "5-5-5", (0.9, 0.2, 0.1)), [5, 5, 5]) == [[4, 6, 5], [6, 4, 5], [5, 4, 6]]
+
+
+def test_other_balances_are_tried_as_long_as_they_help():
+    advice = Advice(AdviceRequest(), 22.0, [made(10.0, "61-60-60-60", (0.9, 0.5, 0.5, 0.5))])
+    speeds = {"60-61-60-60": 11.0, "59-62-60-60": 10.5}
+    tried = []
+
+    def simulate(cell):
+        balance = "-".join(map(str, cell.balance))
+        tried.append(balance or f"{cell.chunks} chunks")
+        advice.results.append(made(speeds.get(balance, 1.0), balance or "1-1-1-238", (0.9, 0.5, 0.5, 0.5)))
+        return advice.results[-1]
+
+    _refine(advice, simulate)
+    assert advice.best.row.balance == "60-61-60-60"
+    assert tried[:3] == ["1 chunks", "3 chunks", "60-61-60-60"]
+    assert "59-62-60-60" in tried
+    assert len(tried) == len(set(tried))
+
+
+def test_of_equally_fast_ones_fewer_devices_are_best():
+    results = [made(10.0, "5-5-5", (0.5,) * 3), made(10.0, "8-7", (0.5,) * 2), made(9.0, "15", (1.0,))]
+    assert Advice(AdviceRequest(), 22.0, results).best.row.balance == "8-7"
+
+
+def test_alternatives_are_the_best_of_their_kind_and_no_faster(advice):
+    best = advice.best.row.throughput_samples_per_s
+    names = [name for name, _ in advice.alternatives()]
+    assert {name.split()[0] for name in names} >= {"checkpoint", "devices", "chunks"}
+    assert all((result.row.throughput_samples_per_s or 0) <= best for _, result in advice.alternatives())
+
+
+def test_less_memory_gives_other_advice_or_none(advice):
+    most = max(record["peak_reserved_gib"] for record in advice.best.devices)
+    tight = advise(AdviceRequest.model_validate({**SMALL, "memory_limit_gib": most * 0.7}))
+    fullest = [max(d["peak_reserved_gib"] for d in r.devices) for r in tight.results if r.row.status == "ok"]
+    assert all(gib <= most * 0.7 for gib in fullest)
+    assert tight.best is None or tight.best.row.throughput_samples_per_s <= advice.best.row.throughput_samples_per_s
+
+
+def test_a_limit_above_the_device_is_that_of_the_device(tmp_path):
+    profile = yaml.safe_load((PROFILES / "p40.yaml").read_text())
+    advice = advise(AdviceRequest.model_validate({**SMALL, "devices": 1, "memory_limit_gib": 1e6}))
+    assert advice.limit_gib == pytest.approx(profile["memory_gib"] - profile["context_gib"])
+
+
+def test_wrong_requests_are_named_at_once():
+    wrong = {"model": "unit", "devices": 0, "profile": "p41", "memory_limit_gib": -1}
+    with pytest.raises(ConfigError) as caught:
+        validated(AdviceRequest, wrong, lambda path: f"--{path[0]}")
+    assert len(caught.value.problems) == 4
+
+
+def test_the_command_prints_the_recommendation_and_writes_table_and_figure(tmp_path, capsys):
+    words = ["--model-args", SMALL["model_args"], "--devices", "2", "--batch-size", "4"]
+    files = ["--rows", str(tmp_path / "advice.csv"), "--figure", str(tmp_path / "advice")]
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", *words, *files])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "recommended: " in printed
+    assert "samples/s simulated" in printed
+    assert all((tmp_path / f"advice.{suffix}").stat().st_size for suffix in ("csv", "svg", "pdf", "png"))
+
+
+def test_nothing_fits_is_exit_status_1(capsys):
+    words = ["--model-args", SMALL["model_args"], "--devices", "1", "--batch-size", "2", "--memory-limit-gib", "1e-9"]
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", *words])
+    assert ended.value.code == 1
+    assert "nothing fits the memory" in capsys.readouterr().out
+
+
+def test_a_figure_needs_rows(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", "--figure", "x"])
+    assert ended.value.code == 2
+    assert "--rows" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""Sweeps are data: what a few lines of configuration ask for, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpipe_bench.bench.config import SuiteConfig, load_config, parse_config
+from gpipe_bench.bench.machine import Machine
+from gpipe_bench.bench.sweeps import CudaSweep, SimulatedSweep
+from gpipe_bench.errors import ConfigError
+
+CPU = Machine("cpu", 1)
+SMALL = {"model_args": "depth=1;B=1;C=2;size=4", "partitions": [1, 2], "chunks": [1, 2, 4], "checkpoints": ["always"]}
+
+
+def small(**settings):
+    return SimulatedSweep.model_validate({**SMALL, "batch_size": 8, "microbatch_size": 2, **settings})
+
+
+def problems(data):
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, source="a.yaml")
+    return caught.value.problems
+
+
+def test_both_kinds_of_batch_are_swept_and_shared_cells_come_once():
+    points = [(cell.partitions, cell.chunks, cell.batch_size) for cell in small().simulations()]
+    one = [(1, 8), (1, 2), (2, 8), (2, 4), (4, 8)]
+    assert points == [(n, *point) for n in (1, 2) for point in one]
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [("batch_size", {(1, 2), (2, 4), (4, 8)}), ("microbatch_size", {(1, 8), (2, 8), (4, 8)})],
+)
+def test_a_kind_of_batch_may_be_left_out(setting, left):
+    assert {(cell.chunks, cell.batch_size) for cell in small(**{setting: 0}).simulations()} == left
+
+
+def test_the_balance_is_left_to_the_simulator():
+    (cell, *_) = small().simulations()
+    assert cell.balance == ()
+    assert cell.settings()["balance"] == "auto"
+
+
+def test_the_default_sweeps_are_those_of_three_models_up_to_64_devices():
+    sweeps = SuiteConfig().sweep.simulated
+    assert {sweep.model for sweep in sweeps.values()} == {"unet", "amoebanet-d", "vit"}
+    for sweep in sweeps.values():
+        assert (sweep.partitions[0], sweep.partitions[-1]) == (1, 64)
+        assert (sweep.chunks[0], sweep.chunks[-1]) == (1, 128)
+        assert len(sweep.checkpoints) == 3
+        assert sweep.batch_size
+        assert sweep.microbatch_size
+
+
+def test_a_new_sweep_is_a_key_with_what_differs(tmp_path):
+    (tmp_path / "a.yaml").write_text("sweep: {simulated: {mine: {model: unet, partitions: [2], profile: v100}}}")
+    config = load_config([tmp_path / "a.yaml"])
+    assert "sweep_mine" in config.experiments()
+    assert {cell.profile for cell in config.experiment("sweep_mine").simulations()} == {"v100"}
+
+
+def test_all_problems_of_a_sweep_are_named_with_the_nearest_key():
+    mine = {"modle": "unet", "chunks": [], "partitions": [0], "profile": "p41", "checkpoints": ["allways"]}
+    found = problems({"sweep": {"simulated": {"mine": mine}}})
+    text = "\n".join(found)
+    assert len(found) == 5, text
+    assert "sweep.simulated.mine.modle must be a known key, got 'modle'; use 'model'" in text
+    assert "sweep.simulated.mine.partitions must be at least 1, got 0" in text
+    assert "sweep.simulated.mine.profile must be one of a100" in text
+    assert "sweep.simulated.mine.checkpoints must be one of always, except_last, never, got 'allways'" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"batch_size": 0, "microbatch_size": 0}, "mine.batch_size must be at least 1 where microbatch_size is 0"),
+        ({"batch_size": 8}, "mine.chunks must be at most batch_size = 8, got 128"),
+        ({"partitions": [1000]}, "mine.partitions must be at most the 241 layers of unet, got 1000"),
+        ({"model": "unit"}, "mine.model must be one of unet, amoebanet-d, vit, got 'unit'; use 'unet'"),
+    ],
+)
+def test_rules_between_settings(settings, problem):
+    assert any(problem in text for text in problems({"sweep": {"simulated": {"mine": settings}}}))
+
+
+@pytest.mark.parametrize("name", ["Mine", "a_b", "measured"])
+def test_a_name_that_is_no_name_of_a_file(name):
+    (found,) = problems({"sweep": {"simulated": {name: {}}}})
+    assert "sweep.simulated must have names of lower-case letters" in found
+
+
+def test_measured_cells_go_as_far_as_the_devices():
+    sizes = {len(sizes) for sizes in CudaSweep().balances}
+    assert max(sizes) == 8
+    runs = CudaSweep().runs(Machine("cuda", 2))
+    assert {run.cell.partitions for run in runs} == {1, 2}
+    assert all(run.cell.devices == run.cell.partitions for run in runs)
+
+
+def test_every_measured_cell_on_a_cpu_can_run():
+    runs = SuiteConfig().runs("sweep_measured", CPU)
+    assert {(run.cell.partitions, run.cell.chunks) for run in runs} == {(n, m) for n in (1, 2, 4) for m in (1, 2, 4, 8)}
+    assert not any(run.cell.unsupported() for run in runs)
+
+
+@pytest.mark.parametrize("balances", ["53", [], [["x"]]])
+def test_balances_are_a_list_of_balances(balances):
+    (found,) = problems({"sweep": {"measured": {"cpu": {"balances": balances}}}})
+    assert "sweep.measured.cpu.balances must be" in found
+
+
+def test_a_balance_that_does_not_fit_the_model():
+    found = problems({"sweep": {"measured": {"cpu": {"balances": [53, "3-4"]}}}})
+    (problem,) = found
+    assert problem.startswith("a.yaml: sweep.measured.cpu.balances must sum to the 53 layers of unet, got 3-4, which")

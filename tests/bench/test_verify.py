@@ -1,0 +1,125 @@
+"""Results are held to tolerances that are data; what is outside is named, and nothing goes unchecked."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.bench.verify import (
+    Check,
+    Tolerance,
+    checks_of_claims,
+    checks_of_predictions,
+    checks_of_rows,
+    judge,
+    read_tolerances,
+)
+from gpipe_bench.cli import main
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+from tests.bench.cells_of import ok_result
+from tests.bench.test_config import ROOT
+
+HEAD = "against,table,cell,metric,tolerance,reason\n"
+PREDICTIONS = "table,experiment,metric,published,simulated,error_fraction,role\n"
+ROW = replace(ok_result("dep-x-ptl").row, evidence="simulated", profile="p40")
+EVERYTHING = [Tolerance("reference", "*", "*", "*", 1e-6)]
+
+
+def check(expected, got):
+    return Check("published", "speed", "n2m4", "throughput_samples_per_s", expected, got)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "error"),
+    [(10.0, 11.0, 0.1), (0.0, 0.25, 0.25), (None, None, 0.0), (None, 1.0, float("inf")), (1.0, None, float("inf"))],
+)
+def test_the_error_is_relative_and_running_out_of_memory_counts(expected, got, error):
+    assert check(expected, got).error == pytest.approx(error)
+
+
+@pytest.mark.parametrize(
+    ("got", "limit", "verdict"),
+    [(10.9, 0.1, "ok"), (11.1, 0.1, "OUTSIDE"), (8.9, 0.1, "OUTSIDE"), (99.0, float("inf"), "not required")],
+)
+def test_a_verdict(got, limit, verdict):
+    (judged,) = judge([check(10.0, got)], [Tolerance("published", "*", "*", "*", limit)])
+    assert judged.verdict == verdict
+
+
+def test_the_first_tolerance_that_fits_decides():
+    special, usual = Tolerance("published", "speed", "n2*", "*", 0.5), Tolerance("published", "*", "*", "*", 0.1)
+    assert judge([check(10.0, 14.0)], [special, usual])[0].verdict == "ok"
+    assert judge([check(10.0, 14.0)], [usual, special])[0].verdict == "OUTSIDE"
+
+
+def test_what_no_tolerance_covers_is_a_problem():
+    with pytest.raises(ConfigError, match="got none for published, speed, throughput_samples_per_s; add a line"):
+        judge([check(1.0, 1.0)], [Tolerance("reference", "*", "*", "*", 0.1)])
+
+
+def test_wrong_tolerances_are_all_named(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(HEAD + "published,*,*,*,-1,\nrumour,*,*,*,0.1,\npublished,*,*,*,x,\npublished,*,*,*,,\n")
+    with pytest.raises(ConfigError) as caught:
+        read_tolerances(path)
+    assert [problem.split(" must")[0].rpartition(", ")[2] for problem in caught.value.problems] == [
+        "line 2",
+        "line 3",
+        "line 4",
+    ]
+
+
+def test_rows_are_compared_with_those_of_the_same_cell():
+    reference = [ROW, replace(ROW, chunks=64), replace(ROW, evidence="measured")]
+    checks = list(checks_of_rows("sweep", [replace(ROW, throughput_samples_per_s=9.0)], reference))
+    assert {found.cell for found in checks} == {"n2-m2-b4-except_last-dep-x-ptl"}
+    outside = [found for found in judge(checks, EVERYTHING) if found.verdict == "OUTSIDE"]
+    assert [found.metric for found in outside] == ["throughput_samples_per_s"]
+    assert "sweep n2-m2-b4-except_last-dep-x-ptl throughput_samples_per_s: 9, reference 10" in outside[0].line()
+
+
+def test_claims_are_their_largest_end(tmp_path):
+    path = tmp_path / "verdict.csv"
+    columns = ("model", "precision", "normalisation", "checkpoint", "deferred_batch_norm", "quantity")
+    path.write_text(
+        ",".join((*columns, "estimate", "low", "high")) + "\nunet,float32,batch,always,True,loss,0.1,-0.5,0.3\n"
+    )
+    (found,) = checks_of_claims(path)
+    assert (found.cell, found.expected, found.got) == ("unet-float32-batch-always-deferred", 0.0, 0.5)
+
+
+def test_an_empty_published_cell_ran_out_of_memory(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text(PREDICTIONS + "memory,baseline,peak_reserved_gib,,2.5,,predicted\n")
+    (found,) = checks_of_predictions(path)
+    assert (found.expected, found.got) == (None, 2.5)
+
+
+def test_the_reference_predictions_are_inside_the_tolerances():
+    tolerances = read_tolerances(ROOT / "config/tolerances.csv")
+    checks = judge(checks_of_predictions(ROOT / "results/reference/simulated/p40/predictions.csv"), tolerances)
+    assert [found.line() for found in checks if found.verdict == "OUTSIDE"] == []
+    assert sum(found.verdict == "not required" for found in checks) == 1
+
+
+def test_the_command_fails_and_names_the_cell(tmp_path, capsys):
+    (tmp_path / "predictions.csv").write_text(PREDICTIONS + "speed,n2m4,throughput_samples_per_s,10,20,1,predicted\n")
+    (tmp_path / "t.csv").write_text(HEAD + "published,*,*,*,0.1,\nreference,*,*,*,0,\n")
+    reference = tmp_path / "reference" / "simulated" / "p40"
+    reference.mkdir(parents=True)
+    for folder in (tmp_path, reference):
+        (folder / "sweep.csv").write_text(csv_text(Row.columns(), [ROW.to_dict()]))
+    words = ["--predictions", "predictions.csv", "--tolerances", "t.csv", "--out", "v.csv", "--reference"]
+    arguments = [str(tmp_path / word) if word.endswith(".csv") else word for word in words]
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", *arguments, str(tmp_path / "reference"), str(tmp_path / "sweep.csv")])
+    assert ended.value.code == 1
+    printed = capsys.readouterr().err
+    assert "OUTSIDE: speed n2m4 throughput_samples_per_s: 20, published 10, off by 1, allowed 0.1" in printed
+    with (tmp_path / "v.csv").open() as file:
+        verdicts = [line["verdict"] for line in csv.DictReader(file)]
+    assert sorted(set(verdicts)) == ["OUTSIDE", "ok"]

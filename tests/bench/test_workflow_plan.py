@@ -1,0 +1,76 @@
+"""What the workflow asks the package: jobs, raw results of each experiment, options."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpipe_bench.bench.workflow import make_plan
+from gpipe_bench.components import PUBLISHED, Components
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan({"device": "cpu"}, [])
+
+
+def test_simulations_go_before_runs(plan):
+    raw = plan.raw["ablation"]
+    kinds = [path.split("/")[1] for path in raw]
+    assert kinds == sorted(kinds, reverse=True)
+    assert set(kinds) == {"simulated", "raw"}
+    assert {cell.variant for cell in plan.simulated["ablation"]} == {c.label for c in Components.factorial()}
+
+
+def test_every_experiment_is_made_from_something(plan):
+    assert all(plan.raw.values())
+    assert plan.raw["speed"] == [
+        "results/simulated/published-unet-speed.json",
+        "results/simulated/published-amoebanet-d-speed.json",
+    ]
+
+
+def test_the_profile_of_a_job_is_a_file(plan):
+    assert {name: path.rpartition("/")[2] for name, path in plan.profiles.items() if name.startswith("vit")}
+    assert all(path.endswith(("p40.yaml", "h100.yaml")) for path in plan.profiles.values())
+
+
+def test_an_experiment_takes_its_own_cells_from_shared_files(plan):
+    assert len(plan.cells["ablation"].split(",")) == 32
+    assert plan.cells["speed"] == "none"
+    everything = {cell.id.rpartition("-")[2] for group in plan.groups for cell in group.cells}
+    assert all(set(text.split(",")) <= everything | {"none"} for text in plan.cells.values())
+
+
+def test_only_experiments_with_timelines_keep_them(plan):
+    kept = {name for group in plan.groups for name in group.timelines}
+    assert kept == {cell.id for cell in plan.simulated["ablation"]}
+
+
+def test_the_published_variants_of_both_kinds(plan):
+    assert tuple(plan.published("ablation")) == PUBLISHED
+    assert tuple(plan.published("ablation", "simulated")) == PUBLISHED
+    assert plan.published("sweep_measured") == []
+
+
+def test_a_cpu_needs_no_accelerators(plan):
+    assert set(plan.devices.values()) == {0}
+
+
+def test_training_says_what_differs_from_the_defaults():
+    changed = make_plan({"device": "cpu", "transparency": {"unet": {"steps": 7, "seeds": 2}, "margin": 0.1}}, [])
+    assert changed.training["unet"] == (["--set", "unet.steps=7"], 2)
+    assert changed.training_options["amoebanet"] == []
+    assert [path for path in changed.transparency if "unet" in path] == [
+        "results/transparency/unet/0.json",
+        "results/transparency/unet/1.json",
+    ]
+    assert changed.margin == 0.1
+
+
+def test_planning_is_quick_enough_to_be_done_at_every_start(plan):
+    """A profile is read once, not once per cell."""
+    from gpipe_bench.bench import simulated_cells
+
+    before = simulated_cells._read.cache_info().misses
+    make_plan({"device": "cpu"}, [])
+    assert simulated_cells._read.cache_info().misses == before

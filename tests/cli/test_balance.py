@@ -1,0 +1,50 @@
+"""`balance`: costs of both splits, and the balance alone in the last line."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpipe_bench.cli import main
+
+UNET = ("--model-args", "depth=2;B=1;C=4;size=16", "--batch-size", "8")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(["balance", *arguments])
+    found = capsys.readouterr()
+    return caught.value.code, found.out, found.err
+
+
+@pytest.mark.parametrize("by", ["simulation", "size", "time"])
+def test_the_last_line_is_the_balance(capsys, by):
+    status, out, _ = call(capsys, *UNET, "--partitions", "3", "--by", by, "--timeout", "0")
+    assert not status
+    sizes = [int(size) for size in out.splitlines()[-1].split("-")]
+    assert len(sizes) == 3
+    assert sum(sizes) == 29
+    assert "times as much with the even split" in out
+    ratio = float(out.split(", ")[-1].split(" times")[0])
+    assert ratio >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--partitions", "3", "--by", "tim"), "--by must be one of time, size, simulation, got 'tim'; use 'time'"),
+        (("--partitions", "3", "--model", "unett"), "--model must be one of the table, got 'unett'; use 'unet'"),
+        (("--partitions", "30"), "--partitions must be at most the 29 layers of unet, got 30; lower it"),
+        (("--partitions", "2", "--checkpoint", "x"), "checkpoint must be one of always, except_last, never, got 'x'"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, message):
+    status, out, err = call(capsys, *UNET, *arguments)
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err

@@ -1,0 +1,33 @@
+"""Small variants of every registered model, and of some that libraries have, for tests that all of them go through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CASES", "Case"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model.
+
+    Attributes:
+        arguments: that make it small.
+        layers: how many a good cut gives at least.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    layers: int = 1
+
+
+CASES = {
+    "unet": Case({"depth": 2, "B": 1, "C": 4, "size": 16}, 29),
+    "amoebanet-d": Case({"L": 3, "D": 8, "size": 64, "classes": 5}, 9),
+    "vit": Case({"L": 2, "D": 8, "heads": 2, "size": 8, "patch": 4, "classes": 5}, 6),
+    "torchvision/resnet18": Case({"size": 32, "classes": 5}, 15),
+    "torchvision/densenet121": Case({"size": 32, "classes": 5}, 60),
+    "timm/vit_tiny_patch16_224": Case({"size": 32, "classes": 5}, 36),
+    "timm/convnext_atto": Case({"size": 32, "classes": 5}, 24),
+    "timm/efficientnet_b0": Case({"size": 32, "classes": 5}, 32),
+}

@@ -1,0 +1,194 @@
+"""The page in a real browser: it opens without complaint and without a network, and its controls work."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("browser")
+
+
+def state(tab):
+    """What the timeline says it shows."""
+    found = tab.evaluate("({...document.getElementById('timeline').dataset})")
+    return {**found, "from": float(found["from"]), "to": float(found["to"]), "drawn": int(found["drawn"])}
+
+
+def turn_wheel(tab, times=1):
+    """Turn the wheel forward above the canvas, and wait until the page has heard of it each time."""
+    for _ in range(times):
+        tab.evaluate(
+            """void (window.turned = new Promise((done) => {
+              const canvas = document.getElementById("timeline-canvas");
+              canvas.addEventListener("wheel", () => done(true), { once: true });
+            }))"""
+        )
+        tab.mouse.wheel(0, -100)
+        assert tab.evaluate("window.turned")
+
+
+def point(tab, kind, microbatch, partition):
+    """Move the mouse onto the middle of a task of the first run; zooming and lanes are left as they are."""
+    spot = tab.evaluate(
+        """([kind, i, j]) => {
+          const data = JSON.parse(document.getElementById("timeline-data").textContent);
+          const root = document.getElementById("timeline").dataset;
+          const run = data.sets.find((set) => set.name === root.set).runs.find((run) => run.name === root.variant);
+          const at = (event, name) => event[data.fields.indexOf(name)];
+          const event = run.events.find((event) => data.kinds[at(event, "kind")].name === kind
+            && at(event, "microbatch") === i && at(event, "partition") === j);
+          return { middle: (at(event, "start_us") + at(event, "end_us")) / 2, lane: at(event, "lane") };
+        }""",
+        [kind, microbatch, partition],
+    )
+    box, shown = tab.locator("#timeline-canvas").bounding_box(), state(tab)
+    share = (spot["middle"] - shown["from"]) / (shown["to"] - shown["from"])
+    # The geometry of timeline.js, for lanes that have no copy lane between them.
+    tab.mouse.move(box["x"] + 128 + share * (box["width"] - 140), box["y"] + 22 + 33 * spot["lane"] + 13)
+
+
+def test_it_opens_without_complaint_or_request(tab):
+    tab.wait_for_selector("#timeline[data-drawn]")
+    assert tab.faults == []
+    assert "what each part of a pipeline brings" in tab.title() + tab.locator("h1").inner_text()
+    assert (
+        tab.evaluate("performance.getEntriesByType('resource').filter((e) => !e.name.startsWith('data:')).length") == 0
+    )
+
+
+def test_every_picture_is_drawn(tab):
+    widths = tab.evaluate("Promise.all([...document.images].map((i) => i.decode().then(() => i.naturalWidth)))")
+    assert len(widths) == 4
+    assert all(width > 0 for width in widths)
+
+
+def test_the_canvas_is_painted(tab):
+    colours = """() => {
+      const canvas = document.getElementById("timeline-canvas");
+      const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      const found = new Set();
+      for (let k = 0; k < pixels.length; k += 4) if (pixels[k + 3] === 255) found.add(pixels.slice(k, k + 3).join());
+      return [...found];
+    }"""
+    found = set(tab.evaluate(colours))
+    # Forward, recompute and backward in the colours of the figures.
+    assert {"86,180,233", "240,228,66", "230,159,0"} <= found
+
+
+def test_it_begins_with_the_whole_step_of_two_runs(tab):
+    shown = state(tab)
+    assert (shown["set"], shown["variant"], shown["other"]) == ("ablation, simulated", "baseline", "dep-str-ptl")
+    assert shown["from"] == 0
+    assert shown["drawn"] == 92 + 92 + 24 * 2 + 8 * 2
+
+
+def test_buttons_and_keys_zoom_and_move(tab):
+    whole = state(tab)
+    tab.click("#timeline-in")
+    near = state(tab)
+    assert near["to"] - near["from"] == pytest.approx(whole["to"] / 2)
+    assert near["drawn"] < whole["drawn"]
+    tab.locator("#timeline").press("ArrowRight")
+    assert state(tab)["from"] == pytest.approx(near["from"] + 0.2 * (near["to"] - near["from"]))
+    tab.click("#timeline-out")
+    tab.locator("#timeline").press("+")
+    tab.locator("#timeline").press("0")
+    assert state(tab) == whole
+
+
+def test_the_wheel_zooms_about_the_pointer_with_ctrl_alone(tab):
+    box, whole = tab.locator("#timeline-canvas").bounding_box(), state(tab)
+    tab.mouse.move(box["x"] + 128, box["y"] + 30)
+    turn_wheel(tab)
+    assert state(tab) == whole
+    box = tab.locator("#timeline-canvas").bounding_box()
+    tab.mouse.move(box["x"] + 128, box["y"] + 30)
+    tab.keyboard.down("Control")
+    turn_wheel(tab)
+    tab.keyboard.up("Control")
+    near = state(tab)
+    assert near["to"] - near["from"] == pytest.approx(whole["to"] / 1.25)
+    assert near["from"] == pytest.approx(0, abs=1e-3 * whole["to"])
+
+
+def test_dragging_moves_along(tab):
+    for _ in range(3):
+        tab.click("#timeline-in")
+    box, before = tab.locator("#timeline-canvas").bounding_box(), state(tab)
+    tab.mouse.move(box["x"] + 600, box["y"] + 40)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 400, box["y"] + 40, steps=3)
+    tab.mouse.up()
+    after = state(tab)
+    moved = 200 / (box["width"] - 140) * (before["to"] - before["from"])
+    assert after["from"] - before["from"] == pytest.approx(moved, rel=1e-3)
+    assert after["to"] - after["from"] == pytest.approx(before["to"] - before["from"])
+
+
+def test_hovering_tells_of_a_task(tab):
+    point(tab, "backward", 3, 2)
+    words = tab.locator("#timeline-tip").inner_text().splitlines()
+    assert words[0] == "backward of micro-batch 3, partition 2"
+    assert words[1] == "cuda:2, compute stream"
+    assert words[2].endswith("for 3.4 ms")
+    assert words[4] == "4 KiB"
+    tab.mouse.move(2, 2)
+    assert tab.locator("#timeline-tip").is_hidden()
+
+
+def test_hovering_follows_the_zoom(tab):
+    whole = state(tab)
+    point(tab, "forward", 0, 0)
+    tab.keyboard.down("Control")
+    turn_wheel(tab, 8)
+    tab.keyboard.up("Control")
+    near = state(tab)
+    assert near["to"] - near["from"] == pytest.approx(whole["to"] / 1.25**8)
+    point(tab, "forward", 0, 0)
+    assert tab.locator("#timeline-tip").inner_text().startswith("forward of micro-batch 0, partition 0")
+
+
+def test_variants_and_evidence_are_switched(tab):
+    tab.select_option("#timeline-other", "")
+    assert (state(tab)["other"], state(tab)["drawn"]) == ("", 92)
+    tab.select_option("#timeline-variant", "dep-str-ptl")
+    shown = state(tab)
+    assert shown["variant"] == "dep-str-ptl"
+    assert tab.locator("#timeline-badge").inner_text() == "simulated"
+    tab.select_option("#timeline-set", label="ablation, measured")
+    assert (state(tab)["set"], state(tab)["variant"]) == ("ablation, measured", "dep-x-x")
+    assert tab.locator("#timeline-badge").inner_text() == "measured"
+    assert "testnet" in tab.locator("#timeline-words").inner_text()
+
+
+def test_kinds_are_hidden_and_shown(tab):
+    whole, button = state(tab)["drawn"], tab.locator("#timeline-kinds button").nth(1)
+    button.click()
+    assert state(tab)["drawn"] == whole - 2 * 28
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert state(tab)["drawn"] == whole
+
+
+def test_tables_are_sorted_and_searched(tab):
+    table = tab.locator("#table-ablation-3")
+    heads = table.locator("th").all_inner_texts()
+    column = heads.index("samples/s")
+    table.locator("th button").nth(column).click()
+    table.locator("th button").nth(column).click()
+    shown = table.locator("tbody tr").all()
+    first, last = (shown[place].locator("td").nth(column) for place in (0, -1))
+    values = [float(row.locator("td").nth(column).get_attribute("data-value") or "nan") for row in shown[:5]]
+    assert values == sorted(values, reverse=True)
+    assert first.inner_text()
+    assert last.inner_text() == ""
+    tab.fill('input[data-filters="table-ablation-3"]', "dep-x unsupported")
+    assert table.locator("tbody tr:visible").count() == 0
+    tab.fill('input[data-filters="table-ablation-3"]', "dep-str unsupported")
+    assert table.locator("tbody tr:visible").count() == 8
+    assert tab.locator('[data-counts="table-ablation-3"]').inner_text() == "8 of 32 lines"
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(tab):
+    tab.set_viewport_size({"width": 420, "height": 800})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 420
+    assert state(tab)["drawn"] > 0

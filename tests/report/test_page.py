@@ -1,0 +1,182 @@
+"""The page as text: everything is in it, nothing is outside it, and the same files give the same bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from gpipe_bench.cli import main
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.report.cells import cell_tables
+from gpipe_bench.report.page import write_report
+from gpipe_bench.report.timelines import EVENT_FIELDS
+from tests.figures.synthetic import ablation_row
+
+
+@pytest.fixture(scope="module")
+def text(page):
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def data(text):
+    found = re.search(r'<script type="application/json" id="timeline-data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found.group(1))
+
+
+def test_tags_are_closed(text):
+    class Checker(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.open = []
+
+        def handle_starttag(self, tag, attrs):
+            if tag not in {"meta", "link", "img", "input", "br"}:
+                self.open.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.open.pop() == tag
+
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+
+
+def test_nothing_is_loaded_from_elsewhere(text):
+    assert re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', text) == []
+    assert "url(" not in text
+    assert "import(" not in text
+    assert "default-src 'none'" in text
+
+
+def test_every_figure_and_table_is_there(text):
+    assert re.findall(r'<figure id="figure-([^"]+)"', text) == [
+        "ablation",
+        "ablation_shares",
+        "timeline_dep-x-x",
+        "stray",
+    ]
+    assert re.findall(r'<section id="([^"]+)"', text) == [
+        *("timelines", "section-ablation", "section-timeline", "section-predictions", "section-figures", "provenance"),
+    ]
+
+
+def test_evidence_is_named(text):
+    opened = re.findall(r'<summary><span class="badge"[^>]*>(\w+)</span>', text)
+    assert opened == ["published", "simulated", "measured"]
+
+
+def test_captions_stand_below_their_figures(text, results):
+    assert "What <em>each</em> brings" in text
+    assert f"{results / 'results' / 'ablation.csv'}" in text
+    assert "One step of dep-x-x." in text
+
+
+def test_figures_keep_the_width_they_were_drawn_for(text):
+    assert 'id="figure-ablation" style="width: 465px"' in text
+
+
+def test_medians_stand_with_their_intervals(text):
+    cells = re.search(r"<tr><td>baseline</td>(.*?)</tr>", text[text.index(">measured</span> testnet") :]).group(1)
+    assert re.search(r">3</td>", cells)
+    assert re.search(r">\d+\.\d \[\d+\.\d, \d+\.\d\]</td>", cells)
+
+
+def test_simulated_values_stand_beside_print():
+    """Same setting and hardware: 44 against 40 is +10 %; other hardware is not compared."""
+    printed = ablation_row("baseline", evidence="published", device="cuda P", throughput_samples_per_s=40.0)
+    same = ablation_row("baseline", evidence="simulated", device="cuda P", throughput_samples_per_s=44.0)
+    other = ablation_row("baseline", evidence="simulated", device="cuda H", throughput_samples_per_s=44.0)
+    first, second, third = cell_tables([printed, same, other])
+    assert "vs print" not in first.header
+    assert second.lines[0][second.header.index("vs print")].text == "+10.0%"
+    assert "vs print" not in third.header
+
+
+def test_failures_have_their_reasons(text):
+    assert re.search(r">oom \[\d\]</td>", text)
+    assert "needed 3.1 GiB of 2.0 GiB" in text
+    assert "copy_streams needs an accelerator" in text
+
+
+def test_what_tables_say_cannot_become_markup(text):
+    assert "&lt;b&gt;&amp;" in text
+    assert "<b>&" not in text
+
+
+def test_timelines_carry_every_task(data):
+    assert data["fields"] == list(EVENT_FIELDS)
+    assert [found["name"] for found in data["sets"]] == ["ablation, simulated", "ablation, measured"]
+    slow, fast = data["sets"][0]["runs"]
+    assert (slow["name"], fast["name"]) == ("baseline", "dep-str-ptl")
+    # Eight micro-batches on four partitions: forward, backward, and recomputation of all but the last.
+    assert len(slow["events"]) == 32 + 32 + 28
+    assert {lane["stream"] for lane in slow["lanes"]} == {"compute"}
+    assert [lane["stream"] for lane in fast["lanes"]].count("copy") == 3
+    assert min(event[data["fields"].index("start_us")] for event in fast["events"]) == 0
+
+
+def test_provenance_names_files_and_digests(text, results):
+    import hashlib
+
+    digest = hashlib.sha256((results / "results" / "ablation.csv").read_bytes()).hexdigest()
+    assert digest in text
+    assert f"<dt>commit</dt><dd>{'c' * 40}</dd>" in text
+
+
+def test_the_same_files_give_the_same_bytes(page, results, tmp_path):
+    again = write_report(results / "results", results / "figures", results / "captions", tmp_path / "again.html")
+    assert again.read_bytes() == page.read_bytes()
+
+
+def test_figures_alone_make_a_page(results, tmp_path):
+    (tmp_path / "none").mkdir()
+    out = write_report(tmp_path / "none", results / "figures", tmp_path / "none", tmp_path / "report.html")
+    written = out.read_text(encoding="utf-8")
+    assert 'id="figure-stray"' in written
+    assert "<canvas" not in written
+
+
+def test_a_table_without_lines_says_so(results, tmp_path):
+    from gpipe_bench.rows import Row
+
+    (tmp_path / "sweep_mine.csv").write_text(",".join(Row.columns()) + "\n")
+    out = write_report(tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    written = out.read_text(encoding="utf-8")
+    assert 'id="section-sweep"' in written
+    assert "No line: nothing was run" in written
+
+
+def test_nothing_to_show_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="folders must hold tables or figures, got none"):
+        write_report(tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_broken_table_is_refused(results, tmp_path, capsys):
+    rows = (results / "results" / "ablation.csv").read_text().replace(",simulated,", ",guessed,", 1)
+    (tmp_path / "ablation.csv").write_text(rows)
+    with pytest.raises(SystemExit) as caught:
+        main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "report.html")])
+    assert caught.value.code == 2
+    assert "evidence must be one of" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_refused(results, tmp_path, capsys):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(SystemExit) as caught:
+        main(["report", "--results", str(results / "results"), "--out", str(tmp_path / "taken" / "report.html")])
+    assert caught.value.code == 2
+    assert "report must go to a file that can be written" in capsys.readouterr().err
+
+
+def test_the_report_needs_no_torch(results, tmp_path):
+    program = "import sys; sys.modules['torch'] = None\nfrom gpipe_bench.cli import main; main(sys.argv[1:])"
+    words = ["report", "--results", str(results / "results"), "--out", str(tmp_path / "report.html")]
+    run = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

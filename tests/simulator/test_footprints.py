@@ -1,0 +1,132 @@
+"""What a row of requests did in one place is what it does in another, wherever a footprint says so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpipe_bench.simulator.footprints import Footprint, Footprints, Shrinking
+from gpipe_bench.simulator.pools import Pool
+
+UNIT = 512
+EXAMPLES = settings(deadline=None, derandomize=True, max_examples=300)
+SIZES = st.integers(1, 9)
+
+
+def pool_of(gaps):
+    """A pool with free intervals: pairs of (bytes in use before it, bytes free), in units."""
+    pool, address = Pool(small=True), UNIT
+    for used, free in gaps:
+        address += used * UNIT
+        pool.give(address, free * UNIT)
+        address += free * UNIT
+    return pool
+
+
+def requests_of(steps):
+    """Takes of a size in units, each given back when its lifetime is over."""
+    requests, alive = [], []
+    for block, (size, lifetime) in enumerate(steps):
+        requests.append((block, size * UNIT))
+        alive.append([block, lifetime])
+        for entry in [one for one in alive if one[1] == 0]:
+            requests.append((entry[0], 0))
+            alive.remove(entry)
+        for entry in alive:
+            entry[1] -= 1
+    return requests
+
+
+class Grown(Exception):  # noqa: N818 - a signal inside this file
+    pass
+
+
+def grow(size):
+    raise Grown
+
+
+def replayed(pool, requests, end=None):
+    """Make the requests; gives state and spots, and their footprint, in which what ends at ``end`` may be smaller."""
+    before, spots = pool.save(), {}
+    shrinking = None if end is None else Shrinking(end)
+    changes, chosen = pool.replay(requests if shrinking is None else shrinking.watch(pool, requests), spots, grow)
+    return pool.save(), spots, changes, Footprint(before, pool.save(), spots, chosen, shrinking)
+
+
+GAPS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), min_size=1, max_size=6)
+STEPS = st.lists(st.tuples(SIZES, st.integers(0, 4)), min_size=1, max_size=12)
+
+
+@EXAMPLES
+@given(gaps=GAPS, shifts=st.lists(st.integers(0, 5), min_size=6, max_size=6), more=GAPS, steps=STEPS, data=st.data())
+def test_a_footprint_fits_only_where_the_same_happens(gaps, shifts, more, steps, data):
+    requests, pool = requests_of(steps), pool_of(gaps)
+    # One of the intervals may be the one that is found smaller each time.
+    ends = sorted(pool.save()[2])
+    end = data.draw(st.sampled_from([None, *ends]))
+    lacking = data.draw(st.integers(0, 6))
+    try:
+        *_, changes, footprint = replayed(pool, requests, end)
+    except Grown:
+        return
+    elsewhere = [
+        (used + shift, max(free - lacking * (end == ends[number]), 1))
+        for number, ((used, free), shift) in enumerate(zip(gaps, shifts, strict=False))
+    ]
+    other = pool_of([*elsewhere, *more])
+    again = footprint.again(other.save())
+    if again is not None:
+        state, spots, same_changes, _ = replayed(other, requests)
+        assert again == (state, spots)
+        assert same_changes == changes
+
+
+def test_a_footprint_fits_at_other_addresses():
+    requests = requests_of([(2, 0), (3, 9), (2, 9)])
+    *_, footprint = replayed(pool_of([(1, 4), (1, 9)]), requests)
+    other = pool_of([(5, 4), (2, 12), (3, 9)])
+    assert footprint.again(other.save()) == replayed(other, requests)[:2]
+
+
+@pytest.mark.parametrize(
+    "gaps",
+    [
+        [(1, 4), (1, 8), (1, 9)],  # 8 would have suited better than 9
+        [(1, 4), (1, 10)],  # no 9
+        [(1, 9), (1, 4)],  # the other way round
+    ],
+)
+def test_a_footprint_does_not_fit_where_something_else_might_happen(gaps):
+    *_, footprint = replayed(pool_of([(1, 4), (1, 9)]), requests_of([(3, 9), (5, 9)]))
+    assert footprint.again(pool_of(gaps).save()) is None
+
+
+@pytest.mark.parametrize(("rest", "fits"), [(20, True), (12, True), (9, False)])
+def test_an_interval_may_shrink_as_far_as_no_choice_changes(rest, fits):
+    # Blocks of 5 and 3 are cut from the large interval; what is left of it must stay larger than the interval of 4,
+    # which the block of 2 is cut from.
+    requests = requests_of([(5, 9), (3, 9), (2, 9)])
+    pool = pool_of([(1, 4), (1, 20)])
+    end = max(pool.save()[2])
+    *_, footprint = replayed(pool, requests, end)
+    other = pool_of([(1, 4), (1, rest)])
+    again = footprint.again(other.save())
+    assert (again is not None) is fits
+    if again is not None:
+        assert again == replayed(other, requests)[:2]
+
+
+def test_the_interval_that_shrinks_is_found():
+    footprints, requests = Footprints(), requests_of([(3, 0), (5, 0)])
+    fitted = []
+    for kept in range(10):
+        pool = pool_of([(1, 4), (1 + kept, 30 - kept)])
+        before, spots = pool.save(), {}
+        fitted.append(footprints.again(before) is not None)
+        if not fitted[-1]:
+            watched, shrinking = footprints.watch(pool, requests)
+            changes, chosen = pool.replay(watched, spots, grow)
+            footprints.add(Footprint(before, pool.save(), spots, chosen, shrinking), tuple(changes))
+    # Not the first time, not when it differs first, and not when it is watched.
+    assert fitted == [False] * 3 + [True] * 7

@@ -1,0 +1,63 @@
+"""What is on disk is neither put together nor traced again, and needs no PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpipe_bench.simulator.build import Model, build_workload
+from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.predictions import predictions
+from gpipe_bench.simulator.stored_workloads import kept_workload
+from gpipe_bench.simulator.workload import Workload
+
+ARGUMENTS = {"depth": 2, "B": 1, "C": 4, "size": 16}
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory) -> Workload:
+    """With skips that cross boundaries, two sizes of micro-batches, a loss and an optimizer."""
+    return build_workload(
+        Model("unet", ARGUMENTS),
+        balance=[10, 10, 9],
+        batch_size=11,
+        chunks=4,
+        profile=load_profile("p40"),
+        optimizer="adam",
+        cache=tmp_path_factory.mktemp("traces"),
+    )
+
+
+def test_a_stored_workload_is_the_same(workload, tmp_path):
+    assert workload.skips
+    assert len(workload.partitions[0]) == 2
+    made = []
+
+    def make():
+        made.append(workload)
+        return workload
+
+    first, second = (kept_workload(tmp_path, {"name": "one"}, make) for _ in range(2))
+    assert first is workload
+    assert second == workload
+    assert second is not workload
+    assert len(made) == 1
+
+
+def test_another_key_is_another_workload(workload, tmp_path):
+    other = Workload(workload.partitions[:1], workload.microbatch_sizes)
+    kept_workload(tmp_path, {"name": "one"}, lambda: workload)
+    assert kept_workload(tmp_path, {"name": "other"}, lambda: other) == other
+
+
+def test_predictions_from_disk_load_no_pytorch(tmp_path):
+    list(predictions(["resnet101-speed"], tmp_path))
+    program = (
+        "import sys; from pathlib import Path; from gpipe_bench.simulator.predictions import predictions; "
+        "rows = list(predictions(['resnet101-speed'], Path(sys.argv[1]))); "
+        "print(len(rows), sorted({'torch', 'numpy', 'scipy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=1) == ["2", "[]\n"]

@@ -1,0 +1,51 @@
+"""What the Slurm profile asks for, found by a dry run: no Slurm is needed for that."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.project.tree import ROOT
+from tests.workflow.checkouts import checkout, snakemake_in
+
+SWEEP = {
+    "model_args": "depth=1;B=1;C=2;size=4",
+    "chunks": [2],
+    "checkpoints": ["always"],
+    "batch_size": 4,
+    "microbatch_size": 0,
+    "balances": ["17", "8-9", "4-4-4-5"],
+    "repeats": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """The dry run of a sweep over one, two and four of the GPUs that a job may have."""
+    place = checkout(tmp_path_factory.mktemp("profile"))
+    config = {"device": "cuda", "device_count": 4, "sweep": {"measured": {"cuda": SWEEP}}}
+    (place / "slurm.yaml").write_text(yaml.safe_dump(config))
+    options = ("--workflow-profile", "profiles/slurm", "--configfile", "slurm.yaml", "--dry-run")
+    done = snakemake_in(place)(*options, "--", "results/sweep_measured.csv")
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_every_cell_asks_for_the_gpus_that_it_needs(plan):
+    cells = re.findall(r"wildcards: cell=\S*-n(\d)-\S*, repeat=0\n.*?gpu=(\d)", plan, re.DOTALL)
+    assert sorted(cells) == [("1", "1"), ("2", "2"), ("4", "4")]
+
+
+def test_every_measured_cell_has_its_node_for_itself(plan):
+    jobs = [block for block in plan.split("rule ") if block.startswith("run_cell")]
+    assert len(jobs) == 3
+    assert all("slurm_extra=--exclusive" in job for job in jobs)
+
+
+def test_timed_jobs_do_not_wait_for_each_other():
+    """On one machine they do; on a cluster each has a node of its own."""
+    profile = yaml.safe_load((ROOT / "profiles" / "slurm" / "profile.yaml").read_text())
+    assert profile["resources"]["timing_slot"] >= profile["jobs"]
+    assert profile["executor"] == "slurm"

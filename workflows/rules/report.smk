@@ -1,0 +1,28 @@
+# One page of everything that was run: tables, figures, interactive timelines, provenance.
+
+
+rule report:
+    """Write tables, figures, timelines and provenance of every experiment as one HTML file that needs no network."""
+    input:
+        rules.ablation.input,
+        rules.speed.input,
+        rules.memory.input,
+        rules.sweep.input,
+        rules.timeline.input,
+        rules.transparency.input,
+        rules.predictions.output,
+        captions=expand(
+            "workflows/report/{name}.rst",
+            name=glob_wildcards("workflows/report/{name}.rst").name,
+        ),
+    output:
+        ensure("results/report.html", non_empty=True),
+    log:
+        "logs/report.log",
+    conda:
+        "../../environment.yml"
+    params:
+        sources=source_digest("gpipe_bench.report"),
+    shell:
+        "python -m gpipe_bench report --results results --figures figures --captions workflows/report"
+        " --out {output:q} > {log:q} 2>&1"

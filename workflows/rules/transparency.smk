@@ -1,0 +1,77 @@
+# Training on real images with and without the pipeline: losses, accuracies, gradients, running statistics.
+
+
+rule transparency:
+    """Tables, verdicts and figures of transparency on real data."""
+    input:
+        expand("results/transparency{table}.csv", table=["", "_steps", "_layers", "_verdict"]),
+        expand(
+            "figures/transparency_{model}.{suffix}",
+            model=["amoebanet-d", "unet"],
+            suffix=["svg", "pdf", "png"],
+        ),
+
+
+rule run_transparency:
+    """Train every way to run one model from one seed, side by side."""
+    output:
+        ensure(TRANSPARENCY_PATTERN, non_empty=True),
+    log:
+        "logs/run_transparency/{workload}/{seed}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        changes=lookup(dpath="{workload}", within=PLAN.training_options),
+        sources=source_digest("gpipe_bench.bench.transparency"),
+        torch=version("torch"),
+    shell:
+        "python -m gpipe_bench transparency run {wildcards.workload} --seed {wildcards.seed} {params.changes:q}"
+        " --out {output:q} > {log:q} 2>&1"
+
+
+rule collect_transparency:
+    """Gather runs into rows, steps, layers and verdicts."""
+    input:
+        PLAN.transparency,
+    output:
+        rows=ensure("results/transparency.csv", non_empty=True),
+        steps=ensure("results/transparency_steps.csv", non_empty=True),
+        layers=ensure("results/transparency_layers.csv", non_empty=True),
+        verdict=ensure("results/transparency_verdict.csv", non_empty=True),
+    log:
+        "logs/collect_transparency.log",
+    conda:
+        "../../environment.yml"
+    params:
+        margin=PLAN.margin,
+        sources=source_digest("gpipe_bench.bench.transparency.run"),
+    shell:
+        "python -m gpipe_bench transparency collect {input:q} --out {output.rows:q} --margin {params.margin:q} > {log:q} 2>&1"
+
+
+rule figure_transparency:
+    """Draw losses, gradient differences, statistics and accuracies of one model."""
+    input:
+        rows="results/transparency.csv",
+        steps="results/transparency_steps.csv",
+        layers="results/transparency_layers.csv",
+        verdict="results/transparency_verdict.csv",
+    output:
+        svg=report(
+            ensure("figures/transparency_{model}.svg", non_empty=True),
+            caption="../report/transparency.rst",
+            category="Transparency",
+            labels={"figure": "training of {model} on real images", "evidence": "measured"},
+        ),
+        pdf=ensure("figures/transparency_{model}.pdf", non_empty=True),
+        png=ensure("figures/transparency_{model}.png", non_empty=True),
+    log:
+        "logs/figure_transparency/{model}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        stem=subpath(output.svg, strip_suffix=".svg"),
+        sources=source_digest("gpipe_bench.figures"),
+    shell:
+        "python -m gpipe_bench transparency figure --rows {input.rows:q} --model {wildcards.model}"
+        " --out {params.stem:q} > {log:q} 2>&1"
