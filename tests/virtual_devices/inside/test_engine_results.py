@@ -21,17 +21,18 @@ from tests.virtual_devices.inside.pipelines import (
 )
 
 FACTORIAL = list(Components.factorial())
-# One case in so many; 1 runs all of them, which takes about an hour.
-STRIDE = int(os.environ.get("VIRTUAL_DEVICES_STRIDE", "101"))
+# One case in so many; 1 runs all of them, which takes about two hours.
+STRIDE = int(os.environ.get("VIRTUAL_DEVICES_STRIDE", "197"))
 
 
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
 @pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize("components", FACTORIAL, ids=lambda components: components.label)
-def test_every_combination_of_components_on_three_devices(components, transfer):
+def test_every_combination_of_components_on_three_devices(components, transfer, backward):
     wrong = []
     for checkpoint in CHECKPOINT_MODES:
         for skips in SKIPS:
-            wrong += problems(Case((0, 1, 2), 3, components, checkpoint, skips, transfer))
+            wrong += problems(Case((0, 1, 2), 3, components, checkpoint, skips, transfer, backward))
     assert wrong == []
 
 
@@ -45,14 +46,14 @@ def test_devices_that_hold_several_partitions_or_one_layer(components, placement
     assert wrong == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < 101 else 120)
+@pytest.mark.timeout(7200 if STRIDE < 197 else 120)
 def test_all_numbers_of_devices_and_microbatches():
     cases = list(all_cases())
     wrong = [problem for case in cases[::STRIDE] for problem in problems(case)]
     assert wrong == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < 101 else 120)
+@pytest.mark.timeout(7200 if STRIDE < 197 else 120)
 def test_an_exception_in_the_middle_whatever_the_combination():
     wrong = []
     for number, case in enumerate(list(all_cases())[7 :: 2 * STRIDE]):

@@ -39,28 +39,33 @@ def makespans(m, checkpoint, components, **options):
     return found
 
 
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
 @pytest.mark.parametrize("m", [1, 4, 8])
-def test_early_recomputation_reaches_the_bound(m):
+def test_early_recomputation_reaches_the_bound(m, backward):
     bound = m * (2 * FORWARD_MS + BACKWARD_MS) + ALONG
     assert bound == pytest.approx({1: 130.6, 4: 250.6, 8: 410.6}[m])
-    assert makespans(m, "always", Components()) == pytest.approx([bound] * RUNS)
+    assert makespans(m, "always", Components(), backward=backward) == pytest.approx([bound] * RUNS)
 
 
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
 @pytest.mark.parametrize("m", [1, 4, 8])
-def test_without_it_every_device_recomputes_when_its_gradient_has_arrived(m):
+def test_without_it_every_device_recomputes_when_its_gradient_has_arrived(m, backward):
     late = m * (2 * FORWARD_MS + BACKWARD_MS) + ALONG + (N - 1) * FORWARD_MS
-    assert makespans(m, "always", Components(early_recompute=False)) == pytest.approx([late] * RUNS)
+    assert makespans(m, "always", Components(early_recompute=False), backward=backward) == pytest.approx([late] * RUNS)
 
 
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
 @pytest.mark.parametrize("m", [1, 4, 8])
-def test_without_checkpoints(m):
-    assert makespans(m, "never", Components()) == pytest.approx([m * (FORWARD_MS + BACKWARD_MS) + ALONG] * RUNS)
+def test_without_checkpoints(m, backward):
+    bound = m * (FORWARD_MS + BACKWARD_MS) + ALONG
+    assert makespans(m, "never", Components(), backward=backward) == pytest.approx([bound] * RUNS)
 
 
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
 @pytest.mark.parametrize("m", [4, 8])
-def test_the_last_microbatch_saves_a_recomputation(m):
+def test_the_last_microbatch_saves_a_recomputation(m, backward):
     bound = m * (2 * FORWARD_MS + BACKWARD_MS) - FORWARD_MS + ALONG
-    assert makespans(m, "except_last", Components()) == pytest.approx([bound] * RUNS)
+    assert makespans(m, "except_last", Components(), backward=backward) == pytest.approx([bound] * RUNS)
 
 
 def test_copies_on_compute_streams_stall_them():

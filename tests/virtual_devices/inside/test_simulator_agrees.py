@@ -97,11 +97,14 @@ def real(m: int, n: int, seed: int, skips: Skips = (), **options) -> tuple[float
     return simulate(trace.records, COPIES).makespan, tuple(map(tuple, watch.seen))
 
 
-def simulated(m: int, n: int, skips: Skips = (), *, components, checkpoint, transfer) -> tuple[float, Orders]:
+def simulated(
+    m: int, n: int, skips: Skips = (), *, components, checkpoint, transfer, backward="autograd"
+) -> tuple[float, Orders]:
     # A stash makes one node, and so does a pop.
     nodes = [1 + sum(j in skip for skip in skips) for j in range(n)]
     work = workload(m, [task(round(FORWARD_MS * MS), round(BACKWARD_MS * MS), nodes=count) for count in nodes], skips)
-    found = run(work, Bed(), Settings(components, checkpoint, transfer=transfer, marks=True, memory=False))
+    chosen = Settings(components, checkpoint, transfer=transfer, marks=True, memory=False, backward=backward)
+    found = run(work, Bed(), chosen)
     ran = [event for event in found.events() if event.kind in COMPUTE_KINDS]
     orders = (tuple((event.kind, event.microbatch) for event in ran if event.partition == j) for j in range(n))
     return found.makespan_ns / MS, tuple(orders)
@@ -156,6 +159,18 @@ def test_skips_on_compute_streams_change_no_order_of_tasks(components, checkpoin
     options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
     for m, n in SIZES[1:3]:
         assert simulated(m, n, SKIPS[n], **options)[1] == real(m, n, 1, SKIPS[n], **options)[1], (m, n)
+
+
+@PLACES
+@MODES
+@pytest.mark.parametrize("components", [one for one in EVERY if one.fork_join and one.copy_streams], ids=name)
+def test_a_scheduled_backward_pass_takes_as_long_and_keeps_its_order(components, checkpoint, transfer):
+    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer, "backward": "scheduled"}
+    for (m, n), skipping in product(SIZES[1:3], (False, True)):
+        skips = SKIPS[n] if skipping else ()
+        (length, order), (expected, expected_order) = simulated(m, n, skips, **options), real(m, n, 1, skips, **options)
+        assert order == expected_order, (m, n, skips)
+        assert length == pytest.approx(expected, abs=len(skips) * COPY_MS + 1e-6), (m, n, skips)
 
 
 @PLACES
