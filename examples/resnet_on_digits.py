@@ -1,8 +1,9 @@
-"""Trains torchvision's ResNet-18 on the digits of scikit-learn through Pipe, in partitions of about equal time.
+"""Trains a residual network of torchvision or timm on the digits of scikit-learn through Pipe.
 
     python examples/resnet_on_digits.py --partitions 2 --chunks 4 --epochs 2
 
-The network is torchvision's own: it is cut into layers, its residual connections become skips, no weight changes.
+The network is the library's own: it is cut into layers, in partitions of about equal time; its residual connections
+become skips, and no weight changes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from torch.nn import functional
 from gpipe_bench.balance import balance_by_time
 from gpipe_bench.pipe import Pipe, WithDevice
 from models.chain import to_original
-from models.vision import original
 from models.table import MODELS
+from models.vision import original
 
 SIZE = 16
-NETWORK = "torchvision/resnet18"
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -38,9 +38,9 @@ def places(partitions: int) -> list[torch.device]:
     return [torch.device("cuda", j % count) if count else torch.device("cpu") for j in range(partitions)]
 
 
-def pipeline(partitions: int, chunks: int) -> Pipe:
-    """ResNet-18 for ten classes, on its devices."""
-    layers = MODELS[NETWORK].build(size=SIZE, classes=10)
+def pipeline(network: str, partitions: int, chunks: int) -> Pipe:
+    """The network for ten classes, on its devices."""
+    layers = MODELS[network].build(size=SIZE, classes=10)
     balance = balance_by_time(partitions, layers, torch.rand(16, 3, SIZE, SIZE), timeout=2.0)
     devices = [device for size, device in zip(balance, places(partitions), strict=True) for _ in range(size)]
     placed = nn.Sequential()
@@ -88,6 +88,7 @@ def accuracy(model: nn.Module, images: Tensor, classes: Tensor) -> float:
 def main() -> None:
     """Train, test, and put the weights back into torchvision's network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="torchvision/resnet18", help="timm/<name> or torchvision/<name>")
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--chunks", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=2)
@@ -97,14 +98,14 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # partitions on a CPU share its cores
     images, classes = digits()
-    pipe = pipeline(given.partitions, given.chunks)
+    pipe = pipeline(given.network, given.partitions, given.chunks)
     print(f"{len(pipe)} layers in partitions of {pipe.balance} on {[str(device) for device in pipe.devices]}")
     train(pipe, images[: given.images], classes[: given.images], given.epochs, given.batch_size)
     test = images[-297:], classes[-297:]
     print(f"accuracy {accuracy(pipe, *test):.3f}")
-    plain = original(NETWORK, size=SIZE, classes=10)
+    plain = original(given.network, size=SIZE, classes=10)
     plain.load_state_dict(to_original(pipe.state_dict()))
-    print(f"accuracy {accuracy(plain, *test):.3f} of torchvision's own network with these weights")
+    print(f"accuracy {accuracy(plain, *test):.3f} of the library's own network with these weights")
 
 
 if __name__ == "__main__":

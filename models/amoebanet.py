@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -107,12 +107,12 @@ class Cell(nn.Module):
             for state, name in edges
         )
 
-    def forward(self, states: Tensor | States) -> States:
-        """Map (s1, s2), or one tensor that stands for both, to (output, s1).
+    def forward(self, *given: Tensor | States) -> States:
+        """Map s1 and s2, as a tuple or one by one, or one tensor that stands for both, to (output, s1).
 
         The output has ``len(concat) * channels`` channels, and the height and width of s1 over ``stride``.
         """
-        s1, s2 = states if isinstance(states, tuple) else (states, states)
+        s1, s2 = _states(given)
         inside: list[Tensor] = [self.enter1(s1), self.enter2(s2)]
         for k in range(0, len(self.reads), 2):
             left = self.operations[k](inside[self.reads[k]])
@@ -135,10 +135,17 @@ class Classifier(nn.Module):
         self.pool = nn.AvgPool2d(pool)
         self.linear = nn.Linear(channels, classes)
 
-    def forward(self, states: States) -> Tensor:
-        """Map (s1, s2) to logits of shape (N, classes)."""
-        logits: Tensor = self.linear(self.pool(states[0]).flatten(1))
+    def forward(self, *given: Tensor | States) -> Tensor:
+        """Map s1 and s2 to logits of shape (N, classes)."""
+        s1, _ = _states(given)
+        logits: Tensor = self.linear(self.pool(s1).flatten(1))
         return logits
+
+
+def _states(given: tuple[Tensor | States, ...]) -> States:
+    """The two states, which an ``nn.Sequential`` hands on in a tuple, and a ``Pipe`` one by one."""
+    states: Any = given[0] if len(given) == 1 else given
+    return states if isinstance(states, tuple) else (states, states)
 
 
 def amoebanet_d(

@@ -2,7 +2,8 @@
 
     python examples/migrated/language_model.py --steps 60
 
-Two stages, each on its device; the causal mask goes to every micro-batch as a whole, and the embedding skips all blocks.
+Two stages, each on its device; the places of the tokens go to every micro-batch as a whole, and the embedding skips
+all blocks.
 """
 
 from __future__ import annotations
@@ -22,41 +23,48 @@ from gpipe_bench.skip import pop, skippable, stash
 LENGTH, WIDTH, HEADS = 32, 64, 4
 
 
-@skippable(stash=["embedding"])
 class Embed(nn.Module):
-    """(tokens of shape (N, T), mask) -> (embeddings of shape (N, T, D), mask)."""
+    """(tokens of shape (N, T), places of shape (T,)) -> embeddings of shape (N, T, D)."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(tokens, WIDTH)
-        self.places = nn.Parameter(torch.zeros(LENGTH, WIDTH))
+        self.places = nn.Embedding(LENGTH, WIDTH)
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Any:
-        x = self.tokens(tokens) + self.places
+    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.places(places)
+
+
+@skippable(stash=["embedding"])
+class Keep(nn.Module):
+    """Passes the embeddings on, and to the head."""
+
+    def forward(self, x: Tensor) -> Any:
         yield stash("embedding", x)
-        return x, mask
+        return x
 
 
 class Block(nn.Module):
-    """(x, mask) -> (x, mask), by attention and an MLP."""
+    """(N, T, D) -> (N, T, D), by attention to what came before, and an MLP."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout=0.0, batch_first=True)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
 
-    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return self.layer(x, src_mask=mask), mask
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, src_mask=self.mask)
 
 
 @skippable(pop=["embedding"])
 class Head(nn.Module):
-    """(x, mask) -> logits of shape (N, T, tokens)."""
+    """(N, T, D) -> logits of shape (N, T, tokens)."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, tokens)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Any:
+    def forward(self, x: Tensor) -> Any:
         embedding = yield pop("embedding")
         return self.linear(x + embedding)
 
@@ -89,17 +97,16 @@ def main() -> None:
     data, tokens = text()
     count = torch.cuda.device_count()
     first, second = (torch.device("cuda", j % count) if count else torch.device("cpu") for j in range(2))
-    model = nn.Sequential(
-        Embed(tokens).to(first), Block().to(first), Block().to(first), Block().to(second), Head(tokens).to(second)
-    )
+    stages = [Embed(tokens), Keep(), Block(), Block()], [Block(), Head(tokens)]
+    model = nn.Sequential(nn.Sequential(*stages[0]).to(first), nn.Sequential(*stages[1]).to(second))
     model = Pipe(model, chunks=4, checkpoint="except_last")
-    mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, device=first)
+    places = torch.arange(LENGTH, device=first)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, gamma=0.9)
     model.train()
     for step, (x, y) in enumerate(batches(data, given.steps, given.batch_size)):
         optimizer.zero_grad()
-        logits = model(x.to(first), NoChunk(mask)).local_value()
+        logits = model(x.to(first), NoChunk(places)).local_value()
         loss = functional.cross_entropy(logits.flatten(0, 1), y.to(second).flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)

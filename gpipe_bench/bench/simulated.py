@@ -60,14 +60,7 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
     from gpipe_bench.bench.layer_costs import simulated_balance
     from gpipe_bench.simulator import Model, simulate
 
-    balance: Sequence[int] = cell.balance or simulated_balance(
-        cell.model,
-        cell.model_args,
-        partitions=cell.partitions,
-        microbatch_size=-(-cell.batch_size // cell.chunks),
-        checkpoint=cell.checkpoint,
-        profile=cell.profile,
-    )
+    balance: Sequence[int] = cell.balance or simulated_balance(cell)
     step = simulate(
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
         balance=balance,

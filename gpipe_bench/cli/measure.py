@@ -11,7 +11,7 @@ from gpipe_bench.bench.cells import Cell
 from gpipe_bench.bench.files import check_writable, json_text, write_files
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.cli.options import settings_of
-from gpipe_bench.errors import ConfigError
+from gpipe_bench.errors import BalanceError, ConfigError
 
 __all__ = ["gpu", "profile", "run"]
 
@@ -25,11 +25,15 @@ def run(
     out: Annotated[Path, typer.Option(help="The raw result to write, a JSON file.")],
     repeat: Annotated[int, typer.Option(min=0, help="Number of this repeat, 0-based.")] = 0,
     model: Annotated[str, _setting("model")] = _DEFAULT.model,
-    model_args: Annotated[str, _setting("model_args")] = _DEFAULT.model_args,
+    model_args: Annotated[
+        str, typer.Option(help=f"Its arguments, 'key=value' joined by ';'.  [{_DEFAULT.model}: {_DEFAULT.model_args}]")
+    ] = "",
     batch_size: Annotated[int, _setting("batch_size")] = _DEFAULT.batch_size,
     chunks: Annotated[int, _setting("chunks")] = _DEFAULT.chunks,
     partitions: Annotated[int, _setting("partitions")] = _DEFAULT.partitions,
-    balance: Annotated[str, _setting("balance")] = _BALANCE,
+    balance: Annotated[
+        str, typer.Option(help="Layers per partition, joined by '-'.  [default: as even in size as can be]")
+    ] = "",
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
     backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
     threads: Annotated[int, _setting("threads")] = _DEFAULT.threads,
@@ -51,6 +55,7 @@ def run(
     from gpipe_bench.bench.run import run_cell
 
     given = {name: value for name, value in locals().items() if name in Cell.model_fields}
+    given |= _completed(model, model_args, balance, partitions)
     try:
         cell = validated(Cell, given, lambda path: f"--{path[0].replace('_', '-')}")
     except ConfigError as error:
@@ -61,6 +66,31 @@ def run(
     row = result.row
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
     typer.echo(f"{row.status}: {row.variant} repeat {repeat}: {value}", err=row.status in ("oom", "error"))
+
+
+def _completed(model: str, model_args: str, balance: str, partitions: int) -> dict[str, str]:
+    """Arguments and balance, found where none are given; what is wrong is left for the validation to say."""
+    arguments = model_args or (_DEFAULT.model_args if model == _DEFAULT.model else "")
+    if balance:
+        return {"model_args": arguments, "balance": balance}
+    if (model, arguments, partitions) == (_DEFAULT.model, _DEFAULT.model_args, _DEFAULT.partitions):
+        return {"model_args": arguments, "balance": _BALANCE}
+    try:
+        return {"model_args": arguments, "balance": _balance(model, arguments, partitions)}
+    except (ConfigError, BalanceError, KeyError):
+        return {"model_args": arguments, "balance": "1"}
+
+
+def _balance(model: str, model_args: str, partitions: int) -> str:
+    import torch
+
+    from gpipe_bench.balance import balance_by_size
+    from models.table import MODELS, parse_arguments
+
+    spec, arguments = MODELS[model], parse_arguments(model, model_args)
+    with torch.device("meta"):
+        sample, _ = spec.make_batch(2, arguments, device="meta")
+        return "-".join(map(str, balance_by_size(partitions, spec.build(**arguments), sample)))
 
 
 def profile(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -16,6 +16,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from gpipe_bench.figures.boxes import Box, add_boxes
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import NEEDED, Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, WIDE_IN, drawing, save
@@ -124,11 +125,11 @@ def _draw_map(
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     colours = colormaps[_MAP]
-    for point in points:
-        x, y = chunks.index(point.chunks), numbers.index(point.n)
+    places = [(chunks.index(point.chunks), numbers.index(point.n), point) for point in points]
+    failed: list[Box] = [(x - 0.5, y - 0.5, 1.0, 1.0) for x, y, point in places if point.throughput is None]
+    add_boxes(axes, failed, facecolor="white", edgecolor="#BBBBBB", hatch="//////", linewidth=0)
+    for x, y, point in places:
         if point.throughput is None:
-            look: dict[str, Any] = {"facecolor": "white", "edgecolor": "#BBBBBB", "hatch": "//////", "linewidth": 0}
-            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
             continue
         shade = float(norm(point.throughput))
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colours(shade), linewidth=0))

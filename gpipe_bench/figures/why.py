@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from gpipe_bench.figures.boxes import Box, add_boxes
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import NEEDED, SHARES, Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN, drawing, save
@@ -148,26 +149,29 @@ def _draw(frame: Frame, names: tuple[str, str], points: Sequence[Point]) -> None
     axes.set(xlim=(-0.6, len(points) - 0.4), ylim=(0, top))
     axes.grid(axis="y", linewidth=0.3, color=RULE)
     axes.set_axisbelow(True)
+    parts: dict[str, list[Box]] = {name: [] for name in SHARES}
     for x, point in enumerate(points):
-        _draw_bar(axes, x, point, top)
+        _draw_marks(axes, x, point, top)
+        bottom = 0.0
+        for name in SHARES:
+            height = point.shares[name] * point.device_ms
+            parts[name] += [(x - 0.31, bottom, 0.62, height)] if height else []
+            bottom += height
+    for name, boxes in parts.items():
+        add_boxes(axes, boxes, edgecolor=INK, linewidth=0.25, **_LOOK[name])
     axes.set_xticks(range(len(points)), [str(point.n if key == "n" else point.chunks) for point in points])
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel(axis)
     axes.set_ylabel("device time\nper sample (ms)")
 
 
-def _draw_bar(axes: Axes, x: int, point: Point, top: float) -> None:
+def _draw_marks(axes: Axes, x: int, point: Point, top: float) -> None:
     if point.throughput is None:
         axes.text(x, top * 0.03, point.row.status, ha="center", va="bottom", rotation=90, color=FAINT)
         return
-    bottom = 0.0
-    for name in SHARES:
-        height = point.shares[name] * point.device_ms
-        axes.bar(x, height, 0.62, bottom=bottom, edgecolor=INK, linewidth=0.25, **_LOOK[name])
-        bottom += height
     axes.plot([x - 0.42, x + 0.42], [point.ideal_ms] * 2, color=OKABE_ITO["vermilion"], linewidth=1.2, zorder=4)
     idle = point.shares["bubble"] + point.shares["imbalance"]
-    axes.text(x, bottom + top * 0.015, f"{idle:.0%}", ha="center", va="bottom")
+    axes.text(x, point.device_ms + top * 0.015, f"{idle:.0%}", ha="center", va="bottom")
 
 
 def _draw_legend(frame: Frame) -> None:

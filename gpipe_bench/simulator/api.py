@@ -60,7 +60,7 @@ def simulate(
         chunks: micro-batches asked for.
         checkpoint: ``always``, ``except_last`` or ``never``.
         components: which components are on.
-        backward: what drives the backward pass: ``autograd``.
+        backward: what drives the backward pass: ``autograd``, or ``scheduled``, the reversed schedule.
         transfer: ``direct``, or ``host`` for copies through pinned memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam``, or None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile.
@@ -81,7 +81,7 @@ def simulate(
     """
     check_request(locals())
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    settings = Settings(components, checkpoint, flavour, transfer, tuple(devices), memory=memory)
+    settings = Settings(components, checkpoint, flavour, transfer, tuple(devices), memory=memory, backward=backward)
     batch: dict[str, Any] = {"batch_size": batch_size, "chunks": chunks, "sample": sample, "loss": loss}
     options: dict[str, Any] = {"target": target, "cache": Path(cache) if cache else None, "optimizer": optimizer}
     workload = build_workload(model, balance=balance, profile=hardware, **batch, **options)
@@ -96,6 +96,7 @@ def _facts(model: nn.Sequential | Model, balance: Sequence[int], chunks: int, se
         **_model_facts(model),
         "variant": components.label,
         **{name: getattr(components, name) for name in components.__slots__},
+        "backward": settings.backward,
         "transfer": settings.transfer,
         "flavour": settings.flavour,
         "partitions": len(balance),

@@ -15,10 +15,10 @@ from gpipe_bench.simulator.autograd import FLAVOURS
 from gpipe_bench.simulator.build import Model
 from gpipe_bench.simulator.hardware import Profile
 from gpipe_bench.simulator.optimizers import OPTIMIZERS
+from gpipe_bench.simulator.outcome import BACKWARDS
 
 __all__ = ["check_request"]
 
-BACKWARDS: Final = ("autograd",)
 TRANSFERS: Final = ("direct", "host")
 
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {

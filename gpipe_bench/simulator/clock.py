@@ -51,10 +51,13 @@ class Clock:
 
     def wait(self, waiter: int, awaited: int) -> None:
         """What is issued to ``waiter`` from now on begins after everything issued to ``awaited`` so far."""
-        if waiter != awaited:
+        if waiter == awaited:
+            return
+        pending = self.streams[awaited].pending()
+        if pending:
             target = self.streams[waiter]
             known = target.pending()
-            target.awaited = known + [one for one in self.streams[awaited].pending() if one not in known]
+            target.awaited = known + [one for one in pending if one not in known]
             # The tail is among them.
             target.tail = None
 

@@ -26,6 +26,7 @@ from gpipe_bench.simulator.memory import Memory
 from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.recording import COLLECT, COPY, LAUNCH, SYNC, RecordingLanes
+from gpipe_bench.simulator.scheduled import ScheduledBackward
 from gpipe_bench.simulator.streams import Thread
 from gpipe_bench.simulator.workload import Machine, Workload
 
@@ -46,7 +47,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         OutOfMemory: a device's capacity does not suffice.
     """
     chosen = settings or Settings()
-    if workload.m * workload.n >= LARGE:
+    if workload.m * workload.n >= LARGE and chosen.backward == "autograd":
         # It works with arrays, and NumPy takes longer to load than most simulations.
         from gpipe_bench.simulator.steady import run_large
 
@@ -120,8 +121,11 @@ class _Simulation:
         arrivals = {j: [skip.key for skip in work.skips if skip.target == j != skip.source] for j in range(work.n)}
         plan = Plan(work.m, work.n, settings.components, settings.checkpoint, arrivals)
         workers = settings.components.clock_cycle and work.n > 1
-        lanes = RecordingLanes(work, settings.components, self.places, workers=workers, marks=settings.marks)
-        self.workers = workers
+        scheduled = settings.backward == "scheduled"
+        lanes = RecordingLanes(
+            work, settings.components, self.places, workers=workers, marks=settings.marks, scheduled=scheduled
+        )
+        self.workers, self.plan = workers, plan
         run_forward(plan, lanes)
         return lanes
 
@@ -136,22 +140,29 @@ class _Simulation:
             yield from self._forward()
             if self.memory is not None:
                 self.memory.loss()
-            devices = self.places.count if self.settings.streams else 1
-            autograd = Autograd(
-                self.host,
-                devices,
-                flavour=self.settings.flavour,
-                prepare_ns=self.settings.nesting_ns[0],
-                latencies=self.latencies,
-                finished=self.caller,
-                left_out=self.settings.left_out,
-            )
-            autograd.start(self.lanes.root())
-            yield None
+            yield from self._backward()
             for stream, kernels in zip(self.places.computing, self.workload.optimizer, strict=False):
                 yield from self.host.kernels(stream, kernels)
             if self.memory is not None:
                 self.memory.update()
+
+    def _backward(self) -> Iterator[int | None]:
+        if self.settings.backward == "scheduled":
+            yield from self.host.kernels(self.places.computing[-1], self.workload.loss)
+            tasks = ScheduledBackward(self.plan, self.lanes, self.host, self.places, self.caller)
+            yield from tasks.run(workers=self.workers)
+            return
+        autograd = Autograd(
+            self.host,
+            self.places.count if self.settings.streams else 1,
+            flavour=self.settings.flavour,
+            prepare_ns=self.settings.nesting_ns[0],
+            latencies=self.latencies,
+            finished=self.caller,
+            left_out=self.settings.left_out,
+        )
+        autograd.start(self.lanes.root())
+        yield None
 
     def _forward(self) -> Iterator[int | None]:
         for what, node, waiter, awaited in self.lanes.actions:

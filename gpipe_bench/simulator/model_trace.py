@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,18 @@ from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.layer_trace import LayerRun, TensorSpec, declared_skips, map_specs, specs_in, trace_layer
-from gpipe_bench.simulator.signature import signature
+from gpipe_bench.simulator.signature import is_lasting, signature
 from gpipe_bench.simulator.steps import LayerTrace
 
 __all__ = ["Trace", "Tracer", "trace_loss"]
 
 _Skips = dict[SkipKey, TensorSpec | None]
 _Call = tuple[object, _Skips]
+
+# Kinds of layers that any model may have, and their runs: models of one family share most of theirs.
+_kinds: Final[dict[Hashable, object]] = {}
+_runs: Final[dict[Hashable, LayerRun]] = {}
+_MOST_RUNS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +62,29 @@ class Tracer:
         self.module = module
         self._sample = map_specs(TensorSpec.of, sample)
         # Signatures may compare objects by identity, so the layers that they stand for are kept alive by the model.
-        self._signatures = []
+        signatures = []
         for place, layer in enumerate(module):
             with _explained(f"layer {place} ({type(layer).__name__})"):
-                self._signatures.append(signature(layer))
-        self._twins: dict[Hashable, nn.Module] = {}
+                signatures.append(signature(layer))
+        self._declared = [declared_skips(layer) for layer in module]
+        self._twins: dict[object, nn.Module] = {}
         self._runs: dict[Hashable, LayerRun] = {}
+        if len(_runs) > _MOST_RUNS:
+            _kinds.clear()
+            _runs.clear()
+        # In place of signatures, which are long: an object for each kind, and whether it outlasts the model.
+        own: dict[Hashable, object] = {}
+        lasting = {kind: is_lasting(kind) for kind in dict.fromkeys(signatures)}
+        self._kinds = [
+            ((_kinds if lasting[kind] else own).setdefault(kind, object()), lasting[kind]) for kind in signatures
+        ]
 
     def facts(self) -> list[LayerFacts]:
         """Parameters, buffers and skips of each layer."""
         numbers: dict[SkipKey, int] = {}
         seen: set[int] = set()
         facts = []
-        for layer in self.module:
-            stashes, pops = declared_skips(layer)
+        for layer, (stashes, pops) in zip(self.module, self._declared, strict=True):
             for key in stashes:
                 numbers[key] = len(numbers)
             own = [parameter for parameter in layer.parameters() if id(parameter) not in seen]
@@ -93,8 +108,7 @@ class Tracer:
         value: object = entering
         skips: _Skips = {}
         calls: list[_Call] = []
-        for place, layer in enumerate(self.module):
-            stashes, pops = declared_skips(layer)
+        for place, (stashes, pops) in enumerate(self._declared):
             popped = {key: skips.pop(key) for key in pops}
             run = self._run(place, value, popped, None)
             calls.append((value, popped))
@@ -113,7 +127,7 @@ class Tracer:
         skips: dict[SkipKey, bool] = {}
         for place in reversed(range(len(self.module))):
             value, popped = calls[place]
-            stashes, _ = declared_skips(self.module[place])
+            stashes, _ = self._declared[place]
             full = self._run(place, value, popped, None)
             names = [stashes[index] for index in full.trace.stashed if full.stashed[_nth(full, index)] is not None]
             mains = len(full.trace.outputs) - len(names)
@@ -127,16 +141,18 @@ class Tracer:
         return traces[::-1]
 
     def _run(self, place: int, value: object, popped: _Skips, wanted: tuple[bool, ...] | None) -> LayerRun:
-        kind = self._signatures[place]
+        kind, lasting = self._kinds[place]
         key = kind, _hashable(value), tuple(popped.values()), wanted
-        if key not in self._runs:
+        plain = all(isinstance(item, TensorSpec) for item in (value if type(value) is tuple else (value,)))
+        runs = _runs if lasting and plain else self._runs
+        if key not in runs:
             with _explained(f"layer {place} ({type(self.module[place]).__name__})", value):
                 twin = self._twins.get(kind)
                 if twin is None:
                     twin = self._twins[kind] = _meta_twin(self.module[place])
                 _, theirs = declared_skips(twin)
-                self._runs[key] = trace_layer(twin, value, dict(zip(theirs, popped.values(), strict=True)), wanted)
-        return self._runs[key]
+                runs[key] = trace_layer(twin, value, dict(zip(theirs, popped.values(), strict=True)), wanted)
+        return runs[key]
 
 
 class _Loss(nn.Module):

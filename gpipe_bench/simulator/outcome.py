@@ -14,10 +14,13 @@ from gpipe_bench.timeline import TimelineEvent
 if TYPE_CHECKING:
     from gpipe_bench.simulator.grid import Grid
 
-__all__ = ["MECHANISMS", "Run", "Settings", "enough_steps"]
+__all__ = ["BACKWARDS", "MECHANISMS", "Run", "Settings", "enough_steps"]
 
 MECHANISMS: Final = frozenset({"barrier", "rank", "zeros"})
 """What :attr:`Settings.left_out` may name."""
+
+BACKWARDS: Final = ("autograd", "scheduled")
+"""What may drive the backward pass."""
 
 _TRANSFERS = ("direct", "host")
 # Where threads race: an epoch of the published ablation twice over, after a first step; of large runs fewer steps.
@@ -32,6 +35,7 @@ class Settings:
     Attributes:
         components: which components are on.
         checkpoint: ``always``, ``except_last`` or ``never``.
+        backward: ``autograd``, or ``scheduled``: workers run the reversed schedule.
         flavour: which autograd engine, see :mod:`gpipe_bench.simulator.autograd`.
         transfer: ``direct`` or ``host``.
         devices: device of each partition; empty: one each.
@@ -59,9 +63,16 @@ class Settings:
     marks: bool = False
     memory: bool = True
     steps: int = 1
+    backward: str = "autograd"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("checkpoint", CHECKPOINT_MODES), ("flavour", FLAVOURS), ("transfer", _TRANSFERS)):
+        choices = {
+            "checkpoint": CHECKPOINT_MODES,
+            "flavour": FLAVOURS,
+            "transfer": _TRANSFERS,
+            "backward": BACKWARDS,
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 got = getattr(self, name)
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {got!r}; choose one of them")
@@ -74,7 +85,8 @@ class Settings:
     @property
     def races(self) -> bool:
         """Whether host threads race, so that no two steps are alike: checkpoints nest, and nothing orders them."""
-        return self.flavour == "published" and not self.components.fork_join and self.checkpoint != "never"
+        nests = self.flavour == "published" and self.backward == "autograd" and self.checkpoint != "never"
+        return nests and not self.components.fork_join
 
 
 def enough_steps(settings: Settings, tasks: int) -> int:

@@ -44,10 +44,23 @@ class RecordingLanes:
         places: devices and streams.
         workers: whether workers issue the tasks; else the calling thread does.
         marks: whether an observer marks backward passes without checkpoint, which makes two more nodes per task.
+        scheduled: whether the backward pass is scheduled: then lanes for autograd are not opened.
+
+    Attributes:
+        actions: what the calling thread does, in order.
+        running: the node of each task.
+        arrived: the copies that each task took its inputs from, the micro-batch's first.
     """
 
     def __init__(
-        self, workload: Workload, components: Components, places: Places, *, workers: bool, marks: bool = False
+        self,
+        workload: Workload,
+        components: Components,
+        places: Places,
+        *,
+        workers: bool,
+        marks: bool = False,
+        scheduled: bool = False,
     ) -> None:
         m, n = workload.m, workload.n
         self.actions: list[Action] = []
@@ -55,6 +68,7 @@ class RecordingLanes:
         self._places = places
         self._workers = workers
         self._marks = marks
+        self._scheduled = scheduled
         self._portals = components.portals
         self._sizes = {skip.key: skip.bytes for skip in workload.skips}
         self._incoming, self._outgoing = ([_keys(workload, j, way, components) for j in range(n)] for way in (0, 1))
@@ -64,7 +78,8 @@ class RecordingLanes:
         self._skips: list[dict[str, Node | None]] = [{} for _ in range(m)]
         self._lanes: dict[tuple[int, int], Node] = {}
         self._entering: list[Node | None] = [None] * m
-        self._running: dict[tuple[int, int], Node] = {}
+        self.running: dict[tuple[int, int], Node] = {}
+        self.arrived: dict[tuple[int, int], list[Node]] = {}
         self._made = 0
         self._collected = 0
         self._checkpointed = False
@@ -85,6 +100,7 @@ class RecordingLanes:
             node.take([self._skips[i][skip]])
             node.skip = skip
             self._skips[i][skip] = node
+            self.arrived.setdefault((i, j), []).append(node)
 
     def copy(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.copy`."""
@@ -97,6 +113,7 @@ class RecordingLanes:
         node.take(self._flat(i, riding), self._entering[i])
         self._entering[i] = None
         self._put(i, node, riding)
+        self.arrived.setdefault((i, j), []).insert(0, node)
 
     # --- compute -------------------------------------------------------------------------------------------------
 
@@ -116,12 +133,12 @@ class RecordingLanes:
         self._rank_task(node)
         for key in self._incoming[j]:
             del self._skips[i][key]
-        self._running[i, j] = node
+        self.running[i, j] = node
         self.actions.append(Action(LAUNCH, node))
 
     def collect(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.collect`."""
-        node = self._running[i, j]
+        node = self.running[i, j]
         if node.kind == "checkpoint" and self._workers:
             node.rank = node.low = self._collected
         self._collected += 1
@@ -136,13 +153,17 @@ class RecordingLanes:
 
     def recompute(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.recompute`."""
+        if self._scheduled:
+            return
         node = self._node("recompute", i, j, self._leaving(i, j), self._places.computing[j])
         node.take(self._flat(i, self._outgoing[j]))
-        node.partner = self._running[i, j]
+        node.partner = self.running[i, j]
         self._put(i, node, self._outgoing[j])
 
     def fork(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.fork`."""
+        if self._scheduled:
+            return
         node = self._node("fork", i, j, self._leaving(i, j))
         node.take(self._flat(i, self._outgoing[j]))
         self._put(i, node, self._outgoing[j])

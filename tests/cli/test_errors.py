@@ -30,7 +30,10 @@ def files(folder):
 
 
 BAD = {
-    "unknown model": ((*RUN, "--model", "unett"), "--model must be one of unet, amoebanet-d, vit, got 'unett'; use 'unet'"),
+    "unknown model": (
+        (*RUN, "--model", "unett"),
+        "--model must be one of unet, amoebanet-d, vit, got 'unett'; use 'unet'",
+    ),
     "unknown argument": ((*RUN, "--model-args", "dept=2"), "--model-args: argument of unet must be one it declares"),
     "balance that does not sum": (
         (*RUN, "--balance", "14-14"),

@@ -26,8 +26,6 @@ CASES = {
     "amoebanet-d": Case({"L": 3, "D": 8, "size": 64, "classes": 5}, 9),
     "vit": Case({"L": 2, "D": 8, "heads": 2, "size": 8, "patch": 4, "classes": 5}, 6),
     "torchvision/resnet18": Case({"size": 32, "classes": 5}, 15),
-    "torchvision/densenet121": Case({"size": 32, "classes": 5}, 60),
     "timm/vit_tiny_patch16_224": Case({"size": 32, "classes": 5}, 36),
     "timm/convnext_atto": Case({"size": 32, "classes": 5}, 24),
-    "timm/efficientnet_b0": Case({"size": 32, "classes": 5}, 32),
 }

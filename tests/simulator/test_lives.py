@@ -137,7 +137,8 @@ def test_a_step_leaves_nothing_behind(m, n, components, checkpoint, flavour, tra
     work = Workload(tuple({1: one} for one in tasks), (1,) * m, skips)
     devices = (0,) * n if shared else tuple(range(n))
     one, four = (
-        run(work, Plain(), Settings(components, checkpoint, flavour, transfer, devices, steps=steps))
+        # Where latencies vary, so does what is alive at a time.
+        run(work, Plain(), Settings(components, checkpoint, flavour, transfer, devices, seed=None, steps=steps))
         for steps in (1, 4)
     )
     assert four.peak_live_bytes == one.peak_live_bytes

@@ -32,7 +32,7 @@ WRONG = {
     "steps": [0, 2.5],
     "checkpoint": ["sometimes", None],
     "components": ["baseline", None, {}],
-    "backward": ["scheduled", ""],
+    "backward": ["reversed", ""],
     "transfer": ["nvlink"],
     "optimizer": ["sgdm", 3],
     "profile": [17, "p41", "nowhere.yaml"],

@@ -1,0 +1,167 @@
+"""What every model of the suite must do: build, split, train as the plain model does, be copied, traced, balanced."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench import GPipe, Pipe
+from gpipe_bench.balance import balance_by_simulation, balance_by_size
+from gpipe_bench.simulator import Model, simulate
+from gpipe_bench.skip import verify_skippables
+from models.table import MODELS, format_arguments, model_spec, parse_arguments
+from tests.conformance.cases import CASES
+
+torch.set_num_threads(1)
+every_model = pytest.mark.parametrize("name", CASES)
+BATCH = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@cache
+def made(name: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    module = model_spec(name).build(**CASES[name].arguments).double()
+    for layer in module.modules():
+        if isinstance(layer, nn.Dropout | nn.Dropout2d):
+            layer.p = 0.0
+    return module
+
+
+def batch(name: str) -> tuple[Tensor, Tensor]:
+    x, target = model_spec(name).make_batch(BATCH, CASES[name].arguments, torch.Generator().manual_seed(1))
+    return x.double(), target.double() if target.is_floating_point() else target
+
+
+def even(layers: int, n: int) -> list[int]:
+    return [layers // n + (j < layers % n) for j in range(n)]
+
+
+def gradients(module: nn.Module) -> list[Tensor | None]:
+    return [parameter.grad for parameter in module.parameters()]
+
+
+@cache
+def plain_step(name: str) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """Output, loss and gradients of the plain model, micro-batch by micro-batch as batch statistics are."""
+    module, (x, target) = copy.deepcopy(made(name)), batch(name)
+    output = torch.cat([module(part) for part in x.chunk(2)])
+    loss = model_spec(name).loss(output, target)
+    loss.backward()
+    return output.detach(), loss.detach(), gradients(module)
+
+
+def test_every_registered_model_is_here():
+    assert set(MODELS) <= set(CASES)
+
+
+@every_model
+def test_it_is_a_sequential_of_as_many_layers_as_the_table_says(name):
+    spec, arguments = model_spec(name), CASES[name].arguments
+    with torch.device("meta"):
+        module = spec.build(**arguments)
+
+    assert isinstance(module, nn.Sequential)
+    assert len(module) == spec.layers(spec.check(arguments)) >= CASES[name].layers
+    assert all(parameter.is_meta for parameter in module.parameters())
+    verify_skippables(module)
+
+
+@every_model
+def test_its_arguments_go_through_text(name):
+    values = model_spec(name).check(CASES[name].arguments)
+
+    assert parse_arguments(name, format_arguments(values)) == values
+
+
+@every_model
+def test_equal_seeds_give_equal_weights_and_batches(name):
+    torch.manual_seed(0)
+    again = model_spec(name).build(**CASES[name].arguments).double()
+
+    torch.testing.assert_close(dict(again.state_dict()), dict(made(name).state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(batch(name), batch(name), rtol=0, atol=0)
+
+
+@every_model
+@pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+def test_a_pipeline_trains_it_as_the_plain_model(name, checkpoint):
+    output, loss, expected = plain_step(name)
+    x, target = batch(name)
+    module = copy.deepcopy(made(name))
+    pipe = GPipe(module, even(len(module), 3), devices=["cpu"] * 3, chunks=2, checkpoint=checkpoint)
+
+    found = pipe(x)
+    found_loss = model_spec(name).loss(found, target)
+    found_loss.backward()
+
+    torch.testing.assert_close(found, output)
+    torch.testing.assert_close(found_loss, loss)
+    torch.testing.assert_close(gradients(pipe), expected, rtol=1e-6, atol=1e-9)
+
+
+@every_model
+def test_the_successor_of_pytorchs_pipe_takes_it(name):
+    output, _, expected = plain_step(name)
+    x, target = batch(name)
+    module = copy.deepcopy(made(name))
+    pipe = Pipe(module, 2, balance=even(len(module), 2))
+
+    found = pipe(x).local_value()
+    model_spec(name).loss(found, target).backward()
+
+    torch.testing.assert_close(found, output)
+    torch.testing.assert_close(gradients(pipe), expected, rtol=1e-6, atol=1e-9)
+
+
+@every_model
+def test_weights_go_in_and_out_and_it_evaluates_under_inference_mode(name):
+    plain = copy.deepcopy(made(name)).eval()
+    torch.manual_seed(9)
+    other = model_spec(name).build(**CASES[name].arguments).double()
+    pipe = GPipe(other, even(len(other), 2), devices=["cpu"] * 2, chunks=2).eval()
+
+    pipe.load_state_dict(plain.state_dict())
+    with torch.inference_mode():
+        torch.testing.assert_close(pipe(batch(name)[0]), plain(batch(name)[0]))
+    plain.load_state_dict(pipe.state_dict())
+
+
+@every_model
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_are_as_good(name, again):
+    with torch.no_grad():
+        x, _ = batch(name)
+        expected = copy.deepcopy(made(name)).eval()(x)
+        twin = again(copy.deepcopy(made(name)).eval())
+        pipe = GPipe(twin, even(len(twin), 2), devices=["cpu"] * 2, chunks=2).eval()
+
+        torch.testing.assert_close(pipe(x), expected)
+
+
+@every_model
+def test_it_is_simulated_and_balanced(name):
+    model = Model(name, CASES[name].arguments)
+    spec = model_spec(name)
+    with torch.device("meta"):
+        module = spec.build(**CASES[name].arguments)
+        sample, _ = spec.make_batch(8, CASES[name].arguments, device="meta")
+
+    balance = balance_by_simulation(2, model, batch_size=8, chunks=2)
+    step = simulate(model, balance=balance, batch_size=8, chunks=2, profile="h100")
+
+    assert sum(balance) == sum(balance_by_size(2, module, sample, chunks=2)) == len(module)
+    assert step.status == "ok"
+    assert step.throughput_samples_per_s > 0
+    assert all(use.peak_allocated_gib > 0 for use in step.devices)

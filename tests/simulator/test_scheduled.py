@@ -1,0 +1,69 @@
+"""The scheduled backward pass in virtual time; on virtual devices it is held against the engine's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpipe_bench.components import Components
+from gpipe_bench.simulator.events import Settings, run
+from tests.simulator.support import MS, Plain, order, task, workload
+from tests.simulator.test_lives import heavy
+
+N, M = 3, 4
+
+
+def scheduled(tasks=None, skips=(), checkpoint="always", machine=None, **switches):
+    work = workload(M, tasks or [task()] * N, skips)
+    chosen = Settings(Components(**switches), checkpoint, backward="scheduled")
+    return run(work, machine or Plain(), chosen)
+
+
+@pytest.mark.parametrize("switches", [{}, {"fork_join": False}, {"clock_cycle": False}, {"copy_streams": False}])
+@pytest.mark.parametrize(
+    ("checkpoint", "expected"),
+    [("always", "R3 B3 R2 B2 R1 B1 R0 B0"), ("except_last", "B3 R2 B2 R1 B1 R0 B0"), ("never", "B3 B2 B1 B0")],
+)
+def test_every_device_goes_from_the_last_microbatch_to_the_first(checkpoint, expected, switches):
+    names = order(scheduled(checkpoint=checkpoint, **switches), "RB")
+    for j in range(N):
+        assert " ".join(name[:2] for name in names if name.endswith(f",{j}")) == expected
+
+
+def test_a_task_waits_for_the_gradients_of_the_next_partition():
+    found = scheduled(machine=Plain(copy=2 * MS))
+    ends = {(one.kind, one.i, one.j): one.last.end for one in found.issued}
+    starts = {(one.kind, one.i, one.j): one.first.start for one in found.issued}
+    for i in range(M):
+        for j in range(N - 1):
+            assert starts["backward", i, j] >= ends["copy_grad", i, j + 1]
+
+
+def test_recomputation_is_early_or_late():
+    early, late = (scheduled(machine=Plain(copy=5 * MS), early_recompute=on).makespan_ns for on in (True, False))
+    assert early < late
+
+
+def test_it_takes_as_long_as_autograd_in_order():
+    work = workload(M, [task()] * N, ((0, 2),))
+    times = [run(work, Plain(), Settings(Components(), backward=way)).makespan_ns for way in ("autograd", "scheduled")]
+    assert times[0] == times[1]
+
+
+def test_gradients_of_skips_go_home_by_their_portals():
+    names = order(scheduled(skips=((0, 2), (1, 2))), "cp")
+    assert [name for name in names if name.startswith("p")] == [f"p{i},2" for i in (3, 3, 2, 2, 1, 1, 0, 0)]
+    assert "p" not in {name[0] for name in order(scheduled(skips=((0, 2),), portals=False), "cp")}
+
+
+def test_nothing_is_left_behind():
+    one, three = (
+        run(workload(M, [heavy()] * N), Plain(), Settings(Components(), "always", backward="scheduled", steps=steps))
+        for steps in (1, 3)
+    )
+    assert one.peak_live_bytes == three.peak_live_bytes
+    assert max(one.peak_live_bytes) > 0
+
+
+def test_an_unknown_way():
+    with pytest.raises(ValueError, match="backward must be one of autograd, scheduled, got 'reversed'"):
+        Settings(backward="reversed")
