@@ -7,6 +7,7 @@ the names and the image size that each was made for.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -96,7 +97,20 @@ def cut_network(module: nn.Module, size: int) -> nn.Sequential:
     """
     from models.chain import assemble
 
-    return assemble(_cut(module, size), module)
+    return assemble(_cut(_without_values(module), size), module)
+
+
+def _without_values(module: nn.Module) -> nn.Module:
+    """A copy on the meta device, made without copying a value."""
+    import torch
+    from torch import nn
+
+    twins: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        twins[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    return copy.deepcopy(module, twins)
 
 
 def _chain(name: str, module: nn.Module, values: Values) -> nn.Sequential:
@@ -140,7 +154,7 @@ def _timm(network: str) -> tuple[Any, int, list[str]]:
     timm = load_timm()
     if network not in timm.list_models():
         return None, 0, timm.list_models()
-    config = timm.get_pretrained_cfg(network) if timm.is_model_pretrained(network) else None
+    config = timm.get_pretrained_cfg(network)
     size = config.input_size[-1] if config is not None and config.input_size else 224
 
     def build(values: Values) -> Any:
@@ -152,7 +166,7 @@ def _timm(network: str) -> tuple[Any, int, list[str]]:
 
 def _is_fixed(timm: Any, network: str) -> bool:
     """Whether the network is made for one size, and takes it as an argument."""
-    config = timm.get_pretrained_cfg(network) if timm.is_model_pretrained(network) else None
+    config = timm.get_pretrained_cfg(network)
     return bool(config is not None and config.fixed_input_size)
 
 

@@ -86,7 +86,10 @@ Balance = Annotated[
 Checkpoint = Annotated[
     Literal["always", "except_last", "never"], Field(description="micro-batches whose activations are recomputed")
 ]
-Backward = Annotated[Literal["autograd"], Field(description="what drives the backward pass")]
+Backward = Annotated[
+    Literal["autograd", "scheduled"],
+    Field(description="what drives the backward pass; scheduled: the reversed schedule"),
+]
 Threads = Annotated[int, _whole, Field(description="CPU threads inside one operator")]
 Tf32 = Annotated[
     bool, Field(strict=True, description="let CUDA round float32 products to TF32; published runs had none")

@@ -1,17 +1,22 @@
 """How long simulations take: ``python -m gpipe_bench.simulator.benchmark [--large] [--out docs/simulator_speed.md]``.
 
 A chain of equal layers on a P40, one per partition, one step, everything checkpointed: CPU seconds of one core, the
-least of some runs, and what that is for each of the n m tasks. The times of the simulated step itself do not change
-from machine to machine; these do.
+least of some runs, and what that is for each of the n m tasks. Then the predictions of all published tables, each time
+in a process of its own: first with nothing stored, then with traces and workloads on disk. The times of the simulated
+step itself do not change from machine to machine; these do.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import resource
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any, Final
 
@@ -75,6 +80,22 @@ def _line(n: int, m: int, times: int) -> str:
     return f"| {n} | {m} | {' | '.join(cells)} |\n"
 
 
+def _predictions(times: int = 3) -> str:
+    """Seconds of the predictions from a cold start, and from traces on disk."""
+    found = []
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "gpipe_bench.simulator.predictions", "--cache", folder]
+        for _ in range(1 + times):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([*command, "--out", f"{folder}/predictions.csv"], check=True, stdout=subprocess.DEVNULL)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    cold, warm = found[0], min(found[1:])
+    return (
+        f"\nPredictions of all published tables: {cold:.1f} s with nothing stored, {warm:.1f} s with traces on disk.\n"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, and write the page.
 
@@ -91,6 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line = _line(n, m, 1 if n * m > 2**17 else 3)
         print(line, end="", flush=True)
         page += line
+    line = _predictions()
+    print(line, end="")
+    page += line
     if chosen.out is not None:
         chosen.out.write_text(page + _FOOT, encoding="utf-8")
 

@@ -178,7 +178,7 @@ def test_an_unknown_experiment_gets_the_nearest_name():
             {"checkpoint": "allways"},
             "checkpoint must be one of always, except_last, never, got 'allways'; use 'always'",
         ),
-        ({"backward": "scheduled"}, "backward must be one of autograd, got 'scheduled'; use one of autograd"),
+        ({"backward": "schedule"}, "backward must be one of autograd, scheduled, got 'schedule'; use 'scheduled'"),
         ({"devices": 2}, "devices must be at most 1 for 2 partitions on cpu, got 2"),
         ({"device": "cuda", "devices": 3}, "devices must be at most 2 for 2 partitions on cuda, got 3"),
     ],

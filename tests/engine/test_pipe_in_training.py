@@ -122,6 +122,17 @@ def test_inputs_by_keyword(checkpoint):
     torch.testing.assert_close(gradients(pipe), gradients(plain))
 
 
+@CHECKPOINTS
+def test_a_tensor_for_every_microbatch_gets_the_sum_of_their_gradients(checkpoint):
+    plain = nn.Sequential(Scaled(), nn.Linear(4, 4))
+    pipe = pipe_of(plain, checkpoint)
+    masks = [torch.tensor([1.0, 0.5, 2.0, 1.0], requires_grad=True) for _ in range(2)]
+    plain[1](plain[0](X, mask=masks[0])).square().sum().backward()
+    loss_of(pipe, X, mask=NoChunk(masks[1])).backward()
+    torch.testing.assert_close(masks[1].grad, masks[0].grad)
+    torch.testing.assert_close(gradients(pipe), gradients(plain))
+
+
 @skippable(stash=["aside"])
 class Aside(nn.Module):
     def __init__(self):
