@@ -82,7 +82,7 @@ REFUSED = {
     "an unknown backward": (
         lambda: make(backward="magic"),
         ValueError,
-        "backward must be one of autograd, got 'magic'",
+        "backward must be one of autograd, scheduled, got 'magic'",
     ),
     "an unknown transfer": (
         lambda: make(transfer="mail"),
