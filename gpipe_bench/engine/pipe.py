@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import register_pytree_node
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_settings
@@ -26,7 +27,7 @@ __all__ = ["LocalValue", "Pipe"]
 class LocalValue:
     """The result of a :class:`Pipe`, with the methods of the remote reference that PyTorch's Pipe gave.
 
-    A dataclass, so that DistributedDataParallel finds the tensors in it.
+    A dataclass and a pytree, so that DistributedDataParallel finds the tensors in it, and puts back what it wraps.
 
     Attributes:
         value: what the last layer gave, on the device of the last partition.
@@ -41,6 +42,14 @@ class LocalValue:
     def to_here(self, timeout: float = -1.0) -> Any:  # noqa: ARG002 - the signature of a remote reference
         """The value, which is here already."""
         return self.value
+
+
+register_pytree_node(
+    LocalValue,
+    lambda result: ([result.value], None),
+    lambda values, _: LocalValue(*values),
+    serialized_type_name="gpipe_bench.LocalValue",
+)
 
 
 class Pipe(Pipeline):

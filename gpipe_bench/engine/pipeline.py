@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
@@ -153,6 +154,8 @@ class Pipeline(nn.Module):
         """
         with self._lock:
             plan = self._plan(len(microbatches))
+            if plan.checkpoints(0) or (plan.backward and self.backward_mode == "scheduled"):
+                _check_weights_are_computed_anew()
             with deferring(self._deferred):
                 results = self._run(plan, microbatches)
         output = gather(results)
@@ -257,3 +260,16 @@ class Pipeline(nn.Module):
 
 def _refusal(call: str) -> str:
     return f"a pipeline must stay on the devices it was made for, got {call}; make a new one on other devices"
+
+
+def _check_weights_are_computed_anew() -> None:
+    """Refuse a cache that would give a weight made in one task, with or without a graph, to all others.
+
+    Raises:
+        RuntimeError: the batch runs within ``torch.nn.utils.parametrize.cached()``.
+    """
+    if parametrize._cache_enabled:  # noqa: SLF001 - PyTorch's only word on it
+        raise RuntimeError(
+            "parametrized weights must be computed in each task, got parametrize.cached() around a batch with "
+            "checkpoints or backward='scheduled'; leave it out, or use checkpoint='never' with backward='autograd'"
+        )

@@ -160,6 +160,11 @@ def lazy(self, x):
     return x
 
 
+def several(self, x):
+    yield stash("skip", (x, x))
+    return x
+
+
 def silent(self, x):
     return x
 
@@ -210,6 +215,11 @@ WRONG = {
         Pop(),
         SkipUsageError,
         "skip 'skip' must be stashed before it is popped, got no stash; order the layers",
+    ),
+    "a tuple of tensors stashed": (
+        layer(several, stash=["skip"]),
+        TypeError,
+        "a stash must be one tensor or none, got a tuple of tensors for 'skip'; stash each tensor under a name",
     ),
     "something else yielded": (
         layer(foreign),

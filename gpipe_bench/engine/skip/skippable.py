@@ -26,6 +26,7 @@ from types import GeneratorType
 from typing import Any, Self, TypeVar, cast
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from gpipe_bench.engine.skip.namespace import Namespace, SkipKey
 from gpipe_bench.engine.skip.tracker import current_tracker
@@ -108,6 +109,7 @@ class Skippable:
             answer = None
             if isinstance(command, stash):
                 self._check_declared("stash", command.name, self.stashable_names)
+                _check_stash(command.name, command.tensor)
                 stashed.add(command.name)
                 tracker.save(self.skip_key(command.name), command.tensor)
             elif isinstance(command, pop):
@@ -169,6 +171,15 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
         return module_cls
 
     return decorate
+
+
+def _check_stash(name: str, value: Any) -> None:
+    """Refuse tensors within something else: they would neither be copied nor get gradients."""
+    if not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+        raise TypeError(
+            f"a stash must be one tensor or none, got a {type(value).__name__} of tensors for {name!r}; "
+            "stash each tensor under a name of its own"
+        )
 
 
 def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
