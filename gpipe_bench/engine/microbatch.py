@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 __all__ = [
@@ -50,17 +51,34 @@ class MicroBatch:
             return cls((value,), None)
         leaves, structure = tree_flatten(value)
         for leaf in leaves:
-            hidden = [name for name, item in getattr(leaf, "__dict__", {}).items() if isinstance(item, Tensor)]
-            if hidden and not isinstance(leaf, Tensor):
+            if not isinstance(leaf, Tensor) and _hides_tensors(leaf):
                 raise TypeError(
                     f"layers must hand on tensors in tuples, lists or dicts, got a {type(leaf).__name__} that holds "
-                    f"{hidden}; return a tuple, or register the class with torch.utils.pytree"
+                    "some; return a tuple, or register the class with torch.utils.pytree"
                 )
         return cls(tuple(leaves), structure)
 
     def unwrap(self) -> Any:
         """To what a layer takes or gives."""
         return self.values[0] if self.structure is None else tree_unflatten(self.values, self.structure)
+
+
+def _hides_tensors(value: Any, depth: int = 4) -> bool:
+    """Whether an object has tensors in its attributes or, as a container, its items; modules are left alone."""
+    if isinstance(value, Tensor):
+        return True
+    if depth == 0 or value is None or isinstance(value, (bool, int, float, complex, str, bytes, type, nn.Module)):
+        return False
+    items: list[Any] = []
+    if isinstance(value, Mapping):
+        items += value.values()
+    elif isinstance(value, (list, tuple, AbstractSet)):
+        items += value
+    items += getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots = getattr(kind, "__slots__", ())
+        items += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
+    return any(_hides_tensors(item, depth - 1) for item in items)
 
 
 def differentiable(values: Sequence[Any]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -73,17 +74,36 @@ def test_structures_cross_partitions_with_their_gradients(form, checkpoint, tran
     torch.testing.assert_close(gradients(pipe), gradients(plain))
 
 
-def test_an_object_that_hides_tensors_is_refused():
+class Slotted:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+HIDING = {
+    "attribute": (Hidden, lambda hidden: hidden.tensor),
+    "list in an attribute": (lambda y: Hidden([y]), lambda hidden: hidden.tensor[0]),
+    "slot": (Slotted, lambda hidden: hidden.tensor),
+    "set": (lambda y: {y}, lambda hidden: next(iter(hidden))),
+    "mapping": (lambda y: MappingProxyType({"y": y}), lambda hidden: hidden["y"]),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_an_object_that_hides_tensors_is_refused(name):
+    hide, find = HIDING[name]
+
     class Wrap(nn.Module):
         def forward(self, x):
-            return Hidden(x)
+            return hide(x)
 
     class Unwrap(nn.Module):
         def forward(self, hidden):
-            return hidden.tensor
+            return find(hidden)
 
     pipe = pipeline(nn.Sequential(nn.Linear(4, 4), Wrap(), Unwrap()), [2, 1])
-    with pytest.raises(TypeError, match=r"got a Hidden that holds \['tensor'\]; return a tuple"):
+    with pytest.raises(TypeError, match=r"layers must hand on tensors in tuples, lists or dicts, got a \w+ that holds"):
         gradients(pipe)
 
 
