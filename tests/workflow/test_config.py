@@ -48,7 +48,8 @@ def test_settings_of_a_file_replace_the_defaults(place, snakemake):
 def test_the_workflow_starts_without_heavy_imports(place, snakemake, tmp_path_factory):
     """A dry run takes less than two seconds because of that."""
     shadow = tmp_path_factory.mktemp("shadow")
-    for name in ("torch", "pandas", "matplotlib", "scipy"):
+    # Not pandas: Snakemake loads every executor that is installed, and that for Slurm imports it.
+    for name in ("torch", "matplotlib", "scipy"):
         (shadow / f"{name}.py").write_text(f"raise ImportError('{name} must not be imported here')")
     done = snakemake("--dry-run", "ablation", PYTHONPATH=str(shadow))
     assert done.returncode == 0, done.stdout
