@@ -26,7 +26,7 @@ from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.phony import get_phony, new_leaf
 from gpipe_bench.engine.scheduled_lanes import ScheduledLanes
 from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.streams import Stream, current_stream, record_stream, wait_stream
+from gpipe_bench.engine.streams import Stream, current_stream, wait_stream
 from gpipe_bench.engine.worker import Workers
 from gpipe_bench.program import Plan, backward_order, run_backward_task
 
@@ -81,11 +81,7 @@ class BackwardPass:
             wait_stream(computing, callers)
         count = len(grads) // self._plan.m
         for i in range(self._plan.m):
-            mine = grads[i * count : (i + 1) * count]
-            for grad in mine:
-                if grad is not None and self.places[-1][1] != self.places[-1][2]:
-                    record_stream(grad, self.places[-1][1])
-            self._lanes.give(i, self._plan.n - 1, mine)
+            self._lanes.give(i, self._plan.n - 1, grads[i * count : (i + 1) * count])
 
     def run(self) -> None:
         """Run every task; afterwards the caller's streams come after all of them.
@@ -100,8 +96,11 @@ class BackwardPass:
         # The thread of a device, in a backward pass within a backward pass, is itself needed to run tasks.
         inline = not self._workers or isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001
         errors = self._tasks(lanes, order) if inline else self._spread(lanes, order)
-        for device, computing, _ in self.places:
-            wait_stream(current_stream(device), computing)
+        # Compute streams of their own wait for the caller's before every batch and every backward pass, and these for
+        # those afterwards: so what passes between them needs no record_stream.
+        for device, computing, callers in self.places:
+            for stream in (callers, current_stream(device)):
+                wait_stream(stream, computing)
         if errors:
             position = {task: number for number, task in enumerate(order)}
             raise min(errors, key=lambda failure: position[failure[0]])[1]
@@ -110,11 +109,6 @@ class BackwardPass:
     def input_grads(self) -> list[Tensor | None]:
         """Gradients of the inputs, micro-batch by micro-batch; they are kept no longer."""
         grads, self._input_grads = self._input_grads, []
-        _, computing, callers = self.places[0]
-        wait_stream(callers, computing)
-        for grad in grads:
-            if grad is not None and computing != callers:
-                record_stream(grad, callers)
         return grads
 
     def _spread(self, lanes: ScheduledLanes, order: list[_Task]) -> list[_Failure]:

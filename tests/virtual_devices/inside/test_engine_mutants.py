@@ -64,8 +64,10 @@ def test_the_engine_itself_has_no_race(case):
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_is_reported(mutant):
+    # First those in which the statement is most likely to run.
+    cases = sorted(CASES, key=lambda case: (case.backward == "scheduled") != ("scheduled" in mutant.module))
     with mutant.applied():
-        assert any(races(case) for case in CASES)
+        assert any(races(case) for case in cases)
 
 
 def test_a_mutant_ends_with_its_block():

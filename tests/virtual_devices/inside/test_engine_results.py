@@ -22,7 +22,7 @@ from tests.virtual_devices.inside.pipelines import (
 
 FACTORIAL = list(Components.factorial())
 # One case in so many; 1 runs all of them, which takes about two hours.
-STRIDE = int(os.environ.get("VIRTUAL_DEVICES_STRIDE", "197"))
+STRIDE = int(os.environ.get("VIRTUAL_DEVICES_STRIDE", "499"))
 
 
 @pytest.mark.parametrize("backward", ["autograd", "scheduled"])
@@ -46,14 +46,14 @@ def test_devices_that_hold_several_partitions_or_one_layer(components, placement
     assert wrong == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < 197 else 120)
+@pytest.mark.timeout(7200 if STRIDE < 499 else 120)
 def test_all_numbers_of_devices_and_microbatches():
     cases = list(all_cases())
     wrong = [problem for case in cases[::STRIDE] for problem in problems(case)]
     assert wrong == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < 197 else 120)
+@pytest.mark.timeout(7200 if STRIDE < 499 else 120)
 def test_an_exception_in_the_middle_whatever_the_combination():
     wrong = []
     for number, case in enumerate(list(all_cases())[7 :: 2 * STRIDE]):
