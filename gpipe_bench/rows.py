@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Row", "column"]
+__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Record", "Row", "column", "like"]
 
 SCHEMA_VERSION: Final = 1
 EVIDENCE: Final = ("published", "simulated", "measured")
@@ -22,7 +22,26 @@ def column(unit: str, text: str, default: Any = None) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Record:
+    """What rows of every kind can do; their columns are fields made by :func:`column`."""
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(c.name for c in fields(cls))
+
+    @classmethod
+    def describe(cls) -> list[tuple[str, str, str, str]]:
+        """Name, type, unit and meaning of each column."""
+        return [(c.name, str(c.type), c.metadata["unit"], c.metadata["text"]) for c in fields(cls)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Record):
     """One row of a result table; ``None`` means that the value was not taken or does not apply."""
 
     experiment: str = column("", "experiment that asked for the cell", "")
@@ -80,20 +99,6 @@ class Row:
             raise ValueError(f"reason must be given when status is {self.status!r}, got none; say what happened")
 
     @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        """Names of the columns, in order."""
-        return tuple(c.name for c in fields(cls))
-
-    @classmethod
-    def describe(cls) -> list[tuple[str, str, str, str]]:
-        """Name, type, unit and meaning of each column."""
-        return [(c.name, str(c.type), c.metadata["unit"], c.metadata["text"]) for c in fields(cls)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as plain data."""
-        return asdict(self)
-
-    @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
         """The row that :meth:`to_dict` wrote.
 
@@ -104,3 +109,9 @@ class Row:
         if unknown:
             raise ValueError(f"columns must be those of schema {SCHEMA_VERSION}, got {unknown}; remove or rename them")
         return cls(**data)
+
+
+def like(name: str, **changes: Any) -> Any:
+    """The column ``name`` of :class:`Row` in another kind of row; ``changes`` are arguments of :func:`column`."""
+    (same,) = (c for c in fields(Row) if c.name == name)
+    return column(**{**same.metadata, "default": same.default, **changes})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from gpipe_bench.rows import column
+from gpipe_bench.rows import Record, column, like
 
 __all__ = ["LAYER_COLUMNS", "STEP_COLUMNS", "VERDICT_COLUMNS", "TransparencyRow", "arm_label"]
 
@@ -24,30 +24,30 @@ VERDICT_COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransparencyRow:
+class TransparencyRow(Record):
     """One training run; ``None`` means that the value does not apply."""
 
-    experiment: str = column("", "experiment that asked for the run", "transparency")
-    evidence: str = column("", "always measured", "measured")
-    model: str = column("", "name in the table of models", "")
-    model_args: str = column("", "arguments of the model, 'key=value' joined by ';'", "")
+    experiment: str = like("experiment", text="experiment that asked for the run", default="transparency")
+    evidence: str = like("evidence", text="always measured")
+    model: str = like("model")
+    model_args: str = like("model_args")
     data: str = column("", "images trained on", "")
     precision: str = column("", "float32 or float64", "float32")
     normalisation: str = column("", "batch: by statistics of the batch; frozen: by running statistics", "batch")
     arm: str = column("", "plain, accumulated (micro-batches without pipeline) or pipeline", "")
-    checkpoint: str = column("", "always, except_last or never; empty without pipeline", "")
+    checkpoint: str = like("checkpoint", text="always, except_last or never; empty without pipeline")
     deferred_batch_norm: bool | None = column("", "running statistics updated once per batch")
-    partitions: int | None = column("", "n, contiguous groups of layers")
-    chunks: int | None = column("", "micro-batches asked for")
-    microbatches: int | None = column("", "m, micro-batches that the batch gave")
-    batch_size: int | None = column("samples", "samples per step")
-    balance: str = column("", "layers per partition, joined by '-'", "")
+    partitions: int | None = like("partitions")
+    chunks: int | None = like("chunks")
+    microbatches: int | None = like("microbatches")
+    batch_size: int | None = like("batch_size")
+    balance: str = like("balance")
     steps: int | None = column("", "training steps")
     learning_rate: float | None = column("", "peak learning rate of SGD")
     held_out: int | None = column("samples", "held-out images")
-    seed: int | None = column("", "seed of split, order, weights and noise")
-    status: str = column("", "ok or error", "ok")
-    reason: str = column("", "why the status is not ok", "")
+    seed: int | None = like("seed", text="seed of split, order, weights and noise")
+    status: str = like("status", text="ok or error")
+    reason: str = like("reason")
     loss_last: float | None = column("1", "training loss of the last step")
     accuracy_fraction: float | None = column("1", "held out, evaluation: classes or pixels that are right")
     accuracy_batch_fraction: float | None = column("1", "the same weights, normalised by the held-out batch itself")
@@ -59,27 +59,18 @@ class TransparencyRow:
     statistics_difference_first: float | None = column("1", "median over layers of the variance difference, step 1")
     statistics_difference_last: float | None = column("1", "the same after the last step")
     updates_per_step: float | None = column("1", "updates of the running statistics per training step")
-    device: str = column("", "device type and name", "")
-    device_count: int | None = column("", "distinct devices used")
-    profile: str = column("", "machine", "")
-    torch: str = column("", "version of PyTorch", "")
-    cuda: str = column("", "version of CUDA", "")
-    driver: str = column("", "version of the GPU driver", "")
-    python: str = column("", "version of Python", "")
-    commit: str = column("", "commit of gpipe_bench", "")
-    dirty: bool | None = column("", "whether the checkout had uncommitted changes")
-    config_sha256: str = column("", "digest of the cell's configuration", "")
-    started_utc: str = column("", "start of the run, ISO 8601", "")
-    schema_version: int = column("", "version of this schema", 1)
-
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        """Names of the columns, in order."""
-        return tuple(c.name for c in fields(cls))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as plain data."""
-        return asdict(self)
+    device: str = like("device")
+    device_count: int | None = like("device_count")
+    profile: str = like("profile", text="machine")
+    torch: str = like("torch")
+    cuda: str = like("cuda")
+    driver: str = like("driver")
+    python: str = like("python")
+    commit: str = like("commit")
+    dirty: bool | None = like("dirty")
+    config_sha256: str = like("config_sha256")
+    started_utc: str = like("started_utc")
+    schema_version: int = like("schema_version")
 
 
 def arm_label(arm: str, checkpoint: str, deferred: object) -> str:

@@ -15,12 +15,13 @@ from matplotlib.figure import Figure
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.factorial import add_factorial
+from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.groups import Group, failure_notes, group_rows, published_beside, setting_words
 from gpipe_bench.figures.marks import draw_failure
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.published import PUBLISHED_MARK, add_published
-from gpipe_bench.figures.style import FAINT, drawing, save
-from gpipe_bench.figures.tables import nearest, read_rows
+from gpipe_bench.figures.style import FAINT
+from gpipe_bench.figures.tables import nearest
 from gpipe_bench.rows import Row
 
 __all__ = ["ablation_figure", "draw_ablation"]
@@ -33,23 +34,13 @@ _FEW: Final = 5
 
 
 def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the ablation held in a result table.
+    """Draw the ablation; arguments, results and errors are those of :func:`draw_rows`, and unknown variants are one."""
 
-    Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
-        out_stem: path of the figure without its suffix.
+    def figure(rows: Sequence[Row]) -> Figure:
+        _check_variants(rows, rows_csv)
+        return ablation_figure(rows)
 
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: the table cannot be read, lacks a column or names an unknown variant.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_rows(rows_csv, _NEEDED)
-    _check_variants(rows, rows_csv)
-    with drawing():
-        return save(ablation_figure(rows), out_stem)
+    return draw_rows(figure, _NEEDED, rows_csv, out_stem)
 
 
 def ablation_figure(rows: Sequence[Row]) -> Figure:

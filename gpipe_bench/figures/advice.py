@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import NEEDED, Point, points_of
-from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN, drawing, save
+from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN
 from gpipe_bench.figures.sweep import machine_words
-from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.text import listing, significant
 from gpipe_bench.rows import Row
 from gpipe_bench.schedule import CHECKPOINT_MODES
@@ -36,22 +36,8 @@ _STYLES: Final[dict[str, dict[str, Any]]] = {
 
 
 def draw_advice(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw what ``python -m gpipe_bench advise --rows`` tried.
-
-    Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
-        out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: the table cannot be read or lacks a column.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_rows(rows_csv, (*NEEDED, "balance"))
-    with drawing():
-        return save(advice_figure(rows), out_stem)
+    """Draw what ``advise --rows`` tried; arguments, results and errors are those of :func:`draw_rows`."""
+    return draw_rows(advice_figure, (*NEEDED, "balance"), rows_csv, out_stem)
 
 
 def advice_figure(rows: Sequence[Row]) -> Figure:

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE, WIDTH_IN, drawing, save
-from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE, WIDTH_IN
 from gpipe_bench.rows import EVIDENCE, Row
 
 __all__ = ["METRICS", "draw_published_tables", "printed_metric", "published_tables_figure"]
@@ -59,25 +59,23 @@ class _Line:
 
 
 def draw_published_tables(rows_csv: Path, out_stem: Path, metric: str = "") -> list[Path]:
-    """Draw the published tables held in a result table.
+    """Draw the published tables; other arguments, results and errors are those of :func:`draw_rows`.
 
     Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
-        metric: one of :data:`METRICS`; by default the one that was printed.
+        rows_csv: the table.
         out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
+        metric: one of :data:`METRICS`; by default the one that was printed.
 
     Raises:
-        ConfigError: the table cannot be read or lacks a column, or there is no such metric.
-        OutputError: the figure cannot be written.
+        ConfigError: there is no such metric.
     """
     if metric and metric not in METRICS:
         raise ConfigError([f"metric must be one of {', '.join(METRICS)}, got {metric!r}; use one of them"])
-    rows = read_rows(rows_csv, (*_NEEDED, *METRICS))
-    with drawing():
-        return save(published_tables_figure(rows, metric or printed_metric(rows)), out_stem)
+
+    def figure(rows: Sequence[Row]) -> Figure:
+        return published_tables_figure(rows, metric or printed_metric(rows))
+
+    return draw_rows(figure, (*_NEEDED, *METRICS), rows_csv, out_stem)
 
 
 def printed_metric(rows: Sequence[Row]) -> str:

@@ -20,10 +20,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.groups import Group, group_rows, published_beside, setting_words
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import FAINT, INK, LEFT_IN, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN, drawing, save
-from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.figures.style import FAINT, INK, LEFT_IN, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import significant
 from gpipe_bench.rows import Row
 from gpipe_bench.shapley import Share, shapley_shares
@@ -66,22 +66,8 @@ class _Panel:
 
 
 def draw_shares(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the shares of the components from a result table.
-
-    Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
-        out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: the table cannot be read or lacks a column.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_rows(rows_csv, _NEEDED)
-    with drawing():
-        return save(shares_figure(rows), out_stem)
+    """Draw the shares of the components; arguments, results and errors are those of :func:`draw_rows`."""
+    return draw_rows(shares_figure, _NEEDED, rows_csv, out_stem)
 
 
 def shares_figure(rows: Sequence[Row]) -> Figure:

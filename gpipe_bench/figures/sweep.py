@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from gpipe_bench.figures.boxes import Box, add_boxes
+from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import NEEDED, Point, Series, points_of, series_of
-from gpipe_bench.figures.style import FAINT, INK, WIDE_IN, drawing, save
-from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.figures.style import FAINT, INK, WIDE_IN
 from gpipe_bench.figures.text import significant
 from gpipe_bench.rows import Row
 
@@ -38,22 +38,8 @@ _DARK: Final = 0.45
 
 
 def draw_sweep(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the sweep held in a result table.
-
-    Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
-        out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: the table cannot be read or lacks a column.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_rows(rows_csv, NEEDED)
-    with drawing():
-        return save(sweep_figure(rows), out_stem)
+    """Draw the sweep held in a result table; arguments, results and errors are those of :func:`draw_rows`."""
+    return draw_rows(sweep_figure, NEEDED, rows_csv, out_stem)
 
 
 def sweep_groups(rows: Sequence[Row]) -> list[list[Row]]:

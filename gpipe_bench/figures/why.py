@@ -17,11 +17,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from gpipe_bench.figures.boxes import Box, add_boxes
+from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import NEEDED, SHARES, Point, Series, points_of, series_of
-from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN, drawing, save
+from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN
 from gpipe_bench.figures.sweep import machine_words, sweep_groups
-from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.rows import Row
 
@@ -44,22 +44,8 @@ _LOOK: Final[dict[str, dict[str, Any]]] = {
 
 
 def draw_why(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw where the device time of the sweep in a result table goes.
-
-    Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
-        out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: the table cannot be read or lacks a column.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_rows(rows_csv, NEEDED)
-    with drawing():
-        return save(why_figure(rows), out_stem)
+    """Draw where device time goes in a sweep; arguments, results and errors are those of :func:`draw_rows`."""
+    return draw_rows(why_figure, NEEDED, rows_csv, out_stem)
 
 
 def why_figure(rows: Sequence[Row]) -> Figure:

@@ -40,7 +40,7 @@ EXPORTS = {
         "split_min_max",
     ],
     "gpipe_bench.components": ["Components", "PUBLISHED"],
-    "gpipe_bench.rows": ["EVIDENCE", "Row", "SCHEMA_VERSION", "STATUSES", "column"],
+    "gpipe_bench.rows": ["EVIDENCE", "Record", "Row", "SCHEMA_VERSION", "STATUSES", "column", "like"],
     "gpipe_bench.schedule": [
         "CHECKPOINT_MODES",
         "Cycle",
