@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from gpipe_bench.components import Components
@@ -118,7 +119,11 @@ class Plan(Generic[SkipT]):
 
     def checkpoints(self, i: int) -> bool:
         """Whether micro-batch i is checkpointed."""
-        return self.backward and i < checkpoint_stop(self.checkpoint, self.m)
+        return i < self._checkpointed
+
+    @cached_property
+    def _checkpointed(self) -> int:
+        return checkpoint_stop(self.checkpoint, self.m) if self.backward else 0
 
 
 def run_forward(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:

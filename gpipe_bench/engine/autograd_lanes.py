@@ -64,26 +64,27 @@ class AutogradLanes(BatchLanes):
     def portal(self, i: int, j: int, skip: SkipKey) -> None:
         """See :meth:`gpipe_bench.program.Lanes.portal`."""
         tensor = self._skips[i][skip]
-        route = self._route("portal", i, self._layout.routes[skip][0], j)
-        if tensor is not None and route.moves:
-            (self._skips[i][skip],) = copy(route, (tensor,))
+        source = self._layout.routes[skip][0]
+        if tensor is not None and self._moves(source, j):
+            (self._skips[i][skip],) = copy(self._route("portal", i, source, j), (tensor,))
 
     def copy(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.copy`."""
-        route = self._route("copy", i, j - 1, j)
-        if route.moves:
+        if self._moves(j - 1, j):
             riding = self._riding(j)
             flat = self._flat(i, riding)
             phony = None
             if differentiable(flat):  # else no gradient copy will end the lane: it goes on to the task
                 phony, self._entering[i] = self._entering[i], None
-            self._put(i, copy(route, flat, phony), riding)
+            self._put(i, copy(self._route("copy", i, j - 1, j), flat, phony), riding)
 
     # --- compute -------------------------------------------------------------------------------------------------
 
     def await_copy(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.await_copy`."""
-        end, stage = self._endpoint(i, j), self._stages[j]
+        end, stage = self._ends[j][i], self._stages[j]
+        if end.copying == end.computing:
+            return
         self._put(i, wait(end.computing, end.copying, self._flat(i, stage.incoming), end.copying), stage.incoming)
 
     def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
@@ -123,7 +124,9 @@ class AutogradLanes(BatchLanes):
 
     def await_compute(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.await_compute`."""
-        end, stage = self._endpoint(i, j), self._stages[j]
+        end, stage = self._ends[j][i], self._stages[j]
+        if end.copying == end.computing:
+            return
         self._put(i, wait(end.copying, end.computing, self._flat(i, stage.outgoing), end.copying), stage.outgoing)
 
     def recompute(self, i: int, j: int) -> None:
@@ -145,7 +148,7 @@ class AutogradLanes(BatchLanes):
 
     def _leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""
-        end = self._endpoint(i, j)
+        end = self._ends[j][i]
         return end.copying if j < len(self._stages) - 1 else end.computing
 
     def _run_checkpointed(self, i: int, j: int, slot: Slot, flat: Values, phony: Tensor | None) -> Values:

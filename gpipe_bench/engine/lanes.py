@@ -17,7 +17,7 @@ from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.stage import PartitionTask, Stage
 from gpipe_bench.engine.streams import Stream
-from gpipe_bench.engine.transfer import Endpoint, Route
+from gpipe_bench.engine.transfer import Route
 from gpipe_bench.engine.worker import Result, Workers
 
 __all__ = ["BatchLanes", "Circumstances", "name_task"]
@@ -63,6 +63,10 @@ class BatchLanes:
         self._shared = shared
         self._holding = Holding()
         self._computing = [stage.computing() for stage in stages]
+        aside = shared.components.copy_streams and len(stages) > 1
+        ends = zip(stages, self._computing, strict=True)
+        # by partition and micro-batch: looked up several times per task
+        self._ends = [stage.endpoints(len(microbatches), own, copy_streams=aside) for stage, own in ends]
         # skips on their way, per micro-batch
         self._skips: list[dict[SkipKey, torch.Tensor | None]] = [{} for _ in microbatches]
         self._results: dict[tuple[int, int], Result] = {}
@@ -129,12 +133,13 @@ class BatchLanes:
 
     # --- places ----------------------------------------------------------------------------------------------------
 
-    def _endpoint(self, i: int, j: int) -> Endpoint:
-        return self._stages[j].endpoint(i, self._computing[j], copy_streams=self._shared.components.copy_streams)
+    def _moves(self, source: int, target: int) -> bool:
+        """Whether tensors are copied between two partitions: not within one device, unless through the host."""
+        return self._shared.transfer == "host" or self._stages[source].device != self._stages[target].device
 
     def _route(self, kind: str, i: int, source: int, target: int) -> Route:
         shared = self._shared
-        ends = self._endpoint(i, source), self._endpoint(i, target)
+        ends = self._ends[source][i], self._ends[target][i]
         return Route(kind, *ends, i, target, shared.transfer, shared.observer, self._holding)
 
     def _task(self, i: int, j: int, kind: str) -> Task:

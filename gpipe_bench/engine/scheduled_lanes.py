@@ -111,25 +111,26 @@ class ScheduledLanes(BatchLanes):
     def portal(self, i: int, j: int, skip: SkipKey) -> None:
         """See :meth:`gpipe_bench.program.Lanes.portal`."""
         tensor = self._skips[i][skip]
-        route = self._route("portal", i, self._layout.routes[skip][0], j)
-        if tensor is not None and route.moves:
+        source = self._layout.routes[skip][0]
+        if tensor is not None and self._moves(source, j):
             with torch.no_grad():
-                (self._skips[i][skip],) = _flagged(move(route, (tensor,)), (tensor,))
+                moved = move(self._route("portal", i, source, j), (tensor,))
+            (self._skips[i][skip],) = _flagged(moved, (tensor,))
 
     def copy(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.copy`."""
-        route = self._route("copy", i, j - 1, j)
-        if route.moves:
+        if self._moves(j - 1, j):
             riding = self._riding(j)
             flat = self._flat(i, riding)
             with torch.no_grad():
-                self._put(i, _flagged(move(route, flat), flat), riding)
+                moved = move(self._route("copy", i, j - 1, j), flat)
+            self._put(i, _flagged(moved, flat), riding)
 
     # --- forward: compute ----------------------------------------------------------------------------------------
 
     def await_copy(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.await_copy`."""
-        end = self._endpoint(i, j)
+        end = self._ends[j][i]
         wait_stream(end.computing, end.copying)
 
     def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
@@ -185,7 +186,7 @@ class ScheduledLanes(BatchLanes):
 
     def await_compute(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.await_compute`."""
-        end = self._endpoint(i, j)
+        end = self._ends[j][i]
         wait_stream(end.copying, end.computing)
 
     def recompute(self, i: int, j: int) -> None:
@@ -210,7 +211,7 @@ class ScheduledLanes(BatchLanes):
     def await_grads(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.BackwardLanes.await_grads`."""
         self._sent[j].get()
-        end = self._endpoint(i, j)
+        end = self._ends[j][i]
         wait_stream(end.computing, end.copying)
 
     def backward(self, i: int, j: int) -> None:
@@ -236,7 +237,7 @@ class ScheduledLanes(BatchLanes):
         if j == 0:
             self.input_grads[i] = grads
             return
-        end = self._endpoint(i, j)
+        end = self._ends[j][i]
         wait_stream(end.copying, end.computing)
         incoming = self._stages[j].incoming if self._shared.components.portals else []
         count = len(grads) - len(incoming)
@@ -253,10 +254,9 @@ class ScheduledLanes(BatchLanes):
         self._sent[j].put(0)
 
     def _returned(self, kind: str, i: int, source: int, target: int, grads: Sequence[Tensor | None]) -> Sequence[Any]:
-        route = self._route(kind, i, source, target)
-        if not route.moves or all(grad is None for grad in grads):
+        if not self._moves(source, target) or all(grad is None for grad in grads):
             return grads
-        return move_back(route, grads)
+        return move_back(self._route(kind, i, source, target), grads)
 
 
 def _cut(values: Sequence[Any]) -> Values:

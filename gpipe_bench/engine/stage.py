@@ -55,13 +55,13 @@ class Stage:
         """The compute stream for a batch that the calling thread is about to issue."""
         return self.own_stream if self.own_stream is not None else current_stream(self.device)
 
-    def endpoint(self, i: int, computing: Stream, *, copy_streams: bool) -> Endpoint:
-        """Where copies of micro-batch i begin or end; without copy streams on the compute stream."""
+    def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
+        """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
         if not (copy_streams and has_streams(self.device)):
-            return Endpoint(self.device, computing, computing)
-        while len(self.copying) <= i:
+            return [Endpoint(self.device, computing, computing)] * m
+        while len(self.copying) < m:
             self.copying.append(new_stream(self.device, copying=True))
-        return Endpoint(self.device, self.copying[i], computing)
+        return [Endpoint(self.device, copying, computing) for copying in self.copying[:m]]
 
 
 class PartitionTask:

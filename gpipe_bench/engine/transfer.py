@@ -68,11 +68,6 @@ class Route:
     observer: Observer | None
     holding: Holding
 
-    @property
-    def moves(self) -> bool:
-        """Whether anything has to be copied: not within one device, unless through the host."""
-        return self.transfer == "host" or self.source.device != self.target.device
-
     def task(self, kind: str, sender: Endpoint, receiver: Endpoint) -> Task:
         """The task that an observer sees."""
         lane = "copy" if sender.copying != sender.computing else "compute"
@@ -145,12 +140,10 @@ def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Va
 
     Args:
         waiter: the stream that waits in the forward pass.
-        awaited: the stream that it waits for.
+        awaited: the stream that it waits for, another one.
         values: what is passed on.
         current: the copy stream among the two, current while the node is made.
     """
-    if waiter == awaited:
-        return values
     with use_stream(current):
         return apply_lane(Wait, waiter, awaited, *values)
 
