@@ -183,7 +183,10 @@ class _Checker:
 
     def of(self, block: int, record: Record) -> _Block:
         """What is known of a block; one from before the trace is its first user's, who has nobody to wait for."""
-        return self.blocks.setdefault(block, _Block(record.queue))
+        known = self.blocks.get(block)
+        if known is None:
+            known = self.blocks[block] = _Block(record.queue)
+        return known
 
     def launch(self, queue: Queue) -> Clock:
         """The clock of a stream, for a record that the host launches now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tests.virtual_devices.bed.library import backend
 
@@ -14,8 +14,7 @@ __all__ = ["HOST", "Record", "Trace", "parse", "recording"]
 HOST = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One line of a trace.
 
     Attributes:

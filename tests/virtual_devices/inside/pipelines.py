@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -90,7 +91,7 @@ SKIPS = {"none": (), "nested": ((0, 7, False), (1, 6, False)), "mixed": ((0, 3, 
 
 def model(skips: str = "mixed", blocks: int = 8) -> nn.Sequential:
     """Equal weights in every call; blocks are layers, so that a balance cuts between them."""
-    torch.manual_seed(7)
+    torch.default_generator.manual_seed(7)
     members: list[list[nn.Module]] = [[Mix()] for _ in range(blocks)]
     for source, target, nothing in SKIPS[skips]:
         namespace = Namespace()
@@ -198,9 +199,15 @@ def batch(rows: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.rand(rows, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(rows)).to(device)
 
 
+@cache
+def plain_step(skips: str, rows: int) -> Step:
+    """What the plain module gives."""
+    return step(model(skips), batch(rows))
+
+
 def problems(case: Case, pipe: GPipe | None = None) -> list[str]:
     """What is wrong with a step of a new pipeline, or of ``pipe``: values other than the plain module's, or races."""
-    plain = step(model(case.skips), batch(case.rows))
+    plain = plain_step(case.skips, case.rows)
     pipe = pipe or case.pipe()
     found = step(pipe, batch(case.rows, pipe.devices[0]))
     wrong = [f"{case}: {race}" for race in found.races]
