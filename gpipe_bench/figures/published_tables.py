@@ -88,15 +88,17 @@ def printed_metric(rows: Sequence[Row]) -> str:
 def published_tables_figure(rows: Sequence[Row], metric: str) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    for k, model in enumerate(dict.fromkeys(row.model for row in rows)):
-        if k:
+    by_model = {
+        model: [row for row in rows if row.model == model] for model in dict.fromkeys(row.model for row in rows)
+    }
+    for model, own in by_model.items():
+        if own[0] is not rows[0]:
             page.space(0.12)
-        own = [row for row in rows if row.model == model]
         kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in own)]
         badge = "simulated" if "simulated" in kinds else kinds[0]
         # What the simulator says of what was printed: the badge is its evidence, marks tell the others apart.
         page.heading(f"{model}: published {METRICS[metric].partition(' ')[0]}", badge)
-        page.paragraph(_devices(own), colour=FAINT)
+        page.paragraph("; ".join([*_devices(own), *_brackets(own)]), colour=FAINT)
         lines = _lines(own, metric)
         page.space(0.05)
         page.strip(len(lines) * _ROW_IN + _AXIS_IN, partial(_draw, lines=lines, label=METRICS[metric]))
@@ -104,13 +106,28 @@ def published_tables_figure(rows: Sequence[Row], metric: str) -> Figure:
     page.space(0.04)
     page.strip(0.15, lambda frame: _draw_legend(frame, kinds))
     page.space(0.03)
-    page.paragraph("Right: simulated over published, minus 1. n: partitions, m: micro-batches.", colour=FAINT)
+    micro = ", m: micro-batches" if not all(map(_sizes_vary, by_model.values())) else ""
+    page.paragraph(f"Right: simulated over published, minus 1. n: partitions{micro}.", colour=FAINT)
     return page.render()
 
 
-def _devices(rows: Sequence[Row]) -> str:
-    machines = dict.fromkeys(f"{row.evidence}: {row.device}" for row in rows if row.device)
-    return "; ".join(machines)
+def _devices(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(f"{row.evidence}: {row.device}" for row in rows if row.device))
+
+
+def _sizes_vary(rows: Sequence[Row]) -> bool:
+    """Whether rows of one model differ in its arguments, which then name the lines."""
+    return len({row.model_args for row in rows}) > 1
+
+
+def _sizes(model_args: str) -> dict[str, str]:
+    """The arguments that the papers name a size of the model by."""
+    known = dict(part.split("=", 1) for part in model_args.split(";"))
+    return {name: known[name] for name in ("L", "B", "D", "C") if name in known}
+
+
+def _brackets(rows: Sequence[Row]) -> list[str]:
+    return [f"in brackets: {', '.join(_sizes(rows[0].model_args))}"] if _sizes_vary(rows) else []
 
 
 def _lines(rows: Sequence[Row], metric: str) -> list[_Line]:
@@ -118,7 +135,7 @@ def _lines(rows: Sequence[Row], metric: str) -> list[_Line]:
     for row in rows:
         key = (row.partitions, row.chunks, row.batch_size, row.checkpoint, row.model_args)
         settings.setdefault(key, []).append(row)
-    several = len({key[4] for key in settings}) > 1
+    several = _sizes_vary(rows)
     return [_line(key, group, metric, several) for key, group in settings.items()]
 
 
@@ -131,9 +148,7 @@ def _line(key: tuple[Any, ...], group: Sequence[Row], metric: str, several: bool
             values[kind] = median(known)
         elif own[0].status != "ok":
             failures[kind] = own[0].status
-    sizes = dict(part.split("=", 1) for part in key[4].split(";"))
-    model = ", ".join(sizes[name] for name in ("L", "B", "D", "C") if name in sizes)
-    name = f"n={key[0]} ({model})" if several else f"n={key[0]} m={key[1]}"
+    name = f"n={key[0]} ({', '.join(_sizes(key[4]).values())})" if several else f"n={key[0]} m={key[1]}"
     return _Line(name, values, failures)
 
 
