@@ -56,6 +56,7 @@ class TransparencyRow(Record):
     gradient_difference_plain_largest: float | None = column("1", "largest over the steps, each from its own weights")
     gradient_difference_accumulated_largest: float | None = column("1", "the same, to accumulated micro-batches")
     loss_difference_accumulated_largest: float | None = column("1", "largest absolute difference of the losses")
+    statistics_difference_entry: float | None = column("1", "of the layer that the images meet first, step 1")
     statistics_difference_first: float | None = column("1", "median over layers of the variance difference, step 1")
     statistics_difference_last: float | None = column("1", "the same after the last step")
     updates_per_step: float | None = column("1", "updates of the running statistics per training step")

@@ -152,7 +152,7 @@ class TestRefused:
     def test_a_second_backward_pass(self, checkpoint):
         output = chain(checkpoint=checkpoint)(torch.ones(M, 3))
         output[:1].sum().backward()
-        with pytest.raises(RuntimeError, match=r"only one of its batch, got a second one|a second time"):
+        with pytest.raises(RuntimeError, match="only one of its batch, got a second one"):
             output[1:].sum().backward()
 
     @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True:UserWarning")

@@ -42,7 +42,8 @@ def row(arm, seed, accuracy):
         "seed": seed, "status": "ok", "accuracy_fraction": accuracy, "accuracy_batch_fraction": None,
         "iou_fraction": None, "gradient_difference_plain_first": None, "gradient_difference_plain_largest": None,
         "gradient_difference_accumulated_largest": None, "loss_difference_accumulated_largest": None,
-        "statistics_difference_first": None, "statistics_difference_last": None, "updates_per_step": None,
+        "statistics_difference_entry": None, "statistics_difference_first": None, "statistics_difference_last": None,
+        "updates_per_step": None,
     }  # fmt: skip
 
 

@@ -118,6 +118,8 @@ def _summary(record: Record, accumulated: Record, runner: Runner, steps: int) ->
     for word, step in (("first", 0), ("last", steps - 1)):
         found = [layer["variance_difference"] for layer in record.layers if layer["step"] == step]
         values[f"statistics_difference_{word}"] = sorted(found)[len(found) // 2] if found else None
+        if step == 0:
+            values["statistics_difference_entry"] = found[0] if found else None
     counted = [int(norm.num_batches_tracked) for _, norm in runner.norms() if norm.num_batches_tracked is not None]
     values["updates_per_step"] = max(counted) / steps if counted else None
     return values

@@ -23,6 +23,7 @@ _SIZES: Final = {
     "gradient_difference_plain_largest": "plain",
     "gradient_difference_accumulated_largest": "accumulated",
     "loss_difference_accumulated_largest": "accumulated",
+    "statistics_difference_entry": "plain",
     "statistics_difference_first": "plain",
     "statistics_difference_last": "plain",
 }
