@@ -35,6 +35,7 @@ _AXIS_IN: Final = 0.34
 _MODES: Final = 3
 _MAP: Final = "cividis"
 _DARK: Final = 0.45
+_WORDS: Final = {"oom": "out of memory"}
 
 
 def draw_sweep(rows_csv: Path, out_stem: Path) -> list[Path]:
@@ -65,16 +66,17 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
             page.space(0.06)
             _add_series(page, series)
     page.space(0.02)
-    page.paragraph(
-        "Frame: the best of three maps. Hatched: out of memory. Colours go with the logarithm, the same in three maps.",
-        colour=FAINT,
-    )
+    failures = dict.fromkeys(row.status for row in rows if row.status != "ok")
+    hatched = f" Hatched: {', '.join(_WORDS.get(status, status) for status in failures)}." if failures else ""
+    page.paragraph(f"Frame: the best.{hatched} Colours go with the logarithm, side by side the same.", colour=FAINT)
     return page.render()
 
 
 def machine_words(row: Row) -> str:
     """Arguments of the model, machine and components of a sweep, in words."""
-    parts = [row.model_args.replace(";", ", "), f"up to one {row.device or row.profile} per partition", row.variant]
+    device = row.device or row.profile
+    places = f"all on one {device}" if device.startswith("cpu") else f"up to one {device} per partition"
+    parts = [row.model_args.replace(";", ", "), places, row.variant]
     return "; ".join(filter(None, parts))
 
 
