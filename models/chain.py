@@ -67,8 +67,12 @@ def to_original(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name.partition(".")[2]: value for name, value in state.items()}
 
 
-def from_original(chain: nn.Sequential, state: Mapping[str, Any]) -> dict[str, Any]:
+def from_original(chain: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     """The module's state_dict with the names of the chain; the inverse of :func:`to_original`.
+
+    Args:
+        chain: the chain, or a pipeline of it.
+        state: of the module.
 
     Raises:
         KeyError: ``state`` lacks an entry that the chain has.

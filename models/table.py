@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gpipe_bench.errors import ConfigError
 from models.arguments import Argument, Value, Values, format_value, nearest, read_text
 from models.spec import ModelSpec
-from models.vision import is_vision, vision_spec
+from models.vision import FAMILIES, is_vision, vision_spec
 
 if TYPE_CHECKING:
     import torch
@@ -204,9 +204,16 @@ def model_spec(name: str) -> ModelSpec:
     Raises:
         ConfigError: there is none, or its library is not installed.
     """
-    if name not in MODELS:
-        raise ConfigError([f"model must be one of the table, got {name!r}; {nearest(name, MODELS)}"])
-    return MODELS[name]
+    if name in MODELS:
+        return MODELS[name]
+    known = ", ".join([*MODELS, *(f"{library}/<name>" for library in FAMILIES)])
+    library, slash, network = name.partition("/")
+    hint = nearest(library, FAMILIES) if slash else nearest(name, MODELS)
+    if hint.startswith("use one of"):
+        hint = "use one of them"
+    elif slash:
+        hint = f"{hint[:-1]}/{network}'"
+    raise ConfigError([f"model must be one of {known}, got {name!r}; {hint}"])
 
 
 def check_arguments(name: str, given: Mapping[str, object]) -> dict[str, Value]:

@@ -1,39 +1,26 @@
 """Costs of layers kept on disk, so that a model is measured once for a device and a shape of its batches.
 
-A file is found again by a fingerprint of the model: the classes of its layers with the code of their forward passes,
-all attributes in plain form, and shapes and types of parameters and buffers. Values of parameters do not matter. A
-model with an attribute that has no plain form is measured anew each time, rather than mistaken for another.
+A file is found again by a fingerprint of the model, see :mod:`gpipe_bench.balance.fingerprint`, and by whatever else
+the costs depend on.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
-from types import CodeType, EllipsisType, ModuleType
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gpipe_bench import __version__
+from gpipe_bench.balance.fingerprint import fingerprint
 from gpipe_bench.balance.layers import tensors_in
 
-__all__ = ["default_folder", "device_name", "fingerprint", "kept_costs"]
-
-_CONTENTS = ("_parameters", "_buffers", "_modules")
-# Namespaces of skips tell equal names apart, and are other ones in a model that is built again.
-_LEFT_OUT = frozenset({*_CONTENTS, "_skip_namespaces", "training"})
-
-
-class _NoPlainFormError(Exception):
-    """A value that another process could not be told of."""
+__all__ = ["default_folder", "device_name", "kept_costs"]
 
 
 def default_folder() -> Path:
@@ -85,61 +72,3 @@ def device_name(device: torch.device) -> str:
     module = torch.get_device_module(device)
     tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     return f"{module.get_device_name(device)} tf32 {tf32}"
-
-
-def fingerprint(module: nn.Module) -> str | None:
-    """Digits that agree for modules that are made alike; None for one that cannot be described."""
-    try:
-        described = json.dumps(_module(module), sort_keys=True)
-    except (_NoPlainFormError, RecursionError):
-        return None
-    return hashlib.sha256(described.encode()).hexdigest()
-
-
-def _module(module: nn.Module) -> list[Any]:
-    own = {name: _plain(value) for name, value in vars(module).items() if name not in _LEFT_OUT}
-    tensors = {
-        name: None if tensor is None else _plain(tensor)
-        for contents in _CONTENTS[:2]
-        for name, tensor in vars(module)[contents].items()
-    }
-    children = [[name, None if child is None else _module(child)] for name, child in vars(module)["_modules"].items()]
-    return [_plain(type(module)), _plain(type(module).forward), own, tensors, children]
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, bool | int | str | None):
-        return value
-    if isinstance(value, float | complex | bytes | slice | EllipsisType | torch.dtype | torch.device):
-        return repr(value)
-    if isinstance(value, Tensor):
-        return [list(value.shape), list(value.stride()), str(value.dtype), value.requires_grad]
-    if isinstance(value, tuple | list):
-        return [type(value).__name__, *map(_plain, value)]
-    if isinstance(value, set | frozenset):
-        return ["set", *sorted(json.dumps(_plain(item)) for item in value)]
-    if isinstance(value, dict):
-        return ["dict", *([_plain(key), _plain(item)] for key, item in value.items())]
-    if isinstance(value, Enum):
-        return [_plain(type(value)), value.name]
-    if isinstance(value, functools.partial):
-        return ["partial", _plain(value.func), _plain(value.args), _plain(value.keywords)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_plain(type(value)), *(_plain(getattr(value, field.name)) for field in dataclasses.fields(value))]
-    return _function_or_class(value)
-
-
-def _function_or_class(value: Any) -> Any:
-    name = getattr(value, "__qualname__", None)
-    owner = getattr(value, "__self__", None)
-    # Functions written in C belong to their module, those of torch.* to an object of PyTorch's.
-    if name is None or not (owner is None or isinstance(owner, ModuleType) or type(owner).__module__ == "torch._C"):
-        raise _NoPlainFormError
-    code = getattr(value, "__code__", None)
-    enclosed = [_plain(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
-    return [str(getattr(value, "__module__", None)), name, None if code is None else _code(code), enclosed]
-
-
-def _code(code: CodeType) -> list[Any]:
-    constants = [_code(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts]
-    return [code.co_code.hex(), *code.co_names, constants]

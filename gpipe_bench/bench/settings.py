@@ -16,8 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
-from models.arguments import nearest
-from models.table import MODELS, format_arguments, parse_arguments
+from models.table import format_arguments, model_spec, parse_arguments
 
 __all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "options", "read_balance"]
 
@@ -137,17 +136,17 @@ class PipelineSettings(Section):
         if self.balance and len(self.balance) != self.partitions:
             rule = f"must have one entry per partition, {self.partitions}, got {len(self.balance)} in {split}"
             yield Problem(("balance", "partitions"), f"{rule}; change balance or partitions")
-        if self.model not in MODELS:
-            rule = f"must be one of {', '.join(MODELS)}, got {self.model!r}"
-            yield Problem(("model",), f"{rule}; {nearest(self.model, MODELS)}")
-            return
+        fields: tuple[str, ...] = ("model",)
         try:
+            spec = model_spec(self.model)
+            fields = "model_args", "model"
             arguments = parse_arguments(self.model, self.model_args)
+            fields = "model", "model_args"
+            layers = spec.layers(arguments)
         except ConfigError as error:
             for text in error.problems:
-                yield Problem(("model_args", "model"), text)
+                yield Problem(fields, text.removeprefix("model ") if fields[0] == "model" else text)
             return
-        layers = MODELS[self.model].layers(arguments)
         if self.partitions > layers:
             rule = f"must be at most the {layers} layers of {self.model}, got {self.partitions}"
             yield Problem(("partitions", "model", "model_args"), f"{rule}; lower it")

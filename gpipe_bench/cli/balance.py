@@ -9,7 +9,7 @@ import typer
 
 from gpipe_bench.errors import ConfigError
 from models.arguments import nearest
-from models.table import MODELS, format_arguments, parse_arguments
+from models.table import MODELS, format_arguments, model_spec, parse_arguments
 
 __all__ = ["balance"]
 
@@ -41,8 +41,10 @@ def balance(
     """
     if by not in _WAYS:
         raise ConfigError([f"--by must be one of {', '.join(_WAYS)}, got {by!r}; {nearest(by, _WAYS)}"])
-    if model not in MODELS:
-        raise ConfigError([f"--model must be one of the table, got {model!r}; {nearest(model, MODELS)}"])
+    try:
+        model_spec(model)
+    except ConfigError as error:
+        raise ConfigError([f"--{text}" for text in error.problems]) from None
     layers = MODELS[model].layers(parse_arguments(model, model_args))
     if partitions > layers:
         raise ConfigError([f"--partitions must be at most the {layers} layers of {model}, got {partitions}; lower it"])

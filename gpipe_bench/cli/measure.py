@@ -55,11 +55,21 @@ def run(
     from gpipe_bench.bench.run import run_cell
 
     given = {name: value for name, value in locals().items() if name in Cell.model_fields}
-    given |= _completed(model, model_args, balance, partitions)
+    if not model_args and model == _DEFAULT.model:
+        given["model_args"] = model_args = _DEFAULT.model_args
+    missing = None
+    try:
+        given["balance"] = balance or _balance(model, model_args, partitions)
+    except (ConfigError, BalanceError) as error:
+        missing, given["balance"] = error, "1"
     try:
         cell = validated(Cell, given, lambda path: f"--{path[0].replace('_', '-')}")
     except ConfigError as error:
-        raise ConfigError(["; ".join(error.problems)]) from error
+        # Of a balance that could not be found nothing is to be said, but why that is.
+        problems = [text for text in error.problems if missing is None or not text.startswith("--balance")]
+        raise ConfigError(["; ".join(problems or [str(missing)])]) from error
+    if missing is not None:
+        raise missing
     check_writable(out)
     result = run_cell(cell, repeat)
     write_files({out: result.to_json()})
@@ -68,26 +78,21 @@ def run(
     typer.echo(f"{row.status}: {row.variant} repeat {repeat}: {value}", err=row.status in ("oom", "error"))
 
 
-def _completed(model: str, model_args: str, balance: str, partitions: int) -> dict[str, str]:
-    """Arguments and balance, found where none are given; what is wrong is left for the validation to say."""
-    arguments = model_args or (_DEFAULT.model_args if model == _DEFAULT.model else "")
-    if balance:
-        return {"model_args": arguments, "balance": balance}
-    if (model, arguments, partitions) == (_DEFAULT.model, _DEFAULT.model_args, _DEFAULT.partitions):
-        return {"model_args": arguments, "balance": _BALANCE}
-    try:
-        return {"model_args": arguments, "balance": _balance(model, arguments, partitions)}
-    except (ConfigError, BalanceError, KeyError):
-        return {"model_args": arguments, "balance": "1"}
-
-
 def _balance(model: str, model_args: str, partitions: int) -> str:
+    """The balance where none is given: as even in size as can be.
+
+    Raises:
+        ConfigError: unknown model or arguments.
+        BalanceError: more partitions than layers.
+    """
+    if (model, model_args, partitions) == (_DEFAULT.model, _DEFAULT.model_args, _DEFAULT.partitions):
+        return _BALANCE
     import torch
 
     from gpipe_bench.balance import balance_by_size
-    from models.table import MODELS, parse_arguments
+    from models.table import model_spec, parse_arguments
 
-    spec, arguments = MODELS[model], parse_arguments(model, model_args)
+    spec, arguments = model_spec(model), parse_arguments(model, model_args)
     with torch.device("meta"):
         sample, _ = spec.make_batch(2, arguments, device="meta")
         return "-".join(map(str, balance_by_size(partitions, spec.build(**arguments), sample)))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpipe_bench.components import Components
+from gpipe_bench.engine.sequential import PipeSequential
 from gpipe_bench.engine.transfer import TRANSFERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.schedule import CHECKPOINT_MODES
@@ -19,7 +21,10 @@ __all__ = [
     "check_balance",
     "check_collection",
     "check_components",
+    "check_outermost",
     "check_settings",
+    "check_sharing",
+    "hooks_of",
     "resolve_devices",
     "split_layers",
     "with_index",
@@ -28,19 +33,59 @@ __all__ = [
 T = TypeVar("T")
 
 BACKWARDS = ("autograd", "scheduled")
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 def check_arguments(
     module: nn.Sequential, balance: Sequence[int] | None, *, chunks: int, checkpoint: str, backward: str, transfer: str
-) -> None:
-    """Check the arguments of a pipeline; see :class:`gpipe_bench.engine.gpipe.GPipe` for what is raised."""
-    if not isinstance(module, nn.Sequential):
-        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; list its layers in one")
-    check_settings(chunks, checkpoint)
+) -> tuple[list[int], int]:
+    """Check the arguments of a pipeline; see :class:`gpipe_bench.engine.gpipe.GPipe` for what is raised.
+
+    Returns:
+        ``balance`` and ``chunks`` as Python's integers.
+    """
+    check_outermost(module)
+    chunks = check_settings(chunks, checkpoint)
     _check_choice("backward", backward, BACKWARDS)
     _check_choice("transfer", transfer, TRANSFERS)
-    _check_sharing(module)
-    check_balance(module, balance)
+    check_sharing(module)
+    return check_balance(module, balance), chunks
+
+
+def check_outermost(module: nn.Module) -> None:
+    """Check that a module is the sequence of its layers and nothing else, which a pipeline would leave out.
+
+    Raises:
+        TypeError: it is no nn.Sequential, or has a forward of its own.
+        ValueError: it has parameters, buffers or hooks of its own.
+    """
+    if not isinstance(module, nn.Sequential):
+        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; list its layers in one")
+    if type(module).forward not in (nn.Sequential.forward, PipeSequential.forward):
+        raise TypeError(
+            f"module must run its layers one after the other, got {type(module).__name__} with a forward of its own; "
+            "put what it does into a layer"
+        )
+    if own := [*module._parameters, *module._buffers]:  # noqa: SLF001 - without those of the layers
+        raise ValueError(f"module must have all its parameters and buffers in its layers, got {own}; move them there")
+    if hooks := hooks_of(module):
+        raise ValueError(
+            f"module must have no hooks of its own, got {hooks}; register them on its layers, or on the pipeline"
+        )
+
+
+def hooks_of(module: nn.Module) -> list[str]:
+    """The kinds of hooks that a module has itself."""
+    return [name[1:] for name in _HOOKS if vars(module).get(name)]
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
@@ -69,15 +114,28 @@ def check_components(components: Components | None) -> None:
         )
 
 
-def check_settings(chunks: int, checkpoint: str) -> None:
+def check_settings(chunks: int, checkpoint: str) -> int:
     """Check what may change between batches.
+
+    Returns:
+        ``chunks`` as Python's integer.
 
     Raises:
         ValueError: ``chunks`` is not a positive whole number, or ``checkpoint`` is no mode.
     """
-    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+    number = _positive(chunks)
+    if number is None:
         raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
     _check_choice("checkpoint", checkpoint, CHECKPOINT_MODES)
+    return number
+
+
+def _positive(value: object) -> int | None:
+    """A whole number of at least 1 of any integral type, such as NumPy's; None for anything else, bools among it."""
+    if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
+        return None
+    number = operator.index(value)
+    return number if number >= 1 else None
 
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -85,7 +143,12 @@ def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
 
 
-def _check_sharing(module: nn.Sequential) -> None:
+def check_sharing(module: nn.Sequential) -> None:
+    """Check that children and their parameters are distinct.
+
+    Raises:
+        ValueError: one occurs in two places.
+    """
     owners: dict[int, str] = {}
     for name, child in module.named_children():
         for parameter_name, parameter in child.named_parameters():
@@ -99,8 +162,11 @@ def _check_sharing(module: nn.Sequential) -> None:
         raise ValueError("children must be distinct, got one module in two places; copy it or merge the places")
 
 
-def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> None:
+def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[int]:
     """Check that ``balance`` hands out the layers of ``module``.
+
+    Returns:
+        ``balance`` in Python's integers.
 
     Raises:
         BalanceError: a ValueError; it does not.
@@ -111,14 +177,16 @@ def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> None:
             f"balance must give the layers per partition, got None; pass e.g. balance=[{count}], or let "
             "gpipe_bench.balance.balance_by_time(n, module, sample) find one"
         )
-    wrong = [size for size in balance if isinstance(size, bool) or not isinstance(size, int) or size < 1]
-    if wrong:
+    sizes = [number for size in balance if (number := _positive(size)) is not None]
+    if len(sizes) < len(balance):
+        wrong = [size for size in balance if _positive(size) is None]
         raise BalanceError(f"balance must hold whole numbers of at least 1, got {list(balance)}; remove {wrong}")
-    if sum(balance) != count:
+    if sum(sizes) != count:
         raise BalanceError(
-            f"balance must add up to the {count} layers of the module, got {list(balance)}, which adds up to "
-            f"{sum(balance)}; correct it, or let gpipe_bench.balance.balance_by_time(n, module, sample) find one"
+            f"balance must add up to the {count} layers of the module, got {sizes}, which adds up to "
+            f"{sum(sizes)}; correct it, or let gpipe_bench.balance.balance_by_time(n, module, sample) find one"
         )
+    return sizes
 
 
 def resolve_devices(devices: Sequence[torch.device | str | int] | None, n: int) -> list[torch.device]:

@@ -90,8 +90,9 @@ class GPipe(Pipeline):
             ValueError: it has no batch dimension, unequal batch sizes, or is on another device.
             Exception: what a layer raised, with its traceback; the pipeline stays usable.
         """
+        self._settle()
         if not self.partitions:
             return input
-        check_settings(self.chunks, self.checkpoint)
+        chunks = check_settings(self.chunks, self.checkpoint)
         check_input(input, self.devices[0])
-        return self._through(scatter(input, self.chunks), gather)
+        return self._through(scatter(input, chunks), gather)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from gpipe_bench.engine.microbatch import MicroBatch, check_device, own_version
 from gpipe_bench.engine.sequential import Arguments
@@ -85,23 +86,38 @@ def _part(value: Any, tensors: Any) -> Any:
 
 
 def gather_values(microbatches: Sequence[MicroBatch]) -> MicroBatch:
-    """Put results together: tensors are concatenated along dimension 0, scalars stacked, other values listed.
+    """Put results together, item by item where they are tuples, lists or dicts.
+
+    Tensors are concatenated along dimension 0, scalars stacked; anything else, be it a tuple of tensors, comes in a
+    list with what each micro-batch gave (PyTorch 2.3, ``Pipe.forward``).
 
     Raises:
         TypeError: micro-batches whose results differ in form.
     """
-    first = microbatches[0]
-    if any(microbatch.structure != first.structure for microbatch in microbatches):
-        forms = sorted({str(microbatch.structure) for microbatch in microbatches})
+    results = [_items(microbatch.unwrap()) for microbatch in microbatches]
+    forms = list(dict.fromkeys(str(structure) for _, structure in results))
+    if len(forms) > 1:
         raise TypeError(
             f"results of all micro-batches must have one form, got {forms}; return the same tuple from every one"
         )
-    columns = zip(*(microbatch.values for microbatch in microbatches), strict=True)
-    return MicroBatch(tuple(_gathered(column) for column in columns), first.structure)
+    columns = zip(*(items for items, _ in results), strict=True)
+    return MicroBatch.wrap(tree_unflatten([_gathered(column) for column in columns], results[0][1]))
+
+
+def _items(value: Any) -> tuple[list[Any], TreeSpec]:
+    """What the outermost container holds, and its form."""
+    return tree_flatten(value, is_leaf=lambda item: item is not value)
 
 
 def _gathered(column: Sequence[Any]) -> Any:
-    if not all(isinstance(value, Tensor) for value in column):
+    tensors = sum(isinstance(value, Tensor) for value in column)
+    if 0 < tensors < len(column):
+        kinds = sorted({type(value).__name__ for value in column})
+        raise TypeError(
+            f"results of all micro-batches must have one form, got {' and '.join(kinds)} in one place; return a tensor "
+            "from every one, or from none"
+        )
+    if not tensors:
         return list(column)
     if any(tensor.dim() == 0 for tensor in column):
         return torch.stack(list(column))

@@ -7,13 +7,15 @@ and follows its documentation (PyTorch 2.3, "Pipeline Parallelism"). It needs no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils._pytree import register_pytree_node
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.arguments import check_settings
+from gpipe_bench.engine.arguments import check_balance, check_collection, check_outermost, check_settings
 from gpipe_bench.engine.inputs import check_arguments_of_batch, gather_values, scatter_arguments
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
@@ -97,20 +99,12 @@ class Pipe(Pipeline):
         components: Components | None = None,
         transfer: str = "direct",
     ) -> None:
-        if not isinstance(module, nn.Sequential):
-            raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; list its layers in one")
+        check_outermost(module)
         sizes, devices = placed_partitions(module)
-        if balance is not None and sum(balance) == len(module):
-            per_layer = [device for size, device in zip(sizes, devices, strict=True) for _ in range(size)]
-            starts = [sum(balance[:j]) for j in range(len(balance))]
-            for j, (start, size) in enumerate(zip(starts, balance, strict=True)):
-                several = sorted({str(device) for device in per_layer[start : start + size]})
-                if len(several) > 1:
-                    raise BalanceError(
-                        f"balance must cut where devices change, got partition {j} on {', '.join(several)}; cut it "
-                        f"there, as in {sizes}"
-                    )
-            devices = [per_layer[start] for start in starts]
+        balance = check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
+        if balance is not None:
+            balance = check_balance(module, balance)
+            devices = _devices_of(balance, sizes, devices)
         super().__init__(
             unwrapped(module),
             sizes if balance is None else balance,
@@ -134,15 +128,30 @@ class Pipe(Pipeline):
 
         Returns:
             What the last layer gives: tensors concatenated along dimension 0, scalar tensors stacked, other values in a
-            list with one item per micro-batch, in the tuple, list or dict that the layer returned.
+            list with one item per micro-batch; where it gives a tuple, list or dict, for each item of it.
 
         Raises:
             TypeError: no tensor among the inputs.
             ValueError: a tensor has no batch dimension or is on another device, or numbers of micro-batches differ.
             Exception: what a layer raised, with its traceback; the pipeline stays usable.
         """
+        self._settle()
         if not self.partitions:
             return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
-        check_settings(self.chunks, self.checkpoint)
+        chunks = check_settings(self.chunks, self.checkpoint)
         check_arguments_of_batch(inputs, kwargs, self.devices[0])
-        return LocalValue(self._through(scatter_arguments(inputs, kwargs, self.chunks), gather_values))
+        return LocalValue(self._through(scatter_arguments(inputs, kwargs, chunks), gather_values))
+
+
+def _devices_of(balance: list[int], sizes: list[int], devices: list[torch.device]) -> list[torch.device]:
+    """The device of each partition of ``balance``, where layers stand on ``devices``, ``sizes`` of them on each."""
+    per_layer = [device for size, device in zip(sizes, devices, strict=True) for _ in range(size)]
+    ends = list(accumulate(balance))
+    for j, (size, end) in enumerate(zip(balance, ends, strict=True)):
+        several = sorted({str(device) for device in per_layer[end - size : end]})
+        if len(several) > 1:
+            raise BalanceError(
+                f"balance must cut where devices change, got partition {j} on {', '.join(several)}; cut it "
+                f"there, as in {sizes}"
+            )
+    return [per_layer[end - 1] for end in ends]

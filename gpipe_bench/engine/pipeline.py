@@ -15,7 +15,6 @@ from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
@@ -24,22 +23,23 @@ from gpipe_bench.engine.arguments import (
     check_collection,
     check_components,
     resolve_devices,
-    split_layers,
 )
 from gpipe_bench.engine.autograd import ranked_lanes
 from gpipe_bench.engine.autograd_lanes import AutogradLanes
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
 from gpipe_bench.engine.checkpoint import guard
 from gpipe_bench.engine.lanes import Circumstances
+from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.randomness import Randomness
 from gpipe_bench.engine.scheduled import BackwardPass, attach
 from gpipe_bench.engine.scheduled_lanes import ScheduledLanes
-from gpipe_bench.engine.skip.layout import inspect_skip_layout, verify_skippables
+from gpipe_bench.engine.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.stage import Stage, place
 from gpipe_bench.engine.streams import Stream, current_stream, record_stream, wait_stream
+from gpipe_bench.engine.weights import uncached_weights
 from gpipe_bench.engine.worker import WorkerPool, working
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.program import Plan, run_forward
@@ -49,7 +49,7 @@ __all__ = ["Device", "Pipeline"]
 Device = torch.device | str | int
 
 
-class Pipeline(nn.Module):
+class Pipeline(Layers):
     """Partitions of an nn.Sequential in place.
 
     Args:
@@ -68,6 +68,8 @@ class Pipeline(nn.Module):
         TypeError, ValueError, IndexError: see :class:`gpipe_bench.engine.gpipe.GPipe`.
     """
 
+    _layout: SkipLayout
+    _deferred: list[DeferredBatchNorm]
     _stages: list[Stage]
     _randomness: Randomness
     _observer: Observer | None
@@ -92,28 +94,48 @@ class Pipeline(nn.Module):
         balance = check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
         devices = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
         check_components(components)
-        check_arguments(module, balance, chunks=chunks, checkpoint=checkpoint, backward=backward, transfer=transfer)
+        self.balance, self.chunks = check_arguments(
+            module, balance, chunks=chunks, checkpoint=checkpoint, backward=backward, transfer=transfer
+        )
         verify_skippables(module)
-        if deferred_batch_norm:
-            convert_deferred_batch_norm(module)
-        self.balance = list(balance or [])
         self.devices = resolve_devices(devices, len(self.balance))
-        self.chunks = chunks
         self.checkpoint = checkpoint
         self.components = components or Components()
         self.backward_mode = backward
         self.transfer = transfer
-        self.partitions = split_layers(module, self.balance, self.devices, container)
-        # Under their own names, so that parameters are called what they are called in the plain module. Not by
-        # add_module, which refuses names that this class uses itself.
-        self._modules.update(module.named_children())
-        self._layout = inspect_skip_layout(self.partitions)
-        self._deferred = [layer for layer in module.modules() if isinstance(layer, DeferredBatchNorm)]
+        self.deferred_batch_norm = deferred_batch_norm
+        self._arrange(module, container)
         self._prepare()
+
+    def _arrange(self, module: nn.Sequential, container: type[nn.Sequential]) -> None:
+        """Make partitions of the layers of ``module``."""
+        if self.deferred_batch_norm:
+            convert_deferred_batch_norm(module)
+        self._take(module, container)
+        layout = inspect_skip_layout(self.partitions)
+        deferred = [layer for layer in module.modules() if isinstance(layer, DeferredBatchNorm)]
+        self.__dict__.update(_layout=layout, _deferred=deferred)
+
+    def _settle(self) -> None:
+        """Let those layers run that are registered now: since the last batch some may have been replaced.
+
+        Raises:
+            TypeError: skips do not match.
+            ValueError: see :meth:`Layers._replaced`.
+        """
+        with self._lock:
+            module = self._replaced()
+            if module is None:
+                return
+            verify_skippables(module)
+            self._arrange(module, type(self.partitions[0]))
+            stages = place(self.partitions, self.devices, self._layout, self.components, self.transfer)
+            for stage, before in zip(stages, self._stages, strict=True):
+                stage.own_stream, stage.copying = before.own_stream, before.copying
+            self.__dict__.update(_stages=stages, _randomness=Randomness(self.devices))
 
     def _prepare(self) -> None:
         """Everything that belongs to this process and cannot be copied or pickled."""
-        # Past nn.Module.__setattr__, which would take a layer of the same name for the one to be replaced.
         self.__dict__.update(
             _stages=place(self.partitions, self.devices, self._layout, self.components, self.transfer),
             _randomness=Randomness(self.devices),
@@ -130,21 +152,6 @@ class Pipeline(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         self._prepare()
 
-    def __len__(self) -> int:
-        """The number of layers."""
-        return len(self._modules)
-
-    def __getitem__(self, index: int) -> nn.Module:
-        """A layer by its position, counted from the end if negative."""
-        return self._layers()[index]
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        """The layers in order."""
-        return iter(self._layers())
-
-    def _layers(self) -> list[nn.Module]:
-        return [layer for partition in self.partitions for layer in partition]
-
     def _through(self, microbatches: list[MicroBatch], gather: Callable[[list[MicroBatch]], MicroBatch]) -> Any:
         """Run micro-batches through the partitions.
 
@@ -154,9 +161,9 @@ class Pipeline(nn.Module):
         """
         with self._lock:
             plan = self._plan(len(microbatches))
-            if plan.checkpoints(0) or (plan.backward and self.backward_mode == "scheduled"):
-                _check_weights_are_computed_anew()
-            with deferring(self._deferred):
+            shared = plan.m > 1 and plan.n > 1
+            anew = plan.checkpoints(0) or (plan.backward and self.backward_mode == "scheduled")
+            with deferring(self._deferred), uncached_weights(shared=shared, anew=anew):
                 results = self._run(plan, microbatches)
         output = gather(results)
         guarded = plan.checkpoints(0) and self.backward_mode == "autograd"
@@ -260,16 +267,3 @@ class Pipeline(nn.Module):
 
 def _refusal(call: str) -> str:
     return f"a pipeline must stay on the devices it was made for, got {call}; make a new one on other devices"
-
-
-def _check_weights_are_computed_anew() -> None:
-    """Refuse a cache that would give a weight made in one task, with or without a graph, to all others.
-
-    Raises:
-        RuntimeError: the batch runs within ``torch.nn.utils.parametrize.cached()``.
-    """
-    if parametrize._cache_enabled:  # noqa: SLF001 - PyTorch's only word on it
-        raise RuntimeError(
-            "parametrized weights must be computed in each task, got parametrize.cached() around a batch with "
-            "checkpoints or backward='scheduled'; leave it out, or use checkpoint='never' with backward='autograd'"
-        )

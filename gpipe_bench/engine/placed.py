@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpipe_bench.engine.arguments import check_balance, resolve_devices, with_index
+from gpipe_bench.engine.arguments import check_balance, check_outermost, hooks_of, resolve_devices, with_index
 from gpipe_bench.engine.sequential import opened
 
-__all__ = ["WithDevice", "device_of", "partition_model", "placed_partitions", "unwrapped"]
+__all__ = ["WithDevice", "device_of", "partition_model", "placed_partitions", "taken_out", "unwrapped"]
 
 _CPU = torch.device("cpu")
 
@@ -90,22 +90,34 @@ def partition_model(
         devices: one per partition; by default accelerators 0, 1, ...
 
     Raises:
-        ValueError: ``balance`` does not add up to the layers.
+        ValueError: ``balance`` does not add up to the layers, or ``module`` is more than its layers.
         IndexError: fewer devices than partitions.
     """
-    check_balance(module, balance)
+    check_outermost(module)
+    sizes = check_balance(module, balance)
     layers = iter(module)
-    places = zip(balance, resolve_devices(devices, len(balance)), strict=True)
+    places = zip(sizes, resolve_devices(devices, len(sizes)), strict=True)
     return nn.Sequential(*(nn.Sequential(*islice(layers, size)).to(device) for size, device in places))
 
 
 def unwrapped(module: nn.Sequential) -> nn.Sequential:
-    """The same layers under the same names, taken out of :class:`WithDevice`.
+    """The same layers under the same names, each as :func:`taken_out` gives it."""
+    return nn.Sequential(OrderedDict((name, taken_out(layer)) for name, layer in _children(module)))
 
-    An ``nn.Sequential`` among them hands on several values, see :func:`gpipe_bench.engine.sequential.opened`.
+
+def taken_out(layer: nn.Module) -> nn.Module:
+    """A layer without its :class:`WithDevice`.
+
+    An ``nn.Sequential`` hands on several values, see :func:`gpipe_bench.engine.sequential.opened`.
+
+    Raises:
+        ValueError: the WithDevice has hooks, which nobody would call.
     """
-    layers = ((name, child.module if isinstance(child, WithDevice) else child) for name, child in _children(module))
-    return nn.Sequential(OrderedDict((name, opened(layer)) for name, layer in layers))
+    if not isinstance(layer, WithDevice):
+        return opened(layer)
+    if hooks := hooks_of(layer):
+        raise ValueError(f"a WithDevice must have no hooks, got {hooks}; register them on its layer")
+    return opened(layer.module)
 
 
 def _children(module: nn.Sequential) -> list[tuple[str, nn.Module]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from gpipe_bench.balance import by_time, layer_sizes, layer_times
-from gpipe_bench.balance.kept import fingerprint, kept_costs
+from gpipe_bench.balance.fingerprint import fingerprint
+from gpipe_bench.balance.kept import kept_costs
 from models.table import MODELS
 from tests.conformance.cases import CASES
 
@@ -72,6 +75,87 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_have_others(name) -> None:
     assert fingerprint(OTHERS[name]()) not in (None, fingerprint(made()))
+
+
+SOURCE = """
+from torch import nn
+
+
+def decorated(method):
+    def call(self):
+        return method(self)
+
+    return call
+
+
+def scaled(x):
+    return x * 2
+
+
+class Base(nn.Module):
+    words = {'a', 'b'}
+
+    def grown(self, x, by=1):
+        return x + by
+
+
+class Scale(Base):
+    def __init__(self):
+        super().__init__()
+        self.function = lambda x: x + 5
+
+    @staticmethod
+    def shrunk(x):
+        return x - 3
+
+    @property
+    def factor(self):
+        return 4
+
+    @decorated
+    def six(self):
+        return 6
+
+    def forward(self, x):
+        return scaled(self.grown(self.shrunk(x))) * self.factor if x in {'a', 'b', 'c'} else self.function(x)
+"""
+CHANGES = {
+    "function": ("x * 2", "x * 3"),
+    "method of a base": ("x + by", "x - by"),
+    "default": ("by=1", "by=2"),
+    "attribute of a class": ("{'a', 'b'}\n", "{'a', 'c'}\n"),
+    "static method": ("x - 3", "x - 4"),
+    "property": ("return 4", "return 5"),
+    "attribute that is a function": ("x + 5", "x + 7"),
+    "decorated method": ("return 6", "return 7"),
+    "forward": ("self.factor if", "self.factor + 1 if"),
+}
+
+
+def written(source: str) -> nn.Sequential:
+    names = {"__name__": "written"}
+    exec(source, names)
+    return nn.Sequential(names["Scale"]())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_code_that_a_layer_runs_makes_it_another_one(change) -> None:
+    assert SOURCE.count(CHANGES[change][0]) == 1
+    assert fingerprint(written(SOURCE)) == fingerprint(written(SOURCE)) is not None
+    assert fingerprint(written(SOURCE.replace(*CHANGES[change]))) not in (None, fingerprint(written(SOURCE)))
+
+
+def test_a_fingerprint_is_that_of_every_process() -> None:
+    program = (
+        "from tests.balance.test_kept import *; print(fingerprint(written(SOURCE)), fingerprint(made({'a', 'b'})))"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1
 
 
 def test_a_model_with_a_thing_that_cannot_be_described_has_none() -> None:

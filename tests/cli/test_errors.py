@@ -33,7 +33,23 @@ def files(folder):
 BAD = {
     "unknown model": (
         (*RUN, "--model", "unett"),
-        "--model must be one of unet, amoebanet-d, vit, got 'unett'; use 'unet'",
+        "--model must be one of unet, amoebanet-d, vit, timm/<name>, torchvision/<name>, got 'unett'; use 'unet'",
+    ),
+    "unknown network": (
+        ("run", "--out", "{out}/a.json", "--model", "timm/resnett18"),
+        "error: --model must be one that timm has, got 'timm/resnett18'; use 'timm/resnet18'\n",
+    ),
+    "unknown library": (
+        ("run", "--out", "{out}/a.json", "--model", "Timm/resnet18"),
+        "<name>, got 'Timm/resnet18'; use 'timm/resnet18'\n",
+    ),
+    "more partitions than layers, no balance": (
+        (*RUN, "--partitions", "30"),
+        "error: --partitions must be at most the 29 layers of unet, got 30; lower it\n",
+    ),
+    "a network that cannot be cut": (
+        ("run", "--out", "{out}/a.json", "--model", "timm/test_vit", "--model-args", "size=10"),
+        "error: --model must be one that can be cut into layers, got timm/test_vit at size 10: Input height",
     ),
     "unknown argument": ((*RUN, "--model-args", "dept=2"), "--model-args: argument of unet must be one it declares"),
     "balance that does not sum": (

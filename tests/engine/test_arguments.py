@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -31,6 +32,17 @@ def tied():
 def repeated():
     layer = nn.ReLU()
     return nn.Sequential(layer, layer)
+
+
+class Own(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def with_own(method, *arguments):
+    sequential = module()
+    getattr(sequential, method)(*arguments)
+    return sequential
 
 
 REFUSED = {
@@ -73,6 +85,28 @@ REFUSED = {
     ),
     "negative chunks": (lambda: make(chunks=-3), ValueError, "at least 1, got -3"),
     "broken chunks": (lambda: make(chunks=2.0), ValueError, "chunks must be a whole number of at least 1, got 2.0"),
+    "NumPy's broken chunks": (lambda: make(chunks=np.float64(2)), ValueError, "of at least 1, got np.float64(2.0)"),
+    "NumPy's broken partition": (lambda: make(balance=np.ones(2)), BalanceError, "got [np.float64(1.0), np.float64"),
+    "a forward of its own": (
+        lambda: make(Own(Mix(), Mix())),
+        TypeError,
+        "module must run its layers one after the other, got Own with a forward of its own",
+    ),
+    "a parameter of its own": (
+        lambda: make(with_own("register_parameter", "scale", nn.Parameter(torch.ones(1)))),
+        ValueError,
+        "module must have all its parameters and buffers in its layers, got ['scale']",
+    ),
+    "a buffer of its own": (
+        lambda: make(with_own("register_buffer", "scale", torch.ones(1))),
+        ValueError,
+        "buffers in its layers, got ['scale']; move them there",
+    ),
+    "a hook of its own": (
+        lambda: make(with_own("register_forward_hook", print)),
+        ValueError,
+        "module must have no hooks of its own, got ['forward_hooks']; register them on its layers, or on the pipeline",
+    ),
     "true chunks": (lambda: make(chunks=True), ValueError, "chunks must be a whole number of at least 1, got True"),
     "an unknown checkpoint mode": (
         lambda: make(checkpoint="sometimes"),
@@ -175,6 +209,13 @@ def test_attributes():
 def test_defaults():
     pipe = make()
     assert (pipe.chunks, pipe.checkpoint, pipe.transfer, pipe.components) == (1, "except_last", "direct", Components())
+
+
+def test_numbers_of_numpy_are_taken_as_pythons():
+    pipe = make(balance=np.array([1, 1]), chunks=np.int64(3))
+    assert [type(number) for number in (*pipe.balance, pipe.chunks)] == [int] * 3
+    pipe.chunks = np.int32(2)
+    torch.testing.assert_close(pipe(X), pipe[1](pipe[0](X)))
 
 
 # --- inputs --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -76,6 +77,65 @@ def test_one_tensor_in_one_tensor_out():
     result = pipe(X)
     torch.testing.assert_close(result.local_value(), plain(X))
     assert result.to_here() is result.local_value()
+
+
+class Nested(nn.Module):
+    """x -> (x, (x, 1), [x, x], {"a": None}), or a part of it."""
+
+    def __init__(self, pick=lambda given: given):
+        super().__init__()
+        self.pick = pick
+
+    def forward(self, x):
+        return self.pick((x, (x, 1), [x, x][: len(x)], {"a": None}))
+
+
+def test_results_within_results_come_as_each_microbatch_gave_them():
+    pieces = X.chunk(3)
+    assert [len(piece) for piece in pieces] == [2, 2, 1]
+    leaf = X.clone().requires_grad_()
+    whole, pairs, lists, dicts = Pipe(nn.Sequential(Nested()), 3, "always")(leaf).local_value()
+    torch.testing.assert_close(whole, X)
+    torch.testing.assert_close(pairs, [(piece, 1) for piece in pieces])
+    torch.testing.assert_close(lists, [[piece, piece][: len(piece)] for piece in pieces])
+    assert dicts == [{"a": None}] * 3
+    (pairs[1][0] * 3).sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.tensor([0.0, 0, 3, 3, 0])[:, None].expand(5, 4))
+
+
+PICKS = {
+    "tuple": (lambda given: given[:1], lambda: (X,)),
+    "list": (lambda given: [given[0], 1], lambda: [X, [1, 1, 1]]),
+    "dict": (lambda given: {"x": given[0], "y": given[3]}, lambda: {"x": X, "y": [{"a": None}] * 3}),
+    "nothing": (lambda _: None, lambda: [None] * 3),
+    "number": (lambda _: 5, lambda: [5, 5, 5]),
+}
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_the_outermost_container_stays(name):
+    pick, expected = PICKS[name]
+    found = Pipe(nn.Sequential(Nested(pick)), 3)(X).local_value()
+    assert type(found) is type(expected())
+    torch.testing.assert_close(found, expected())
+
+
+def test_results_of_several_forms():
+    pipe = Pipe(nn.Sequential(Nested(lambda given: given[: len(given[0])])), 3)
+    with pytest.raises(TypeError, match="results of all micro-batches must have one form"):
+        pipe(X)
+
+
+def test_a_tensor_from_some_microbatches_only():
+    pipe = Pipe(nn.Sequential(Nested(lambda given: (given[0], given[0] if len(given[0]) > 1 else None))), 3)
+    with pytest.raises(TypeError, match="must have one form, got NoneType and Tensor in one place"):
+        pipe(X)
+
+
+def test_balance_and_chunks_of_numpy():
+    pipe = Pipe(chain(), np.int64(2), balance=np.array([1, 3]))
+    assert pipe.balance == [1, 3]
+    torch.testing.assert_close(pipe(X).local_value(), chain()(X))
 
 
 def test_a_small_batch_gives_fewer_microbatches():
@@ -151,6 +211,12 @@ def mixed():
     return nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))
 
 
+def hooked(module=None):
+    module = module or chain()
+    module.register_forward_pre_hook(print)
+    return module
+
+
 REFUSED = {
     "no Sequential": (lambda: Pipe(nn.Linear(2, 2)), TypeError, "module must be an nn.Sequential, got Linear"),
     "two devices": (lambda: Pipe(mixed()), ValueError, "got child '0' on cpu, meta; move it with"),
@@ -177,6 +243,14 @@ REFUSED = {
         IndexError,
         "at least as many as the 2 partitions",
     ),
+    "broken balance": (lambda: Pipe(chain(), balance=[2.0, 2.0]), ValueError, "must hold whole numbers of at least 1"),
+    "a hook of its own": (lambda: Pipe(hooked()), ValueError, "no hooks of its own, got ['forward_pre_hooks']"),
+    "a hook of WithDevice": (
+        lambda: Pipe(nn.Sequential(hooked(WithDevice(nn.ReLU(), "cpu")))),
+        ValueError,
+        "a WithDevice must have no hooks, got ['forward_pre_hooks']; register them on its layer",
+    ),
+    "in partitions": (lambda: partition_model(hooked(), [4], ["cpu"]), ValueError, "module must have no hooks"),
     "moved": (lambda: Pipe(chain()).cuda(), TypeError, "must stay on the devices it was made for"),
 }
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from gpipe_bench.engine.skip.tracker import LocalTracker, current_tracker, use_tracker
 from gpipe_bench.errors import SkipUsageError
-from gpipe_bench.skip import Namespace, Skippable, pop, skippable, stash
+from gpipe_bench.skip import Namespace, Skippable, isolate, pop, skippable, stash
 from tests.engine.support import Pop, Stash, on_cpu
 
 pytestmark = pytest.mark.usefixtures("either_backward")
@@ -293,3 +293,22 @@ def test_a_tracker_gives_a_value_up():
     assert tracker.load((None, "x")) is None
     with pytest.raises(SkipUsageError):
         tracker.load((None, "x"))
+
+
+def test_skips_of_several_layers_are_isolated_at_once():
+    def pair():
+        return nn.Sequential(Two(), nn.Identity(), Both())
+
+    outer, inner = Namespace(), Namespace()
+    first, second = isolate(pair(), outer), isolate(pair(), inner, only=["a"])
+    assert first[0].stashes() == first[2].pops() == [(outer, "a"), (outer, "b")]
+    assert second[0].stashes() == [(inner, "a"), (None, "b")]
+    plain = nn.Sequential(*first, *second)
+    torch.testing.assert_close(on_cpu(copy.deepcopy(plain), [1, 2, 2, 1], chunks=2)(X), plain(X))
+
+
+def test_a_name_that_no_layer_declares_is_not_isolated():
+    with pytest.raises(ValueError, match=r"layers of Sequential declare, got \['c'\]; choose from \['a', 'b'\]"):
+        isolate(nn.Sequential(Two(), Both()), Namespace(), only=["a", "c"])
+    with pytest.raises(ValueError, match="choose from"):
+        isolate(nn.Linear(1, 1), Namespace(), only=["a"])

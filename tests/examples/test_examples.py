@@ -112,11 +112,13 @@ def test_losses_are_those_of_the_old_program(tmp_path, name):
     assert losses(outputs[0]) == losses(outputs[1])
 
 
-def test_the_example_of_the_guide_runs():
-    (example,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    names = {}
-    exec(compile(example, "migration.md", "exec"), names)
-    assert names["pipe"][0].bias.tolist() == [1.0] * 4
+def test_the_examples_of_the_guide_run():
+    older, original = ({} for _ in range(2))
+    for example, names in zip(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL), (older, original), strict=True):
+        exec(compile(example, "migration.md", "exec"), names)
+    assert older["pipe"][0].bias.tolist() == [1.0] * 4
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(original["pipe"].eval()(images).local_value(), original["network"].eval()(images))
 
 
 def test_names_of_the_guide_exist():

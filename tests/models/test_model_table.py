@@ -211,9 +211,17 @@ def test_a_number_is_no_flag() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("amoebanet", "use 'amoebanet-d'"), ("UNet", "use 'unet'"), ("zzz", "use one of unet, amoebanet-d, vit")],
+    [
+        ("amoebanet", "use 'amoebanet-d'"),
+        ("UNet", "use 'unet'"),
+        ("zzz", "use one of them"),
+        ("Timm/resnet18", "use 'timm/resnet18'"),
+        ("torch/resnet18", "use 'torchvision/resnet18'"),
+        ("a/b", "use one of them"),
+    ],
 )
 def test_an_unknown_model_names_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         model_spec(name)
-    assert str(caught.value) == f"model must be one of the table, got {name!r}; {hint}"
+    known = "unet, amoebanet-d, vit, timm/<name>, torchvision/<name>"
+    assert str(caught.value) == f"model must be one of {known}, got {name!r}; {hint}"

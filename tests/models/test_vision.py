@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench import GPipe, is_recomputing
+from gpipe_bench import GPipe, Pipe, is_recomputing
 from gpipe_bench.balance import balance_by_size
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.skip import verify_skippables
@@ -109,6 +109,23 @@ def test_weights_are_those_of_the_library_and_go_both_ways(name: str) -> None:
     assert from_original(chain, there).keys() == chain.state_dict().keys()
     plain.load_state_dict(there)
     chain.load_state_dict(from_original(chain, plain.state_dict()))
+
+
+def test_trained_weights_go_from_a_pipeline_into_another_copy_of_the_network() -> None:
+    name, size = "timm/test_resnet", 32
+    plain, other = (original(name, size=size, classes=5) for _ in range(2))
+    pipe = Pipe(cut_network(plain, size), 2, deferred_batch_norm=True)
+    images = torch.rand(4, 3, size, size)
+    optimizer = torch.optim.SGD(pipe.parameters(), 0.1)
+    pipe(images).local_value().square().sum().backward()
+    optimizer.step()
+    other.load_state_dict(to_original(pipe.state_dict()))
+    expected = pipe.eval()(images).local_value()
+    for network in (plain, other):  # the first shares its weights
+        torch.testing.assert_close(network.eval()(images), expected)
+    fresh = Pipe(cut_network(original(name, size=size, classes=5), size))
+    fresh.load_state_dict(from_original(fresh, other.state_dict()))
+    torch.testing.assert_close(fresh.eval()(images).local_value(), expected)
 
 
 @cache

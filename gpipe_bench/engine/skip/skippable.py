@@ -173,6 +173,33 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
     return decorate
 
 
+def isolate(module: ModuleT, ns: Namespace, *, only: Iterable[str] | None = None) -> ModuleT:
+    """Put skips of all skippable layers in ``module`` into a namespace, as :meth:`Skippable.isolate` does for one.
+
+    Args:
+        module: a skippable layer, or layers among which skips begin and end.
+        ns: the namespace.
+        only: names to isolate; all by default.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        ValueError: a name in ``only`` that no layer declares.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, Skippable)]
+    declared = frozenset().union(*(layer.stashable_names | layer.poppable_names for layer in layers))
+    names = declared if only is None else _names("only", only)
+    if names - declared:
+        raise ValueError(
+            f"only must name skips that layers of {type(module).__name__} declare, got {sorted(names - declared)}; "
+            f"choose from {sorted(declared)}"
+        )
+    for layer in layers:
+        layer.isolate(ns, only=names & (layer.stashable_names | layer.poppable_names))
+    return module
+
+
 def _check_stash(name: str, value: Any) -> None:
     """Refuse tensors within something else: they would neither be copied nor get gradients."""
     if not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):

@@ -1,0 +1,71 @@
+"""PyTorch's cache of parametrized weights, one for all threads, in the layers of a pipeline."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from gpipe_bench import GPipe
+
+CHECKPOINTS = pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+BACKWARDS = pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight):
+        return weight.triu() + weight.triu(1).mT
+
+
+class Recurrent(nn.Module):
+    """Takes its weight several times, as PyTorch shows it for recurrent layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        parametrize.register_parametrization(self.linear, "weight", Symmetric())
+
+    def forward(self, x):
+        with parametrize.cached():
+            return self.linear(self.linear(x).tanh())
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Recurrent(), Recurrent())
+
+
+def pipeline(balance, chunks, checkpoint, backward):
+    devices = ["cpu"] * len(balance)
+    return GPipe(layers(), balance, devices=devices, chunks=chunks, checkpoint=checkpoint, backward=backward)
+
+
+@pytest.mark.parametrize(("balance", "chunks"), [([1, 1], 1), ([2], 3)])
+@CHECKPOINTS
+@BACKWARDS
+def test_a_layer_may_use_it_where_nothing_runs_beside(backward, checkpoint, balance, chunks):
+    plain, pipe = layers(), pipeline(balance, chunks, checkpoint, backward)
+    for model in (plain, pipe):
+        model(X).square().sum().backward()
+    for one, other in zip(pipe.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@CHECKPOINTS
+@BACKWARDS
+def test_elsewhere_it_is_refused_in_every_batch(backward, checkpoint):
+    pipe = pipeline([1, 1], 3, checkpoint, backward)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"got parametrize.cached\(\) within a layer, .* take the weight once"):
+            pipe(X)
+
+
+def test_layers_of_which_one_uses_it_while_the_caller_does():
+    pipe = pipeline([1, 1], 3, "never", "autograd")
+    with parametrize.cached():
+        found = pipe(X)
+    torch.testing.assert_close(found, copy.deepcopy(nn.Sequential(*pipe))(X))
