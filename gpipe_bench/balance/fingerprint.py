@@ -35,7 +35,7 @@ def fingerprint(module: nn.Module) -> str | None:
     try:
         classes = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__)
         described = json.dumps([_module(module), *map(_class, classes)], sort_keys=True)
-    except (_NoPlainFormError, RecursionError):
+    except (_NoPlainFormError, RecursionError, ValueError):  # of a closure that is still empty
         return None
     return hashlib.sha256(described.encode()).hexdigest()
 

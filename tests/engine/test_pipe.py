@@ -262,11 +262,11 @@ def test_refused(name):
         call()
 
 
-def _train(rank, folder, half, options):
+def _train(rank, folder, half, checkpoint, options):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        model = DistributedDataParallel(Pipe(chain(), chunks=2, checkpoint="never", balance=[2, 2]), **options)
+        model = DistributedDataParallel(Pipe(chain(), 2, checkpoint, balance=[2, 2]), **options)
         result = model(half[rank])
         assert isinstance(result, LocalValue)
         result.local_value().square().mean().backward()
@@ -276,10 +276,14 @@ def _train(rank, folder, half, options):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=str)
-def test_two_processes_average_their_gradients(tmp_path, options):
+@pytest.mark.parametrize(
+    ("checkpoint", "options"),
+    [("never", {}), ("never", {"static_graph": True}), ("except_last", {"static_graph": True})],
+    ids=str,
+)
+def test_two_processes_average_their_gradients(tmp_path, checkpoint, options):
     batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
-    torch.multiprocessing.spawn(_train, (str(tmp_path), batch.chunk(2), options), nprocs=2)
+    torch.multiprocessing.spawn(_train, (str(tmp_path), batch.chunk(2), checkpoint, options), nprocs=2)
     plain = chain()
     plain(batch).square().mean().backward()
     for rank in range(2):

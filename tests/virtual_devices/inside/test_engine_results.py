@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import pytest
 import torch
+from torch import nn
 
 from gpipe_bench import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
@@ -68,3 +70,25 @@ def test_a_small_batch_gives_fewer_microbatches():
     found = step(pipe, batch(3, pipe.devices[0]))
     torch.testing.assert_close(found.gradients, plain.gradients)
     assert found.races == []
+
+
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 1)], ids=str)
+def test_layers_that_are_replaced_between_batches(placement, transfer):
+    case = Case(placement, 3, Components(), "always", "mixed", transfer)
+    pipe = case.pipe()
+    x = batch(case.rows, pipe.devices[0])
+    before = step(pipe, x)
+    for index in (0, 4, 7):
+        pipe[index] = copy.deepcopy(pipe[index])
+        for parameter in pipe[index].parameters():
+            parameter.data.mul_(-1)
+    found = step(pipe, x)
+    plain = step(nn.Sequential(*(copy.deepcopy(layer).cpu() for layer in pipe)), x.cpu())
+    torch.testing.assert_close(found.output, plain.output)
+    torch.testing.assert_close(found.gradients, plain.gradients)
+    assert not torch.allclose(found.output, before.output)
+    assert found.races == []
+    pipe[4] = copy.deepcopy(pipe[0])
+    with pytest.raises(ValueError, match="got '4' on virtual:0 in a partition on virtual:1; move it"):
+        pipe(x)
