@@ -14,13 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator.clock import Clock
-from gpipe_bench.simulator.pools import MIB, SMALL, Pool, rounded, segment_length
+from gpipe_bench.simulator.pools import MIB, SMALL, Pool, State, rounded, segment_length
 from gpipe_bench.simulator.streams import Event
 
-__all__ = ["MIB", "Allocator", "Block", "OutOfMemory"]
+__all__ = ["MIB", "Allocator", "Block", "OutOfMemory", "Saved", "Watch"]
+
+
+class Watch(Protocol):
+    """Whoever knows what has run."""
+
+    def record(self, number: int, event: Event) -> None:
+        """Let ``event`` pass when everything issued to a stream so far has run."""
 
 
 class Block:
@@ -61,6 +68,14 @@ class Block:
             self.owner.free(self)
 
 
+class Saved(NamedTuple):
+    """The free memory of a device: by stream, and what is reserved."""
+
+    pools: dict[int, tuple[State, State]]
+    reserved: int
+    next_address: int
+
+
 class Allocator:
     """The memory of one device.
 
@@ -79,7 +94,7 @@ class Allocator:
         flushes: how often cached segments were given back for want of memory.
     """
 
-    def __init__(self, clock: Clock, capacity: int = 0, device: int = 0) -> None:
+    def __init__(self, clock: Watch, capacity: int = 0, device: int = 0) -> None:
         self.live = self.allocated = self.reserved = self.flushes = 0
         self.peak_live = self.peak_allocated = self.peak_reserved = 0
         self._clock = clock
@@ -159,9 +174,13 @@ class Allocator:
                 self._release(block)
         events.clear()
 
-    def _release(self, block: Block) -> None:
+    def give(self, address: int, size: int, stream: int) -> None:
+        """Make memory free that was handed out and counts as in use no more."""
         # What is given out of the small pool is never larger than what is asked of it; a large block always is.
-        self.pools(block.stream)[block.size > SMALL].give(block.address, block.size)
+        self.pools(stream)[size > SMALL].give(address, size)
+
+    def _release(self, block: Block) -> None:
+        self.give(block.address, block.size, block.stream)
 
     def fits(self, size: int) -> bool:
         """Whether a segment for ``size`` bytes needs no flush."""
@@ -190,6 +209,25 @@ class Allocator:
         self.flushes += 1
         self._collect(list(self._deferred))
         self.reserved -= sum(pool.shrink() for pools in self._pools.values() for pool in pools)
+
+    def save(self) -> Saved:
+        """What is free, and how much is reserved, while no block is waited for."""
+        pools = {stream: (small.save(), large.save()) for stream, (small, large) in self._pools.items()}
+        return Saved(pools, self.reserved, self._next_address)
+
+    def restore(self, saved: Saved) -> None:
+        """Go back to what was saved, with nothing in use; segments can no longer be given back."""
+        for stream, states in saved.pools.items():
+            for pool, state in zip(self.pools(stream), states, strict=True):
+                pool.restore(state)
+        self.reserved, self._next_address = saved.reserved, saved.next_address
+        self.live = self.allocated = self.peak_live = self.peak_allocated = 0
+
+    def take_deferred(self) -> list[Block]:
+        """Blocks that wait for events, which are the caller's affair from now on."""
+        blocks = list(self._deferred.values())
+        self._deferred.clear()
+        return blocks
 
     @contextmanager
     def attempt(self, pools: Sequence[Pool]) -> Iterator[None]:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import OutOfMemory
@@ -26,6 +24,9 @@ from gpipe_bench.simulator.hardware import HardwareMachine, Profile, load_profil
 from gpipe_bench.simulator.outcome import enough_steps
 from gpipe_bench.simulator.simulation import GIB, DeviceUse, Shortage, Simulation, device_uses, step_events
 from gpipe_bench.simulator.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 __all__ = ["DeviceUse", "Model", "Shortage", "Simulation", "simulate"]
 
@@ -105,7 +106,7 @@ def _facts(model: nn.Sequential | Model, balance: Sequence[int], chunks: int, se
         "balance": "-".join(map(str, balance)),
         "device_count": len(set(settings.devices)) or len(balance),
         # Traces depend on it; how it was built does not matter.
-        "torch": torch.__version__.partition("+")[0],
+        "torch": version("torch").partition("+")[0],
     }
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
-
-from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
@@ -29,7 +29,7 @@ _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "optimizer": (*OPTIMIZERS, None),
 }
 _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
-    "model": (nn.Sequential | Model, "an nn.Sequential or a gpipe_bench.simulator.Model; list its layers in one"),
+    "model": (Model, "an nn.Sequential or a gpipe_bench.simulator.Model; list its layers in one"),
     "components": (Components, "a gpipe_bench.Components; write Components(portals=False)"),
     "profile": (str | Path | Profile, "a name, a path or a Profile; use 'p40'"),
     "memory": (bool, "True or False; pass a bool"),
@@ -53,7 +53,7 @@ def check_request(given: Mapping[str, Any]) -> None:
 
 def _types(given: Mapping[str, Any]) -> Iterator[str]:
     for name, (kind, rule) in _TYPES.items():
-        if not isinstance(given[name], kind):
+        if not isinstance(given[name], kind) and not (name == "model" and _is_of_torch(given[name], "nn.Sequential")):
             wanted, _, advice = rule.partition("; ")
             yield f"{name} must be {wanted}, got {_shown(given[name])}; {advice}"
 
@@ -92,18 +92,28 @@ def _batch(given: Mapping[str, Any]) -> Iterator[str]:
         got = "a loss alone" if target is None else "a target alone"
         yield f"loss and target must be given together, got {got}; add the other, or leave both out"
     elif loss is not None:
-        if not isinstance(target, Tensor) or not target.dim():
+        if not _is_tensor(target) or not target.dim():
             yield f"target must be a tensor with a batch dimension, got {_shown(target)}; pass one per sample"
         elif len(target) != given["batch_size"]:
             yield (f"target must hold batch_size = {given['batch_size']} samples, got {len(target)}; make them agree")
 
 
 def _sample(sample: object) -> Iterator[str]:
-    values = sample if isinstance(sample, tuple) else (sample,)
-    if not values or not all(isinstance(value, Tensor) for value in values):
+    values: tuple[Any, ...] = sample if isinstance(sample, tuple) else (sample,)
+    if not values or not all(map(_is_tensor, values)):
         yield f"sample must be a tensor or a tuple of tensors, got {_shown(sample)}; pass a batch as the model takes it"
-    elif not all(value.dim() and len(value) for value in values if isinstance(value, Tensor)):
+    elif not all(value.dim() and len(value) for value in values):
         yield "sample must hold one sample or more along dimension 0, got none; unsqueeze it, or pass a batch"
+
+
+def _is_tensor(value: object) -> bool:
+    return _is_of_torch(value, "Tensor")
+
+
+def _is_of_torch(value: object, name: str) -> bool:
+    """Whether a value is of a type of PyTorch, which takes a second to load: what it made is there only if it is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, attrgetter(name)(torch))
 
 
 def _is_count(value: object, least: int = 1) -> bool:
@@ -116,6 +126,6 @@ def _is_list(value: object) -> bool:
 
 def _shown(value: object) -> str:
     """A value in few words: the type of what prints long."""
-    plain = isinstance(value, str | int | float | list | tuple | None) and not isinstance(value, Tensor)
+    plain = isinstance(value, str | int | float | list | tuple | None) and not _is_tensor(value)
     text = repr(value)
     return text if plain and len(text) <= 60 else f"a value of type {type(value).__name__}"

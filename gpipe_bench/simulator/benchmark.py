@@ -1,9 +1,8 @@
-"""How long simulations take: ``python -m gpipe_bench.simulator.benchmark [--large] [--out docs/simulator_speed.md]``.
+"""How long simulations take: ``python -m gpipe_bench.simulator.benchmark [--out docs/simulator_speed.md]``.
 
-A chain of equal layers on a P40, one per partition, one step, everything checkpointed: CPU seconds of one core, the
-least of some runs, and what that is for each of the n m tasks. Then the predictions of all published tables, each time
-in a process of its own: first with nothing stored, then with traces and workloads on disk. The times of the simulated
-step itself do not change from machine to machine; these do.
+CPU seconds of one core, the least of some runs, beside what they should be: the predictions of all published tables,
+each time in a process of its own, and :func:`gpipe_bench.simulator.simulate` at its defaults, memory and two steps
+included. Simulated times do not change from machine to machine; these do.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
@@ -23,42 +22,47 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gpipe_bench.simulator.api import Model, simulate
 from gpipe_bench.simulator.build import build_workload
-from gpipe_bench.simulator.events import Settings, run
+from gpipe_bench.simulator.events import Settings, run_whole
 from gpipe_bench.simulator.hardware import HardwareMachine, load_profile
-from gpipe_bench.simulator.workload import Workload
 
 __all__ = ["main"]
 
-_SIZES: Final = ((8, 32), (8, 128), (8, 512), (32, 128), (64, 64), (64, 128), (64, 256))
-_LARGE: Final = ((512, 1024), (1024, 4096))
+_SIZES: Final = ((8, 32), (8, 128), (8, 512), (32, 128), (64, 64), (64, 128), (64, 256), (256, 1024), (1024, 4096))
+_ON_CLOCK: Final = 2**14
+"""The largest number of tasks that is also simulated task by task."""
+
+_PROFILE: Final = "h100"
+_SAMPLES, _FEATURES = 8, 1024
+_MODELS: Final = (Model("amoebanet-d", {"L": 60, "D": 256}), Model("unet", {"B": 5, "C": 32}))
+
 _HEAD: Final = """# How long the simulator takes
 
-Written by `python -m gpipe_bench.simulator.benchmark --out docs/simulator_speed.md`. CPU seconds of one core
-for one step of n partitions and m micro-batches, tracing aside, the least of some runs; {machine}.
+Written by `python -m gpipe_bench.simulator.benchmark --out docs/simulator_speed.md`. CPU seconds of one core, the least
+of some runs; {machine}.
 
-| n | m | times, s | µs per task | with memory, s | µs per task |
+| what | should be, s | is, s |
+|:--|--:|--:|
+"""
+_TABLE: Final = """
+## `simulate()` by size
+
+{profile}, n linear layers, one per partition, m micro-batches, defaults: two steps, with memory, tracing included.
+Beside it the same steps with the clock, task by task, as every pipeline is simulated whose order of issue is not known
+beforehand; tracing aside. Were cost linear in n m, the microseconds per task would be constant.
+
+| n | m | `simulate()`, s | µs per task | on the clock, s | µs per task |
 |--:|--:|--:|--:|--:|--:|
 """
 _FOOT: Final = """
-Were cost linear in n m, the columns of microseconds per task would be constant; they grow with the number of tasks.
-From 2^17 tasks on, pipelines whose order of issue is known beforehand are simulated cycle by cycle with arrays
-(`gpipe_bench/simulator/wavefront.py`), with the same times to the nanosecond. Their peaks of memory are extrapolated
-from two smaller runs (`gpipe_bench/simulator/steady.py`), and say so.
-Where a host thread runs ahead of the next by 32 micro-batches, as behind a link slower than the tasks, the clock has to
-simulate every task.
+From 2^12 tasks on, pipelines whose order of issue is known beforehand are simulated cycle by cycle with arrays
+(`gpipe_bench/simulator/wavefront.py`), with the same times to the nanosecond. What a pass does to free memory is looked
+up, since a steady state repeats itself (`gpipe_bench/simulator/pool_states.py`); peaks are the same to the byte.
+Not known beforehand is the order with skips between partitions, without clock-cycles, Fork and Join or copy streams,
+with the older autograd engine, and where a host thread runs ahead of the next by 32 micro-batches, as behind a
+partition much slower than the others. There the clock simulates every task.
 """
-
-
-def _chain(n: int, m: int) -> Workload:
-    """Two samples per micro-batch through n layers."""
-    layers = nn.Sequential(
-        *(nn.Sequential(nn.Conv2d(32, 32, 3, padding=1, device="meta"), nn.ReLU()) for _ in range(n))
-    )
-    sample = torch.empty(2 * m, 32, 64, 64, device="meta")
-    return build_workload(
-        layers, balance=[1] * n, batch_size=2 * m, chunks=m, profile=load_profile("p40"), sample=sample
-    )
 
 
 def _seconds(action: Callable[[], Any], times: int) -> float:
@@ -70,17 +74,36 @@ def _seconds(action: Callable[[], Any], times: int) -> float:
     return min(found)
 
 
-def _line(n: int, m: int, times: int) -> str:
-    work, machine = _chain(n, m), HardwareMachine(load_profile("p40"))
-    cells = []
-    for memory in (False, True):
-        settings = Settings(checkpoint="always", memory=memory)
-        seconds = _seconds(partial(run, work, machine, settings), times)
-        cells.append(f"{seconds:.2f} | {seconds / (n * m) * 1e6:.1f}")
-    return f"| {n} | {m} | {' | '.join(cells)} |\n"
+def _chain(n: int, m: int) -> dict[str, Any]:
+    """The arguments of a chain of n equal layers."""
+    layers = nn.Sequential(*(nn.Linear(_FEATURES, _FEATURES, device="meta") for _ in range(n)))
+    sample = torch.empty(_SAMPLES, _FEATURES, device="meta")
+    return {"model": layers, "balance": [1] * n, "batch_size": _SAMPLES * m, "chunks": m, "sample": sample}
 
 
-def _predictions(times: int = 3) -> str:
+@cache
+def _simulated(n: int, m: int) -> float:
+    return _seconds(partial(simulate, **_chain(n, m), profile=_PROFILE), 1 if n * m > 2**17 else 3)
+
+
+def _by_clock(n: int, m: int) -> float:
+    profile = load_profile(_PROFILE)
+    work = build_workload(**_chain(n, m), profile=profile)
+    return _seconds(partial(run_whole, work, HardwareMachine(profile), Settings(steps=2)), 2)
+
+
+def _sizes() -> Iterator[str]:
+    """A row for each size."""
+    for n, m in _SIZES:
+        tasks = n * m
+        seconds = [_simulated(n, m)]
+        if tasks <= _ON_CLOCK:
+            seconds.append(_by_clock(n, m))
+        cells = [f"{found:.2f} | {found / tasks * 1e6:.1f}" for found in seconds] + [" | "] * (2 - len(seconds))
+        yield f"| {n} | {m} | {' | '.join(cells)} |\n"
+
+
+def _predictions(times: int = 3) -> tuple[float, float]:
     """Seconds of the predictions from a cold start, and from traces on disk."""
     found = []
     with TemporaryDirectory() as folder:
@@ -90,33 +113,59 @@ def _predictions(times: int = 3) -> str:
             subprocess.run([*command, "--out", f"{folder}/predictions.csv"], check=True, stdout=subprocess.DEVNULL)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    cold, warm = found[0], min(found[1:])
-    return (
-        f"\nPredictions of all published tables: {cold:.1f} s with nothing stored, {warm:.1f} s with traces on disk.\n"
-    )
+    return found[0], min(found[1:])
+
+
+def _of_model(model: Model, n: int, m: int, cache: str) -> float:
+    """A model of the suite, cut into equal numbers of layers, from traces on disk."""
+    from models.table import check_arguments, model_spec
+
+    layers = model_spec(model.name).layers(check_arguments(model.name, model.arguments))
+    balance = [layers // n + (j < layers % n) for j in range(n)]
+    run = partial(simulate, model, balance=balance, batch_size=2 * m, chunks=m, profile=_PROFILE, cache=cache)
+    run()
+    return _seconds(run, 1)
+
+
+def _targets() -> Iterator[str]:
+    """A row for each thing that has a target."""
+    cold, warm = _predictions()
+    yield f"| predictions of all published tables, nothing stored | 15 | {cold:.1f} |\n"
+    yield f"| the same with traces on disk | 3 | {warm:.1f} |\n"
+    for (n, m), target in (((64, 256), 2), ((1024, 4096), 60)):
+        yield f"| `simulate()` of n = {n} linear layers, m = {m} | {target} | {_simulated(n, m):.1f} |\n"
+    with TemporaryDirectory() as folder:
+        for model in _MODELS:
+            seconds = _of_model(model, 64, 256, folder)
+            what = ", ".join(f"{name} = {value}" for name, value in model.arguments.items())
+            yield f"| `simulate()` of {model.name} ({what}), n = 64, m = 256, traces on disk | 2 | {seconds:.1f} |\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, and write the page.
+    """Print the page, and write it.
 
     Args:
         arguments: of the command line; those of the process by default.
     """
     parser = argparse.ArgumentParser(prog="python -m gpipe_bench.simulator.benchmark", description=__doc__)
-    parser.add_argument("--large", action="store_true", help="also pipelines of millions of tasks")
     parser.add_argument("--out", type=Path, help="write the page here")
     chosen = parser.parse_args(arguments)
-    page = _HEAD.format(machine=f"{platform.machine()}, Python {platform.python_version()}")
-    print(page, end="")
-    for n, m in (*_SIZES, *(_LARGE if chosen.large else ())):
-        line = _line(n, m, 1 if n * m > 2**17 else 3)
-        print(line, end="", flush=True)
-        page += line
-    line = _predictions()
-    print(line, end="")
-    page += line
+    page = ""
+
+    def add(text: str) -> None:
+        nonlocal page
+        page += text
+        print(text, end="", flush=True)
+
+    add(_HEAD.format(machine=f"{platform.machine()}, Python {platform.python_version()}"))
+    for line in _targets():
+        add(line)
+    add(_TABLE.format(profile=_PROFILE.upper()))
+    for line in _sizes():
+        add(line)
+    add(_FOOT)
     if chosen.out is not None:
-        chosen.out.write_text(page + _FOOT, encoding="utf-8")
+        chosen.out.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ from gpipe_bench.simulator.workload import Machine, Workload
 
 __all__ = ["LARGE", "Run", "Settings", "run", "run_whole"]
 
-LARGE: Final = 2**17
+LARGE: Final = 2**12
 """Tasks from which on a shorter way is looked for."""
 
 
 def run(workload: Workload, machine: Machine, settings: Settings | None = None) -> Run:
     """Simulate training steps.
 
-    A run of very many tasks takes a way that is much shorter and gives the same times, where there is one; see
+    A run of many tasks takes a way that is much shorter and gives the same, where there is one; see
     :mod:`gpipe_bench.simulator.steady`.
 
     Raises:
@@ -127,13 +127,14 @@ class _Simulation:
         )
         self.workers, self.plan = workers, plan
         run_forward(plan, lanes)
+        lanes.keep()
         return lanes
 
     def _caller(self) -> Thread:
         """The calling thread: forward pass, loss, backward pass and update of each step."""
         for step in range(self.settings.steps):
             if step:
-                self.lanes = self._record()
+                self.lanes.rewind()
                 if self.memory is not None:
                     self.memory.next_step()
             self.step_starts.append(len(self.host.issued))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from gpipe_bench.simulator.workload import Workload
 from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
 
 __all__ = ["Busy", "Grid", "Timeline"]
+
+
+_FORWARD: Final = ("forward", "copy")
 
 
 class Busy(NamedTuple):
@@ -51,7 +54,7 @@ class Grid:
         return tuple(max(ends[: index + 1]) for index in range(len(ends)))
 
     def events(self, step: int, zero_ns: int = 0, device: str = "cuda") -> Iterator[TimelineEvent]:
-        """The timeline of a step, cycle by cycle, kind by kind; (m n) of each kind, so there may be very many.
+        """The timeline of a step in the order of starts; (m n) of each kind, so there may be very many.
 
         Args:
             step: which; negative from the end.
@@ -59,18 +62,25 @@ class Grid:
             device: type of device in the names of devices.
         """
         times, m, n = self._steps[step], self._work.m, self._work.n
-        for kind, ends in times.end.items():
-            back = kind not in {"forward", "copy"}
+        kinds = list(times.end)
+        there = [np.nonzero(ends >= 0) for ends in times.end.values()]
+        cycles, partitions = (np.concatenate([axes[axis] for axes in there]) for axis in (0, 1))
+        names = np.repeat(np.arange(len(kinds)), [len(axes[0]) for axes in there])
+        issues, starts, ends = (
+            np.concatenate([table[kind][where] for kind, where in zip(kinds, there, strict=True)])
+            for table in (times.issue, times.start, times.end)
+        )
+        order = np.lexsort((issues, partitions, ends, starts))
+        columns = (column[order].tolist() for column in (names, cycles, partitions, issues, starts, ends))
+        for number, k, j, issue, start, end in zip(*columns, strict=True):
+            kind = kinds[number]
+            i = k - j if kind in _FORWARD else m - 1 - k + n - 1 - j
             lane = "copy" if kind in COPY_KINDS else "compute"
-            for k, j in zip(*(axis.tolist() for axis in np.nonzero(ends >= 0)), strict=True):
-                i = m - 1 - k + n - 1 - j if back else k - j
-                place = self._devices[j - 1 if kind == "copy" else j]
-                issue, start, end = (
-                    int(table[kind][k, j]) - zero_ns for table in (times.issue, times.start, times.end)
-                )
-                yield TimelineEvent(
-                    f"{device}:{place}", lane, kind, i, j, issue / 1e3, start / 1e3, end / 1e3, self._bytes(kind, i, j)
-                )
+            place = self._devices[j - 1 if kind == "copy" else j]
+            issue_us, start_us, end_us = ((time - zero_ns) / 1e3 for time in (issue, start, end))
+            yield TimelineEvent(
+                f"{device}:{place}", lane, kind, i, j, issue_us, start_us, end_us, self._bytes(kind, i, j)
+            )
 
     def timeline(self, step: int, zero_ns: int) -> Timeline:
         """The events of a step on a clock that starts at ``zero_ns``."""
@@ -111,7 +121,7 @@ class Grid:
 
 
 class Timeline(Sequence[TimelineEvent]):
-    """The events of a step, made when somebody asks for them; by kind, not in the order of starts.
+    """The events of a step in the order of starts, made when somebody asks for them.
 
     Args:
         grid: the run.

@@ -131,17 +131,17 @@ class Run:
         ends = self.step_ends_ns
         return round((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else self.makespan_ns
 
-    def events(self, device: str = "cuda") -> list[TimelineEvent]:
+    def events(self, device: str = "cuda", zero_us: float = 0.0) -> list[TimelineEvent]:
         """The timeline, in the order of starts.
 
         Args:
             device: type of device in the names of devices.
+            zero_us: start of the events' clock.
         """
-        events = [
+        return [
             TimelineEvent(
-                f"{device}:{task.device}", task.stream, task.kind, task.i, task.j, task.issue_ns / 1e3,
-                task.first.start / 1e3, task.last.end / 1e3, task.nbytes,
+                f"{device}:{task.device}", task.stream, task.kind, task.i, task.j, task.issue_ns / 1e3 - zero_us,
+                task.first.start / 1e3 - zero_us, task.last.end / 1e3 - zero_us, task.nbytes,
             )
-            for task in self.issued
+            for task in sorted(self.issued, key=lambda task: (task.first.start, task.last.end, task.j))
         ]  # fmt: skip
-        return sorted(events, key=lambda event: (event.start_us, event.end_us, event.partition))

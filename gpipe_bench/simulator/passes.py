@@ -13,7 +13,7 @@ from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.programs import Placed, Program
 from gpipe_bench.simulator.workload import MemoryOp, TaskWork, Workload
 
-__all__ = ["Graph", "Passes", "drop_all"]
+__all__ = ["Graph", "Passes", "alike", "drop_all"]
 
 Table = dict[int, Block]
 """Blocks of a task by name."""
@@ -39,6 +39,8 @@ class Passes:
 
     Attributes:
         without_scratch: kinds of kernels for whose scratch memory there was no room once; they do without from then on.
+        gradients: of each partition's parameters, once they are there.
+        has_state: whether there is an optimizer's state.
     """
 
     def __init__(
@@ -50,11 +52,10 @@ class Passes:
         self._homes = [(devices[place], stream) for place, stream in zip(places.devices, places.computing, strict=True)]
         self._programs: dict[tuple[int, str], Program] = {}
         # Partitions that are alike share programs, and so what these remember.
-        self._alike = _alike(work for works in workload.partitions for work in works.values())
+        self._alike = alike(work for works in workload.partitions for work in works.values())
         self._keeps_gradients = keeps_gradients
-        # Gradients of each partition's parameters, once they are there.
-        self._own_gradients: dict[int, list[Block]] = {}
-        self._has_state = False
+        self.gradients: dict[int, list[Block]] = {}
+        self.has_state = False
         self._settle()
 
     def new(self, j: int, nbytes: int) -> Block:
@@ -82,7 +83,7 @@ class Passes:
 
     def backward(self, j: int, work: TaskWork, graph: Graph) -> list[Block]:
         """Run a backward pass; gives what returns."""
-        first = j not in self._own_gradients
+        first = j not in self.gradients
         gradients = self._gradients(work) if first else ()
         returned = None
         if isinstance(graph, Placed):
@@ -97,16 +98,16 @@ class Passes:
             drop_all(table.values())
         split = len(work.returning)
         if first:
-            self._own_gradients[j] = returned[split:]
+            self.gradients[j] = returned[split:]
             self._complete_gradients(j)
         return returned[:split]
 
     def next_step(self) -> None:
         """Gradients are set to zero or given up."""
         if not self._keeps_gradients:
-            for gradients in self._own_gradients.values():
+            for gradients in self.gradients.values():
                 drop_all(gradients)
-            self._own_gradients.clear()
+            self.gradients.clear()
 
     def _settle(self) -> None:
         """Parameters and buffers come to their devices."""
@@ -127,20 +128,20 @@ class Passes:
     def update(self) -> None:
         """The optimizer changes the parameters; the first time it makes its state."""
         for j, static in enumerate(self._work.static):
-            if not self._has_state:
+            if not self.has_state:
                 for nbytes in static.state:
                     self.new(j, nbytes)
             if static.temporary:
                 self.new(j, static.temporary).drop()
-        self._has_state = True
+        self.has_state = True
 
     def _complete_gradients(self, j: int) -> None:
         """Gradients that were no blocks of the backward pass, such as copies of views."""
         if self._work.static:
-            there = sum(block.requested for block in self._own_gradients[j])
+            there = sum(block.requested for block in self.gradients[j])
             missing = self._work.static[j].gradients - there
             if missing > 0:
-                self._own_gradients[j].append(self.new(j, missing))
+                self.gradients[j].append(self.new(j, missing))
 
     def _gradients(self, work: TaskWork) -> tuple[int, ...]:
         """Blocks that become the gradients of parameters that have none."""
@@ -208,7 +209,7 @@ class Passes:
                 self._programs.clear()
 
 
-def _alike(works: Iterable[TaskWork]) -> dict[int, int]:
+def alike(works: Iterable[TaskWork]) -> dict[int, int]:
     """The id of each task's work -> that of the first work that is equal to it."""
     firsts: dict[object, list[TaskWork]] = {}
     found: dict[int, int] = {}

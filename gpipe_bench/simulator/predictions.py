@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from gpipe_bench.errors import GpipeBenchError, OutputError
+from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.published import Setting, published_cells, published_settings
 from gpipe_bench.simulator.published_runs import METRICS, PublishedRuns, is_fitted
@@ -191,9 +192,11 @@ def main(words: Sequence[str] | None = None) -> int:
     print(_LINE.format("table", "experiment", "metric", "published", "simulated", "error", "role"))
     rows: list[Prediction] = []
     try:
-        for row in predictions(arguments.table or TABLES, arguments.cache):
-            print(_line(row), flush=True)
-            rows.append(row)
+        # Traces and workloads are many objects without cycles, and all of them are needed until the end.
+        with no_collection():
+            for row in predictions(arguments.table or TABLES, arguments.cache):
+                print(_line(row), flush=True)
+                rows.append(row)
         write(rows, arguments.out)
     except GpipeBenchError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -40,7 +40,8 @@ _MODEL: Final = "model_memory_gib"
 METRICS: Final = (_THROUGHPUT, _UTILIZATION, _RESERVED, _MODEL, _ACTIVATIONS)
 """What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do."""
 
-_MODEL_BYTES: Final = 12
+_PER_GRADIENT: Final = 3
+"""A parameter, its gradient and RMSprop's average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,8 @@ class PublishedRuns:
         )
 
     def _model_bytes(self, row: Setting) -> int:
-        facts = published_source(row, self._cache).facts()
-        return _MODEL_BYTES * sum(sum(layer.parameters) for layer in facts)
+        work = self._workload(row, row.batch_size)
+        return _PER_GRADIENT * sum(part.gradients for part in work.static)
 
 
 def _components(row: Setting) -> Components:

@@ -80,6 +80,9 @@ class RecordingLanes:
         self._entering: list[Node | None] = [None] * m
         self.running: dict[tuple[int, int], Node] = {}
         self.arrived: dict[tuple[int, int], list[Node]] = {}
+        # All nodes, with what a backward pass changes of each.
+        self._nodes: list[Node] = []
+        self._fresh: list[tuple[int, int]] = []
         self._made = 0
         self._collected = 0
         self._checkpointed = False
@@ -174,6 +177,15 @@ class RecordingLanes:
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
+    def keep(self) -> None:
+        """Remember the graph as it is, before a backward pass."""
+        self._fresh = [(node.waiting, node.rank) for node in self._nodes]
+
+    def rewind(self) -> None:
+        """The graph as :meth:`keep` found it: every step makes the same one."""
+        for node, (waiting, rank) in zip(self._nodes, self._fresh, strict=False):
+            node.waiting, node.rank, node.filled = waiting, rank, False
+
     def root(self) -> Node:
         """The loss: the node at which the backward pass begins."""
         node = self._node("loss", 0, self._work.n - 1, self._places.computing[-1])
@@ -214,6 +226,7 @@ class RecordingLanes:
     def _node(self, kind: str, i: int, j: int, stream: int, peer: int | None = None, *, ranked: bool = True) -> Node:
         other = stream if peer is None else peer
         node = Node(kind, (i, j), self._places.devices[j], stream=stream, peer=other)
+        self._nodes.append(node)
         if ranked:
             node.rank = node.low = (LANE_RANK if self._workers else 0) + self._made
             self._made += 1

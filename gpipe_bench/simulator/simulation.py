@@ -74,8 +74,8 @@ class Simulation:
             threads race, see :func:`gpipe_bench.simulator.outcome.enough_steps`.
         microbatches: m, as the batch gave them.
         devices: use of each device.
-        events: timeline of the last step, in the order of starts, or by kind in a run of very many tasks; zero is the
-            end of the step before. The host runs ahead, so what it issued before that has a negative time of issue.
+        events: timeline of the last step, in the order of starts; zero is the end of the step before. The host runs
+            ahead, so what it issued before that has a negative time of issue.
         peak_allocated_gib: sum over devices; None without memory.
         peak_reserved_gib: likewise.
         extrapolated: what a run of very many tasks took from smaller runs instead of simulating it, such as
@@ -143,17 +143,7 @@ def step_events(run: Run, steps: int = 1) -> tuple[Sequence[TimelineEvent], floa
     if run.grid is not None:
         return run.grid.timeline(-1, start_ns), (end_ns - start_ns) / 1e3
     last = replace(run, issued=run.issued[len(run.issued) // count * (count - steps) :])
-    start_us = start_ns / 1e3
-    events = [
-        replace(
-            event,
-            issue_us=event.issue_us - start_us,
-            start_us=event.start_us - start_us,
-            end_us=event.end_us - start_us,
-        )
-        for event in last.events()
-    ]
-    return events, (end_ns - start_ns) / 1e3
+    return last.events(zero_us=start_ns / 1e3), (end_ns - start_ns) / 1e3
 
 
 def device_uses(
@@ -198,7 +188,9 @@ def _shares(
         rows = run.grid.busy(-1, (end_ns - total, end_ns))
         rows = [rows[devices.index(device)] for device in used]
         return split_busy_time([row[:3] for row in rows], total), [row.occupied / total for row in rows]
-    placed = [replace(event, partition=used.index(devices[event.partition])) for event in events]
+    placed = events
+    if list(devices) != used:
+        placed = [replace(event, partition=used.index(devices[event.partition])) for event in events]
     own: dict[str, list[TimelineEvent]] = {}
     for event in events:
         own.setdefault(event.device.rpartition(":")[2], []).append(event)

@@ -1,28 +1,35 @@
-"""Runs too large for the clock: exact times from arrays, and peaks of memory extrapolated from smaller runs.
+"""Large runs: exact times from arrays, exact peaks of memory from what passes are known to do.
 
-Times are those of :mod:`gpipe_bench.simulator.wavefront`, to the nanosecond those of the clock. Peaks of memory grow by
-the same amount with every micro-batch once a pipeline is in its steady state. They are taken from two runs on the
-clock with fewer micro-batches and continued in a straight line, which is exact for what tensors hold but for hosts that
-race, and not for reserved segments, which grow in leaps; a run says which of its fields came about in this way.
+Times are those of :mod:`gpipe_bench.simulator.wavefront`, to the nanosecond those of the clock, and peaks those of
+:mod:`gpipe_bench.simulator.device_peaks`, to the byte. Where these cannot say which of two requests of one nanosecond
+came first, or a device is full, the clock has to run, which takes too long for a very large run. Then peaks are taken
+from two runs on the clock with fewer micro-batches and continued in a straight line, which is exact for what tensors
+hold but for hosts that race, and not for reserved segments, which grow in leaps; a run says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
+from gpipe_bench.simulator.device_peaks import DevicePeaks
 from gpipe_bench.simulator.grid import Grid
 from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.tables import Tables
+from gpipe_bench.simulator.turns import Unclear
 from gpipe_bench.simulator.wavefront import Overtaken, Wavefront
 from gpipe_bench.simulator.workload import Machine, Workload
 
-__all__ = ["foreseeable", "run_large"]
+__all__ = ["VERY_LARGE", "foreseeable", "run_large"]
 
 _PEAKS: Final = ("peak_live_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+VERY_LARGE: Final = 2**17
+"""Tasks from which on the clock takes too long."""
+
 _Whole = Callable[[Workload, Machine, Settings], Run]
 
 
@@ -64,16 +71,47 @@ def run_large(workload: Workload, machine: Machine, settings: Settings, whole: _
     tables = Tables(workload, machine, devices, settings.checkpoint)
     if not tables.steady():
         return None
+    early = settings.components.early_recompute
     try:
-        found = Wavefront(tables, machine, early=settings.components.early_recompute, steps=settings.steps)
+        if settings.memory and tables.plain() and machine.launch_ns > 0:
+            with suppress(Unclear):
+                found = Wavefront(tables, machine, early=early, steps=settings.steps, turns=True)
+                return _with_peaks(workload, devices, DevicePeaks(workload, tables, found.steps), found, machine)
+        if settings.memory and workload.m * workload.n < VERY_LARGE:
+            return None
+        done = _run(workload, devices, Wavefront(tables, machine, early=early, steps=settings.steps))
     except Overtaken:
         return None
+    return _extrapolated(done, workload, machine, settings, whole) if settings.memory else done
+
+
+def _run(workload: Workload, devices: Sequence[int], found: Wavefront) -> Run:
     grid = Grid(workload, devices, found.steps)
-    done = Run(found.makespan, grid.ends_ns(), (), (), (), (), (), grid)
-    return _with_peaks(done, workload, machine, settings, whole) if settings.memory else done
+    return Run(found.makespan, grid.ends_ns(), (), (), (), (), (), grid)
 
 
-def _with_peaks(done: Run, workload: Workload, machine: Machine, settings: Settings, whole: _Whole) -> Run | None:
+def _with_peaks(
+    workload: Workload, devices: Sequence[int], peaks: DevicePeaks, found: Wavefront, machine: Machine
+) -> Run | None:
+    """With the peaks of all devices; None if one has to give segments back.
+
+    Raises:
+        Unclear: which of two requests came first is not known.
+    """
+    of = {device: peaks.of(j) for j, device in enumerate(devices)}
+    live, allocated, reserved = zip(*(of.get(device, (0, 0, 0)) for device in range(max(devices) + 1)), strict=True)
+    if machine.capacity_bytes and max(reserved) > machine.capacity_bytes:
+        return None
+    return replace(
+        _run(workload, devices, found),
+        peak_live_bytes=live,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        flushes=(0,) * len(reserved),
+    )
+
+
+def _extrapolated(done: Run, workload: Workload, machine: Machine, settings: Settings, whole: _Whole) -> Run | None:
     """Continue the peaks of two smaller runs; None if a device might have to give segments back."""
     m = workload.m
     if m < 3 * POOL:

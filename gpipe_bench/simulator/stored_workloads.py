@@ -6,6 +6,7 @@ A list of requests is stored as three columns: kinds, one letter each, blocks an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,5 +89,6 @@ def _encode_memory(ops: Sequence[MemoryOp]) -> list[Any]:
 
 
 def _decode_memory(letters: str, blocks: Sequence[int], nbytes: Sequence[int]) -> tuple[MemoryOp, ...]:
-    kinds: Any = map(_KINDS.__getitem__, letters)
-    return tuple(map(MemoryOp, kinds, blocks, nbytes))
+    # What MemoryOp's own constructor does, a third of the time.
+    make = partial(tuple.__new__, MemoryOp)
+    return tuple(map(make, zip(map(_KINDS.__getitem__, letters), blocks, nbytes, strict=True)))

@@ -78,6 +78,16 @@ class Tables:
         """Whether every link either takes time for all copies or for none: only then they pass it in order."""
         return all(bool((((table > 0).all(0)) | ((table == 0).all(0))).all()) for table in (self.copy, self.gradient))
 
+    def plain(self) -> bool:
+        """Whether every task and every copy takes time on host and device, and there is more than one micro-batch."""
+        tasks = slice(0, 3 * self._count)
+        own = (self.durations[tasks], self.launches[tasks])
+        copies = (self.copy[:, 1:], self.gradient[:, 1:], self.tensors[:, 1:])
+        # Loss and update launch something and take time, or neither.
+        others = slice(3 * self._count, None)
+        whole = ((self.durations[others] > 0) == (self.launches[others] > 0)).all()
+        return self.m > 1 and bool(whole) and all(bool((table > 0).all()) for table in (*own, *copies))
+
     def kind(self, what: int, sizes: Any) -> Any:
         """Row of ``durations`` for forward (0), recomputation (1) or backward (2) of micro-batches by size index."""
         return what * self._count + sizes
@@ -149,16 +159,27 @@ class LaunchQueue:
         """Note when operations began."""
         self._starts[positions * self._n + j] = starts
 
-    def room(self, positions: Integers, j: Integers) -> Integers | int:
-        """When there is room; 0 where there always was."""
+    def room(self, positions: Integers, j: Integers, host: Integers, after: Integers) -> tuple[Integers, Integers]:
+        """When hosts go on and their entries, see :mod:`gpipe_bench.simulator.turns`.
+
+        Args:
+            positions: of what was issued.
+            j: to which streams.
+            host: when.
+            after: when they go on if there is room.
+        """
+        entries = 2 * host
         if positions.max() < self._first:
-            return 0
+            return after, entries
         index = positions * self._n + j
         source, count = self._from.reshape(-1)[index], self._count.reshape(-1)[index]
         kinds = self._kind_of[source]
         launches = np.maximum(self._launches[kinds, j], 1)
         passed = -(-self._durations[kinds, j] * count // launches)
-        return np.where(count > 0, self._starts[source * self._n + j] + passed, 0)
+        starts = self._starts[source * self._n + j]
+        # Whoever waits for a start goes on after it.
+        entries = np.where((count > 0) & (starts >= host), 2 * starts + 1, entries)
+        return np.maximum(after, np.where(count > 0, starts + passed, 0)), entries
 
 
 class _Copies:

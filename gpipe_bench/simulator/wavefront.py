@@ -16,13 +16,14 @@ of the next one that it issues there first. Where it does, there is no result an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.tables import BACKWARD, FORWARD, RECOMPUTE, Integers, LaunchQueue, Tables
+from gpipe_bench.simulator.turns import Turns
 from gpipe_bench.simulator.workload import Machine
 
 __all__ = ["Overtaken", "Step", "Wavefront"]
@@ -35,13 +36,34 @@ class Overtaken(Exception):  # noqa: N818 - not an error: another way has to be 
     """A host thread ran so far ahead that the order of issue is not the one assumed."""
 
 
+class Span(NamedTuple):
+    """When an operation began, and when it ended."""
+
+    start: int
+    end: int
+
+
 @dataclass(slots=True)
 class Step:
-    """The times of one step by kind, each (m+n-1, n): by cycle and partition; -1 where there is no such task."""
+    """The times of one step by kind, each (m+n-1, n): by cycle and partition; -1 where there is no such task.
+
+    Attributes:
+        issue: when a host thread issued it.
+        start: when it began.
+        end: when it ended.
+        turns: the turns of the host threads in the backward pass.
+        loss: when the calling thread came to the loss.
+        last: what the last compute stream ran before the backward pass.
+        update: when it was through with the update, and its entry; see :mod:`gpipe_bench.simulator.turns`.
+    """
 
     issue: dict[str, Integers] = field(default_factory=dict)
     start: dict[str, Integers] = field(default_factory=dict)
     end: dict[str, Integers] = field(default_factory=dict)
+    turns: Turns | None = None
+    loss: int = 0
+    last: Span = field(default_factory=lambda: Span(0, 0))
+    update: tuple[int, int] = (0, 0)
 
     def note(self, kind: str, part: tuple[int, slice], issue: Integers, span: tuple[Integers, Integers]) -> None:
         """Enter the times of one cycle's tasks: ``part`` is the cycle and its partitions, ``span`` start and end."""
@@ -78,6 +100,7 @@ class Wavefront:
         machine: what launches cost.
         early: whether recomputations do not wait for their gradient.
         steps: how many, back to back.
+        turns: whether to note the turns of host threads.
 
     Attributes:
         steps: those that have run.
@@ -87,16 +110,17 @@ class Wavefront:
         Overtaken: the order of issue is not the one assumed.
     """
 
-    def __init__(self, tables: Tables, machine: Machine, *, early: bool, steps: int) -> None:
+    def __init__(self, tables: Tables, machine: Machine, *, early: bool, steps: int, turns: bool = False) -> None:
         self.steps: list[Step] = []
+        self._turns = turns
         self._tables = tables
         self._early = early
         self._launch_ns = machine.launch_ns
         self._queue = LaunchQueue(tables, machine.queue_depth, steps) if machine.queue_depth else None
         self._columns = np.arange(tables.n)
-        # The last operation of each compute stream, and the time of the calling thread.
+        # The last operation of each compute stream, and the time of the calling thread; of what it issued, its entry.
         self._ends = np.zeros(tables.n, dtype=np.int64)
-        self._host = 0
+        self._host = self._entered = 0
         self._base = 0
         for _ in range(steps):
             self._run_step()
@@ -108,19 +132,28 @@ class Wavefront:
         step = Step()
         for times in (step.issue, step.start, step.end):
             times.update({kind: np.full((m + n - 1, n), -1, dtype=np.int64) for kind in _KINDS})
+        if self._turns:
+            step.turns = Turns((m + n - 1, n))
         self.steps.append(step)
         for k in range(m + n - 1):
             part = slice(max(1 + k - m, 0), min(1 + k, n))
             self._forward(step, self._wave(k, part, k - self._columns[part]))
+        step.loss = self._host
+        step.last = Span(*(int(times["forward"][-1, -1]) for times in (step.start, step.end)))
         loss = self._kernels(n - 1, self._tables.loss, m, self._host)
+        if step.turns is not None:
+            step.turns.begin(self._entered)
         done = np.zeros((m + n - 1, n), dtype=np.int64)
         for k in range(m + n - 1):
             part = slice(max(n - 1 - k, 0), min(n - k + m - 1, n))
             self._backward(step, self._wave(k, part, m - 1 - k + n - 1 - self._columns[part]), done, loss)
         self._host = int(done[-1, 0])
+        self._entered = 2 * self._host
+        last = step.last
         # The calling thread issues the update of every partition.
         for j in range(n):
             self._host = self._kernels(j, self._tables.optimizer, self._tables.positions - 1, self._host)
+        step.update, step.last = (self._host, self._entered), last
 
     def _wave(self, k: int, part: slice, microbatches: Integers) -> _Wave:
         return _Wave(k, part, self._columns[part], microbatches, self._tables.size_of[microbatches])
@@ -133,7 +166,8 @@ class Wavefront:
             self._copies(step, wave.but_first())
         hosts = np.full(len(wave.columns), self._host, dtype=np.int64)
         ready = np.maximum(np.maximum(hosts, self._ends[wave.part]), step.end["copy"][wave.where])
-        self._host = int(self._compute(FORWARD, wave, (hosts, ready), wave.microbatches).max())
+        self._host = int(self._compute(FORWARD, wave, (hosts, ready), wave.microbatches)[0].max())
+        self._entered = 2 * self._host
 
     def _copies(self, step: Step, wave: _Wave) -> None:
         """From partition j-1 to j."""
@@ -167,17 +201,27 @@ class Wavefront:
             host[:inner] = done[k - 1, next_ones]
             arrived[:inner] = step.end["copy_grad"][k - 1, next_ones]
             np.maximum(host, done[k - 1, part], out=host)
+        turns = step.turns
+        if turns is not None:
+            turns.first(k, part, host, done[k - 1])
         again = tables.checkpoints[wave.microbatches]
         position = tables.m + 1 + 2 * (tables.m - 1 - wave.microbatches)
+        entries = host
         if again.any():
             ready = np.maximum(host, self._ends[part])
             if not self._early:
                 np.maximum(ready, arrived, out=ready)
-            host = self._compute(RECOMPUTE, wave, (host, ready), position, again)
+            host, entries = self._compute(RECOMPUTE, wave, (host, ready), position, again)
+        if turns is not None:
+            turns.backward(host, entries, again)
         ready = np.maximum(np.maximum(host, self._ends[part]), arrived)
-        done[k, part] = self._compute(BACKWARD, wave, (host, ready), position + 1)
+        done[k, part], entries = self._compute(BACKWARD, wave, (host, ready), position + 1)
+        if turns is not None:
+            turns.send(done[k, part].copy(), entries)
         if part.stop > 1:
             self._gradients(step, wave.but_first(), done)
+        if turns is not None:
+            turns.finish(done[k, part])
 
     def _gradients(self, step: Step, wave: _Wave, done: Integers) -> None:
         """From partition j to j-1."""
@@ -205,8 +249,8 @@ class Wavefront:
         begin: tuple[Integers, Integers],
         position: Integers,
         present: NDArray[np.bool_] | None = None,
-    ) -> Integers:
-        """Computations, and when their hosts go on.
+    ) -> tuple[Integers, Integers]:
+        """Computations; gives when their hosts go on, and their entries.
 
         Args:
             what: forward pass, recomputation or backward pass.
@@ -219,18 +263,18 @@ class Wavefront:
         kinds = self._tables.kind(what, wave.sizes)
         after: Integers = host + self._launch_ns * self._tables.launches[kinds, columns]
         end = np.maximum(ready + self._tables.durations[kinds, columns], after)
+        entries = 2 * host
         if self._queue is not None:
             self._queue.started(self._base + position, columns, ready)
-            after = np.maximum(after, self._queue.room(self._base + position, columns), dtype=np.int64)
+            after, entries = self._queue.room(self._base + position, columns, host, after)
         if present is None or present.all():
             self._ends[wave.part] = end
             self.steps[-1].note(_COMPUTATIONS[what], wave.where, host, (ready, end))
-            return after
+            return after, entries
         self._ends[wave.part] = np.where(present, end, self._ends[wave.part])
         noted = [np.where(present, times, -1) for times in (host, ready, end)]
         self.steps[-1].note(_COMPUTATIONS[what], wave.where, noted[0], (noted[1], noted[2]))
-        chosen: Integers = np.where(present, after, host)
-        return chosen
+        return np.where(present, after, host), entries
 
     def _kernels(self, j: int, row: int, position: int, host: int) -> int:
         """Kernels that belong to no task, issued at ``host``; when it goes on."""
@@ -240,8 +284,12 @@ class Wavefront:
         start = max(host, int(self._ends[j]))
         issued = host + self._launch_ns * launches
         self._ends[j] = max(start + duration, issued)
+        self.steps[-1].last = Span(start, int(self._ends[j]))
+        self._entered = 2 * host
         if self._queue is None:
             return issued
         where, which = np.array([self._base + position]), np.array([j])
         self._queue.started(where, which, np.array([start]))
-        return max(issued, int(np.max(self._queue.room(where, which))))
+        after, entries = self._queue.room(where, which, np.array([host]), np.array([issued]))
+        self._entered = int(entries[0])
+        return int(after[0])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
+from gpipe_bench.simulator import steady
 from gpipe_bench.simulator.events import LARGE, Settings, run, run_whole
 from gpipe_bench.simulator.steady import foreseeable, run_large
 from gpipe_bench.simulator.workload import Kernels, Workload
@@ -121,8 +123,8 @@ def test_skips_shared_devices_and_the_old_engine_have_none():
         assert not foreseeable(work, machine, one)
 
 
-def test_a_large_run_takes_it_and_says_what_was_extrapolated():
-    n = 128
+def test_a_large_run_takes_it():
+    n = 64
     work, machine = workload(LARGE // n, [task(1000, 2000, 3)] * n), Plain(copy=100, launch_ns=20, queue_depth=1024)
     chosen = Settings(memory=False)
     found = run(work, machine, chosen)
@@ -132,13 +134,29 @@ def test_a_large_run_takes_it_and_says_what_was_extrapolated():
 
 
 @pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
-def test_peaks_go_on_in_a_straight_line(checkpoint):
+def test_peaks_go_on_in_a_straight_line_where_they_are_not_known(checkpoint, monkeypatch):
+    monkeypatch.setattr(steady, "VERY_LARGE", 1)
     work = workload(130, [heavy(forward=MS, backward=2 * MS, launches=20)] * 3)
-    machine, chosen = Plain(launch_ns=8000, queue_depth=1024), Settings(checkpoint=checkpoint)
+    # Copies that take no time may end at any turn of their instant.
+    machine, chosen = Plain(copy=0, launch_ns=8000, queue_depth=1024), Settings(checkpoint=checkpoint)
     short, whole = run_large(work, machine, chosen, run_whole), run_whole(work, machine, chosen)
     assert short.extrapolated == ("peak_live_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
     assert short.peak_live_bytes == whole.peak_live_bytes
     assert short.makespan_ns == whole.makespan_ns
+
+
+def test_the_clock_runs_where_peaks_are_not_known_and_it_does_not_take_too_long():
+    work, machine = workload(130, [heavy(launches=20)] * 3), Plain(copy=0, launch_ns=8000, queue_depth=1024)
+    assert run_large(work, machine, Settings(), run_whole) is None
+    assert run_large(work, machine, Settings(memory=False), run_whole) is not None
+
+
+def test_the_timeline_is_in_the_order_of_starts():
+    work, machine = workload(40, [task(1000, 2000, 3)] * 4), Plain(copy=100, launch_ns=20, queue_depth=1024)
+    short, whole = (
+        one(work, machine, Settings(memory=False)) for one in (partial(run_large, whole=run_whole), run_whole)
+    )
+    assert list(short.grid.timeline(-1, 0)) == whole.events()
 
 
 def test_a_device_that_might_be_full_has_no_short_way():

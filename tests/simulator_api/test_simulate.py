@@ -216,3 +216,19 @@ def test_settings_do_not_leak_between_rows(unet):
     assert step.row(variant="x").variant == "x"
     assert step.row().variant == "dep-str-ptl"
     assert replace(step, status="ok").row() == step.row()
+
+
+def test_a_model_with_stored_traces_needs_no_pytorch(tmp_path):
+    arguments = "Model('vit', {'L': 1, 'D': 32, 'heads': 2}), balance=[2, 2], batch_size=4, chunks=2, cache=sys.argv[1]"
+    program = (
+        "import sys; from gpipe_bench.simulator import Model, simulate; "
+        f"found = simulate({arguments}); print(found.status, 'torch' in sys.modules, found.settings['torch'])"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    release = torch.__version__.partition("+")[0]
+    assert printed == [f"ok True {release}\n", f"ok False {release}\n"]

@@ -1,0 +1,202 @@
+"""Exact peaks of memory of runs whose times are known beforehand, device by device.
+
+Without a full device memory decides nothing about time. So with the times of :mod:`gpipe_bench.simulator.wavefront` the
+order of a device's requests is known, and what had come back before each; what they do to free memory is looked up in
+:mod:`gpipe_bench.simulator.home_states`. Bytes in use are sums along the order:
+
+    forward    i ascending     copy (i, j) comes, copy (i-1, j+1) goes, F(i,j)
+    backward   i descending    gradient of (i, j+1) comes     among R(i,j), B(i,j), gradient of (i, j) goes, by time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpipe_bench.simulator.device_times import DeviceTimes
+from gpipe_bench.simulator.home_states import CopyStates, HomeStates
+from gpipe_bench.simulator.passes import alike
+from gpipe_bench.simulator.places import POOL
+from gpipe_bench.simulator.pool_states import SEEN
+from gpipe_bench.simulator.tables import Integers, Tables
+from gpipe_bench.simulator.turns import Flags, Unclear
+from gpipe_bench.simulator.wavefront import Step
+from gpipe_bench.simulator.workload import Workload
+
+__all__ = ["DevicePeaks"]
+
+_Bytes = NDArray[np.int64]
+"""(requests, 2): as allocated, and as asked for."""
+
+_Places = tuple[Integers, Integers, Integers]
+"""Step, way (0 for copies, 1 for gradients) and number of each of some copies."""
+
+
+class DevicePeaks:
+    """Finds the peaks of one partition's device after the other.
+
+    Args:
+        workload: what ran.
+        tables: the same as numbers.
+        steps: its times, with turns.
+    """
+
+    def __init__(self, workload: Workload, tables: Tables, steps: Sequence[Step]) -> None:
+        self._work, self._tables, self._steps = workload, tables, steps
+        self._m, self._n = tables.m, tables.n
+        self._sizes = workload.microbatch_sizes
+        # In the order of the backward pass.
+        self._again: Flags = tables.checkpoints[::-1]
+        self._alike = alike(one for works in workload.partitions for one in works.values())
+        self._homes: dict[object, HomeStates] = {}
+        self._passes: dict[HomeStates, Integers] = {}
+        self._copies = CopyStates()
+        self._slots = _Slots(self._m, len(steps))
+
+    def of(self, j: int) -> tuple[int, int, int]:
+        """Peaks of live, allocated and reserved bytes of partition j's device.
+
+        Raises:
+            Unclear: which of two requests came first is not known.
+        """
+        home = self._home(j)
+        times = DeviceTimes(self._steps, j, self._m, self._n, self._again)
+        if home not in self._passes:
+            self._passes[home] = self._numbers(home, last=j == self._n - 1)
+        rows, reserved = home.run(_coded(self._passes[home], times.back()))
+        copied, more = self._copied(j, times)
+        base = np.array(home.base)
+        peak = base
+        per_step = len(rows) // len(self._steps)
+        for number in range(len(self._steps)):
+            done = rows[number * per_step : (number + 1) * per_step]
+            change, growth = self._sequence(done, copied[number], times.order(number))
+            before = base + np.cumsum(change, axis=0) - change
+            peak = np.maximum(peak, (before + growth).max(axis=0))
+            base = base + change.sum(axis=0)
+        return int(peak[1]), int(peak[0]), reserved + more
+
+    def _home(self, j: int) -> HomeStates:
+        """Those of partitions that are alike are one."""
+        work = self._work
+        edges = j == 0, j == self._n - 1
+        own = work.static[j : j + 1], work.static_bytes[j : j + 1]
+        key = *edges, *own, *(self._alike[id(one)] for one in work.partitions[j].values())
+        if key not in self._homes:
+            self._homes[key] = HomeStates(work, j)
+        return self._homes[key]
+
+    def _numbers(self, home: HomeStates, *, last: bool) -> Integers:
+        """The passes of all steps by number."""
+        tasks = list(zip(self._sizes, self._tables.checkpoints.tolist(), strict=True))
+        step = [home.number("forward" if again else "forward_task", size) for size, again in tasks]
+        if last:
+            step.append(home.number("loss"))
+        for i, (size, again) in reversed(list(enumerate(tasks))):
+            if again:
+                step.append(home.number("recompute", size))
+            step.append(home.number("backward", size, (not again, i == self._m - 1, i == 0)))
+        ends = ["renew"] * (len(self._steps) - 1) + ["update"]
+        return np.array([number for end in ends for number in (*step, home.number(end))])
+
+    def _copied(self, j: int, times: DeviceTimes) -> tuple[NDArray[np.int64], int]:
+        """Bytes that come with each copy and each gradient, (steps, 2, m, 2), and what copy streams reserve."""
+        copies, work, sizes = self._copies, self._work, self._sizes
+        arriving = {size: one.input_bytes for size, one in work.partitions[j].items()}
+        coming = {size: one.input_bytes for size, one in work.partitions[j + 1].items()} if j + 1 < self._n else {}
+        arrive = [copies.number("arrive", arriving[size]) for size in sizes]
+        leave = [copies.number("leave", coming.get(size, ())) for size in reversed(sizes)]
+        numbers = np.array([arrive, leave])
+        counts = times.copies_back()
+        found = np.zeros((len(self._steps), 2, self._m, 2), dtype=np.int64)
+        reserved = 0
+        for place, counted in self._slots.of(counts, both=j > 0):
+            codes = _coded(numbers[place[1], place[2]], [counted])
+            rows, more = copies.run(codes)
+            found[place] = rows[:, [0, 2]]
+            reserved += more
+        return found, reserved
+
+    def _sequence(self, rows: Integers, copied: NDArray[np.int64], order: Integers) -> tuple[_Bytes, _Bytes]:
+        """By how much bytes in use change with each request of a step, and by how much they grow on the way.
+
+        Args:
+            rows: of the passes, as :meth:`gpipe_bench.simulator.pool_states.Automaton.run` gives them.
+            copied: (2, m, 2) bytes that come with each copy and each gradient.
+            order: places of the gradients among what the device's own thread does.
+        """
+        m, again = self._m, self._again
+        used, grown, sent = rows[:, [0, 2]], rows[:, [1, 3]], rows[:, [4, 5]]
+        forward, backward = np.zeros((2, 2, m, 3, 2), dtype=np.int64)
+        forward[:, :, 0] = copied[0]
+        forward[0, 1:, 1] = -sent[: m - 1]
+        forward[:, :, 2] = used[:m], grown[:m]
+        # The loss, which only the last device has, and the backward pass; its last passes of each task.
+        begin = len(rows) - 1 - m - int(again.sum())
+        last = begin - 1 + np.cumsum(1 + again)
+        backward[:, again, 0] = used[last[again] - 1], grown[last[again] - 1]
+        backward[:, :, 1] = used[last] - copied[0, ::-1] - copied[1], grown[last]
+        backward[0, :, 2] = -sent[last]
+        changes, growths = (
+            np.concatenate(
+                [
+                    forward[way].reshape(-1, 2),
+                    -sent[m - 1 : m] * (1 - way),
+                    passes[m:begin],
+                    np.insert(backward[way].reshape(-1, 2), order, copied[1][: len(order)], axis=0),
+                    passes[-1:],
+                ]
+            )
+            for way, passes in enumerate((used, grown))
+        )
+        return changes, growths
+
+
+class _Slots:
+    """Which micro-batches share a copy stream: i and i + 32.
+
+    Args:
+        m: micro-batches.
+        steps: how many.
+    """
+
+    def __init__(self, m: int, steps: int) -> None:
+        left = (m - 1 - np.arange(m)) % POOL
+        self._places: list[_Places] = []
+        self._counts: list[Integers] = []
+        for slot in range(min(m, POOL)):
+            own = np.arange(slot, m, POOL)
+            # Copies of a step in the order of i, then gradients, whose order is that of the backward pass.
+            way = np.repeat([0, 1], len(own))
+            which = np.concatenate([own, m - 1 - own[::-1]])
+            step = np.repeat(np.arange(steps), 2 * len(own))
+            self._places.append((step, np.tile(way, steps), np.tile(which, steps)))
+            self._counts.append(np.concatenate([[0], np.cumsum(np.tile(left == slot, steps))]))
+
+    def of(self, back: NDArray[np.int64], *, both: bool) -> Iterator[tuple[_Places, Integers]]:
+        """For each copy stream the places of what it gets, and how much of its own had come back before each.
+
+        Args:
+            back: (steps, 2, m) how many tasks' blocks had come back before each copy and each gradient.
+            both: whether there are copies, and not only gradients.
+        """
+        for places, counts in zip(self._places, self._counts, strict=True):
+            step, way, which = places
+            chosen = slice(None) if both else way == 1
+            own = step[chosen], way[chosen], which[chosen]
+            yield own, counts[np.maximum.accumulate(back[own])]
+
+
+def _coded(numbers: Integers, back: Sequence[Integers]) -> Integers:
+    """Numbers of passes, and how much came back between each and the one before."""
+    codes = numbers.copy()
+    weight = SEEN
+    for counts in back:
+        more = np.diff(counts, prepend=0)
+        if len(more) and int(more.max()) >= SEEN:
+            raise Unclear
+        codes += weight * more
+        weight *= SEEN
+    return codes

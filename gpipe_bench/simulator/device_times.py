@@ -1,0 +1,155 @@
+"""The turns on one device of a run whose times are known, and what had come back before each.
+
+Arrays are (steps, m): micro-batches in ascending order in the forward pass, in descending order in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpipe_bench.simulator.tables import Integers
+from gpipe_bench.simulator.turns import Flags, Turns, Unclear, passed
+from gpipe_bench.simulator.wavefront import Step
+
+__all__ = ["DeviceTimes"]
+
+_NEVER: Final = np.zeros(0, dtype=np.int64)
+_NOWHERE: Final = np.zeros(0, dtype=np.bool_)
+
+
+class DeviceTimes:
+    """The turns on one device, and the ends of what its blocks wait for.
+
+    Args:
+        steps: times of all devices.
+        j: the partition.
+        m: micro-batches.
+        n: partitions.
+        again: whether each task is recomputed, in the order of the backward pass.
+    """
+
+    def __init__(self, steps: Sequence[Step], j: int, m: int, n: int, again: Flags) -> None:
+        self._steps, self._m, self._n, self._again, self._j = steps, m, n, again, j
+        self._forward = self._column("issue", "forward", j)
+        self._tasks, self._entries = self._turns("backward", j)
+        first, self._first_entries = self._turns("recompute", j)
+        # Without a recomputation its turn is that of the backward pass.
+        self._first = np.where(again, first, self._tasks)
+
+    def back(self) -> list[Integers]:
+        """For each pass of the compute stream, how many groups of each of its queues had come back.
+
+        In the order of :mod:`gpipe_bench.simulator.home_states`; each (passes of all steps,).
+        """
+        j, n, count = self._j, self._n, len(self._steps)
+        updates = np.array([step.update for step in self._steps])
+        losses = np.array([[step.loss] for step in self._steps])[:, : int(j == n - 1)]
+        there = np.stack([self._again, np.ones_like(self._again)], axis=1).reshape(-1)
+        tasks, entries = (
+            np.stack(pair, axis=2).reshape(count, -1)[:, there]
+            for pair in ((self._first, self._tasks), (self._first_entries, self._entries))
+        )
+        times = np.concatenate([self._forward, losses, tasks, updates[:, :1]], axis=1).reshape(-1)
+        turns = np.concatenate([2 * self._forward, 2 * losses, entries, updates[:, 1:]], axis=1).reshape(-1)
+        # What a graph held goes when the gradient for it has come.
+        open_graphs = np.tile(~self._again, count) if j + 1 < n else _NOWHERE
+        ends, starts = self._ended("copy_grad", j + 1)
+        shared = ends[open_graphs], starts[open_graphs]
+        return [
+            passed(*edges, times, turns) for edges in (self._ended("copy", j + 1), self._ended("copy_grad", j), shared)
+        ]
+
+    def copies_back(self) -> NDArray[np.int64]:
+        """(steps, 2, m): how many tasks' inputs and gradients had come back before each copy, and each gradient."""
+        ends, starts = self._used()
+        found = np.zeros((len(self._steps), 2, self._m), dtype=np.int64)
+        for way, (times, entries) in enumerate((self._copies(), self._turns("copy_grad", self._j + 1))):
+            if times.size:
+                found[:, way] = passed(ends, starts, times.reshape(-1), entries.reshape(-1)).reshape(-1, self._m)
+        return found
+
+    def order(self, number: int) -> Integers:
+        """Where each gradient of a step comes in among R, B and what is sent, task by task.
+
+        Raises:
+            Unclear: which of two comes first is not known.
+        """
+        coming, turns = (both[number] if both.size else _NEVER for both in self._turns("copy_grad", self._j + 1))
+        # The first device sends nothing.
+        sends = self._turns("copy_grad", self._j) if self._j else (self._tasks, self._entries)
+        ways = (self._first, self._tasks, sends[0]), (self._first_entries, self._entries, sends[1])
+        times, entries = (np.stack([way[number] for way in three], axis=1).reshape(-1) for three in ways)
+        place: Integers = np.searchsorted(times, coming)
+        there = np.minimum(place, len(times) - 1)
+        both = times[there] == coming
+        if both.any():
+            task, what = there // 3, there % 3
+            equal = both & (entries[there] == turns)
+            if (equal & ~((what == 2) & (task == np.arange(self._m) - 1) & (self._j > 0))).any():
+                raise Unclear
+            ahead = self._noted(self._steps[number]).ahead[self._n - 1 - self._j + task, self._j]
+            later = both & np.where(equal, ~ahead, entries[there] < turns)
+            place += later * np.where((what == 0) & ~self._again[task], 2, 1)
+        return place
+
+    def _copies(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Times and entries of the copies into the partition."""
+        if not self._j:
+            return _NEVER, _NEVER
+        times = self._column("issue", "copy", self._j)
+        # The calling thread issues those of a cycle one after the other.
+        before = self._column("issue", "copy", self._j - 1, self._j) if self._j > 1 else times
+        return times, 2 * np.concatenate([before[:, :-1], times[:, -1:]], axis=1)
+
+    def _used(self) -> tuple[Integers, Integers]:
+        """Ends and starts of what a task's inputs and gradients wait for, once its backward pass was issued."""
+        j, edges = self._j, []
+        for edge in ("end", "start"):
+            # What the compute stream got before: the recomputation, or the backward pass of the task before.
+            if j + 1 < self._n:
+                first = self._column(edge, "forward", j)[:, -1:]
+            else:
+                first = np.array([[getattr(step.last, edge)] for step in self._steps])
+            others = np.concatenate([first, self._column(edge, "backward", j)[:, :-1]], axis=1)
+            edges.append(np.where(self._again, self._column(edge, "recompute", j), others).reshape(-1))
+        ends, starts = edges
+        if j + 1 < self._n:
+            # And the copy that brought the gradient; of two that end together the one that began last.
+            more_ends, more_starts = self._ended("copy_grad", j + 1)
+            last = np.maximum(starts, more_starts)
+            starts = np.where(ends > more_ends, starts, np.where(ends < more_ends, more_starts, last))
+            ends = np.maximum(ends, more_ends)
+        return ends, starts
+
+    def _ended(self, kind: str, j: int) -> tuple[Integers, Integers]:
+        """Ends and starts of the copies into partition j, or of the gradients out of it, in order."""
+        if not 0 < j < self._n:
+            return _NEVER, _NEVER
+        return self._column("end", kind, j).reshape(-1), self._column("start", kind, j).reshape(-1)
+
+    def _turns(self, kind: str, j: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Times and entries of a kind of turn in the backward pass; nothing where there is no such partition."""
+        if j == self._n:
+            return _NEVER, _NEVER
+        rows = self._rows(kind, j)
+        return self._column("issue", kind, j), np.stack(
+            [self._noted(step).entries[kind][rows, j] for step in self._steps]
+        )
+
+    def _noted(self, step: Step) -> Turns:
+        if step.turns is None:
+            raise ValueError("turns must have been noted, got none; pass turns=True to Wavefront")
+        return step.turns
+
+    def _rows(self, kind: str, j: int) -> slice:
+        begin = j if kind in {"forward", "copy"} else self._n - 1 - j
+        return slice(begin, begin + self._m)
+
+    def _column(self, what: str, kind: str, j: int, cycle: int | None = None) -> NDArray[np.int64]:
+        """Times of partition j, in its own cycles or in those of another one."""
+        rows = self._rows(kind, j if cycle is None else cycle)
+        return np.stack([getattr(step, what)[kind][rows, j] for step in self._steps])

@@ -1,0 +1,198 @@
+"""One device's memory as an automaton: what a pass does to the free memory that it finds is found out once.
+
+A pipeline does the same to every micro-batch. With the same memory free, the same blocks on their way and as many of
+them come back since, a pass leaves the same: its state is known, and so are the bytes that it takes. In a steady state
+few states follow each other again and again, on all devices whose work is alike.
+
+    state ── (pass, blocks that came back) ──> state, bytes in use, their peak, bytes that are on their way now
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpipe_bench.simulator.allocator import Allocator, Block, Saved
+from gpipe_bench.simulator.streams import Event
+from gpipe_bench.simulator.tables import Integers
+
+__all__ = ["SEEN", "Automaton", "Bytes", "Group", "State", "spots"]
+
+SEEN: Final = 2**15
+"""More than the blocks of one kind that can come back at a time."""
+
+Group = tuple[tuple[int, int, int], ...]
+"""Blocks that come back together: address, size and bytes asked for."""
+
+_STREAM: Final = 0
+
+
+class Bytes(NamedTuple):
+    """By how much bytes in use change, and by how much they grow on the way: as allocated, and as asked for.
+
+    Attributes:
+        on_way: of what goes on its way, which is in use until it has been sent; as allocated.
+        live_on_way: the same, as asked for.
+    """
+
+    allocated: int
+    allocated_peak: int
+    live: int
+    live_peak: int
+    on_way: int
+    live_on_way: int
+
+
+class State:
+    """What is free, what is on its way, and what is held.
+
+    Attributes:
+        free: free memory.
+        queues: groups of blocks that are on their way, first come first back, of each kind.
+        held: what else later passes need.
+        next: number of the pass and of what came back -> number of the transition.
+    """
+
+    __slots__ = ("free", "held", "next", "queues")
+
+    def __init__(self, free: Saved, queues: tuple[tuple[Group, ...], ...], held: tuple[Any, ...]) -> None:
+        self.free, self.queues, self.held = free, queues, held
+        self.next: dict[int, int] = {}
+
+
+class _Watch:
+    """In place of a clock: says of all that is freed now whether it has come back already."""
+
+    def __init__(self) -> None:
+        self.passed = False
+
+    def record(self, _number: int, event: Event) -> None:
+        if self.passed:
+            event.passed.append(event)
+
+
+class Automaton:
+    """States and transitions, made as they are needed.
+
+    A pass is a method; it gives what it leaves on its way, and what is held from then on.
+
+    Attributes:
+        allocator: of the device.
+        start: the first state; set by whoever derives from this.
+        queues: while a pass runs, groups on their way.
+    """
+
+    start: State
+
+    def __init__(self, queues: int) -> None:
+        self.watch = _Watch()
+        self.allocator = Allocator(self.watch)
+        # They are part of every state.
+        self.allocator.pools(_STREAM)
+        self._targets: list[State] = []
+        self._rows = np.zeros((64, len(Bytes._fields)), dtype=np.int64)
+        self.queues: list[tuple[Group, ...]] = [()] * queues
+        self._calls: list[tuple[str, tuple[Any, ...]]] = []
+        self._numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
+        self._states: dict[Hashable, State] = {}
+        self._same: dict[Hashable, Any] = {}
+        self._known: dict[bytes, tuple[NDArray[np.int32], int]] = {}
+
+    def number(self, name: str, *arguments: Any) -> int:
+        """The number of a pass: a method, and what it is called with."""
+        key = name, arguments
+        if key not in self._numbers:
+            self._numbers[key] = len(self._calls)
+            self._calls.append(key)
+        return self._numbers[key]
+
+    def run(self, codes: Integers) -> tuple[Integers, int]:
+        """What passes in a row do: the fields of :class:`Bytes` of each, (passes, 6), and all that is reserved.
+
+        Args:
+            codes: number of each pass, and in base :data:`SEEN` how many groups of each queue came back before it.
+        """
+        key = codes.tobytes()
+        if key not in self._known:
+            taken, state, targets = [], self.start, self._targets
+            for code in codes.tolist():
+                number = state.next.get(code)
+                if number is None:
+                    number = state.next[code] = self._step(state, code)
+                taken.append(number)
+                state = targets[number]
+            self._known[key] = np.array(taken, dtype=np.int32), state.free.reserved
+        numbers, reserved = self._known[key]
+        return self._rows[numbers], reserved
+
+    def push(self, item: Hashable, below: Any) -> Any:
+        """A stack with one item more, the one object for it."""
+        item = self.intern(item)
+        return self._same.setdefault((id(item), id(below)), (item, below))
+
+    def intern(self, value: Hashable) -> Any:
+        """The one object for all that are equal to ``value``."""
+        return self._same.setdefault(value, value)
+
+    def block(self, spot: tuple[int, int, int]) -> Block:
+        """A block in use."""
+        address, size, requested = spot
+        return Block(self.allocator, address, size, requested, _STREAM)
+
+    def new(self, nbytes: int) -> Block:
+        """A new block."""
+        return self.allocator.alloc(nbytes, _STREAM)
+
+    def enter(self, queues: tuple[tuple[Group, ...], ...], held: tuple[Any, ...]) -> State:
+        """The state that the allocator is in now."""
+        free = self.allocator.save()
+        # Held objects are there once, so that it does not take long to tell them apart.
+        on_way = (tuple(map(id, queue)) for queue in queues)
+        key = *((small[0], large[0]) for small, large in free.pools.values()), *free[1:], *on_way, *map(id, held)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = State(free, queues, held)
+        return state
+
+    def send(self, place: int, blocks: Sequence[Block]) -> Group:
+        """Put a group of blocks on its way, at the end of a queue."""
+        group: Group = self.intern(spots(blocks))
+        self.queues[place] += (group,)
+        return group
+
+    def _step(self, state: State, code: int) -> int:
+        """Make a transition; gives its number."""
+        allocator = self.allocator
+        allocator.restore(state.free)
+        code, number = divmod(code, SEEN)
+        self.queues = list(state.queues)
+        for place, queue in enumerate(state.queues):
+            code, back = divmod(code, SEEN)
+            # What comes back as soon as it is freed is not on its way yet.
+            self.watch.passed = back > len(queue)
+            for group in queue[:back]:
+                self._give(group)
+            self.queues[place] = queue[back:]
+        name, arguments = self._calls[number]
+        on_way, held = getattr(self, name)(state.held, *arguments)
+        allocator.collect()
+        used = allocator.allocated, allocator.peak_allocated, allocator.live, allocator.peak_live
+        sizes = sum(size for _, size, _ in on_way), sum(requested for _, _, requested in on_way)
+        number = len(self._targets)
+        if number == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._rows[number] = Bytes(*used, *sizes)
+        self._targets.append(self.enter(tuple(self.queues), held))
+        return number
+
+    def _give(self, group: Group) -> None:
+        for address, size, _ in group:
+            self.allocator.give(address, size, _STREAM)
+
+
+def spots(blocks: Sequence[Block]) -> Group:
+    """Where blocks are."""
+    return tuple((block.address, block.size, block.requested) for block in blocks)
