@@ -1,7 +1,7 @@
 # Each target sets up what it needs first: nothing but Python 3.11 to 3.13 has to be there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup ablation test test-slurm format gpu lock readme reference
+.PHONY: help setup peers ablation test test-slurm format gpu lock readme reference
 
 # Cores for the workflow. Timed jobs run one at a time whatever this is.
 CORES ?= 1
@@ -31,6 +31,9 @@ test: setup ## run every check: ruff, mypy, snakefmt, snakemake --lint, pytest
 
 test-slurm: setup ## run a small sweep through a Slurm that is installed, started on loopback and stopped again (root)
 	@PATH="$(BIN):$$PATH" scripts/test_slurm.sh
+
+peers: setup ## install the other pipelines that snakemake --cores 1 peers compares with
+	@$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-peers.txt
 
 reference: setup ## run every experiment, take the results into results/reference, draw its figures and the README's tables
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) all $(ARGS)

@@ -27,7 +27,7 @@ PUBLISHED_ROWS: Final = REFERENCE / "published" / "rows.csv"
 """The published values as rows."""
 
 SUFFIXES: Final = ("svg", "pdf", "png")
-COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdict")
+COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdict", "_ratios")
 """Ends of the names of tables that lie beside a table of rows."""
 
 _TRAINED: Final = ("amoebanet-d", "unet")
@@ -38,7 +38,7 @@ class ReferenceFigure:
     """One figure.
 
     Attributes:
-        kind: how it is drawn: the command of ``python -m gpipe_bench figure``, or ``transparency``.
+        kind: how it is drawn: the command of ``python -m gpipe_bench figure``, ``transparency`` or ``peers``.
         table: its rows.
         place: folder of its files below the folder of all figures, such as ``simulated-p40``.
         name: of the files, without suffix.
@@ -83,6 +83,8 @@ def _figures(table: Path) -> Iterator[ReferenceFigure]:
         yield ReferenceFigure("why", table, place, table.stem.replace("sweep_", "why_", 1))
     elif table.stem.startswith("advice"):
         yield ReferenceFigure("advice", table, place, table.stem)
+    elif table.stem == "peers":
+        yield ReferenceFigure("peers", table, place, "peers")
     elif table.stem == "transparency":
         for model in _TRAINED:
             yield ReferenceFigure("transparency", table, place, f"transparency_{model}", model)

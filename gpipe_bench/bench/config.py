@@ -13,6 +13,7 @@ from gpipe_bench.bench.cells import CellRun, distinct_runs
 from gpipe_bench.bench.experiment import Experiment
 from gpipe_bench.bench.experiments import Ablation, Sweeps
 from gpipe_bench.bench.machine import Machine, find_machine
+from gpipe_bench.bench.peers.settings import PeersSettings
 from gpipe_bench.bench.published_tables import MemoryTables, SpeedTables
 from gpipe_bench.bench.settings import Section
 from gpipe_bench.bench.transparency.settings import TransparencySettings
@@ -45,6 +46,9 @@ class SuiteConfig(Section):
     transparency: Annotated[
         TransparencySettings, Field(description="training on real images, with and without the pipeline")
     ] = TransparencySettings()
+    peers: Annotated[PeersSettings, Field(description="the engine beside other pipelines and the plain module")] = (
+        PeersSettings()
+    )
 
     def experiments(self) -> dict[str, Experiment]:
         """The experiments that give tables of rows, by the name of their results."""

@@ -38,6 +38,8 @@ class Plan:
         tables: the published tables that each experiment simulates.
         training: settings of each workload of the transparency experiment, and its seeds.
         margin: accuracies that differ by less count as equivalent.
+        racing: options of ``peers run``.
+        racing_gpus: the accelerators that the race needs.
     """
 
     runs: dict[str, list[CellRun]]
@@ -46,6 +48,8 @@ class Plan:
     tables: dict[str, Sequence[str]] = field(default_factory=dict)
     training: dict[str, tuple[list[str], int]] = field(default_factory=dict)
     margin: float = 0.0
+    racing: list[str] = field(default_factory=list)
+    racing_gpus: int = 0
 
     @property
     def arguments(self) -> dict[str, list[str]]:
@@ -160,4 +164,6 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         {name: experiment.tables() for name, experiment in experiments.items()},
         suite.transparency.training(),
         suite.transparency.margin,
+        ["--device", machine.device, *suite.peers.changes()],
+        0 if machine.device == "cpu" else machine.count,
     )

@@ -18,6 +18,7 @@ from gpipe_bench.cli import (
     datapackage,
     figure,
     measure,
+    peers,
     report,
     results,
     simulate,
@@ -65,6 +66,7 @@ app.add_typer(figure.app, name="figure")
 app.add_typer(config.app, name="config")
 app.add_typer(datapackage.app, name="datapackage")
 app.add_typer(transparency.app, name="transparency")
+app.add_typer(peers.app, name="peers")
 
 
 @app.callback()

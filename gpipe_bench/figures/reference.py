@@ -16,6 +16,7 @@ from gpipe_bench.catalogue import PUBLISHED_ROWS, REFERENCE, ReferenceFigure, re
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ablation_figure
 from gpipe_bench.figures.advice import advice_figure
+from gpipe_bench.figures.peers import draw_peers
 from gpipe_bench.figures.published_tables import printed_metric, published_tables_figure
 from gpipe_bench.figures.shares import shares_figure
 from gpipe_bench.figures.style import drawing, save
@@ -76,6 +77,8 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
         return draw_timelines(figure.table.with_name(f"{figure.table.stem}_events.csv"), figure.table, stem)
     if figure.kind == "transparency":
         return draw_transparency(figure.table, stem, figure.model)
+    if figure.kind == "peers":
+        return draw_peers(figure.table, stem)
     rows = read_rows(figure.table, _NEEDED)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = with_published(rows, [replace(row, experiment=rows[0].experiment) for row in published])

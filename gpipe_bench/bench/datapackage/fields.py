@@ -13,6 +13,8 @@ import yaml
 
 from gpipe_bench.bench.tables import COMPANIONS
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.peer_rows import RATIO_COLUMNS, PeerRow
+from gpipe_bench.peer_rows import STEP_COLUMNS as PEER_STEP_COLUMNS
 from gpipe_bench.rows import EVIDENCE, STATUSES, Row
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
@@ -34,7 +36,7 @@ _ENUMS: Final[Mapping[str, Sequence[str]]] = {
 _REQUIRED: Final = frozenset({"evidence", "status", "schema_version"})
 _COUNTS: Final = frozenset({"partitions", "chunks", "microbatches", "batch_size", "device_count", "steps"})
 _PATTERNS: Final = {"balance": r"\d+(-\d+)*", "config_sha256": r"[0-9a-f]{64}"}
-_NOT_NEGATIVE: Final = ("_s", "_ms", "_us", "_gib")
+_NOT_NEGATIVE: Final = ("_s", "_ms", "_us", "_gib", "_mib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class TableKind:
     text: str
     columns: tuple[str, ...]
     key: tuple[str, ...] = ()
-    records: type[Row | TransparencyRow] | None = None
+    records: type[Row | TransparencyRow | PeerRow] | None = None
 
 
 _PUBLISHED: Final = (
@@ -89,6 +91,9 @@ KINDS: Final = (
         tuple(LAYER_COLUMNS),
     ),
     TableKind("transparency-verdicts", "Verdicts", "one claim over seeds", tuple(VERDICT_COLUMNS)),
+    TableKind("peers", "Race", "one contender on one workload", PeerRow.columns(), records=PeerRow),
+    TableKind("peers-steps", "Race by step", "one timed step of a contender", PEER_STEP_COLUMNS),
+    TableKind("peers-ratios", "Race by pair", "one contender and one baseline on one workload", RATIO_COLUMNS),
 )
 
 
@@ -139,7 +144,7 @@ def _constraints(name: str, kind: str) -> dict[str, Any]:
         limits["pattern"] = _PATTERNS[name]
     if name.endswith("_fraction"):
         limits |= {"minimum": 0, "maximum": 1}
-    elif kind == "number" and name.endswith(_NOT_NEGATIVE):
+    elif kind == "number" and name.endswith(_NOT_NEGATIVE) and not name.startswith("gap_"):
         limits["minimum"] = 0
     elif kind == "integer":
         limits["minimum"] = 1 if name in _COUNTS else 0
@@ -153,7 +158,7 @@ def _shared_field(name: str) -> dict[str, Any]:
         return _field(
             name, words.get("type", "string"), words["text"], words.get("unit", ""), dict(words.get("constraints", {}))
         )
-    for records in (Row, TransparencyRow):
+    for records in (Row, TransparencyRow, PeerRow):
         for column in fields(records):
             if column.name == name:
                 return _record_field(name, str(column.type), column.metadata)

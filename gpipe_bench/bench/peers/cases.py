@@ -1,0 +1,78 @@
+"""One workload in one setting, as plain data that travels to the processes of the race."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["PeerCase"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerCase:
+    """What every contender runs.
+
+    Attributes:
+        workload: cells, convnet or unet.
+        model: name of the model.
+        model_args: its arguments.
+        partitions: n.
+        chunks: m; the batch is a multiple of it.
+        checkpoint: always, except_last or never.
+        batch_size: samples per step.
+        balance: layers per partition; empty: to be found by measuring.
+        rounds: of the race.
+        visit_s: seconds of timed steps in a round; at least one step, however long it is.
+        seed: of weights and data.
+        device: cpu or cuda.
+        devices: how many of them; the CPU counts as one.
+        cores: CPU cores that may be used.
+        precision: of weights and batch.
+    """
+
+    workload: str
+    model: str
+    model_args: str
+    partitions: int
+    chunks: int
+    checkpoint: str
+    batch_size: int
+    balance: tuple[int, ...] = ()
+    rounds: int = 1
+    visit_s: float = 0.0
+    seed: int = 0
+    device: str = "cpu"
+    devices: int = 1
+    cores: int = 1
+    precision: str = "float32"
+
+    @property
+    def id(self) -> str:
+        """Readable name, unique in a race."""
+        return f"{self.workload} n={self.partitions} m={self.chunks} {self.checkpoint}"
+
+    @property
+    def cells(self) -> int:
+        """(micro-batch, partition) cells of a step."""
+        return self.chunks * self.partitions
+
+    @property
+    def parallel(self) -> int:
+        """How many partitions can compute at once."""
+        return min(self.partitions, self.cores if self.device == "cpu" else self.devices)
+
+    def placement(self) -> list[str]:
+        """The device of each partition: neighbours share one when there are fewer devices than partitions."""
+        if self.device == "cpu":
+            return ["cpu"] * self.partitions
+        count = min(self.devices, self.partitions)
+        return [f"{self.device}:{j * count // self.partitions}" for j in range(self.partitions)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for :meth:`from_dict`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> PeerCase:
+        """The case that :meth:`to_dict` gave, also after JSON."""
+        return cls(**{**data, "balance": tuple(data["balance"])})

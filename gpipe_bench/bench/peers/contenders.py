@@ -1,0 +1,85 @@
+"""Who takes part in the race. Imports no PyTorch.
+
+- ``engine-*``: this project, in both ways to drive the backward pass.
+- ``torchgpipe``: torchgpipe 0.0.7 (Kim et al., arXiv 2004.09910).
+- ``fairscale``: fairscale's Pipe, made from torchgpipe.
+- ``pipelining-*``: torch.distributed.pipelining, a process per partition.
+- ``plain*``, ``loop*``: the module without a pipeline, the whole batch at once or micro-batch after micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
+
+__all__ = ["BASELINES", "CONTENDERS", "REFERENCE", "Contender", "contenders_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to run a model.
+
+    Attributes:
+        name: in rows and figures.
+        kind: who builds it: engine, rival, pipelining or plain.
+        package: what has to be installed for it.
+        version: the version of it that the race is made for; empty for one that is part of PyTorch or of this project.
+        option: what tells contenders of one kind apart.
+        all_threads: whether operators may use every core; otherwise one thread each.
+    """
+
+    name: str
+    kind: str
+    package: str
+    version: str = ""
+    option: str = ""
+    all_threads: bool = False
+
+    @property
+    def pipeline(self) -> bool:
+        """Whether partitions run at the same time."""
+        return self.kind != "plain"
+
+    def missing(self) -> str:
+        """How to install what it needs."""
+        return f"{self.package} is not installed; make peers, or pip install --no-deps {self.package}=={self.version}"
+
+
+CONTENDERS: Final = {
+    contender.name: contender
+    for contender in (
+        Contender("engine-autograd", "engine", "gpipe_bench", option="autograd"),
+        Contender("engine-scheduled", "engine", "gpipe_bench", option="scheduled"),
+        Contender("torchgpipe", "rival", "torchgpipe", "0.0.7"),
+        Contender("fairscale", "rival", "fairscale", "0.4.13"),
+        Contender("pipelining-gpipe", "pipelining", "torch", option="ScheduleGPipe"),
+        Contender("pipelining-1f1b", "pipelining", "torch", option="Schedule1F1B"),
+        Contender("plain", "plain", "torch", option="whole"),
+        Contender("plain-threads", "plain", "torch", option="whole", all_threads=True),
+        Contender("loop", "plain", "torch", option="loop"),
+        Contender("loop-threads", "plain", "torch", option="loop", all_threads=True),
+    )
+}
+REFERENCE: Final = "plain"
+"""Whose gradients the others' are compared with."""
+
+BASELINES: Final = ("torchgpipe", "loop", "pipelining-gpipe")
+"""What the table of ratios refers to."""
+
+
+def contenders_of(names: Sequence[str]) -> list[Contender]:
+    """The contenders of ``names``, in the order of the table; ``all`` stands for every one.
+
+    Raises:
+        ConfigError: names of none; all of them.
+    """
+    unknown = [name for name in names if name not in CONTENDERS and name != "all"]
+    if unknown or not names:
+        known = ["all", *CONTENDERS]
+        got = [(repr(name), nearest(name, known)) for name in unknown] or [("none", "name one")]
+        raise ConfigError([f"contender must be one of {', '.join(known)}, got {name}; {hint}" for name, hint in got])
+    return [contender for name, contender in CONTENDERS.items() if name in names or "all" in names]

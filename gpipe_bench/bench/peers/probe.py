@@ -1,0 +1,173 @@
+"""What the race needs to know about a case besides its contenders: a balance, partition times, times of transfers.
+
+Nothing here belongs to any contender. Each function takes a case and seconds to spend, and gives plain data.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpipe_bench.balance import balance_by_time
+from gpipe_bench.bench.peers.cases import PeerCase
+from gpipe_bench.bench.peers.ranks import start_group
+from gpipe_bench.bench.peers.runners import recomputed, synchronize
+from gpipe_bench.bench.peers.skips import Stage, make_stages
+from gpipe_bench.bench.peers.workloads import make_work
+from gpipe_bench.measure.environment import environment_facts
+
+__all__ = ["balance", "facts", "partitions", "transfers"]
+
+_SMALLEST: Final = 3
+"""Rounds of a measurement, however long they take."""
+
+Times = tuple[list[float], list[float]]
+
+
+def facts(case: PeerCase, seconds: float) -> dict[str, Any]:  # noqa: ARG001 - all take the same arguments
+    """``facts``: machine and software, as columns of rows."""
+    return {"facts": environment_facts(case.placement())}
+
+
+def balance(case: PeerCase, seconds: float) -> dict[str, Any]:
+    """``balance``: layers per partition, optimal for the layers' measured times with one micro-batch."""
+    torch.set_num_threads(1)
+    work, place = make_work(case), case.placement()[0]
+    sample = work.batch.chunk(case.chunks)[0].to(place)
+    found = balance_by_time(case.partitions, work.model.to(place), sample, timeout=seconds, device=place)
+    return {"balance": found}
+
+
+def partitions(case: PeerCase, seconds: float) -> dict[str, Any]:
+    """Seconds of each partition for one micro-batch, forward and backward with recomputation.
+
+    ``alone``: [forward, backward] with nothing else running; ``busy``: the same while as many processes do the same as
+    partitions can run at once, None where that is one or not the CPU.
+    """
+    torch.set_num_threads(1)
+    alone = partition_times(case, seconds)
+    if case.device != "cpu" or case.parallel == 1:
+        return {"alone": alone, "busy": None}
+    together = _forked(case.parallel, lambda _: partition_times(case, seconds))
+    busy = [[mean(times) for times in zip(*(found[k] for found in together), strict=True)] for k in (0, 1)]
+    return {"alone": alone, "busy": busy}
+
+
+def partition_times(case: PeerCase, seconds: float) -> Times:
+    """Median seconds of forward, and of recomputation and backward, of each partition; rounds for ``seconds``."""
+    work, places = make_work(case), case.placement()
+    stages = [stage.to(place) for stage, place in zip(make_stages(work.model, case.balance), places, strict=True)]
+    part, wanted = work.batch.chunk(case.chunks)[0], work.target.chunk(case.chunks)[0].to(places[-1])
+
+    def loss(output: Tensor) -> Tensor:
+        return work.loss(output, wanted)
+
+    taken: tuple[list[list[float]], list[list[float]]] = ([[] for _ in stages], [[] for _ in stages])
+    deadline = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < _SMALLEST or time.perf_counter() < deadline:
+        tensors: tuple[Tensor, ...] = (part,)
+        for j, (stage, place) in enumerate(zip(stages, places, strict=True)):
+            inputs = [tensor.to(place).requires_grad_(j > 0) for tensor in tensors]
+            finish = loss if j == len(stages) - 1 else None
+            tensors, forward, backward = _visit(stage, inputs, place, finish, again=recomputed(case) > 0)
+            if rounds:
+                taken[0][j].append(forward)
+                taken[1][j].append(backward)
+        rounds += 1
+    return [median(times) for times in taken[0]], [median(times) for times in taken[1]]
+
+
+def _visit(
+    stage: Stage, inputs: list[Tensor], place: str, finish: Callable[[Tensor], Tensor] | None, *, again: bool
+) -> tuple[tuple[Tensor, ...], float, float]:
+    """Run a stage forward and backward on its own; its outputs, and the seconds of both.
+
+    With ``again`` the forward pass keeps nothing, and the backward pass begins with another one, as under checkpoints.
+    """
+
+    def forward() -> tuple[Tensor, ...]:
+        given = stage(*inputs)
+        outputs = given if isinstance(given, tuple) else (given,)
+        return outputs if finish is None else (finish(outputs[0]),)
+
+    start = time.perf_counter()
+    with torch.set_grad_enabled(not again):
+        outputs = forward()
+    synchronize([place])
+    spent = time.perf_counter() - start
+    gradients = [torch.ones_like(output) for output in outputs]
+    start = time.perf_counter()
+    kept = forward() if again else outputs
+    torch.autograd.backward(kept, gradients)
+    synchronize([place])
+    return tuple(output.detach() for output in outputs), spent, time.perf_counter() - start
+
+
+def transfers(case: PeerCase, seconds: float) -> dict[str, Any]:
+    """``one_way_s``: seconds that what crosses each boundary takes from one process to another, by gloo.
+
+    The seconds of a message of one number are taken off. None on accelerators and for one partition.
+    """
+    if case.device != "cpu" or case.partitions == 1:
+        return {"one_way_s": None}
+    torch.set_num_threads(1)
+    work = make_work(case)
+    tensors: tuple[Tensor, ...] = (work.batch.chunk(case.chunks)[0],)
+    payloads = [[torch.zeros(1)]]
+    with torch.no_grad():
+        for stage in make_stages(work.model, case.balance)[:-1]:
+            given = stage(*tensors)
+            tensors = given if isinstance(given, tuple) else (given,)
+            payloads.append(list(tensors))
+    share = seconds / len(payloads)
+    with tempfile.TemporaryDirectory(prefix="transfers-") as folder:
+        store = str(Path(folder) / "store")
+        empty, *times = _forked(2, lambda rank: _exchange(rank, store, payloads, share))[0]
+    return {"one_way_s": [max(t - empty, 0.0) for t in times]}
+
+
+def _exchange(rank: int, store: str, payloads: list[list[Tensor]], seconds: float) -> list[float]:
+    """Half the median time of a round trip of each payload; the two ranks count rounds alike."""
+    start_group(rank, 2, store, "cpu")
+    return [_round_trips(rank, payload, seconds) / 2 for payload in payloads]
+
+
+def _round_trips(rank: int, payload: list[Tensor], seconds: float) -> float:
+    taken: list[float] = []
+    more = torch.ones(1)
+    deadline = time.perf_counter() + seconds
+    while more.item():
+        start = time.perf_counter()
+        for move in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):
+            for tensor in payload:
+                move(tensor, 1 - rank)
+        taken.append(time.perf_counter() - start)
+        more.fill_(float(len(taken) < _SMALLEST or time.perf_counter() < deadline))
+        dist.broadcast(more, 0)
+    return median(taken)
+
+
+def _forked(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """``work(0) … work(count - 1)``, each in a process of its own, all at once."""
+    context = get_context("fork")
+    pairs = [context.Pipe() for _ in range(count)]
+
+    def serve(index: int, pipe: Any) -> None:
+        pipe.send(work(index))
+        os._exit(0)
+
+    for index, (_, there) in enumerate(pairs):
+        context.Process(target=serve, args=(index, there), daemon=True).start()
+        there.close()
+    return [here.recv() for here, _ in pairs]

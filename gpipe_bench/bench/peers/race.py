@@ -1,0 +1,219 @@
+"""The race: contenders take turns in rounds, in an order drawn anew for each round, one at a time.
+
+Per case: every contender is opened and warmed up; then rounds; then, each in a fresh fork of its process, its gradients
+in float64, where kernels that sum in another order do not show, and its peak of live bytes. One that fails is out for
+this case and takes part in the next.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from gpipe_bench.bench.peers.cases import PeerCase
+from gpipe_bench.bench.peers.client import Child, PeerError, children
+from gpipe_bench.bench.peers.contenders import REFERENCE, Contender
+
+__all__ = ["Outcome", "Raced", "Visit", "run_race"]
+
+_MOST_STEPS: Final = 50
+_COUNTED_STEPS: Final = 2
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What a contender did in one round.
+
+    Attributes:
+        round: 0-based.
+        position: its place in the order of that round, 0-based.
+        wall_s: seconds of each step.
+        cpu_s: CPU seconds of each step, all threads and processes.
+    """
+
+    round: int
+    position: int
+    wall_s: list[float]
+    cpu_s: list[float]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One contender on one case."""
+
+    case: PeerCase
+    contender: Contender
+    version: str = ""
+    status: str = "ok"
+    reason: str = ""
+    visits: list[Visit] = field(default_factory=list)
+    gradient_difference: float | None = None
+    peak_bytes: int | None = None
+    step_s: float = 0.0
+
+    def fail(self, error: PeerError) -> None:
+        """Out of this case."""
+        self.status, self.reason = error.status, error.reason
+
+
+@dataclass(slots=True)
+class Raced:
+    """A case with all its outcomes, and what the probe found: times of partitions and of transfers."""
+
+    case: PeerCase
+    outcomes: list[Outcome]
+    alone: list[list[float]] | None = None
+    busy: list[list[float]] | None = None
+    one_way_s: list[float] | None = None
+
+
+def run_race(
+    cases: Sequence[PeerCase],
+    contenders: Sequence[Contender],
+    *,
+    log: Path,
+    timeout_s: float,
+    probe_s: float,
+    report: Report,
+) -> tuple[dict[str, Any], list[Raced]]:
+    """Run all ``cases``, one after the other.
+
+    Args:
+        cases: what is run; balances that are missing are found first.
+        contenders: who runs it.
+        log: takes what contenders print.
+        timeout_s: what a contender may take for one answer.
+        probe_s: seconds of each measurement beside the race.
+        report: takes a line per case.
+
+    Returns:
+        Facts of machine and software, and the cases with their outcomes.
+    """
+    names = ["probe", *(contender.name for contender in contenders)]
+    with children(names, log, timeout_s) as made, tempfile.TemporaryDirectory(prefix="race-") as folder:
+        probe = made.pop("probe")
+        facts: dict[str, Any] = probe.ask("facts", case=cases[0].to_dict(), seconds=0)["facts"]
+        probe.close()
+        balances: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        raced = []
+        for number, case in enumerate(cases, start=1):
+            # One balance per model and n, whatever the checkpoint mode: a step of the layers is what it divides.
+            key = (case.model, case.model_args, case.partitions, case.batch_size, case.chunks)
+            if not case.balance and key not in balances:
+                balances[key] = tuple(_probed(probe, "balance", case, probe_s)["balance"])
+            raced.append(_race(replace(case, balance=case.balance or balances[key]), contenders, made, Path(folder)))
+            _add_probes(raced[-1], probe, probe_s)
+            report(f"case {number} of {len(cases)}, {case.id}: {_words(raced[-1])}")
+    return facts, raced
+
+
+def _probed(probe: Child, do: str, case: PeerCase, seconds: float) -> dict[str, Any]:
+    answer = probe.ask(do, case=case.to_dict(), seconds=seconds)
+    probe.close()
+    return answer
+
+
+def _race(case: PeerCase, contenders: Sequence[Contender], made: dict[str, Child], folder: Path) -> Raced:
+    outcomes = {contender.name: Outcome(case, contender) for contender in contenders}
+    going: dict[str, Child] = {}
+
+    def attempt(name: str, work: Callable[[Child, Outcome], None]) -> None:
+        """Let a contender do something; where it fails it is out."""
+        try:
+            work(made[name], outcomes[name])
+            going[name] = made[name]
+        except PeerError as error:
+            outcomes[name].fail(error)
+            going.pop(name, None)
+
+    for name in outcomes:
+        attempt(name, _open)
+    order = random.Random(case.seed)  # noqa: S311 - an order, no secret
+    for number in range(case.rounds):
+        for position, name in enumerate(order.sample(sorted(going), len(going))):
+            attempt(name, lambda child, outcome: _visit(child, outcome, number, position))  # noqa: B023 - called at once
+    for child in going.values():
+        child.close()
+    for name in list(going):
+        attempt(name, lambda child, outcome: _save_gradients(child, outcome, folder))
+    _compare_gradients(outcomes, going, folder)
+    for name, child in going.items():
+        _count(child, outcomes[name])
+    return Raced(case, list(outcomes.values()))
+
+
+def _open(child: Child, outcome: Outcome) -> None:
+    outcome.version = child.ready()["version"]
+    child.ask("open", case=outcome.case.to_dict(), count=False)
+    outcome.step_s = child.ask("run", warmup=1, steps=1)["wall_s"][0]
+
+
+def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
+    long = outcome.step_s >= outcome.case.visit_s
+    steps = 1 if long else min(int(outcome.case.visit_s / outcome.step_s), _MOST_STEPS)
+    # The first step of a visit finds the caches full of what others did; a long one hardly feels it.
+    answer = child.ask("run", warmup=0 if long else 1, steps=steps)
+    outcome.visits.append(Visit(number, position, answer["wall_s"], answer["cpu_s"]))
+    outcome.step_s = min(answer["wall_s"])
+
+
+def _save_gradients(child: Child, outcome: Outcome, folder: Path) -> None:
+    child.ask("open", case=replace(outcome.case, precision="float64").to_dict(), count=False)
+    child.ask("gradients", path=str(folder / f"{child.name}.npz"))
+    child.close()
+
+
+def _compare_gradients(outcomes: dict[str, Outcome], going: dict[str, Child], folder: Path) -> None:
+    if REFERENCE not in going:
+        return
+    wanted = _gradients(folder / f"{REFERENCE}.npz")
+    for name in going:
+        outcomes[name].gradient_difference = _difference(_gradients(folder / f"{name}.npz"), wanted)
+
+
+def _gradients(path: Path) -> list[Any]:
+    with np.load(path) as file:
+        return [file[name] for name in file.files]
+
+
+def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> float | None:
+    """Largest absolute difference over the largest absolute value wanted; None for gradients of other shapes or NaN."""
+    if [a.shape for a in found] != [b.shape for b in wanted]:
+        return None
+    scale = max(float(np.abs(b).max()) for b in wanted)
+    largest = max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
+    return largest / scale if np.isfinite(largest) and scale > 0 else None
+
+
+def _count(child: Child, outcome: Outcome) -> None:
+    try:
+        child.ask("open", case=outcome.case.to_dict(), count=True)
+        child.ask("run", warmup=_COUNTED_STEPS, steps=0)
+        outcome.peak_bytes = child.ask("peak")["bytes"]
+    except PeerError as error:
+        outcome.reason = f"live bytes could not be counted: {error.reason}"
+    finally:
+        child.close()
+
+
+def _add_probes(raced: Raced, probe: Child, seconds: float) -> None:
+    """Times of partitions and of transfers, for the split of the gap."""
+    if raced.case.workload == "cells" or raced.case.partitions == 1:
+        return
+    times = _probed(probe, "partitions", raced.case, seconds)
+    raced.alone, raced.busy = times["alone"], times["busy"]
+    if any(outcome.contender.kind == "pipelining" and outcome.status == "ok" for outcome in raced.outcomes):
+        raced.one_way_s = _probed(probe, "transfers", raced.case, seconds)["one_way_s"]
+
+
+def _words(raced: Raced) -> str:
+    good = sum(outcome.status == "ok" for outcome in raced.outcomes)
+    others = [f"{o.contender.name} {o.status}" for o in raced.outcomes if o.status != "ok"]
+    return f"{good} contenders{''.join(f', {words}' for words in others)}"

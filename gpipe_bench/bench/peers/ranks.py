@@ -1,0 +1,215 @@
+"""torch.distributed.pipelining: a process per partition, timed from the first start to the last end.
+
+    parent ── run 3 steps ──> rank 0 ── barrier ── step ── barrier ── step ...
+                              rank 1 ── barrier ── step ── barrier ── step ...
+    step time = latest end - earliest start; one clock, since all ranks run on this machine
+
+The ranks are forks of a process that has loaded PyTorch and run nothing. On the CPU they talk by gloo over loopback,
+on GPUs by NCCL.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
+
+from gpipe_bench.bench.failures import status_of
+from gpipe_bench.bench.peers.cases import PeerCase
+from gpipe_bench.bench.peers.contenders import Contender
+from gpipe_bench.bench.peers.live import Peak, peak_counter
+from gpipe_bench.bench.peers.runners import TrainingStep, recomputed, synchronize
+from gpipe_bench.bench.peers.skips import make_stages
+from gpipe_bench.bench.peers.workloads import make_work
+from gpipe_bench.errors import UnsupportedError
+
+__all__ = ["RankError", "Ranks", "Seat", "start_group"]
+
+_TIMEOUT: Final = timedelta(seconds=60)
+_LOOPBACK: Final = Path("/sys/class/net/lo")
+
+
+class RankError(RuntimeError):
+    """A rank failed; the text is what it raised."""
+
+
+class Ranks:
+    """The ranks of a contender, as one runner.
+
+    Args:
+        contender: one whose kind is ``pipelining``; its option names the schedule.
+        case: what it runs.
+        count: whether to count live bytes, which makes it slow.
+
+    Raises:
+        RankError: a rank could not be started.
+        UnsupportedError: there are fewer GPUs than ranks.
+    """
+
+    def __init__(self, contender: Contender, case: PeerCase, *, count: bool) -> None:
+        if case.device != "cpu" and case.devices < case.partitions:
+            raise UnsupportedError(
+                f"{contender.name} must have a GPU for each of {case.partitions} ranks, got {case.devices}: NCCL "
+                "refuses two ranks on one GPU; use fewer partitions"
+            )
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        context, store = get_context("fork"), str(Path(self._folder.name) / "store")
+        pairs = [context.Pipe() for _ in range(case.partitions)]
+        self._pipes: list[Any] = [here for here, _ in pairs]
+        self._processes = []
+        try:
+            for rank, (_, there) in enumerate(pairs):
+                arguments = (there, Seat(contender.option, case, rank, store, count))
+                self._processes.append(context.Process(target=_serve, args=arguments, daemon=True))
+                self._processes[-1].start()
+                there.close()
+            self._answers()
+        except RankError:
+            self.close()
+            raise
+
+    def run(self, warmup: int, steps: int) -> tuple[list[float], list[float]]:
+        """Seconds and CPU seconds of all ranks together, for ``steps`` steps after ``warmup`` that are not timed."""
+        wall, cpu = [], []
+        for ranks in zip(*self._ask("run", warmup, steps), strict=True):
+            starts, ends, used = zip(*ranks, strict=True)
+            wall.append(max(ends) - min(starts))
+            cpu.append(sum(used))
+        return wall, cpu
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that a step leaves, on the CPU, in the order of the model's parameters."""
+        return [torch.from_numpy(gradient) for part in self._ask("gradients") for gradient in part]
+
+    def peak_bytes(self) -> int:
+        """The sum over ranks of the most bytes of tensors that were alive at once."""
+        return sum(self._ask("peak_bytes"))
+
+    def close(self) -> None:
+        """End the ranks, whatever they are doing."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+    def _ask(self, *request: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send(request)
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                failed, answer = pipe.recv()
+            except EOFError:
+                raise RankError(f"rank {rank} ended without an answer") from None
+            if failed:
+                raise RankError(answer)
+            answers.append(answer)
+        return answers
+
+
+def start_group(rank: int, count: int, store: str, device: str) -> None:
+    """Join the ranks of this machine that share the file ``store``."""
+    if _LOOPBACK.exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = "gloo" if device == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count, timeout=_TIMEOUT)
+
+
+class Seat(NamedTuple):
+    """What a rank is told.
+
+    Attributes:
+        schedule: name of a class of torch.distributed.pipelining.
+        case: what all ranks run.
+        rank: 0-based.
+        store: file by which the ranks find each other.
+        counted: whether to count live bytes.
+    """
+
+    schedule: str
+    case: PeerCase
+    rank: int
+    store: str
+    counted: bool
+
+
+class _Rank:
+    def __init__(self, seat: Seat) -> None:
+        torch.set_num_threads(1)
+        case, rank = seat.case, seat.rank
+        place = case.placement()[rank]
+        if place != "cpu":
+            torch.accelerator.set_device_index(torch.device(place).index)
+        work = make_work(case)
+        stage = make_stages(work.model, case.balance, recomputed(case), sent=True)[rank].to(place)
+        given = (work.batch.to(place),) if rank == 0 else ()
+        target = work.target.to(place) if rank == case.partitions - 1 else None
+        piece = PipelineStage(stage, rank, case.partitions, torch.device(place))
+        plan: Any = getattr(pipelining, seat.schedule)(piece, case.chunks, loss_fn=work.loss)
+        del work
+        # What this rank holds from the start, and nothing of the other ranks.
+        self.peak: Peak | None = peak_counter([place]) if seat.counted else None
+        if self.peak is not None:
+            self.peak.hold([*stage.parameters(), *given, *([] if target is None else [target])])
+
+        def step() -> None:
+            stage.calls = 0
+            plan.step(*given, target=target, return_outputs=False)
+
+        self.step = TrainingStep(list(stage.parameters()), step, [place])
+        # The first step agrees on shapes and opens connections.
+        self.step()
+        self._place = place
+
+    def run(self, warmup: int, steps: int) -> list[tuple[float, float, float]]:
+        for _ in range(warmup):
+            self.step()
+        found = []
+        for _ in range(steps):
+            dist.barrier()
+            synchronize([self._place])
+            start, used = time.perf_counter(), time.process_time()
+            self.step()
+            found.append((start, time.perf_counter(), time.process_time() - used))
+        return found
+
+    def gradients(self) -> list[Any]:
+        self.step()
+        return [gradient.cpu().numpy() for gradient in self.step.gradients()]
+
+    def peak_bytes(self) -> int:
+        return 0 if self.peak is None else self.peak.peak_bytes()
+
+
+def _serve(pipe: Connection, seat: Seat) -> None:
+    """Answer the parent until it goes away; a failure ends the rank, and with it the others, which wait for it."""
+    with suppress(EOFError, BrokenPipeError):
+        try:
+            start_group(seat.rank, seat.case.partitions, seat.store, seat.case.device)
+            server = _Rank(seat)
+            pipe.send((False, None))
+            while True:
+                name, *arguments = pipe.recv()
+                pipe.send((False, getattr(server, name)(*arguments)))
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the peer raises becomes a row
+            traceback.print_exc()
+            pipe.send((True, status_of(error)[1]))
+    os._exit(0)

@@ -1,0 +1,161 @@
+"""Settings of the race of peers. Imports no PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import product
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from gpipe_bench.bench.machine import Machine
+from gpipe_bench.bench.peers.cases import PeerCase
+from gpipe_bench.bench.peers.contenders import contenders_of
+from gpipe_bench.bench.peers.workloads import RACED, raced_arguments
+from gpipe_bench.bench.problems import Problem
+from gpipe_bench.bench.settings import BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Seed
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.measure.host import cpu_count
+from models.arguments import nearest
+
+__all__ = ["QUICK", "CellsRace", "ModelRace", "PeersSettings"]
+
+_Count = Annotated[int, Field(strict=True, ge=1)]
+Contenders = Annotated[tuple[str, ...], Field(min_length=1, description="who takes part; all: everybody")]
+Counts = Annotated[tuple[_Count, ...], Field(min_length=1, description="numbers of partitions, a layer each")]
+ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, description="numbers of micro-batches")]
+Modes = Annotated[
+    tuple[Literal["always", "except_last", "never"], ...], Field(min_length=1, description="checkpoint modes")
+]
+Width = Annotated[int, Field(strict=True, ge=1, description="features of a layer")]
+Rounds = Annotated[int, Field(strict=True, ge=1, description="rounds; in each, every contender runs once")]
+Visit = Annotated[float, Field(gt=0, description="seconds of a contender's timed steps in a round; at least one step")]
+Timeout = Annotated[float, Field(gt=0, description="seconds that a contender may take for one answer")]
+Probe = Annotated[float, Field(gt=0, description="seconds of each measurement beside the race")]
+Tolerance = Annotated[float, Field(gt=0, description="relative difference up to which gradients are equal")]
+
+
+class CellsRace(Section):
+    """Tiny layers: what a (micro-batch, partition) cell costs the host."""
+
+    partitions: Counts = (1, 2, 4, 8)
+    chunks: ChunkCounts = (8, 32, 64)
+    checkpoints: Modes = ("always", "except_last", "never")
+    width: Width = 4
+    rounds: Rounds = 12
+    visit_s: Visit = 0.02
+
+    def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
+        """A case per n, m and mode; micro-batches of two samples."""
+        for mode, n, m in product(self.checkpoints, self.partitions, self.chunks):
+            yield PeerCase(
+                workload="cells", model="tiny", model_args=f"L={n};width={self.width}", partitions=n, chunks=m,
+                checkpoint=mode, batch_size=2 * m, balance=(1,) * n, rounds=self.rounds, visit_s=self.visit_s, **shared,
+            )  # fmt: skip
+
+
+class ModelRace(Section):
+    """A network that computes; its partitions are balanced by measured time."""
+
+    model: Model = "convnet"
+    model_args: ModelArgs = "L=8;C=32;size=32"
+    batch_size: BatchSize = 32
+    chunks: Chunks = 8
+    partitions: Partitions = 2
+    checkpoints: Modes = ("always", "never")
+    rounds: Rounds = 10
+    visit_s: Visit = 0.2
+
+    def problems(self) -> Iterator[Problem]:
+        """The race knows the model, and micro-batches are equal."""
+        if self.model not in RACED:
+            text = f"must be one of {', '.join(RACED)}, got {self.model!r}; {nearest(self.model, RACED)}"
+            yield Problem(("model",), text)
+            return
+        try:
+            layers = RACED[self.model].layers(raced_arguments(self.model, self.model_args))
+        except ConfigError as error:
+            for text in error.problems:
+                yield Problem(("model_args", "model"), text)
+            return
+        if self.partitions > layers:
+            text = f"must be at most the {layers} layers of {self.model}, got {self.partitions}; lower it"
+            yield Problem(("partitions", "model_args"), text)
+        if self.batch_size % self.chunks:
+            text = f"must be a multiple of chunks = {self.chunks}, got {self.batch_size}; change either"
+            yield Problem(("batch_size", "chunks"), text)
+
+    def cases(self, workload: str, shared: dict[str, Any]) -> Iterator[PeerCase]:
+        """A case per mode."""
+        names = ("model", "model_args", "batch_size", "chunks", "partitions", "rounds", "visit_s")
+        for mode in self.checkpoints:
+            own = {name: getattr(self, name) for name in names}
+            yield PeerCase(workload=workload, checkpoint=mode, **own, **shared)
+
+
+class UNetRace(ModelRace):
+    """A U-Net, whose skips cross the boundary."""
+
+    model: Model = "unet"
+    model_args: ModelArgs = "depth=3;B=1;C=16;size=48;dropout=0"
+
+
+class PeersSettings(Section):
+    """The engine beside other pipelines and the plain module."""
+
+    contenders: Contenders = ("all",)
+    seed: Seed = 0
+    timeout_s: Timeout = 60.0
+    probe_s: Probe = 1.5
+    tolerance: Tolerance = 1e-9
+    cells: Annotated[CellsRace, Field(description="tiny layers: what a cell costs the host")] = CellsRace()
+    convnet: Annotated[ModelRace, Field(description="convolutions in a row: throughput")] = ModelRace()
+    unet: Annotated[UNetRace, Field(description="a U-Net, whose skips cross the boundary: throughput")] = UNetRace()
+
+    def problems(self) -> Iterator[Problem]:
+        """Contenders exist."""
+        try:
+            contenders_of(self.contenders)
+        except ConfigError as error:
+            for text in error.problems:
+                yield Problem(("contenders",), text.removeprefix("contender "))
+
+    @property
+    def config_sha256(self) -> str:
+        """Digest of all settings."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    def cases(self, machine: Machine) -> list[PeerCase]:
+        """All cases on the devices of ``machine``."""
+        shared = {"seed": self.seed, "device": machine.device, "devices": machine.count, "cores": cpu_count()}
+        networks = (("convnet", self.convnet), ("unet", self.unet))
+        return [
+            *self.cells.cases(shared),
+            *(case for name, network in networks for case in network.cases(name, shared)),
+        ]
+
+    def changes(self) -> list[str]:
+        """What differs from the defaults, as options of ``peers run``."""
+        return _changes(self.model_dump(mode="json"), PeersSettings().model_dump(mode="json"), "")
+
+
+def _changes(given: dict[str, Any], default: dict[str, Any], prefix: str) -> list[str]:
+    words: list[str] = []
+    for key, value in given.items():
+        if isinstance(value, dict):
+            words += _changes(value, default[key], f"{prefix}{key}.")
+        elif value != default[key]:
+            words += ["--set", f"{prefix}{key}={json.dumps(value)}"]
+    return words
+
+
+_TINY: Final[dict[str, Any]] = {"batch_size": 8, "chunks": 4, "rounds": 3, "visit_s": 0.01}
+QUICK: Final = PeersSettings(
+    probe_s=0.1,
+    cells=CellsRace(partitions=(2,), chunks=(4,), checkpoints=("always",), rounds=3),
+    convnet=ModelRace(model_args="L=2;C=4;size=8", checkpoints=("never",), **_TINY),
+    unet=UNetRace(model_args="depth=2;B=1;C=4;size=16;dropout=0", checkpoints=("always",), **_TINY),
+)
+"""The whole path in seconds, for a rehearsal: its numbers mean nothing."""

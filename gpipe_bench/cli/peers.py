@@ -1,0 +1,81 @@
+"""``peers run`` and ``peers figure``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gpipe_bench.bench.files import check_writable
+from gpipe_bench.bench.machine import find_machine
+from gpipe_bench.bench.peers.contenders import contenders_of
+from gpipe_bench.bench.peers.settings import QUICK, PeersSettings
+from gpipe_bench.bench.validation import validated
+from gpipe_bench.errors import ConfigError
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Race the engine, other pipelines and the plain module, in turns.", no_args_is_help=True)
+
+Set = Annotated[list[str] | None, typer.Option("--set", help="A setting, such as cells.rounds=30; may be repeated.")]
+
+
+@app.command("run")
+def run(
+    out: Annotated[Path, typer.Option(help="Table of rows; its companions go beside it.")] = Path("results/peers.csv"),
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to race.")] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="A rehearsal of seconds; its numbers mean nothing.")] = False,
+    changes: Set = None,
+) -> None:
+    """Run the race and write rows, timed steps and ratios; about seven minutes on two cores."""
+    from gpipe_bench.bench.peers.race import run_race
+    from gpipe_bench.bench.peers.tables import write_race
+
+    settings = _settings(changes, QUICK if quick else PeersSettings())
+    check_writable(out)
+    log = out.with_suffix(".log")
+    log.write_text("", encoding="utf-8")
+    facts, raced = run_race(
+        settings.cases(find_machine(device)), contenders_of(settings.contenders), log=log,
+        timeout_s=settings.timeout_s, probe_s=settings.probe_s, report=typer.echo,
+    )  # fmt: skip
+    rows = write_race(raced, {**facts, "config_sha256": settings.config_sha256}, settings.tolerance, out)
+    for name, reason in dict.fromkeys((row.contender, row.reason) for row in rows if row.reason):
+        typer.echo(f"{name}: {reason}")
+    typer.echo(f"wrote {out}")
+
+
+@app.command("figure")
+def figure(
+    rows: Annotated[Path, typer.Option(help="Table of rows.")],
+    out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
+) -> None:
+    """Draw host time per cell and throughput from the table alone."""
+    from gpipe_bench.figures.peers import draw_peers
+
+    typer.echo(f"wrote {', '.join(map(str, draw_peers(rows, out)))}")
+
+
+def _settings(changes: list[str] | None, start: PeersSettings) -> PeersSettings:
+    data: dict[str, Any] = start.model_dump(mode="json")
+    for change in changes or []:
+        path, found, text = change.partition("=")
+        *sections, key = path.split(".")
+        if not found or not key:
+            raise ConfigError([f"--set must be like cells.rounds=30, got {change!r}; write section.key=value"])
+        inner = data
+        for section in sections:
+            if not isinstance(inner.setdefault(section, {}), dict):
+                raise ConfigError([f"--set must name a setting, got {path!r}; {section} has none"])
+            inner = inner[section]
+        inner[key] = _value(text)
+    return validated(PeersSettings, data, lambda path: f"--set {'.'.join(path)}")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,33 @@
+"""The race on GPUs: the same command; who cannot run says so."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+from typer.testing import CliRunner
+
+from gpipe_bench.cli.app import app
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_race_on_accelerators(accelerators, tmp_path):
+    if accelerators[0].type != "cuda":
+        pytest.skip("the race knows cpu and cuda")
+    names = '["engine-autograd","engine-scheduled","pipelining-gpipe","plain","loop"]'
+    out = tmp_path / "peers.csv"
+    words = ["peers", "run", "--quick", "--device", "cuda", "--set", f"contenders={names}", "--out", str(out)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["contender"] == "pipelining-gpipe" and len(accelerators) < 2:
+            assert row["status"] == "unsupported"
+            assert "NCCL" in row["reason"]
+        else:
+            assert row["status"] == "ok", row["reason"]
+            assert row["gradients"] == "equal"
+            assert float(row["peak_live_mib"]) > 0
+            assert row["device"].startswith("cuda")

@@ -1,0 +1,128 @@
+"""Processes of contenders: what they answer, and what becomes of them when they fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from gpipe_bench.bench.peers import child
+from gpipe_bench.bench.peers.client import PeerError, children
+from gpipe_bench.bench.peers.contenders import CONTENDERS, Contender
+from tests.peers.cases_of import tiny_cells, tiny_unet
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    with children(["plain", "loop", "probe"], tmp_path_factory.mktemp("log") / "log.txt", 60.0) as found:
+        yield found
+
+
+def opened(contender, case, **changes):
+    return contender.ask("open", **{"case": case.to_dict(), "count": False, **changes})
+
+
+def test_contenders_live_in_processes_of_their_own(made):
+    pids = {contender.ready()["pid"] for contender in made.values()}
+    assert len(pids) == 3
+    assert os.getpid() not in pids
+
+
+def test_a_contender_trains_and_saves_its_gradients(made, tmp_path):
+    for name in ("plain", "loop"):
+        opened(made[name], tiny_unet())
+        answer = made[name].ask("run", warmup=1, steps=3)
+        assert len(answer["wall_s"]) == len(answer["cpu_s"]) == 3
+        assert min(answer["wall_s"]) > 0
+        made[name].ask("gradients", path=str(tmp_path / f"{name}.npz"))
+        made[name].close()
+    with np.load(tmp_path / "plain.npz") as plain, np.load(tmp_path / "loop.npz") as loop:
+        assert plain.files == loop.files
+        for key in plain.files:
+            np.testing.assert_allclose(loop[key], plain[key], atol=1e-6)
+
+
+def test_a_checkpointed_loop_holds_less_than_the_whole_batch(made):
+    peaks = {}
+    for name in ("plain", "loop"):
+        opened(made[name], tiny_unet(), count=True)
+        made[name].ask("run", warmup=2, steps=0)
+        peaks[name] = made[name].ask("peak")["bytes"]
+        made[name].close()
+    assert 0 < peaks["loop"] < peaks["plain"]
+
+
+def test_a_failure_is_told_and_spares_the_next_case(made):
+    with pytest.raises(PeerError, match="L of tiny must be an integer, at least 1") as caught:
+        opened(made["plain"], tiny_cells(model_args="L=0;width=4"))
+    assert caught.value.status == "error"
+    opened(made["plain"], tiny_cells())
+    made["plain"].close()
+
+
+def test_what_kills_a_case_is_an_error_and_the_next_begins_anew(made):
+    before = made["loop"].ready()["pid"]
+    opened(made["loop"], tiny_cells())
+    os.killpg(before, signal.SIGKILL)
+    with pytest.raises(PeerError, match="the process of loop is gone"):
+        made["loop"].ask("run", warmup=0, steps=1)
+    assert made["loop"].ready()["pid"] != before
+    opened(made["loop"], tiny_cells())
+    made["loop"].close()
+
+
+def test_one_that_hangs_is_ended(made):
+    pid = made["plain"].ready()["pid"]
+    opened(made["plain"], tiny_cells())
+    os.killpg(pid, signal.SIGSTOP)
+    made["plain"]._timeout_s = 0.2
+    with pytest.raises(PeerError, match=r"plain gave no answer within 0\.2 s"):
+        made["plain"].ask("run", warmup=0, steps=1)
+    made["plain"]._timeout_s = 60.0
+    assert _gone(pid)
+
+
+def _gone(pid):
+    for _ in range(500):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)  # until its parent has taken note
+    return False
+
+
+def test_the_probe_balances_and_times_partitions(made):
+    probe, case = made["probe"], tiny_unet(balance=())
+    balance = probe.ask("balance", case=case.to_dict(), seconds=0.05)["balance"]
+    probe.close()
+    assert (len(balance), sum(balance)) == (2, 29)
+    found = probe.ask("partitions", case=tiny_unet().to_dict(), seconds=0.05)
+    probe.close()
+    for times in (found["alone"], found["busy"]):
+        assert [len(part) for part in times] == [2, 2]
+        assert min(min(part) for part in times) > 0
+    found = probe.ask("transfers", case=tiny_unet().to_dict(), seconds=0.05)
+    probe.close()
+    assert len(found["one_way_s"]) == 1
+    assert found["one_way_s"][0] >= 0
+
+
+def test_a_package_that_is_not_installed_is_skipped_with_the_way_to_install_it(monkeypatch):
+    monkeypatch.setitem(CONTENDERS, "absent", Contender("absent", "rival", "no_such_package", "1.2"))
+    answer = child._load("absent")
+    assert answer["status"] == "skipped"
+    assert answer["reason"].startswith("no_such_package is not installed; make peers")
+    assert "no_such_package==1.2" in answer["reason"]
+
+
+def test_a_package_that_is_broken_is_not_taken_for_an_absent_one(monkeypatch, tmp_path):
+    (tmp_path / "broken_peer.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(CONTENDERS, "broken", Contender("broken", "rival", "broken_peer", "1.2"))
+    answer = child._load("broken")
+    assert answer["status"] == "skipped"
+    assert "no_such_dependency" in answer["reason"]

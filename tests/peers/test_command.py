@@ -1,0 +1,101 @@
+"""The whole path in seconds, from configuration to figure; peers that are not installed are skipped rows."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from gpipe_bench.bench.peers.contenders import CONTENDERS
+from gpipe_bench.bench.peers.settings import QUICK
+from gpipe_bench.cli.app import app
+from tests.workflow.checkouts import checkout, snakemake_in
+
+# On a machine that does other things too, threads inside tiny operators wait for each other.
+FEW = [name for name in CONTENDERS if not name.endswith("-threads")]
+OUTPUTS = [
+    *(f"results/peers{name}.csv" for name in ("", "_ratios", "_steps")),
+    *(f"figures/peers.{suffix}" for suffix in ("pdf", "png", "svg")),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A checkout in which the target ``peers`` has run with the quick settings."""
+    place = checkout(tmp_path_factory.mktemp("race"))
+    peers = {**QUICK.model_dump(mode="json"), "contenders": FEW}
+    (place / "quick.yaml").write_text(json.dumps({"device": "cpu", "peers": peers}))
+    done = snakemake_in(place)("peers", "--configfile", "quick.yaml")
+    assert done.returncode == 0, done.stdout
+    return place
+
+
+@pytest.fixture(scope="module")
+def table(place):
+    return place / "results" / "peers.csv"
+
+
+def test_everything_promised_is_there_and_is_made_once(place):
+    assert [name for name in OUTPUTS if not (place / name).stat().st_size] == []
+    again = snakemake_in(place)("peers", "--configfile", "quick.yaml")
+    assert "Nothing to be done" in again.stdout
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_contender_ran_or_says_why_not(table):
+    rows = rows_of(table)
+    assert {row["workload"] for row in rows} == {"cells", "convnet", "unet"}
+    assert len(rows) == 3 * len(FEW)
+    for row in rows:
+        optional = CONTENDERS[row["contender"]].kind == "rival"
+        installed = not optional or importlib.util.find_spec(row["package"]) is not None
+        assert row["status"] == ("ok" if installed else "skipped"), row["reason"]
+        assert installed or "make peers" in row["reason"]
+
+
+def test_all_gradients_are_those_of_the_plain_module(table):
+    good = [row for row in rows_of(table) if row["status"] == "ok"]
+    assert good
+    assert [row["contender"] for row in good if row["gradients"] != "equal"] == []
+    assert max(float(row["gradient_difference"]) for row in good) < 1e-12
+
+
+def test_rows_are_complete(table):
+    for row in rows_of(table):
+        if row["status"] != "ok":
+            continue
+        for name in ("step_time_ms", "cpu_time_ms", "peak_live_mib", "limit_ms", "gap_ms", "balance", "config_sha256"):
+            assert row[name], (row["contender"], name)
+        assert bool(row["host_time_per_cell_us"]) == (row["workload"] == "cells")
+        assert bool(row["throughput_samples_per_s"]) == (row["workload"] != "cells")
+        pipeline = CONTENDERS[row["contender"]].pipeline
+        assert bool(row["gap_other_ms"]) <= (pipeline and row["workload"] != "cells")
+
+
+def test_processes_of_a_contender(table):
+    processes = {(row["contender"], row["processes"]) for row in rows_of(table)}
+    assert {count for name, count in processes if name.startswith("pipelining")} == {"2"}
+    assert {count for name, count in processes if not name.startswith("pipelining")} == {"1"}
+
+
+def test_peaks_differ_where_the_schedule_does(table):
+    peaks = {row["contender"]: float(row["peak_live_mib"]) for row in rows_of(table) if row["workload"] == "unet"
+             if row["status"] == "ok"}  # fmt: skip
+    # Checkpoints in the one, none in the other.
+    assert peaks["loop"] < peaks["engine-autograd"] < peaks["plain"]
+
+
+def test_the_quick_setting_of_the_command(tmp_path):
+    out = tmp_path / "peers.csv"
+    words = ["peers", "run", "--quick", "--set", 'contenders=["loop"]', "--set", "cells.rounds=1", "--out", str(out)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert [(row["contender"], row["status"], row["gradients"]) for row in rows_of(out)] == [("loop", "ok", "")] * 3
+    assert done.output.splitlines()[-1] == f"wrote {out}"

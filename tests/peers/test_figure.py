@@ -1,0 +1,125 @@
+"""The figure of the race: from the table alone, whatever took part."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+from gpipe_bench.bench.peers.contenders import CONTENDERS
+from gpipe_bench.bench.peers.tables import write_race
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.peers import _STYLES, draw_peers, peers_figure
+from gpipe_bench.figures.style import drawing
+from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
+
+FACTS = {"device": "cpu Some CPU", "torch": "2.13.0"}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Everybody on three sizes of cells and one network; fairscale is not there."""
+    races = []
+    for n, mode in ((1, "never"), (2, "never"), (4, "never"), (2, "always")):
+        races.append(tiny_cells(partitions=n, checkpoint=mode, balance=(1,) * n))
+    races += [tiny_unet(checkpoint=mode) for mode in ("always", "never")]
+    done = []
+    for case in races:
+        found = [outcome(case, name, [0.01 * (k + 1), 0.011 * (k + 1)]) for k, name in enumerate(CONTENDERS)]
+        found[3].status, found[3].reason, found[3].visits = "skipped", "fairscale is not installed", []
+        done.append(raced(case, found))
+    write_race(done, FACTS, 1e-4, tmp_path / "peers.csv")
+    return tmp_path / "peers.csv"
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def texts(figure):
+    found = [text.get_text() for text in figure.texts]
+    for axes in figure.axes:
+        found += [text.get_text() for text in axes.texts]
+        found += [label.get_text() for label in axes.get_yticklabels()]
+        legend = axes.get_legend()
+        found += [] if legend is None else [text.get_text() for text in legend.get_texts()]
+    return found
+
+
+def test_files_are_drawn_and_drawn_alike(table, tmp_path):
+    paths = draw_peers(table, tmp_path / "first" / "peers")
+    assert [path.suffix for path in paths] == [".svg", ".pdf", ".png"]
+    again = draw_peers(table, tmp_path / "second" / "peers")
+    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
+
+
+def test_what_the_figure_says(table):
+    with drawing():
+        said = texts(peers_figure(read(table)))
+    assert "measured" in said
+    for name in CONTENDERS:
+        assert name in said
+    assert "skipped" in said
+    assert any(text.startswith("Throughput over loop, unet, n = 2, m = 4") for text in said)
+    assert any("checkpoint always" in text for text in said)
+
+
+def test_the_limit_is_drawn(table):
+    with drawing():
+        figure = peers_figure(read(table))
+    rows = [row for row in read(table) if row["workload"] == "unet" and row["contender"] == "loop"]
+    limit = float(rows[0]["limit_samples_per_s"]) / float(rows[0]["throughput_samples_per_s"])
+    assert limit == pytest.approx(8 / 5)
+    drawn = [line.get_xdata()[0] for axes in figure.axes for line in axes.lines if len(set(line.get_xdata())) == 1]
+    assert any(abs(x - limit) < 1e-9 for x in drawn)
+
+
+def test_everybody_looks_different():
+    assert set(_STYLES) == set(CONTENDERS)
+    looks = [(colour, marker) for colour, _, marker in _STYLES.values()]
+    assert len(set(looks)) == len({marker for _, marker in looks}) == len(_STYLES)
+
+
+def test_tables_without_cells_or_without_networks(table):
+    rows = read(table)
+    with drawing():
+        peers_figure([row for row in rows if row["workload"] == "cells"])
+        peers_figure([row for row in rows if row["workload"] != "cells"])
+
+
+def test_without_the_plain_loop_there_is_no_limit(table):
+    with drawing():
+        said = texts(peers_figure([row for row in read(table) if row["contender"] == "torchgpipe"]))
+    assert "torchgpipe" in said
+
+
+def test_a_table_with_nothing_to_draw_is_refused(table, tmp_path):
+    rows = read(table)
+    for name, kept, said in (
+        ("failed", [row for row in rows if row["status"] != "ok"], "must have a row that is ok"),
+        ("cut", [{"workload": "cells", "status": "ok"}], "must include 'ratio'"),
+    ):
+        path = tmp_path / f"{name}.csv"
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(kept[0]))
+            writer.writeheader()
+            writer.writerows(kept)
+        with pytest.raises(ConfigError, match=said):
+            draw_peers(path, tmp_path / name)
+    with pytest.raises(ConfigError, match="table must be a readable CSV file"):
+        draw_peers(tmp_path / "none.csv", tmp_path / "none")
+
+
+def test_it_is_drawn_without_torch(table, tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+sys.modules["torch"] = None
+from gpipe_bench.figures.peers import draw_peers
+draw_peers(Path({str(table)!r}), Path({str(tmp_path / "figure")!r}))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,53 @@
+# The race of peers: the engine, other pipelines and the plain module on the same work, in turns.
+
+
+rule peers:
+    """Host time, throughput, memory and gradients of the engine and its peers, and the figure."""
+    input:
+        expand("results/peers{table}.csv", table=["", "_steps", "_ratios"]),
+        expand("figures/peers.{suffix}", suffix=["svg", "pdf", "png"]),
+
+
+rule race_peers:
+    """Run all contenders on all workloads, one at a time, in rounds."""
+    output:
+        rows=ensure("results/peers.csv", non_empty=True),
+        steps=ensure("results/peers_steps.csv", non_empty=True),
+        ratios=ensure("results/peers_ratios.csv", non_empty=True),
+    log:
+        "logs/race_peers.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        timing_slot=1,
+        gpu=PLAN.racing_gpus,
+    params:
+        settings=PLAN.racing,
+        sources=source_digest("gpipe_bench.bench.peers"),
+        torch=version("torch"),
+    shell:
+        "python -m gpipe_bench peers run {params.settings:q} --out {output.rows:q} > {log:q} 2>&1"
+
+
+rule figure_peers:
+    """Draw host time per cell and throughput beside the limit."""
+    input:
+        rows="results/peers.csv",
+    output:
+        svg=report(
+            ensure("figures/peers.svg", non_empty=True),
+            caption="../report/peers.rst",
+            category="Peers",
+            labels={"figure": "engine, other pipelines, plain module", "evidence": "measured"},
+        ),
+        pdf=ensure("figures/peers.pdf", non_empty=True),
+        png=ensure("figures/peers.png", non_empty=True),
+    log:
+        "logs/figure_peers.log",
+    conda:
+        "../../environment.yml"
+    params:
+        stem=subpath(output.svg, strip_suffix=".svg"),
+        sources=source_digest("gpipe_bench.figures"),
+    shell:
+        "python -m gpipe_bench peers figure --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"
