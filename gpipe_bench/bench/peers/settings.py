@@ -44,7 +44,7 @@ class CellsRace(Section):
     chunks: ChunkCounts = (8, 32, 64)
     checkpoints: Modes = ("always", "except_last", "never")
     width: Width = 4
-    rounds: Rounds = 12
+    rounds: Rounds = 8
     visit_s: Visit = 0.02
 
     def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
