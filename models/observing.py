@@ -69,8 +69,10 @@ def operations(module: nn.Module, forward: nn.Module, shape: Sequence[int], *, t
 
 
 def _input(module: nn.Module, shape: Sequence[int]) -> Tensor:
-    parameter = next(module.parameters(), None)
-    return torch.empty(tuple(shape), device=None if parameter is None else parameter.device)
+    first = next((parameter for parameter in module.parameters() if parameter.is_floating_point()), None)
+    if first is None:
+        return torch.empty(tuple(shape))
+    return torch.empty(tuple(shape), device=first.device, dtype=first.dtype)
 
 
 @contextmanager

@@ -1,17 +1,17 @@
 """The random numbers of each task: reproducible in a recomputation, and from run to run.
 
-Two ways, chosen per partition:
+Numbers come from the generator of the partition's own device and from that of the CPU. In a pipeline whose tasks cannot
+run at the same time both are saved: their states are noted before the first pass and put back for the recomputation,
+and the numbers are exactly those of the plain module. Otherwise an accelerator's generator is saved still, since one
+thread at a time draws from it; the CPU's is shared by all workers, and treated in one of two ways, by partition:
 
-    saved      the states of the default generators are saved before the first pass and put back for the recomputation.
-               Right as long as nobody else draws from them meanwhile; exactly the numbers of the plain module.
-    own        generators of the task's own, seeded from (batch, i, j), see :mod:`gpipe_bench.engine.redirect`. For
-               generators that parallel workers share: those of the CPU.
-    none       the partition draws no random numbers, so nothing is done.
+    own        the task draws from a generator of its own, seeded from (batch, i, j), see
+               :mod:`gpipe_bench.engine.redirect`.
+    none       the partition does not draw from it, so nothing is done.
 
-A pipeline whose tasks cannot run at the same time uses ``saved``. Otherwise a partition's first pass in each training
-mode runs with ``own``, which also shows what it draws; from then on it uses what fits. Should a layer draw for the
-first time later (it may draw under a condition), the default generator's state gives it away at the end of the forward
-pass; recomputations of that batch then watch what they draw, and raise rather than train on another mask.
+A partition's first pass in each training mode runs with ``own``, which also shows what it draws. Should a layer draw
+for the first time later (it may draw under a condition), the state of the CPU's generator gives it away at the end of
+the forward pass; recomputations of that batch then watch what they draw, and raise rather than train on another mask.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.redirect import Redirect, default_generator
+from gpipe_bench.engine.redirect import Redirect, default_generator, in_task
 from gpipe_bench.errors import RandomnessError
 
 __all__ = ["Draws", "Randomness"]
@@ -60,13 +60,14 @@ class Randomness:
         """How partition j gets its random numbers."""
         return self._ways.get((j, training), _UNKNOWN)
 
-    def learn(self, j: int, training: bool, drew: set[str]) -> None:
-        """Remember from which device types partition j was seen to draw."""
-        shared = "cpu" in drew or drew - {self._devices[j].type}
-        way = _OWN if shared else _SAVED if drew else _NONE
-        known = self.way(j, training)
-        if known == _UNKNOWN or way == _OWN or (way == _SAVED and known == _NONE):
-            self._ways[j, training] = way
+    def learn(self, j: int, training: bool, drew: bool) -> None:
+        """Remember whether partition j was seen to draw from a generator that it shares."""
+        if drew or self.way(j, training) == _UNKNOWN:
+            self._ways[j, training] = _OWN if drew else _NONE
+
+    def forget(self, training: bool) -> None:
+        """Find out anew which partitions draw."""
+        self._ways = {key: way for key, way in self._ways.items() if key[1] != training or way == _OWN}
 
     def device(self, j: int) -> torch.device:
         """The device of partition j."""
@@ -82,6 +83,7 @@ class Batch:
         self.suspect = False
         self.drew = False
         self.concurrent = concurrent
+        self.nested = concurrent and in_task()
         self._before = torch.default_generator.get_state() if concurrent else None
         self._seed = b"" if self._before is None else _digest(self._before)
 
@@ -112,7 +114,7 @@ class Draws:
         i: its micro-batch.
         j: its partition.
         way: ``unknown``, ``none``, ``saved`` or ``own``.
-        states: for ``saved``: generators and the states in which the first pass found them.
+        states: generators that the first pass drew from as they are, and the states in which it found them.
     """
 
     batch: Batch
@@ -121,31 +123,40 @@ class Draws:
     way: str
     states: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
+    @property
+    def _device(self) -> torch.device:
+        return self.batch.randomness.device(self.j)
+
     def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
         """For the first pass; ``again`` says whether a recomputation will follow."""
-        if self.way in (_UNKNOWN, _OWN):
-            return self._own()
-        return self._saved() if self.way == _SAVED and again else nullcontext()
+        own = self.way in (_UNKNOWN, _OWN)
+        saved = again and (self.way == _SAVED or self._device.type != "cpu")
+        if own and saved:
+            return _both(self._saved(), self._own())
+        return self._own() if own else self._saved() if saved else nullcontext()
 
     def replay(self) -> AbstractContextManager[object]:
         """For the recomputation: the same numbers once more."""
         if self.way in (_UNKNOWN, _OWN):
-            return self._own()
-        if self.way == _SAVED:
-            return self._restored()
-        return self._watched() if self.batch.suspect else nullcontext()
+            return _both(self._restored(), self._own()) if self.states else self._own()
+        if self.way == _NONE and self.batch.suspect:
+            return _both(self._restored(), self._watched())
+        return self._restored() if self.states else nullcontext()
+
+    def _redirect(self) -> Redirect:
+        keep = None if self._device.type == "cpu" else self._device.type
+        return Redirect(self.batch.seed(self.i, self.j), keep, nested=self.batch.nested)
 
     @contextmanager
     def _own(self) -> Iterator[None]:
-        with Redirect(self.batch.seed(self.i, self.j)) as redirect:
+        with self._redirect() as redirect:
             yield
-        self.batch.drew |= bool(redirect.drew)
+        self.batch.drew |= redirect.drew
         self.batch.randomness.learn(self.j, self.batch.training, redirect.drew)
 
     @contextmanager
     def _saved(self) -> Iterator[None]:
-        # Among concurrent tasks only a generator that no other worker uses can be saved.
-        devices = {self.batch.randomness.device(self.j)}
+        devices = {self._device}
         if not self.batch.concurrent:
             devices.add(torch.device("cpu"))
         before = [(generator, generator.get_state()) for generator in map(default_generator, devices)]
@@ -170,14 +181,20 @@ class Draws:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        with Redirect(self.batch.seed(self.i, self.j)) as redirect:
+        with self._redirect() as redirect:
             yield
         if redirect.drew:
-            self.batch.randomness.learn(self.j, self.batch.training, redirect.drew)
+            self.batch.randomness.forget(self.batch.training)
             raise RandomnessError(
                 f"random numbers of partition {self.j} must be drawn from the first batch on, got the first draw in a "
                 "later batch, whose masks cannot be reproduced; run the batch again: from now on they can"
             )
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def _digest(state: Tensor) -> bytes:

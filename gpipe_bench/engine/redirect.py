@@ -12,15 +12,22 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Redirect", "default_generator"]
+from gpipe_bench.errors import RandomnessError
+
+__all__ = ["Redirect", "default_generator", "in_task"]
 
 _swap_lock = threading.Lock()
+_CHECKPOINT = torch.utils.checkpoint.__file__
+_STAGE = str(Path(__file__).with_name("stage.py"))
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -42,16 +49,24 @@ class Redirect(TorchDispatchMode):
 
     Args:
         seed: the task's; equal seeds and operators give equal numbers, on one device type.
+        keep: device type whose random operators draw as ever.
+        nested: whether the task belongs to a pipeline in a layer of another one.
 
     Attributes:
-        drew: device types from which random numbers were drawn.
+        drew: whether random numbers were drawn, other than those of ``keep``.
+
+    Raises:
+        RandomnessError: a number is drawn where somebody else will want to draw it again, without the generators of
+            the task: within PyTorch's own checkpoint, or in a pipeline in a layer of another one.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, keep: str | None = None, *, nested: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         self._seed = seed
+        self._keep = keep
+        self._nested = nested
         self._generators: dict[torch.device, torch.Generator] = {}
-        self.drew: set[str] = set()
+        self.drew = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -82,7 +97,10 @@ class Redirect(TorchDispatchMode):
         if not _is_random(func):
             return func(*args, **kwargs)
         device = _device_of(args, kwargs)
-        self.drew.add(device.type)
+        if device.type == self._keep:
+            return func(*args, **kwargs)
+        self.drew = True
+        _check_drawn_once(nested=self._nested)
         if _takes_generator(func):
             if kwargs.get("generator") is None and not _given_by_position(func, args):
                 kwargs = {**kwargs, "generator": self._generator(device)}
@@ -107,6 +125,41 @@ class Redirect(TorchDispatchMode):
             finally:
                 own.set_state(shared.get_state())
                 shared.set_state(before)
+
+
+def in_task() -> bool:
+    """Whether a task of a pipeline is running in this thread."""
+    return any(_is_task(frame) for frame in _stack())
+
+
+def _check_drawn_once(*, nested: bool) -> None:
+    """Refuse a number that somebody else will want to draw again."""
+    if nested:
+        raise RandomnessError(_refusal("a pipeline", "make its layers partitions of the outer one"))
+    for frame in _stack():
+        if frame.f_code.co_filename == _CHECKPOINT:
+            raise RandomnessError(_refusal("torch.utils.checkpoint", "let the pipeline checkpoint instead"))
+        if _is_task(frame):
+            return
+
+
+def _stack() -> Iterator[FrameType]:
+    """Frames of this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - of the interpreter, documented
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_task(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "__call__" and frame.f_code.co_filename == _STAGE
+
+
+def _refusal(got: str, advice: str) -> str:
+    return (
+        f"layers of a pipeline whose partitions share the CPU's random numbers must draw them directly, got a draw "
+        f"within {got} in a layer, which would recompute with others; {advice}"
+    )
 
 
 @functools.cache

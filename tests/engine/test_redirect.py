@@ -44,7 +44,7 @@ X = torch.ones(8, 8)
 def drawn(name: str, seed: int):
     with Redirect(seed) as redirect:
         values = OPERATORS[name](X)
-    assert redirect.drew == {"cpu"}
+    assert redirect.drew
     return values.detach()
 
 
@@ -88,7 +88,7 @@ def test_operators_that_draw_nothing_are_not_counted():
     layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5).eval())
     with Redirect(5) as quiet:
         layers(X)
-    assert (redirect.drew, quiet.drew) == ({"cpu"}, set())
+    assert (redirect.drew, quiet.drew) == (True, False)
 
 
 def test_other_threads_draw_as_ever():
@@ -109,3 +109,12 @@ def test_gradients_pass_through_redirected_operators():
         y = functional.dropout(x, 0.5)
     y.sum().backward()
     torch.testing.assert_close(x.grad, y.detach())
+
+
+def test_draws_of_a_kept_device_type_are_as_ever():
+    torch.manual_seed(1)
+    expected = torch.rand(4)
+    torch.manual_seed(1)
+    with Redirect(5, keep="cpu") as redirect:
+        assert torch.equal(torch.rand(4), expected)
+    assert not redirect.drew

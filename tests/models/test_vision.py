@@ -198,6 +198,14 @@ def test_dropout_of_the_network_itself_follows_the_mode() -> None:
         assert torch.equal(*results[0]) is not training
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["timm/test_vit", "timm/test_resnet"])
+def test_a_network_of_another_dtype_is_cut_as_it_is(name: str, dtype: torch.dtype) -> None:
+    plain = original(name, size=32, classes=5).to(dtype).eval()
+    x = torch.rand(2, 3, 32, 32).to(dtype)
+    assert torch.equal(cut_network(copy.deepcopy(plain), 32).eval()(x), plain(x))
+
+
 def test_resnet101_has_the_published_parameters_and_layers_enough() -> None:
     spec = model_spec("torchvision/resnet101")
     with torch.device("meta"):

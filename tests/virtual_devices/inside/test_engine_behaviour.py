@@ -7,9 +7,11 @@ import time
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from gpipe_bench import Components, GPipe, is_recomputing
+from gpipe_bench.errors import RandomnessError
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from tests.virtual_devices.bed.races import find_races
 from tests.virtual_devices.bed.trace import recording
@@ -119,6 +121,65 @@ def test_equal_seeds_give_equal_dropout(checkpoint):
         return results[1]
 
     torch.testing.assert_close(gradients(checkpoint), gradients("never"))
+
+
+class Late(nn.Module):
+    """Weighted dropout, and on demand a mask from the CPU: from ones on, gradient and output must be equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+        self.dropout = nn.Dropout(0.5)
+        self.host = False
+
+    def forward(self, x):
+        y = self.dropout(x * self.weight)
+        return y * torch.rand(64, dtype=torch.float64).to(y.device) if self.host else y
+
+
+def gradient_is_output(pipe):
+    x = torch.ones(8, 64, dtype=torch.float64, device=PLACES[0]).requires_grad_()
+    output = pipe(x)
+    output.sum().backward()
+    return torch.equal(x.grad.cpu(), output.cpu())
+
+
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+@pytest.mark.parametrize("label", LABELS)
+def test_dropout_that_begins_in_a_later_batch(label, backward):
+    pipe = pipe_of(Late(), Late(), m=4, label=label, backward=backward)
+    for layer in pipe:
+        layer.dropout.eval()
+    assert gradient_is_output(pipe)
+    for layer in pipe:
+        layer.dropout.train()
+    assert gradient_is_output(pipe)
+    assert gradient_is_output(pipe)
+
+
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+def test_dropout_of_a_device_beside_numbers_of_the_cpu_that_begin_later(backward):
+    pipe = pipe_of(Late(), Late(), m=4, backward=backward)
+    assert gradient_is_output(pipe)
+    for layer in pipe:
+        layer.host = True
+    with pytest.raises(RandomnessError, match="run the batch again"):
+        gradient_is_output(pipe)
+    assert gradient_is_output(pipe)
+    assert gradient_is_output(pipe)
+
+
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+def test_a_backward_pass_that_a_device_calls_within_its_own(backward):
+    layers = [Mix() for _ in range(3)]
+    plain = nn.Sequential(*copy.deepcopy(layers)).double()
+    pipe = pipe_of(*layers, m=4, backward=backward)
+    score(plain(batch(8))).backward()
+    # The outer recomputation runs backward in the thread of the first device, which is needed for tasks too.
+    outer = torch.utils.checkpoint.checkpoint(pipe, batch(8, PLACES[0]).requires_grad_(), use_reentrant=True)
+    score(outer).backward()
+    found = [parameter.grad.cpu() for parameter in pipe.parameters()]
+    torch.testing.assert_close(found, [parameter.grad for parameter in plain.parameters()])
 
 
 class Split(nn.Module):

@@ -1,0 +1,43 @@
+"""The flags of a task are those of the thread that runs it."""
+
+from __future__ import annotations
+
+import threading
+
+from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
+
+
+def flags():
+    return is_checkpointing(), is_recomputing()
+
+
+def test_blocks_nest():
+    seen = [flags()]
+    with set_flags(checkpointing=True):
+        seen.append(flags())
+        with set_flags(recomputing=True):
+            seen.append(flags())
+        seen.append(flags())
+    assert [*seen, flags()] == [(False, False), (True, False), (False, True), (True, False), (False, False)]
+
+
+def test_another_thread_has_flags_of_its_own():
+    seen = []
+
+    def other():
+        seen.append(flags())
+        with set_flags(checkpointing=True):
+            entered.set()
+            left.wait(timeout=30)
+        seen.append(flags())
+
+    entered, left = threading.Event(), threading.Event()
+    thread = threading.Thread(target=other)
+    with set_flags(recomputing=True):
+        thread.start()
+        assert entered.wait(timeout=30)
+        assert flags() == (False, True)
+    left.set()
+    thread.join()
+    assert seen == [(False, False), (False, False)]
+    assert flags() == (False, False)
