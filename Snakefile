@@ -59,7 +59,7 @@ include: "workflows/rules/report.smk"
 
 
 rule all:
-    """Every experiment, its figures, the reference figures and the check of the results; within ten minutes."""
+    """Every experiment, its figures, the reference figures and the check of the results."""
     input:
         rules.ablation.input,
         rules.speed.input,

@@ -72,13 +72,49 @@ def errors_table(records: Sequence[Record]) -> str:
     return markdown(["benchmark", "predicted cells", "mean absolute error", "largest"], lines)
 
 
+def races(folder: Path = REFERENCE) -> list[Record]:
+    """Rows of the race of pipelines, of the first machine that has some."""
+    path = min(folder.glob("measured/*/peers.csv"))
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def peers_table(records: Sequence[Record]) -> str:
+    """A line per contender, a column per network and checkpoint mode: throughput over the single-threaded loop's."""
+    rows = [record for record in records if record["workload"] != "cells"]
+    cases = list(dict.fromkeys((record["workload"], record["checkpoint"]) for record in rows))
+    found = {(record["contender"], record["workload"], record["checkpoint"]): record for record in rows}
+    names = dict.fromkeys(record["contender"] for record in rows)
+    lines = [[f"`{name}`", *(_ratio(found.get((name, *case))) for case in cases)] for name in names]
+    loops = [found["loop", *case] for case in cases]
+    limits = [float(loop["limit_samples_per_s"]) / float(loop["throughput_samples_per_s"]) for loop in loops]
+    lines.append(["limit", *(f"{limit:.2f}" for limit in limits)])
+    return markdown(["contender", *(f"`{workload}`, `{mode}`" for workload, mode in cases)], lines)
+
+
+def host_table(records: Sequence[Record]) -> str:
+    """A line per checkpoint mode and number of partitions: host time per cell over torchgpipe's, with most cells."""
+    rows = [record for record in records if record["workload"] == "cells"]
+    most = max(rows, key=lambda record: int(record["chunks"]))["chunks"]
+    names = [name for name in dict.fromkeys(r["contender"] for r in rows) if name.startswith(("engine", "fairscale"))]
+    found = {(r["contender"], r["checkpoint"], r["partitions"]): r for r in rows if r["chunks"] == most}
+    lines = [
+        [f"`{mode}`, n = {n}, m = {most}", *(_ratio(found.get((name, mode, n))) for name in names)]
+        for mode, n in dict.fromkeys((record["checkpoint"], record["partitions"]) for record in rows)
+    ]
+    return markdown(["cells", *(f"`{name}`" for name in names)], lines)
+
+
 TABLES: Final[Mapping[str, Callable[[Sequence[Record]], str]]] = {
     "errors": errors_table,
     "ablation": cells_table("ablation"),
     "speed": cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed"),
     "unet-memory": cells_table("unet-memory"),
     "amoebanet-d-memory": cells_table("amoebanet-d-memory"),
+    "peers": peers_table,
+    "peers-host": host_table,
 }
+"""Makes each table from predictions, or those named after the peers from their race."""
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -96,8 +132,21 @@ def rendered(text: str, folder: Path = REFERENCE) -> str:
     names = [found.group(2) for found in _BLOCK.finditer(text)]
     if sorted(names) != sorted(TABLES):
         raise ValueError(f"tables must be {', '.join(TABLES)}, each once, got {', '.join(names)}; mend the marks")
-    records = predictions(folder)
-    return _BLOCK.sub(lambda found: f"{found.group(1)}\n{TABLES[found.group(2)](records)}\n{found.group(3)}", text)
+    predicted, raced = predictions(folder), races(folder)
+
+    def table(name: str) -> str:
+        return TABLES[name](raced if name.startswith("peers") else predicted)
+
+    return _BLOCK.sub(lambda found: f"{found.group(1)}\n{table(found.group(2))}\n{found.group(3)}", text)
+
+
+def _ratio(record: Record | None) -> str:
+    """A ratio with its interval, or what happened instead."""
+    if record is None or record["status"] != "ok":
+        return "" if record is None else record["status"]
+    if record["ratio"] == record["ratio_low"] == record["ratio_high"]:
+        return f"{float(record['ratio']):.2f}"
+    return f"{float(record['ratio']):.2f} ({float(record['ratio_low']):.2f}-{float(record['ratio_high']):.2f})"
 
 
 def _pair(record: Record | None) -> list[str]:

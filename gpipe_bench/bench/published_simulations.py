@@ -6,8 +6,10 @@ those of a whole mini-batch.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.published import published_rows
@@ -56,11 +58,17 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
     results = []
     for setting, row in zip(settings, printed, strict=True):
         own = replace(row, evidence="simulated", status="ok", reason="", profile=_PROFILE, flavour="published",
-                      repeat=0, **_NOT_SIMULATED, **facts)  # fmt: skip
+                      repeat=0, config_sha256=_digest(setting), **_NOT_SIMULATED, **facts)  # fmt: skip
         results.append(_result(setting, own, runs))
         if report:
             report(results[-1].row)
     return results
+
+
+def _digest(setting: Setting) -> str:
+    """Of all that decides the row, as :attr:`gpipe_bench.bench.settings.PipelineSettings.config_sha256` is of a cell."""
+    settings = {**asdict(setting), "profile": _PROFILE, "flavour": "published"}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _result(setting: Setting, row: Row, runs: Any) -> RawResult:

@@ -1,0 +1,34 @@
+"""The committed figures are those of the committed reference tables, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpipe_bench.catalogue import REFERENCE, reference_figures
+from gpipe_bench.figures.reference import draw_reference
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMITTED = ROOT / "figures" / "reference"
+
+
+@pytest.fixture(scope="module")
+def redrawn(tmp_path_factory):
+    out = tmp_path_factory.mktemp("redrawn")
+    list(draw_reference(out, ROOT / REFERENCE))
+    return out
+
+
+def files(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*.*"))}
+
+
+def test_there_is_a_figure_for_each_table():
+    expected = {path.relative_to(COMMITTED) for f in reference_figures(ROOT / REFERENCE) for path in f.paths(COMMITTED)}
+    assert set(files(COMMITTED)) == expected
+
+
+def test_redrawn_figures_are_the_committed_ones(redrawn):
+    committed, again = files(COMMITTED), files(redrawn)
+    assert [str(path) for path in again if again[path] != committed.get(path)] == []
