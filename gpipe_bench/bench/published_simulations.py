@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.published import published_rows
@@ -54,7 +55,7 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
         known = list(dict.fromkeys(setting.table for setting in published_settings()))
         raise ConfigError([f"table must be one of {', '.join(known)}, got {table!r}; {nearest(table, known)}"])
     runs = PublishedRuns(load_profile(_PROFILE))
-    facts = simulation_facts()
+    facts = {**simulation_facts(), "torch": version("torch").partition("+")[0]}
     results = []
     for setting, row in zip(settings, printed, strict=True):
         own = replace(row, evidence="simulated", status="ok", reason="", profile=_PROFILE, flavour="published",
@@ -66,7 +67,7 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
 
 
 def _digest(setting: Setting) -> str:
-    """Of all that decides the row, as :attr:`gpipe_bench.bench.settings.PipelineSettings.config_sha256` is of a cell."""
+    """Of all that decides the row, as :attr:`gpipe_bench.bench.settings.PipelineSettings.config_sha256` of a cell."""
     settings = {**asdict(setting), "profile": _PROFILE, "flavour": "published"}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
