@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.errors import ConfigError
 from models.arguments import Argument, Value, Values, format_value, nearest, read_text
+from models.classification import class_labels, cross_entropy
 from models.spec import ModelSpec
 from models.vision import FAMILIES, is_vision, vision_spec
 
@@ -98,18 +99,6 @@ def _amoebanet_d(arguments: Values) -> nn.Sequential:
     )
 
 
-def _classes(batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device) -> Tensor:
-    import torch
-
-    return torch.randint(int(arguments["classes"]), (batch_size,), generator=generator, device=device)
-
-
-def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    from torch.nn import functional
-
-    return functional.cross_entropy(output, target)
-
-
 AMOEBANET_D: Final = ModelSpec(
     name="amoebanet-d",
     arguments=MappingProxyType(
@@ -126,8 +115,8 @@ AMOEBANET_D: Final = ModelSpec(
     network=_amoebanet_d,
     layers=lambda a: int(a["L"]) + 6,
     input_shape=lambda a: (3, int(a["size"]), int(a["size"])),
-    target=_classes,
-    loss=_cross_entropy,
+    target=class_labels,
+    loss=cross_entropy,
     rules=lambda a: _size_problems(a, 32, "2^5"),
     source="Real et al., arXiv 1802.01548; (L, D) of GPipe, Huang et al., arXiv 1811.06965",
 )
@@ -164,8 +153,8 @@ VIT: Final = ModelSpec(
     network=_vit,
     layers=lambda a: 2 * int(a["L"]) + 2,
     input_shape=lambda a: (3, int(a["size"]), int(a["size"])),
-    target=_classes,
-    loss=_cross_entropy,
+    target=class_labels,
+    loss=cross_entropy,
     rules=_vit_problems,
     source="Dosovitskiy et al., arXiv 2010.11929: by default ViT-H/14",
 )

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.errors import ConfigError, UnsupportedError
 from models.arguments import Argument, Values, nearest
+from models.classification import class_labels, cross_entropy
 from models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from models.pieces import Piece
-    from models.spec import Device
 
 __all__ = ["FAMILIES", "cut_network", "is_vision", "original", "vision_spec"]
 
@@ -66,8 +65,8 @@ def vision_spec(name: str) -> ModelSpec:
         network=lambda values: _chain(name, builder(values), values),
         layers=lambda values: len(_pieces(name, tuple(values.items()))),
         input_shape=lambda values: (3, int(values["size"]), int(values["size"])),
-        target=_classes,
-        loss=_cross_entropy,
+        target=class_labels,
+        loss=cross_entropy,
         rules=lambda _: (),
         source=f"{network} of {library} {metadata.version(library)}",
     )
@@ -195,15 +194,3 @@ FAMILIES: Final[Mapping[str, Callable[[str], tuple[Any, int, list[str]]]]] = Map
     {"timm": _timm, "torchvision": _torchvision}
 )
 """Libraries, by the prefix of their models."""
-
-
-def _classes(batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device) -> Tensor:
-    import torch
-
-    return torch.randint(int(arguments["classes"]), (batch_size,), generator=generator, device=device)
-
-
-def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    from torch.nn import functional
-
-    return functional.cross_entropy(output, target)

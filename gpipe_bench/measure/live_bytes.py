@@ -16,48 +16,20 @@ partition that next computes with it. Workspaces inside kernels are not seen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor, nn
 
-# PyTorch has no public way to switch a mode on in one call and off in another: TorchDispatchMode.__enter__ also keeps
-# process-wide flags, which threads that overlap would restore in the wrong order.
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
-
 from gpipe_bench.engine.observer import Task
 from gpipe_bench.measure.backward_nodes import BackwardNodes
 from gpipe_bench.measure.ledger import Ledger
+from gpipe_bench.measure.watch import Watch, is_watched, switch_off, switch_on
 from gpipe_bench.timeline import COPY_KINDS
 
 __all__ = ["LiveBytes"]
-
-
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves these two untyped
-    """Shows each operation of one thread to a :class:`LiveBytes`; to nobody once that is closed."""
-
-    def __init__(self, owner: LiveBytes) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # likewise
-        self.owner = owner
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
-        return False
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        results = func(*args, **(kwargs or {}))
-        self.owner.account(list(_tensors((args, kwargs))), list(_tensors(results)))
-        return results
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +38,7 @@ class _Running:
 
     task: Task
     among: list[_Running]
-    watch: _Watch | None = None
+    watch: Watch | None = None
 
 
 class _Thread(threading.local):
@@ -98,7 +70,7 @@ class LiveBytes:
             self._partitions, self._default = list(partitions), None
         self._ledger = Ledger(len(self._partitions))
         self._thread = _Thread()
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
 
     @property
     def peak_bytes(self) -> list[int]:
@@ -118,21 +90,21 @@ class LiveBytes:
     def __enter__(self) -> Self:
         for j, partition in enumerate(self._partitions):
             self._ledger.enter(_state(partition), j)
-        self._watch = self._switch_on()
+        self._watch = switch_on(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         watch, self._watch = self._watch, None
-        _switch_off(watch)
+        switch_off(watch)
         self._thread.nodes.clear()
 
     def start(self, task: Task) -> _Running:
         """Count what this thread allocates to the partition of ``task``."""
         running = _Running(task, self._thread.running)
-        if not any(isinstance(mode, _Watch) and mode.owner is self for mode in _get_current_dispatch_mode_stack()):
-            running.watch = self._switch_on()
+        if not is_watched(self):
+            running.watch = switch_on(self)
         running.among.append(running)
         if task.kind == "backward":
             self._thread.nodes.begin(task.partition)
@@ -148,7 +120,7 @@ class LiveBytes:
         if token in token.among:
             token.among.remove(token)
         watch, token.watch = token.watch, None
-        _switch_off(watch)
+        switch_off(watch)
 
     def account(self, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Enter one operation, which this thread has just run."""
@@ -170,20 +142,6 @@ class LiveBytes:
         owner = self._ledger.owner(operands) if owner is None else owner
         return self._default if owner is None else owner
 
-    def _switch_on(self) -> _Watch:
-        watch = _Watch(self)
-        _push_mode(watch)
-        return watch
-
-
-def _switch_off(watch: _Watch | None) -> None:
-    """Switch a mode off that this thread switched on.
-
-    One that is not on top was switched on inside an autograd node, which has taken it away since.
-    """
-    if watch is not None and _get_current_dispatch_mode_stack()[-1:] == [watch]:
-        _pop_mode()
-
 
 def _state(partition: nn.Module) -> Iterator[Tensor]:
     yield from partition.buffers()
@@ -191,13 +149,3 @@ def _state(partition: nn.Module) -> Iterator[Tensor]:
         yield parameter
         if parameter.grad is not None:
             yield parameter.grad
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))

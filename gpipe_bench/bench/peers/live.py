@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-# PyTorch has no public way to switch a mode on in one call and off in another; see gpipe_bench.measure.live_bytes.
-from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
-from torch.utils._pytree import tree_leaves
-
 from gpipe_bench.measure.ledger import Ledger
 from gpipe_bench.measure.memory import has_memory_statistics, peak_memory, reset_peak_memory
+from gpipe_bench.measure.watch import switch_on
 
 __all__ = ["AllocatorPeak", "LiveBytesOfAll", "Peak", "peak_counter"]
 
@@ -39,35 +36,21 @@ class Peak(Protocol):
         """The most bytes alive at once so far."""
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves these two untyped
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # likewise
-        self._ledger = ledger
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports torch.compile's machinery only to keep it away from this mode.
-        return False
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        results = func(*args, **(kwargs or {}))
-        self._ledger.enter((leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)), 0)
-        return results
-
-
 class LiveBytesOfAll:
     """Counts from now on in this thread and in those that start from now on; for the rest of the process."""
 
     def __init__(self) -> None:
         self._ledger = Ledger(1)
         threading.setprofile(self._start)
-        self._push()
+        switch_on(self)
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that were made before."""
         self._ledger.enter(tensors, 0)
+
+    def account(self, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:  # noqa: ARG002 - an accountant's
+        """Count what an operation gave."""
+        self._ledger.enter(results, 0)
 
     def peak_bytes(self) -> int:
         """The most bytes alive at once so far."""
@@ -76,10 +59,7 @@ class LiveBytesOfAll:
     def _start(self, frame: FrameType, event: str, argument: Any) -> None:  # noqa: ARG002 - what Python calls
         """Called by a new thread at its first function call, and never again."""
         sys.setprofile(None)
-        self._push()
-
-    def _push(self) -> None:
-        _push_mode(_Watch(self._ledger))
+        switch_on(self)
 
 
 class AllocatorPeak:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from models.arguments import Argument, Values
+from models.classification import class_labels, cross_entropy
 from models.spec import ModelSpec
 from models.table import UNET
 
@@ -59,18 +60,6 @@ def _convnet(arguments: Values) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-def _labels(batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device) -> Tensor:
-    import torch
-
-    return torch.randint(int(arguments["classes"]), (batch_size,), generator=generator, device=device)
-
-
-def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    from torch.nn import functional
-
-    return functional.cross_entropy(output, target)
-
-
 TINY: Final = ModelSpec(
     name="tiny",
     arguments=MappingProxyType(
@@ -100,8 +89,8 @@ CONVNET: Final = ModelSpec(
     network=_convnet,
     layers=lambda a: 2 * int(a["L"]) + 3,
     input_shape=lambda a: (3, int(a["size"]), int(a["size"])),
-    target=_labels,
-    loss=_cross_entropy,
+    target=class_labels,
+    loss=cross_entropy,
     rules=lambda _: (),
     source="none: 3x3 convolutions of one width",
 )

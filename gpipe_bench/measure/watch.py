@@ -1,0 +1,77 @@
+"""The tensor operations of one thread, below autograd, shown to whoever counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+# PyTorch has no public way to switch a mode on in one call and off in another: TorchDispatchMode.__enter__ also keeps
+# process-wide flags, which threads that overlap would restore in the wrong order.
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+__all__ = ["Accountant", "Watch", "is_watched", "switch_off", "switch_on"]
+
+
+class Accountant(Protocol):
+    """Counts operations; any thread may call it."""
+
+    def account(self, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Enter one operation, which this thread has just run."""
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves these two untyped
+    """A mode that shows each operation of its thread to ``owner``."""
+
+    def __init__(self, owner: Accountant) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self.owner = owner
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        self.owner.account(list(_tensors((args, kwargs))), list(_tensors(results)))
+        return results
+
+
+def is_watched(owner: Accountant) -> bool:
+    """Whether this thread shows its operations to ``owner``."""
+    return any(isinstance(mode, Watch) and mode.owner is owner for mode in _get_current_dispatch_mode_stack())
+
+
+def switch_on(owner: Accountant) -> Watch:
+    """Show the operations of this thread to ``owner`` from now on."""
+    watch = Watch(owner)
+    _push_mode(watch)
+    return watch
+
+
+def switch_off(watch: Watch | None) -> None:
+    """Switch a mode off that this thread switched on.
+
+    One that is not on top was switched on inside an autograd node, which has taken it away since.
+    """
+    if watch is not None and _get_current_dispatch_mode_stack()[-1:] == [watch]:
+        _pop_mode()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
