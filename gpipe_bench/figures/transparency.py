@@ -126,7 +126,10 @@ def _strip(page: Page, title: str, draw: Callable[[Axes], None], height_in: floa
     page.strip(0.36 + height_in + 0.33, body)
 
 
-def _line(axes: Axes, records: Sequence[Record], xy: tuple[str, str], style: str, label: str) -> None:
+def _line(
+    axes: Axes, records: Sequence[Record], xy: tuple[str, str], style: str, label: str, *, beneath: bool = False
+) -> None:
+    """Draw the median over seeds; ``beneath``: broad, to be seen where another line lies on it."""
     x, y = xy
     by_seed: dict[str, dict[int, float]] = {}
     for record in records:
@@ -138,7 +141,11 @@ def _line(axes: Axes, records: Sequence[Record], xy: tuple[str, str], style: str
             axes.plot(places, [values[k] for k in places], color=colour, linewidth=0.3, alpha=0.5)
     middle = [median(values[k] for values in by_seed.values()) for k in places]
     every = max(1, len(places) // 8)
-    axes.plot(places, middle, color=colour, linestyle=dash, marker=marker, markersize=2.4, markevery=every, label=label)
+    width, size = (2.4, 4.0) if beneath else (0.9, 2.4)
+    axes.plot(
+        places, middle, color=colour, linestyle=dash, linewidth=width,
+        marker=marker, markersize=size, markevery=every, label=label,
+    )  # fmt: skip
 
 
 def _of(records: Sequence[Record], arm: str, checkpoint: str = "", deferred: str = "") -> list[Record]:
@@ -147,7 +154,7 @@ def _of(records: Sequence[Record], arm: str, checkpoint: str = "", deferred: str
 
 
 def _losses(axes: Axes, steps: Sequence[Record]) -> None:
-    _line(axes, _of(steps, "plain"), ("step", "loss"), "plain", "plain")
+    _line(axes, _of(steps, "plain"), ("step", "loss"), "plain", "plain", beneath=True)
     _line(axes, _of(steps, "pipeline", "except_last", "True"), ("step", "loss"), "deferred", "pipeline")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("step")

@@ -65,7 +65,11 @@ def why_figure(rows: Sequence[Row]) -> Figure:
     page.space(0.05)
     page.strip(0.30, _draw_legend)
     page.space(0.03)
-    page.paragraph("Number above a bar: share of idle time, that is bubble and imbalance.", colour=FAINT)
+    page.paragraph(
+        "Number above a bar: share of idle time, that is bubble and imbalance. A line above its bar: recomputation ran "
+        "in the bubble.",
+        colour=FAINT,
+    )
     return page.render()
 
 
@@ -130,7 +134,7 @@ def _sentence(key: str, verb: str, ends: tuple[Point, Point], changes: dict[str,
 def _draw(frame: Frame, names: tuple[str, str], points: Sequence[Point]) -> None:
     axes = frame.axes(_LEFT_IN, WIDTH_IN - _LEFT_IN - _RIGHT_IN, _TOP_IN, _HEIGHT_IN)
     axis, key = names
-    good = [point.device_ms for point in points if point.throughput is not None]
+    good = [max(point.device_ms, point.ideal_ms) for point in points if point.throughput is not None]
     top = max(good, default=1.0) * 1.02
     axes.set(xlim=(-0.6, len(points) - 0.4), ylim=(0, top))
     axes.grid(axis="y", linewidth=0.3, color=RULE)
@@ -157,7 +161,7 @@ def _draw_marks(axes: Axes, x: int, point: Point, top: float) -> None:
         return
     axes.plot([x - 0.42, x + 0.42], [point.ideal_ms] * 2, color=OKABE_ITO["vermilion"], linewidth=1.2, zorder=4)
     idle = point.shares["bubble"] + point.shares["imbalance"]
-    axes.text(x, point.device_ms + top * 0.015, f"{idle:.0%}", ha="center", va="bottom")
+    axes.text(x, max(point.device_ms, point.ideal_ms) + top * 0.02, f"{idle:.0%}", ha="center", va="bottom")
 
 
 def _draw_legend(frame: Frame) -> None:
