@@ -92,7 +92,10 @@ class Allocator:
         peak_allocated: the most so far.
         peak_reserved: the most so far.
         flushes: how often cached segments were given back for want of memory.
+        tallies: whether it only counts bytes, see :class:`gpipe_bench.simulator.tally.Tally`.
     """
+
+    tallies = False
 
     def __init__(self, clock: Watch, capacity: int = 0, device: int = 0) -> None:
         self.live = self.allocated = self.reserved = self.flushes = 0

@@ -154,8 +154,12 @@ def _out_of_memory(
     workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any], error: OutOfMemory
 ) -> Simulation:
     """What the device that was full would have needed, found by a run without limit."""
-    whole = run(workload, _Unlimited(profile), replace(settings, steps=1))
-    shortage = Shortage(error.device, whole.peak_reserved_bytes[error.device] / GIB, error.capacity / GIB)
+    device, machine, one_step = error.device, _Unlimited(profile), replace(settings, steps=1)
+    needed = run(workload, machine, replace(one_step, tally=True)).peak_live_bytes[device]
+    if needed <= error.capacity:
+        # Only the allocator's segments do not fit.
+        needed = run(workload, machine, one_step).peak_reserved_bytes[device]
+    shortage = Shortage(device, needed / GIB, error.capacity / GIB)
     return Simulation(
         status="oom",
         reason=(

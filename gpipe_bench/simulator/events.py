@@ -87,6 +87,7 @@ class _Simulation:
                 capacity=machine.capacity_bytes,
                 riding=riding,
                 keeps_gradients=settings.flavour == "published",
+                tally=settings.tally,
             )
             if settings.memory
             else None

@@ -12,6 +12,7 @@ from gpipe_bench.simulator.clock import Clock
 from gpipe_bench.simulator.graph import Node
 from gpipe_bench.simulator.passes import Graph, Passes, drop_all
 from gpipe_bench.simulator.places import Places
+from gpipe_bench.simulator.tally import Tally
 from gpipe_bench.simulator.workload import Workload
 
 __all__ = ["Memory"]
@@ -30,6 +31,7 @@ class Memory:
         capacity: bytes of each device; 0 for no limit.
         riding: whether skips ride through the partitions between.
         keeps_gradients: whether gradients are set to zero between steps, rather than given up.
+        tally: whether to count the bytes of tensors only.
 
     Attributes:
         devices: an allocator each.
@@ -44,8 +46,10 @@ class Memory:
         capacity: int,
         riding: bool,
         keeps_gradients: bool = False,
+        tally: bool = False,
     ) -> None:
-        self.devices = [Allocator(clock, capacity, device) for device in range(places.count)]
+        allocator = Tally if tally else Allocator
+        self.devices = [allocator(clock, capacity, device) for device in range(places.count)]
         self._flushes = [0] * places.count
         self._sent: list[Block] = []
         self._work = workload

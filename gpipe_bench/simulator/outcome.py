@@ -48,6 +48,7 @@ class Settings:
             recomputations run on the thread of the CPU.
         marks: whether an observer marks backward passes without checkpoint.
         memory: whether to follow the allocators.
+        tally: with ``memory``, only count the bytes of tensors: no allocator, no limit.
         steps: training steps, back to back: the host does not wait for the devices between them.
     """
 
@@ -62,6 +63,7 @@ class Settings:
     left_out: frozenset[str] = frozenset()
     marks: bool = False
     memory: bool = True
+    tally: bool = False
     steps: int = 1
     backward: str = "autograd"
 

@@ -134,6 +134,8 @@ class Program:
         self._footprints = Footprints(), Footprints()
         self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._sums: dict[tuple[int, int], Spot] = {}
+        nothing: State = (), {}, {}
+        self._nowhere = Placed((_Done(nothing, {}, ()), _Done(nothing, dict.fromkeys(alive, (0, 0)), ())), 0, 0)
 
     def run(self, allocator: Allocator, stream: int, incoming: Placed | None = None) -> Placed | None:
         """Make the requests on a stream.
@@ -146,6 +148,9 @@ class Program:
         Returns:
             What is left in use; None, with nothing done, if the device is too full to make them in one go.
         """
+        if allocator.tallies:
+            allocator.count(self.live, 0, self.live_peak, 0)
+            return self._nowhere
         if self._rows[0] or self._rows[1]:
             allocator.collect()
         small, large = pools = allocator.pools(stream)

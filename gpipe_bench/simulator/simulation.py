@@ -52,7 +52,8 @@ class Shortage:
 
     Attributes:
         device: the first that was full.
-        needed_gib: what its allocator would hold at the most if it were large enough.
+        needed_gib: the most that its tensors take at the same time, which no allocator can do without; where that
+            would fit, what the allocator of a larger device would hold at the most.
         capacity_gib: what it has for tensors.
     """
 

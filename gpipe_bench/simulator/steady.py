@@ -65,7 +65,8 @@ def run_large(workload: Workload, machine: Machine, settings: Settings, whole: _
         settings: how.
         whole: runs a workload on the clock.
     """
-    if not foreseeable(workload, machine, settings):
+    quick = settings.tally and workload.m * workload.n < VERY_LARGE
+    if quick or not foreseeable(workload, machine, settings):
         return None
     devices = settings.devices or tuple(range(workload.n))
     tables = Tables(workload, machine, devices, settings.checkpoint)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import gpipe_bench.simulator
+import gpipe_bench.simulator.events
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator import Model, simulate
@@ -124,11 +124,36 @@ def test_a_step_that_does_not_fit(unet):
     assert (row.status, row.reason, row.peak_reserved_gib) == ("oom", step.reason, None)
 
 
-def test_what_does_not_fit_needs_what_a_larger_device_would_hold(unet):
-    whole = unet(balance=[49], chunks=1, steps=1)
+def of_memory(gib):
     profile = load_profile("p40")
-    small = profile.model_copy(update={"memory_gib": profile.context_gib + whole.peak_reserved_gib / 2})
-    assert unet(balance=[49], chunks=1, profile=small).shortage.needed_gib == whole.peak_reserved_gib
+    return profile.model_copy(update={"memory_gib": profile.context_gib + gib})
+
+
+@pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+@pytest.mark.parametrize("cut", [[49], [24, 25]])
+def test_what_does_not_fit_needs_what_its_tensors_take(unet, checkpoint, cut):
+    whole = unet(balance=cut, chunks=2, steps=1, checkpoint=checkpoint)
+    small = of_memory(whole.devices[0].peak_live_gib / 2)
+    shortage = unet(balance=cut, chunks=2, checkpoint=checkpoint, profile=small).shortage
+    assert shortage.needed_gib == whole.devices[shortage.device].peak_live_gib
+
+
+def test_where_tensors_fit_and_segments_do_not_it_needs_what_a_larger_device_would_hold(unet):
+    options = {"balance": [49], "batch_size": 1, "chunks": 1}
+    whole = unet(**options, steps=1)
+    small = of_memory(whole.devices[0].peak_live_gib + 2**-20)
+    assert unet(**options, profile=small).shortage.needed_gib == whole.peak_reserved_gib
+
+
+def test_how_much_a_large_run_needs(cache, monkeypatch):
+    monkeypatch.setattr(gpipe_bench.simulator.events, "LARGE", 16)
+    layers = nn.Sequential(*(nn.Linear(2**12, 2**12, device="meta") for _ in range(4)))
+    sample = torch.empty(1, 2**12, device="meta")
+    options = {"balance": [1] * 4, "batch_size": 2**16, "chunks": 16, "sample": sample, "checkpoint": "never"}
+    whole = simulate(layers, **options, profile=of_memory(10**6), cache=cache)
+    small = of_memory(whole.devices[0].peak_live_gib / 2)
+    shortage = simulate(layers, **options, profile=small, cache=cache).shortage
+    assert shortage.needed_gib == whole.devices[shortage.device].peak_live_gib
 
 
 def test_the_row_says_all(unet):
