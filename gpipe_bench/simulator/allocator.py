@@ -29,6 +29,9 @@ class Watch(Protocol):
     def record(self, number: int, event: Event) -> None:
         """Let ``event`` pass when everything issued to a stream so far has run."""
 
+    def idle(self, number: int) -> bool:
+        """Whether everything issued to a stream so far has run."""
+
 
 class Block:
     """A piece of a segment, and how many hold it.
@@ -151,6 +154,14 @@ class Allocator:
         """Take a block back, at once or when the streams that used it have come that far."""
         self.live -= block.requested
         self.allocated -= block.size
+        self.retire(block)
+
+    def idle(self, block: Block) -> bool:
+        """Whether the other streams that used a block, if any, have run: its memory would come back at once."""
+        return all(map(self._clock.idle, block.users))
+
+    def retire(self, block: Block) -> None:
+        """Take back a block that counts as in use no more."""
         for stream in block.users:
             # An event on each of them, even if it is idle: it is only seen to have passed at the next allocation.
             event = Event(self._passed)

@@ -105,6 +105,10 @@ class Clock:
         if not event.missing:
             event.passed.append(event)
 
+    def idle(self, number: int) -> bool:
+        """Whether everything issued to a stream so far has run."""
+        return not self.streams[number].pending()
+
     def full_until(self, number: int) -> int | Operation:
         """When the launch queue of a stream has room for all that was issued, or what must start to know that."""
         stream = self.streams[number]

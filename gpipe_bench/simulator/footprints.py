@@ -80,13 +80,13 @@ class Footprint:
         chosen: Iterable[Choice],
         shrinking: Shrinking | None = None,
     ) -> None:
+        there = set(before.free)
         # Intervals that were there at the beginning, not pieces of them.
-        whole = {found for _, found in chosen if before[1].get(found & ADDRESS) == found >> SHIFT}
-        taken = {interval & ADDRESS for interval in whole}
-        starts = self._starts = sorted(taken)
-        self.sizes = [before[1][start] for start in starts]
-        untouched = before[1].keys() - taken
-        left = [(start, size) for start, size in after[1].items() if start not in untouched]
+        whole = {found for _, found in chosen if found in there}
+        of = {found & ADDRESS: found >> SHIFT for found in whole}
+        starts = self._starts = sorted(of)
+        self.sizes = [of[start] for start in starts]
+        left = [(found & ADDRESS, found >> SHIFT) for found in set(after.free).difference(there - whole)]
         # With the number of the interval that each is cut from.
         self._left = [(bisect_right(starts, start) - 1, start, size) for start, size in left]
         self._spots = [(block, bisect_right(starts, start) - 1, start, size) for block, (start, size) in spots.items()]
@@ -94,31 +94,28 @@ class Footprint:
         self._suited = _union((wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in chosen)
         # The interval that may be smaller, and what is left of it at its end.
         self._number, self._room, self._first = -1, 0, -1
-        if shrinking is not None and before[2].get(shrinking.end) in taken:
-            self._number, self._room = starts.index(before[2][shrinking.end]), shrinking.room
-            self._first = after[2].get(shrinking.end, -1)
+        numbers = {start + size: number for number, (start, size) in enumerate(zip(starts, self.sizes, strict=True))}
+        if shrinking is not None and shrinking.end in numbers:
+            self._number, self._room = numbers[shrinking.end], shrinking.room
+            self._first = next((start for start, size in left if start + size == shrinking.end), -1)
 
     def again(self, state: State) -> tuple[State, dict[int, Spot]] | None:
         """What the requests leave free and in use where ``state`` is free; None if they might do something else."""
-        taken = self._find(state[0])
+        taken = self._find(state.free)
         if taken is None:
             return None
-        free = set(state[0]).difference(taken)
+        free = set(state.free).difference(taken)
         # An odd number of ends is below what is inside.
         if any(bisect_right(self._suited, interval >> SHIFT) & 1 for interval in free):
             return None
         shifts = [(interval & ADDRESS) - start for interval, start in zip(taken, self._starts, strict=True)]
         lacking = self.sizes[self._number] - (taken[self._number] >> SHIFT) if self._number >= 0 else 0
-        sizes, ends = dict(state[1]), dict(state[2])
-        for interval in taken:
-            del sizes[interval & ADDRESS], ends[(interval & ADDRESS) + (interval >> SHIFT)]
         for number, old_start, old_size in self._left:
             start = old_start + shifts[number]
             size = old_size - lacking if old_start == self._first else old_size
-            sizes[start], ends[start + size] = size, start
             free.add(size << SHIFT | start)
         spots = {block: (start + shifts[number], size) for block, number, start, size in self._spots}
-        return (tuple(sorted(free)), sizes, ends), spots
+        return State(tuple(sorted(free))), spots
 
     def end_of_difference(self, other: Footprint) -> int | None:
         """Where the only interval ends whose size differs from that in another footprint, if there is one."""

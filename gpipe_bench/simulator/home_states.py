@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from gpipe_bench.simulator.allocator import Block
-from gpipe_bench.simulator.passes import Passes, drop_all
+from gpipe_bench.simulator.passes import OpenGraph, Passes, drop_all
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.pool_states import Automaton, Group, spots
+from gpipe_bench.simulator.pools import Spot
 from gpipe_bench.simulator.programs import Placed
 from gpipe_bench.simulator.workload import TaskWork, Workload
 
@@ -18,14 +19,13 @@ LEFT, RETURNED, SHARED = range(3)
 """Queues: outputs that were sent on, gradients that were sent back, outputs that a graph holds until it has run."""
 
 _USER: Final = 1
-_Table = tuple[tuple[int, tuple[int, int, int]], ...]
 
 
 class _Held(NamedTuple):
     """What a compute stream's blocks hold between passes.
 
     Attributes:
-        stack: graphs of tasks without checkpoint, the last one first: (blocks by name, the others).
+        stack: graphs of tasks without checkpoint, the last one first: (graph, the others).
         outputs: of the last partition: ((blocks, bytes asked for), the others).
         graph: of a recomputation.
         loss: the gradient of the outputs.
@@ -33,7 +33,7 @@ class _Held(NamedTuple):
         state: whether there is an optimizer's state.
     """
 
-    stack: tuple[_Table, Any] | None = None
+    stack: tuple[Placed, Any] | None = None
     outputs: tuple[tuple[Group, int], Any] | None = None
     graph: Placed | None = None
     loss: Group | None = None
@@ -66,6 +66,7 @@ class HomeStates(Automaton):
         if self._first:
             for nbytes in zip(*(self._works[size].input_bytes for size in workload.microbatch_sizes), strict=True):
                 self.new(sum(nbytes))
+        self._graphs: dict[tuple[tuple[int, Spot], ...], Placed] = {}
         self.base = self.allocator.allocated, self.allocator.live
         self.start = self.enter(((), (), ()), _Held())
 
@@ -80,11 +81,11 @@ class HomeStates(Automaton):
     def forward_task(self, held: _Held, size: int) -> tuple[Group, _Held]:
         """The forward pass of a task without checkpoint, whose graph holds what it gives out."""
         work = self._works[size]
-        table = self._passes.open_graph(0, work)
-        named = tuple(zip(table, spots(list(table.values())), strict=True))
-        held = held._replace(stack=self.push(named, held.stack))
+        graph, shared = self._passes.open_graph(0, work)
+        assert isinstance(graph, OpenGraph)  # noqa: S101 - a device without limit is never full
+        held = held._replace(stack=self.push(self._one_of(graph.placed), held.stack))
         if work.leaving:
-            return self._leave(held, [], [table[name] for name in work.leaving])
+            return self._leave(held, [], shared)
         left = [self.new(nbytes) for nbytes in work.output_bytes]
         return self._leave(held, left, left)
 
@@ -141,12 +142,17 @@ class HomeStates(Automaton):
             return (), held
         return self.send(RETURNED, returned), held
 
-    def _opened(self, work: TaskWork, named: _Table) -> dict[int, Any]:
-        table = {name: self.block(spot) for name, spot in named}
+    def _one_of(self, placed: Placed) -> Placed:
+        """The one object for all graphs whose blocks are at the same places."""
+        where = tuple(item for done in placed.done for item in done.spots.items())
+        return self._graphs.setdefault(where, placed)
+
+    def _opened(self, work: TaskWork, placed: Placed) -> OpenGraph:
+        graph = self._passes.opened(0, work, placed)
         if not self._last:
-            for name in work.leaving:
-                table[name].users = (_USER,)
-        return table
+            for block in graph.shared.values():
+                block.users = (_USER,)
+        return graph
 
     def update(self, held: _Held) -> tuple[Group, _Held]:
         """The optimizer's update."""

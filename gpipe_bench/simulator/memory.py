@@ -96,8 +96,8 @@ class Memory:
         popped = {key: self._passing[i].pop(key) for key in incoming}
         self._saved[i, j] = [*self._values[i], *popped.values()]
         if node.kind == "task":
-            self._graphs[i, j] = graph = self._passes.open_graph(j, work)
-            left = [graph[name].hold() for name in work.leaving]
+            self._graphs[i, j], shared = self._passes.open_graph(j, work)
+            left = [block.hold() for block in shared]
         else:
             left = self._passes.plain(j, work)
         if not work.leaving:

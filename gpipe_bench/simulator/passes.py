@@ -6,6 +6,7 @@ A first backward pass makes the gradients of its parameters; later ones add to t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.allocator import Allocator, Block
@@ -13,12 +14,31 @@ from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.programs import Placed, Program
 from gpipe_bench.simulator.workload import MemoryOp, TaskWork, Workload
 
-__all__ = ["Graph", "Passes", "alike", "drop_all"]
+__all__ = ["Graph", "OpenGraph", "Passes", "alike", "drop_all"]
 
 Table = dict[int, Block]
 """Blocks of a task by name."""
 
-Graph = Placed | Table
+
+class OpenGraph(NamedTuple):
+    """What a pass with graph leaves in use, where others hold or use blocks of it.
+
+    Attributes:
+        placed: where all its blocks are.
+        shared: those that others know.
+    """
+
+    placed: Placed
+    shared: Table
+
+    def awaited(self) -> frozenset[int] | None:
+        """The shared blocks whose memory would not come back if they were given back; None if others hold one."""
+        if any(block.holders > 1 for block in self.shared.values()):
+            return None
+        return frozenset(name for name, block in self.shared.items() if not block.owner.idle(block))
+
+
+Graph = Placed | OpenGraph | Table
 """What a pass with graph leaves in use for its backward pass."""
 
 
@@ -50,7 +70,7 @@ class Passes:
         self._work, self._places = workload, places
         # Allocator and compute stream of each partition.
         self._homes = [(devices[place], stream) for place, stream in zip(places.devices, places.computing, strict=True)]
-        self._programs: dict[tuple[int, str], Program] = {}
+        self._programs: dict[tuple[int, str, frozenset[int]], Program] = {}
         # Partitions that are alike share programs, and so what these remember.
         self._alike = alike(work for works in workload.partitions for work in works.values())
         self._keeps_gradients = keeps_gradients
@@ -77,20 +97,26 @@ class Passes:
         placed = self._at_once(j, work, "graph")
         return self._one_by_one(j, work.graph_memory, {}) if placed is None else placed
 
-    def open_graph(self, j: int, work: TaskWork) -> Table:
-        """Run a pass with graph, of which somebody else holds blocks too."""
-        return self._table(j, work, self.graph(j, work))
+    def open_graph(self, j: int, work: TaskWork) -> tuple[OpenGraph | Table, list[Block]]:
+        """Run a pass with graph; gives that and what leaves, which the graph holds too."""
+        graph = self.graph(j, work)
+        if isinstance(graph, Placed):
+            graph = self.opened(j, work, graph)
+        shared = graph.shared if isinstance(graph, OpenGraph) else graph
+        return graph, [shared[name] for name in work.leaving]
+
+    def opened(self, j: int, work: TaskWork, placed: Placed) -> OpenGraph:
+        """A graph of which others know what leaves."""
+        names = tuple(dict.fromkeys(work.leaving))
+        return OpenGraph(placed, dict(zip(names, self._blocks(j, work, "graph", placed, names), strict=True)))
 
     def backward(self, j: int, work: TaskWork, graph: Graph) -> list[Block]:
         """Run a backward pass; gives what returns."""
         first = j not in self.gradients
         gradients = self._gradients(work) if first else ()
         returned = None
-        if isinstance(graph, Placed):
-            way = "first" if gradients else "backward"
-            placed = self._at_once(j, work, way, graph)
-            if placed is not None:
-                returned = self._blocks(j, work, way, placed, (*work.returning, *gradients))
+        if not isinstance(graph, dict):
+            returned = self._backward_at_once(j, work, graph, gradients)
         if returned is None:
             ops = [op for op in work.backward_memory if op.kind != "gradient" or not gradients]
             table = self._one_by_one(j, ops, self._table(j, work, graph))
@@ -149,15 +175,15 @@ class Passes:
             return ()
         return tuple(op.block for op in work.backward_memory if op.kind == "gradient")
 
-    def _program(self, work: TaskWork, way: str) -> Program:
+    def _program(self, work: TaskWork, way: str, awaited: frozenset[int] = frozenset()) -> Program:
         """``plain``, ``graph``, ``backward`` of a task, or its ``first`` backward pass in a step."""
-        key = self._alike[id(work)], way
+        key = self._alike[id(work)], way, awaited
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._make(work, way)
+            program = self._programs[key] = self._make(work, way, awaited)
         return program
 
-    def _make(self, work: TaskWork, way: str) -> Program:
+    def _make(self, work: TaskWork, way: str, awaited: frozenset[int]) -> Program:
         if way == "plain":
             return Program(self._possible(work.forward_memory), kept=work.leaving)
         if way == "graph":
@@ -166,7 +192,7 @@ class Passes:
         before = self._program(work, "graph").left if work.graph_memory else {}
         if way == "first":
             ops, kept = [op for op in ops if op.kind != "gradient"], (*kept, *self._gradients(work))
-        return Program(ops, kept=kept, before=before)
+        return Program(ops, kept=kept, before=before, awaited=awaited)
 
     def _possible(self, ops: Iterable[MemoryOp]) -> list[MemoryOp]:
         return [op for op in ops if op.kind != "scratch" or op.block not in self.without_scratch]
@@ -175,6 +201,23 @@ class Passes:
         """Run a pass as a program; None where that cannot be done."""
         return self._program(work, way).run(*self._homes[j], before)
 
+    def _backward_at_once(
+        self, j: int, work: TaskWork, graph: Placed | OpenGraph, gradients: tuple[int, ...]
+    ) -> list[Block] | None:
+        """Run a backward pass as a program; gives what returns, and the gradients of parameters that had none."""
+        graph = OpenGraph(graph, {}) if isinstance(graph, Placed) else graph
+        awaited = graph.awaited()
+        if awaited is None:
+            return None
+        way = "first" if gradients else "backward"
+        program = self._program(work, way, awaited)
+        done = program.run(*self._homes[j], graph.placed)
+        if done is None:
+            return None
+        for name in program.outstanding:
+            self._homes[j][0].retire(graph.shared[name])
+        return self._blocks(j, work, way, done, (*work.returning, *gradients))
+
     def _blocks(self, j: int, work: TaskWork, way: str, placed: Placed, names: Iterable[int]) -> list[Block]:
         """What a program left, in the order of ``names``."""
         requested = self._program(work, way).left
@@ -182,7 +225,9 @@ class Passes:
 
     def _table(self, j: int, work: TaskWork, graph: Graph) -> Table:
         """The blocks of a graph."""
-        if not isinstance(graph, Placed):
+        if isinstance(graph, OpenGraph):
+            return self._table(j, work, graph.placed) | graph.shared
+        if isinstance(graph, dict):
             return graph
         names = self._program(work, "graph").left
         return dict(zip(names, self._blocks(j, work, "graph", graph, names), strict=True))

@@ -73,6 +73,9 @@ class _Watch:
         if self.passed:
             event.passed.append(event)
 
+    def idle(self, _number: int) -> bool:
+        return self.passed
+
 
 class Automaton:
     """States and transitions, made as they are needed.
@@ -151,7 +154,7 @@ class Automaton:
         free = self.allocator.save()
         # Held objects are there once, so that it does not take long to tell them apart.
         on_way = (tuple(map(id, queue)) for queue in queues)
-        key = *((small[0], large[0]) for small, large in free.pools.values()), *free[1:], *on_way, *map(id, held)
+        key = *((small.free, large.free) for small, large in free.pools.values()), *free[1:], *on_way, *map(id, held)
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = State(free, queues, held)

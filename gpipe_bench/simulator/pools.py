@@ -36,8 +36,7 @@ SHIFT: Final = 48
 ADDRESS: Final = 2**SHIFT - 1
 """An interval is ``size << SHIFT | address``."""
 
-State = tuple[tuple[int, ...], dict[int, int], dict[int, int]]
-"""Free intervals in order; size by address; address by end. None of the three is changed once it is a state."""
+_Places = tuple[dict[int, int], dict[int, int]]
 
 Spot = tuple[int, int]
 """Address and size."""
@@ -61,6 +60,27 @@ def segment_length(size: int) -> int:
     return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
+class State:
+    """What was free in a pool.
+
+    Args:
+        free: intervals in order.
+    """
+
+    __slots__ = ("_places", "free")
+
+    def __init__(self, free: tuple[int, ...]) -> None:
+        self.free = free
+        self._places: _Places | None = None
+
+    def places(self) -> _Places:
+        """Size by address and address by end, not to be changed; found when they are first asked for."""
+        if self._places is None:
+            sizes = {interval & ADDRESS: interval >> SHIFT for interval in self.free}
+            self._places = sizes, {address + size: address for address, size in sizes.items()}
+        return self._places
+
+
 class Pool:
     """The free intervals of one stream and one class of sizes.
 
@@ -71,7 +91,7 @@ class Pool:
         keep: least bytes that are split off.
     """
 
-    __slots__ = ("_ends", "_free", "_segments", "_sizes", "_state", "keep")
+    __slots__ = ("_ends", "_free", "_restored", "_segments", "_sizes", "_state", "keep")
 
     def __init__(self, *, small: bool) -> None:
         self.keep = MIN_BLOCK if small else SMALL + 1
@@ -79,8 +99,9 @@ class Pool:
         self._sizes: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         self._segments: dict[int, int] = {}
-        # While nothing has changed since it was saved or restored.
+        # While nothing has changed since it was saved or restored; restored, sizes and ends are behind.
         self._state: State | None = None
+        self._restored = False
 
     def take(self, size: int) -> tuple[int, int] | None:
         """Address and size of a block for ``size`` bytes; None if no free interval is large enough."""
@@ -189,6 +210,8 @@ class Pool:
 
     def free_before(self, end: int) -> int:
         """Bytes of the free interval that ends at an address."""
+        if self._restored:
+            self._own()
         start = self._ends.get(end)
         return 0 if start is None else end - start
 
@@ -199,9 +222,8 @@ class Pool:
 
     def shrink(self) -> int:
         """Drop the segments that are free as a whole; gives their bytes."""
+        self._own()
         whole = [address for address, length in self._segments.items() if self._sizes.get(address) == length]
-        if whole:
-            self._own()
         gone = 0
         for address in whole:
             length = self._segments.pop(address)
@@ -213,16 +235,17 @@ class Pool:
     def save(self) -> State:
         """What is free now."""
         if self._state is None:
-            self._state = tuple(self._free), self._sizes, self._ends
+            self._state = State(tuple(self._free))
         return self._state
 
     def restore(self, state: State) -> None:
         """Make that free which ``state`` says, and nothing else; segments made since are gone."""
-        self._state = state
-        self._free = list(state[0])
-        self._sizes, self._ends = state[1], state[2]
+        self._state, self._restored = state, True
+        self._free = list(state.free)
 
     def _own(self) -> None:
         """Before a change: leave the state to whoever saved it."""
-        self._sizes, self._ends = dict(self._sizes), dict(self._ends)
-        self._state = None
+        if self._state is not None and self._restored:
+            sizes, ends = self._state.places()
+            self._sizes, self._ends = dict(sizes), dict(ends)
+        self._state, self._restored = None, False

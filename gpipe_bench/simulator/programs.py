@@ -8,7 +8,7 @@ requests are made one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from gpipe_bench.simulator.allocator import Allocator, Block
@@ -51,8 +51,12 @@ class Placed:
 
     def block(self, name: int, requested: int, owner: Allocator, stream: int) -> Block:
         """One of them as a block of the allocator."""
+        return Block(owner, *self.spot(name), requested, stream)
+
+    def spot(self, name: int) -> Spot:
+        """Where one of them is."""
         small, large = self.done
-        return Block(owner, *(small.spots.get(name) or large.spots[name]), requested, stream)
+        return small.spots.get(name) or large.spots[name]
 
 
 class _Rows:
@@ -60,15 +64,19 @@ class _Rows:
 
     Args:
         before: blocks in use when they begin, with their bytes.
+        awaited: which of them do not come back when they are given back.
 
     Attributes:
         requests: in order, for each pool.
-        places: place of each take and give in the order of both.
+        places: place of each take and give in the order of both, and of the blocks that do not come back.
+        outstanding: blocks that do not come back, in the order in which they are given back.
     """
 
-    def __init__(self, before: Mapping[int, int]) -> None:
+    def __init__(self, before: Mapping[int, int], awaited: Collection[int]) -> None:
         self.requests: tuple[list[Request], list[Request]] = ([], [])
-        self.places: tuple[list[int], list[int]] = ([], [])
+        self.places: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self.outstanding: list[int] = []
+        self._awaited = awaited
         self._large = {block: nbytes > SMALL for block, nbytes in before.items()}
         self._count = 0
 
@@ -79,14 +87,18 @@ class _Rows:
         self._count += 1
 
     def give(self, block: int) -> None:
-        large = self._large[block]
-        row = self.requests[large]
-        if row and row[-1][0] == block and row[-1][1] > 0:
-            # At once, so that nothing changes in between.
-            row[-1] = block, -row[-1][1]
+        if block in self._awaited:
+            self.outstanding.append(block)
+            self.places[2].append(self._count)
         else:
-            row.append((block, 0))
-        self.places[large].append(self._count)
+            large = self._large[block]
+            row = self.requests[large]
+            if row and row[-1][0] == block and row[-1][1] > 0:
+                # At once, so that nothing changes in between.
+                row[-1] = block, -row[-1][1]
+            else:
+                row.append((block, 0))
+            self.places[large].append(self._count)
         self._count += 1
 
 
@@ -97,13 +109,22 @@ class Program:
         ops: the requests.
         kept: blocks that are not given back; None for all that is left.
         before: blocks in use when the program starts, with their bytes.
+        awaited: blocks among those that other streams still use, so that their memory comes back after the program.
+
+    Attributes:
+        outstanding: those of them that it gave back, so that they count as in use no more.
     """
 
     def __init__(
-        self, ops: Sequence[MemoryOp], *, kept: Iterable[int] | None, before: Mapping[int, int] | None = None
+        self,
+        ops: Sequence[MemoryOp],
+        *,
+        kept: Iterable[int] | None,
+        before: Mapping[int, int] | None = None,
+        awaited: Collection[int] = (),
     ) -> None:
         alive = dict(before or {})
-        rows = _Rows(alive)
+        rows = _Rows(alive, awaited)
         live = peak = 0
         for kind, block, nbytes in ops:
             if kind == "alloc":
@@ -123,18 +144,18 @@ class Program:
             live -= alive.pop(block)
             rows.give(block)
         self.live, self.live_peak = live, peak
-        self.left = alive
+        self.left, self.outstanding = alive, tuple(rows.outstanding)
         self._rows = rows.requests
-        # From the order of both rows one after the other to that of the program.
-        places = rows.places[0] + rows.places[1]
+        # From the order of both rows and the outstanding blocks one after the other to that of the program.
+        places = [place for row in rows.places for place in row]
         self._order = sorted(range(len(places)), key=places.__getitem__)
         # What is known to come of what was found free; the small pool's, the large one's, and that of both.
         self._known: tuple[dict[object, _Done], dict[object, _Done]] = ({}, {})
         self._placed: dict[object, Placed] = {}
         self._footprints = Footprints(), Footprints()
         self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._sums: dict[tuple[int, int], Spot] = {}
-        nothing: State = (), {}, {}
+        self._sums: dict[tuple[int, int, tuple[int, ...]], Spot] = {}
+        nothing = State(())
         self._nowhere = Placed((_Done(nothing, {}, ()), _Done(nothing, dict.fromkeys(alive, (0, 0)), ())), 0, 0)
 
     def run(self, allocator: Allocator, stream: int, incoming: Placed | None = None) -> Placed | None:
@@ -154,7 +175,7 @@ class Program:
         if self._rows[0] or self._rows[1]:
             allocator.collect()
         small, large = pools = allocator.pools(stream)
-        key = small.save()[0], large.save()[0], incoming
+        key = small.save().free, large.save().free, incoming
         placed = self._placed.get(key)
         if placed is None:
             placed = self._place(allocator, pools, incoming)
@@ -178,11 +199,12 @@ class Program:
                 ]
         except _Full:
             return None
-        return Placed((done[0], done[1]), *self._in_use(done[0].changes, done[1].changes))
+        outstanding = tuple(-incoming.spot(block)[1] for block in self.outstanding) if incoming else ()
+        return Placed((done[0], done[1]), *self._in_use(done[0].changes, done[1].changes, outstanding))
 
     def _run(self, index: int, allocator: Allocator, pool: Pool, incoming: _Done | None) -> _Done:
         before = pool.save()
-        key = before[0], incoming
+        key = before.free, incoming
         known = self._known[index].get(key)
         if known is None and incoming is None:
             again = self._footprints[index].again(before)
@@ -217,12 +239,12 @@ class Program:
             footprints.add(Footprint(before, done.state, spots, chosen, shrinking), changes)
         return done
 
-    def _in_use(self, small: tuple[int, ...], large: tuple[int, ...]) -> Spot:
+    def _in_use(self, small: tuple[int, ...], large: tuple[int, ...], outstanding: tuple[int, ...]) -> Spot:
         """By how much the bytes in use changed, and how much they grew on the way."""
-        # Both are kept for as long as the program is.
-        key = id(small), id(large)
+        # The first two are kept for as long as the program is.
+        key = id(small), id(large), outstanding
         if key not in self._sums:
-            changes = small + large
+            changes = small + large + outstanding
             sums = list(accumulate(map(changes.__getitem__, self._order)))
             self._sums[key] = (sums[-1], max(0, *sums)) if sums else (0, 0)
         return self._sums[key]

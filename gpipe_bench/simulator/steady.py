@@ -99,10 +99,12 @@ def _with_peaks(
     Raises:
         Unclear: which of two requests came first is not known.
     """
-    of = {device: peaks.of(j) for j, device in enumerate(devices)}
+    of: dict[int, tuple[int, int, int]] = {}
+    for j, device in enumerate(devices):
+        of[device] = peaks.of(j)
+        if machine.capacity_bytes and of[device][-1] > machine.capacity_bytes:
+            return None
     live, allocated, reserved = zip(*(of.get(device, (0, 0, 0)) for device in range(max(devices) + 1)), strict=True)
-    if machine.capacity_bytes and max(reserved) > machine.capacity_bytes:
-        return None
     return replace(
         _run(workload, devices, found),
         peak_live_bytes=live,

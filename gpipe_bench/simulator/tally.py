@@ -17,6 +17,5 @@ class Tally(Allocator):
         self.count(nbytes, 0, nbytes, 0)
         return Block(self, 0, 0, nbytes, stream)
 
-    def free(self, block: Block) -> None:
-        """Count it no more, whatever other streams still do with it."""
-        self.live -= block.requested
+    def retire(self, block: Block) -> None:
+        """Whatever other streams still do with it."""
