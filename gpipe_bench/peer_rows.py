@@ -9,7 +9,7 @@ from gpipe_bench.rows import Record, column, like
 
 __all__ = ["RATIO_COLUMNS", "STEP_COLUMNS", "PeerRow"]
 
-KEYS: Final = ("evidence", "workload", "partitions", "chunks", "checkpoint", "contender")
+KEYS: Final = ("evidence", "workload", "partitions", "chunks", "checkpoint", "variant", "contender")
 STEP_COLUMNS: Final = (*KEYS, "round", "position", "step", "step_time_ms", "cpu_time_ms")
 """A record per timed step: its round, the place of its contender in the order of that round, and its number there."""
 
@@ -23,7 +23,9 @@ class PeerRow(Record):
 
     experiment: str = like("experiment", text="experiment that asked for the run", default="peers")
     evidence: str = like("evidence", text="always measured")
-    workload: str = column("", "cells (tiny layers), convnet or unet", "")
+    workload: str = column(
+        "", "cells (tiny layers), combinations (the same in every combination of components), convnet or unet", ""
+    )
     model: str = like("model", text="name in the table of models, or one of the race's own")
     model_args: str = like("model_args")
     contender: str = column("", "what runs the model", "")
@@ -35,6 +37,7 @@ class PeerRow(Record):
     chunks: int | None = like("chunks")
     microbatches: int | None = like("microbatches")
     checkpoint: str = like("checkpoint")
+    variant: str = like("variant", text="the engine: label of its components")
     batch_size: int | None = like("batch_size")
     balance: str = like("balance")
     rounds: int | None = column("", "rounds of the race; in each, every contender runs once")
@@ -44,10 +47,12 @@ class PeerRow(Record):
     reason: str = like("reason")
     step_time_ms: float | None = column("ms", "median over rounds of the median of a round's steps")
     cpu_time_ms: float | None = column("ms", "the same of the CPU time of all threads and processes")
-    host_time_per_cell_us: float | None = column("us", "cells: step time over (micro-batches times partitions)")
+    host_time_per_cell_us: float | None = column("us", "tiny layers: step time over (micro-batches times partitions)")
     throughput_samples_per_s: float | None = like("throughput_samples_per_s", text="batch size over step time")
     baseline: str = column("", "contender that the ratio refers to", "")
-    ratio: float | None = column("1", "cells: host time over the baseline's; others: throughput over the baseline's")
+    ratio: float | None = column(
+        "1", "tiny layers: host time over the baseline's; others: throughput over the baseline's"
+    )
     ratio_low: float | None = column("1", "lower bound of its 95 % interval, paired by round")
     ratio_high: float | None = column("1", "upper bound")
     peak_live_mib: float | None = column(

@@ -81,7 +81,7 @@ def races(folder: Path = REFERENCE) -> list[Record]:
 
 def peers_table(records: Sequence[Record]) -> str:
     """A line per contender, a column per network and checkpoint mode: throughput over the single-threaded loop's."""
-    rows = [record for record in records if record["workload"] != "cells"]
+    rows = [record for record in records if record["workload"] not in {"cells", "combinations"}]
     cases = list(dict.fromkeys((record["workload"], record["checkpoint"]) for record in rows))
     found = {(record["contender"], record["workload"], record["checkpoint"]): record for record in rows}
     names = dict.fromkeys(record["contender"] for record in rows)

@@ -50,6 +50,7 @@ TINY: Final = Workload(
 _TESTS_SHARE: Final = 0.35
 _MARGIN: Final = 1.15
 _START_S: Final = 60.0
+_RACE_S: Final = 90.0
 Report = Callable[[str], None]
 
 
@@ -64,6 +65,7 @@ class SessionPlan:
         budget_s: seconds for everything.
         profile_s: seconds for the profile of the device.
         tests: folder of the tests; None for none.
+        race: options of ``peers run``; None for no race.
     """
 
     out: Path
@@ -72,6 +74,7 @@ class SessionPlan:
     budget_s: float = 570.0
     profile_s: float = 40.0
     tests: Path | None = None
+    race: Sequence[str] | None = None
 
 
 def session_runs(workload: Workload, machine: Machine) -> list[CellRun]:
@@ -129,6 +132,24 @@ class Session:
         self.report(f"device profile: {outcome}")
         return outcome
 
+    def race(self) -> str:
+        """Race the engine beside its peers, into ``race/``; returns ``done``, or what else.
+
+        Peers that are not installed are rows with status ``skipped``.
+        """
+        limit = max(min(self.left_s, _RACE_S), 0.0)
+        outcome = "not run: not asked for" if self.plan.race is None else self._race(self.plan.race, limit)
+        self.facts["race"] = outcome
+        self.report(f"race of peers: {outcome}")
+        return outcome
+
+    def _race(self, options: Sequence[str], limit: float) -> str:
+        out = self.plan.out / "race" / "peers.csv"
+        command = [*_PACKAGE, "peers", "run", "--device", self.plan.device, *options, "--out", str(out)]
+        status = run_child(command, self._log, limit)
+        known = {None: f"stopped after {limit:.0f} s; finished cases are in {out.parent.name}", 0: "done"}
+        return known.get(status, f"failed with exit status {status}, see {self._log.name}")
+
     def measure(self) -> None:
         """Make every run that the budget allows; the others become rows that say so."""
         for number, run in enumerate(self.plan.runs, start=1):
@@ -174,7 +195,7 @@ class Session:
         return rows
 
     def bundle(self) -> Path:
-        """Pack the folder into ``bundle.tar.gz`` in it, and keep raw results and traces, its many files, only there."""
+        """Pack the folder into ``bundle.tar.gz`` in it, and keep raw results, traces, race only there: many files."""
         out = self.plan.out
         with staging(out) as folder:
             with tarfile.open(folder / "bundle.tar.gz", "w:gz") as archive:
@@ -182,7 +203,7 @@ class Session:
                     if not path.name.startswith(".writing-"):
                         archive.add(path, arcname=f"{out.resolve().name}/{path.name}")
             (folder / "bundle.tar.gz").replace(out / "bundle.tar.gz")
-        for name in ("raw", "traces"):
+        for name in ("raw", "traces", "race"):
             shutil.rmtree(out / name, ignore_errors=True)
         return out / "bundle.tar.gz"
 

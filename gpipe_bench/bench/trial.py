@@ -43,6 +43,8 @@ class Trial:
             components=cell.components,
             backward=cell.backward,
             transfer=cell.transfer,
+            # What a cell measures must not hang on how fast its tasks were.
+            workers="always",
         )
         self.devices = list(self.pipe.devices)
         generator = torch.Generator().manual_seed(cell.seed)

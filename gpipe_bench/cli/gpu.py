@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from gpipe_bench.bench.config import SuiteConfig, load_config
 from gpipe_bench.bench.files import check_writable
 from gpipe_bench.bench.machine import DEVICES, Machine, find_machine
+from gpipe_bench.bench.peers.settings import SHORT
 from gpipe_bench.bench.session import TINY, Session, SessionPlan, check_unused, session_runs
 from gpipe_bench.bench.summary import print_summary
 from gpipe_bench.errors import ConfigError
@@ -44,7 +45,7 @@ def run_session(options: GpuOptions) -> int:
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("session", total=len(plan.runs) + 2)
+        task = progress.add_task("session", total=len(plan.runs) + 3)
 
         def report(line: str) -> None:
             progress.console.print(line, markup=False, soft_wrap=True)
@@ -52,7 +53,7 @@ def run_session(options: GpuOptions) -> int:
 
         session = Session(plan, report)
         try:
-            tested, _ = session.test(), session.profile()
+            tested, _, _ = session.test(), session.profile(), session.race()
             session.measure()
         finally:
             rows = session.write()
@@ -71,4 +72,5 @@ def _plan(options: GpuOptions) -> SessionPlan:
     config = load_config(options.config) if options.config else SuiteConfig()
     workload = config.ablation.cuda if options.device == "cuda" else config.ablation.cpu
     runs = session_runs(TINY if options.tiny else workload, Machine(options.device, 1))
-    return SessionPlan(options.out, runs, options.device, options.budget_s, options.profile_s, options.tests)
+    race = ("--quick", "--set", 'contenders=["engine-scheduled","torchgpipe"]') if options.tiny else SHORT.changes()
+    return SessionPlan(options.out, runs, options.device, options.budget_s, options.profile_s, options.tests, race)

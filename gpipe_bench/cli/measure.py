@@ -126,7 +126,7 @@ def gpu(
     ] = False,
     config: Annotated[list[Path] | None, typer.Option(help="Configuration; its cuda section is measured.")] = None,
 ) -> None:
-    """Measure all that one GPU is worth in ten minutes: GPU tests, device profile, ablation at the published settings.
+    """Measure what one GPU is worth in ten minutes: tests, device profile, race of peers, ablation as published.
 
     Needs no network and no Snakemake. Every run is a fresh process; the published variants come first, then the other
     combinations as far as the time goes, and the rest are rows with status skipped. All partitions share the one GPU

@@ -29,7 +29,11 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="A rehearsal of seconds; its numbers mean nothing.")] = False,
     changes: Set = None,
 ) -> None:
-    """Run the race and write rows, timed steps and ratios; about seven minutes on two cores."""
+    """Run the race and write rows, timed steps and ratios; about eleven minutes on two cores.
+
+    A race that is cut off leaves its finished cases beside the table, and the same command goes on with them.
+    """
+    from gpipe_bench.bench.peers.kept import KeptCases, race_key
     from gpipe_bench.bench.peers.race import run_race
     from gpipe_bench.bench.peers.tables import write_race
 
@@ -37,11 +41,14 @@ def run(
     check_writable(out)
     log = out.with_suffix(".log")
     log.write_text("", encoding="utf-8")
+    machine = find_machine(device)
+    kept = KeptCases(out.with_name(f"{out.stem}_cases.jsonl"), race_key(settings, machine), typer.echo)
     facts, raced = run_race(
-        settings.cases(find_machine(device)), contenders_of(settings.contenders), log=log,
-        timeout_s=settings.timeout_s, probe_s=settings.probe_s, report=typer.echo,
+        settings.cases(machine), contenders_of(settings.contenders), log=log,
+        timeout_s=settings.timeout_s, probe_s=settings.probe_s, report=typer.echo, kept=kept,
     )  # fmt: skip
     rows = write_race(raced, {**facts, "config_sha256": settings.config_sha256}, settings.tolerance, out)
+    kept.remove()
     for name, reason in dict.fromkeys((row.contender, row.reason) for row in rows if row.reason):
         typer.echo(f"{name}: {reason}")
     typer.echo(f"wrote {out}")

@@ -46,6 +46,11 @@ class Ambience:
             cache=torch.is_autocast_cache_enabled(),
         )
 
+    @property
+    def casts(self) -> bool:
+        """Whether autocast is on."""
+        return any(enabled for _, enabled, _ in self.autocast)
+
     def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> AbstractContextManager[object]:
         """Put the modes into force in this thread for a block; what already agrees is left alone.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.components import Components
+from gpipe_bench.engine.granularity import WORKERS
 from gpipe_bench.engine.sequential import PipeSequential
 from gpipe_bench.engine.transfer import TRANSFERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
@@ -46,7 +47,14 @@ _HOOKS = (
 
 
 def check_arguments(
-    module: nn.Sequential, balance: Sequence[int] | None, *, chunks: int, checkpoint: str, backward: str, transfer: str
+    module: nn.Sequential,
+    balance: Sequence[int] | None,
+    *,
+    chunks: int,
+    checkpoint: str,
+    backward: str,
+    transfer: str,
+    workers: str,
 ) -> tuple[list[int], int]:
     """Check the arguments of a pipeline; see :class:`gpipe_bench.engine.gpipe.GPipe` for what is raised.
 
@@ -57,6 +65,7 @@ def check_arguments(
     chunks = check_settings(chunks, checkpoint)
     _check_choice("backward", backward, BACKWARDS)
     _check_choice("transfer", transfer, TRANSFERS)
+    _check_choice("workers", workers, WORKERS)
     check_sharing(module)
     return check_balance(module, balance), chunks
 

@@ -10,15 +10,18 @@ issued all tasks of a device and the calling thread was old:
                  the checkpoints need
     0 ... m n-1  checkpoints, in the order of the clock-cycles
 
-When the calling thread issues every task, its own counter does the same and nothing is ranked.
+Without the clock-cycle the calling thread issues every task, its own counter does the same, and nothing is ranked.
+Where it issues tasks in the place of workers, their nodes are given the numbers that those would have counted
+(:class:`Numbers`): so the order, and with it every bit of the gradients, hangs on nobody's time.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -28,7 +31,18 @@ from torch.autograd.function import FunctionCtx
 
 from gpipe_bench.engine.phony import new_leaf
 
-__all__ = ["LANE_RANK", "apply", "apply_lane", "pass_through", "ranked_lanes", "run_backward", "set_rank", "skip_ranks"]
+__all__ = [
+    "LANE_RANK",
+    "Numbers",
+    "apply",
+    "apply_lane",
+    "can_renumber",
+    "pass_through",
+    "ranked_lanes",
+    "run_backward",
+    "set_rank",
+    "skip_ranks",
+]
 
 LANE_RANK: Final = 2**40
 """The lowest sequence number of a lane's node; no worker makes that many nodes in one forward pass."""
@@ -44,18 +58,23 @@ _state = _State()
 
 
 @contextmanager
-def ranked_lanes() -> Iterator[None]:
-    """Rank the lanes that this thread makes in the block above every task."""
-    _state.ranked = True
+def ranked_lanes(*, ranked: bool) -> Iterator[None]:
+    """Rank the lanes that this thread makes in the block above every task, or do not."""
+    before, _state.ranked = _state.ranked, ranked
     try:
         yield
     finally:
-        _state.ranked = False
+        _state.ranked = before
 
 
 def apply(function: type[Function], *args: Any) -> tuple[Any, ...]:
-    """Apply a function that returns a tuple; PyTorch leaves ``Function.apply`` without annotations."""
-    outputs: tuple[Any, ...] = function.apply(*args)  # type: ignore[no-untyped-call]  # see above
+    """Apply a function that returns a tuple.
+
+    ``Function.apply`` first looks for what transforms of ``torch.func`` leave behind, at half the cost of a node;
+    without one at work its base class does the rest.
+    """
+    base: Any = function if torch._C._are_functorch_transforms_active() else super(Function, function)  # noqa: SLF001 - as it does
+    outputs: tuple[Any, ...] = base.apply(*args)
     return outputs
 
 
@@ -74,7 +93,7 @@ def pass_through(ctx: FunctionCtx, values: Sequence[Any]) -> tuple[Any, ...]:
     reaches ``backward`` as None: zeros would be computed, and would make autograd synchronise streams.
     """
     ctx.set_materialize_grads(False)
-    return tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
+    return tuple([value.detach() if isinstance(value, Tensor) else value for value in values])
 
 
 def run_backward(roots: Sequence[Any], grads: Sequence[Tensor | None]) -> None:
@@ -97,10 +116,11 @@ def run_backward(roots: Sequence[Any], grads: Sequence[Tensor | None]) -> None:
 def set_rank(outputs: Sequence[Any], rank: int) -> None:
     """Give the node that made ``outputs`` a sequence number."""
     for output in outputs:
-        if isinstance(output, Tensor) and output.grad_fn is not None:
+        node = output.grad_fn if isinstance(output, Tensor) else None
+        if node is not None:
             # Absent before it was added to PyTorch; then the order is that of the counters.
-            if hasattr(output.grad_fn, "_set_sequence_nr"):
-                output.grad_fn._set_sequence_nr(rank)  # noqa: SLF001 - autograd's only handle on its order
+            if can_renumber():
+                node._set_sequence_nr(rank)  # type: ignore[attr-defined]  # noqa: SLF001 - autograd's only handle on its order
             return
 
 
@@ -112,3 +132,56 @@ def skip_ranks(count: int) -> None:
         while number < count - 1:
             node: Any = phony.view_as(phony).grad_fn
             number = node._sequence_nr()  # noqa: SLF001 - autograd's only word on its order
+
+
+@cache
+def can_renumber() -> bool:
+    """Whether this PyTorch lets nodes be given numbers."""
+    phony = new_leaf(torch.device("cpu"))
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        node = phony.view_as(phony).grad_fn
+    return "_get_sequence_nr" in dir(torch._C._autograd) and hasattr(node, "_set_sequence_nr")  # noqa: SLF001 - as above
+
+
+class Numbers:
+    """Sequence numbers of tasks that the calling thread runs, as fresh workers would have counted them.
+
+    Args:
+        tasks: how many there are.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._next: dict[int, int] = {}
+        # What this thread counts must be above whatever is given out: that tells which nodes a task has made.
+        if _number() < 2 * tasks:
+            skip_ranks(2 * tasks)
+
+    def skip(self, worker: int) -> None:
+        """What :func:`skip_ranks` does in a worker."""
+        if torch.is_grad_enabled():
+            self._next[worker] = max(self._next.get(worker, 0) + 1, self._tasks)
+
+    def run(self, worker: int, job: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Run a job of a worker, and renumber the nodes behind what it returns."""
+        start = _number()
+        outputs = job()
+        end = _number()
+        if end > start:
+            first = self._next.get(worker, 0)
+            self._next[worker] = first + end - start
+            todo: list[Any] = [
+                output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None
+            ]
+            for node in todo:  # which grows
+                number = node._sequence_nr()  # noqa: SLF001 - as above
+                if start <= number < end:
+                    node._set_sequence_nr(first + number - start)  # noqa: SLF001 - as above
+                    todo += [parent for parent, _ in node.next_functions if parent is not None]
+        return outputs
+
+
+def _number() -> int:
+    """The number of the node that this thread makes next."""
+    number: int = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - as above
+    return number

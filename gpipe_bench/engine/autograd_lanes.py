@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from gpipe_bench.engine.autograd import set_rank, skip_ranks
+from gpipe_bench.engine.autograd import Numbers, can_renumber, set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
 from gpipe_bench.engine.dependency import fork, join
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
@@ -53,6 +53,8 @@ class AutogradLanes(BatchLanes):
         self._entering: list[Tensor | None] = [None] * len(microbatches)
         self._running: dict[tuple[int, int], _Running] = {}
         self._collected = 0
+        tasks = len(microbatches) * len(stages)
+        self._numbers = Numbers(tasks) if shared.ranked and shared.workers is None and can_renumber() else None
         self._checkpointed = False
 
     # --- fence ---------------------------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ class AutogradLanes(BatchLanes):
         if checkpoint and self._learns(j, flat):
             # Nothing that the graph keeps may know the lanes, which keep the graph: Python does not see through it.
             name = partial(name_task, i, j, stage.device, self._computing[j])
-            slot = Slot(task.keeping_inputs, self._shared.ambience, draws, name, self._shared.observer)
+            slot = self._slot(j, task, draws, name)
             self._running[i, j] = _Running(task, flat, slot)
             self._checkpointed = True
             job = partial(self._run_checkpointed, i, j, slot, flat, phony)
@@ -116,7 +118,7 @@ class AutogradLanes(BatchLanes):
         self._exit(i, j, running.task, flat)
         if running.slot is None:
             del self._running[i, j]
-        elif self._shared.workers is not None:
+        elif self._shared.ranked:
             set_rank(flat, self._collected)
         self._collected += 1
 
@@ -156,9 +158,15 @@ class AutogradLanes(BatchLanes):
             outputs.extend(checkpoint(slot, flat, phony))
         return tuple(outputs)
 
+    def _issue(self, i: int, j: int, job: Callable[[], Values]) -> None:
+        numbers = self._numbers
+        super()._issue(i, j, job if numbers is None else partial(numbers.run, self._stages[j].worker, job))
+
     def _run_plain(self, i: int, j: int, task: PartitionTask, flat: Values, draws: Draws) -> Values:
         shared = self._shared
-        if shared.workers is not None and self._checkpointed:
+        if self._checkpointed and self._numbers is not None:
+            self._numbers.skip(self._stages[j].worker)
+        elif self._checkpointed and shared.workers is not None:
             skip_ranks(len(self.microbatches) * len(self._stages))
         with use_stream(self._computing[j]), shared.ambience.applied():
             if shared.observer is None:

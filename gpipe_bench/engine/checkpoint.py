@@ -44,7 +44,9 @@ class Slot:
         run: computes the partition: flat values in, flat values out.
         ambience: the modes of the forward pass, for the recomputation.
         draws: the random numbers of the forward pass, for the recomputation.
-        task: names the task, its device and compute stream, by kind.
+        task: names the task by kind, for the observer.
+        device: where it runs.
+        stream: its compute stream.
         observer: told of recomputation and backward pass.
         recomputed: (outputs with graph, inputs that collect gradients), from recomputation to backward pass.
     """
@@ -53,13 +55,10 @@ class Slot:
     ambience: Ambience
     draws: Draws
     task: Callable[[str], Task]
+    device: torch.device
+    stream: Stream
     observer: Observer | None
     recomputed: Recomputed | None = field(default=None, init=False)
-
-    @property
-    def stream(self) -> Stream:
-        """The compute stream of the task."""
-        return self.task("forward").stream
 
     def first_pass(self, values: Values) -> Values:
         """Compute without a graph."""
@@ -68,7 +67,7 @@ class Slot:
 
     def fill(self, values: Values) -> None:
         """Compute again, with a graph, the same random numbers and the same modes."""
-        leaves = tuple(_leaf(value) for value in values)
+        leaves = tuple([_leaf(value) for value in values])
         with observed(self.observer, self.task, "recompute") as outputs:
             with (
                 set_flags(recomputing=True),
@@ -105,7 +104,7 @@ class Checkpoint(Function):
                     [output if isinstance(output, Tensor) and output.requires_grad else None for output in outputs],
                     grads,
                 )
-        return (None, None, *(leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves))
+        return (None, None, *[leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves])
 
 
 class Recompute(Function):
@@ -186,7 +185,7 @@ def checkpoint(slot: Slot, values: Values, phony: Tensor | None) -> Values:
         values: flat inputs.
         phony: end of a lane to hang on the task, or None.
     """
-    edge = new_leaf(slot.task("forward").device) if phony is None else phony
+    edge = new_leaf(slot.device) if phony is None else phony
     return apply(Checkpoint, edge, slot, *values)
 
 
@@ -207,13 +206,13 @@ def recompute(slot: Slot, inputs: Values, outputs: Values, current: Stream) -> V
 
 
 def _save(ctx: Any, values: Values) -> None:
-    ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
+    ctx.save_for_backward(*[value for value in values if isinstance(value, Tensor)])
     ctx.rest = [None if isinstance(value, Tensor) else (value,) for value in values]
 
 
 def _saved(ctx: Any) -> Values:
     tensors = iter(ctx.saved_tensors)
-    return tuple(next(tensors) if rest is None else rest[0] for rest in ctx.rest)
+    return tuple([next(tensors) if rest is None else rest[0] for rest in ctx.rest])
 
 
 def _leaf(value: Any) -> Any:

@@ -38,6 +38,8 @@ class GPipe(Pipeline):
             partition's worker carries out; then partitions on the CPU run backward at the same time too.
         transfer: how tensors cross partitions; ``direct``, or ``host`` through host memory, which makes partitions
             that share a device exchange real traffic, each on a compute stream of its own.
+        workers: who runs the tasks: ``always`` a thread per device (per partition on the CPU), ``never`` any but the
+            calling thread, or ``auto``, whichever the first batches show to be faster; small layers run in the caller.
 
     Attributes:
         balance: layers per partition.
@@ -63,6 +65,7 @@ class GPipe(Pipeline):
         components: Components | None = None,
         backward: str = "autograd",
         transfer: str = "direct",
+        workers: str = "auto",
     ) -> None:
         super().__init__(
             module,
@@ -74,6 +77,7 @@ class GPipe(Pipeline):
             components=components,
             backward=backward,
             transfer=transfer,
+            workers=workers,
         )
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module

@@ -9,16 +9,17 @@ import torch
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.ambience import Ambience
+from gpipe_bench.engine.checkpoint import Slot
 from gpipe_bench.engine.holding import Holding
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
 from gpipe_bench.engine.observer import Observer, Task
-from gpipe_bench.engine.randomness import Batch
+from gpipe_bench.engine.randomness import Batch, Draws
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.stage import PartitionTask, Stage
 from gpipe_bench.engine.streams import Stream
 from gpipe_bench.engine.transfer import Route
-from gpipe_bench.engine.worker import Result, Workers
+from gpipe_bench.engine.worker import Result, Workers, result_of
 
 __all__ = ["BatchLanes", "Circumstances", "name_task"]
 
@@ -34,6 +35,7 @@ class Circumstances:
         randomness: the batch's random numbers.
         observer: told of every task, if any.
         workers: None to issue every task from the calling thread.
+        ranked: whether nodes are ranked as those of workers are, see :mod:`gpipe_bench.engine.autograd`.
     """
 
     components: Components
@@ -42,6 +44,7 @@ class Circumstances:
     randomness: Batch
     observer: Observer | None
     workers: Workers | None
+    ranked: bool
 
 
 class BatchLanes:
@@ -81,9 +84,13 @@ class BatchLanes:
     # --- tensors on their way --------------------------------------------------------------------------------------
 
     def _flat(self, i: int, skips: Sequence[SkipKey]) -> Values:
-        return (*self.microbatches[i].values, *(self._skips[i][key] for key in skips))
+        values = self.microbatches[i].values
+        return (*values, *[self._skips[i][key] for key in skips]) if skips else values
 
     def _put(self, i: int, flat: Values, skips: Sequence[SkipKey]) -> None:
+        if not skips:
+            self.microbatches[i] = MicroBatch(flat, self.microbatches[i].structure)
+            return
         count = len(flat) - len(skips)
         self.microbatches[i] = MicroBatch(flat[:count], self.microbatches[i].structure)
         self._skips[i].update(zip(skips, flat[count:], strict=True))
@@ -105,6 +112,9 @@ class BatchLanes:
     def _exit(self, i: int, j: int, task: PartitionTask, flat: Values) -> None:
         """Pass on the flat outputs of a task."""
         outgoing = self._stages[j].outgoing
+        if not outgoing:
+            self.microbatches[i] = MicroBatch(flat, task.output_structure)
+            return
         count = len(flat) - len(outgoing)
         self.microbatches[i] = MicroBatch(flat[:count], task.output_structure)
         self._skips[i].update(zip(outgoing, flat[count:], strict=True))
@@ -115,11 +125,16 @@ class BatchLanes:
             self._trained[j] = any(parameter.requires_grad for parameter in self._stages[j].layers.parameters())
         return self._trained[j] or bool(differentiable(flat))
 
+    def _slot(self, j: int, task: PartitionTask, draws: Draws, name: Callable[[str], Task]) -> Slot:
+        """What computes a task of partition j without a graph, and again with one."""
+        shared, place = self._shared, (self._stages[j].device, self._computing[j])
+        return Slot(task.keeping_inputs, shared.ambience, draws, name, *place, shared.observer)
+
     def _issue(self, i: int, j: int, job: Callable[[], Values]) -> None:
         if self._shared.workers is not None:
             self._shared.workers.submit(self._stages[j].worker, job)
         else:
-            self._results[i, j] = job(), None
+            self._results[i, j] = result_of(job)
 
     def _result(self, i: int, j: int) -> Values:
         if self._shared.workers is not None:

@@ -27,7 +27,7 @@ Values = tuple[Any, ...]
 """The tensors, and whatever else, that go from layer to layer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MicroBatch:
     """What one layer hands to the next, as a flat tuple.
 
@@ -88,6 +88,8 @@ def differentiable(values: Sequence[Any]) -> list[int]:
 
 def replace(values: Values, indices: Sequence[int], tensors: Sequence[Tensor]) -> Values:
     """``values`` with ``tensors`` at ``indices``."""
+    if len(indices) == len(values):
+        return tuple(tensors)
     changed = list(values)
     for index, tensor in zip(indices, tensors, strict=True):
         changed[index] = tensor

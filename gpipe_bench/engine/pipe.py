@@ -75,6 +75,7 @@ class Pipe(Pipeline):
             each partition must be on one device. Default: as the devices say.
         components: which components of the engine are on.
         transfer: how tensors cross partitions, ``direct`` or ``host``.
+        workers: who runs the tasks, ``auto``, ``always`` or ``never``; see :class:`gpipe_bench.GPipe`.
 
     Attributes:
         balance: layers per partition.
@@ -98,6 +99,7 @@ class Pipe(Pipeline):
         balance: list[int] | None = None,
         components: Components | None = None,
         transfer: str = "direct",
+        workers: str = "auto",
     ) -> None:
         check_outermost(module)
         sizes, devices = placed_partitions(module)
@@ -115,6 +117,7 @@ class Pipe(Pipeline):
             components=components,
             backward="autograd",
             transfer=transfer,
+            workers=workers,
             container=PipeSequential,
         )
 

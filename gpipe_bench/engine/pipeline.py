@@ -24,15 +24,16 @@ from gpipe_bench.engine.arguments import (
     check_components,
     resolve_devices,
 )
-from gpipe_bench.engine.autograd import ranked_lanes
+from gpipe_bench.engine.autograd import can_renumber, ranked_lanes
 from gpipe_bench.engine.autograd_lanes import AutogradLanes
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
 from gpipe_bench.engine.checkpoint import guard
+from gpipe_bench.engine.granularity import Contest, Contests, kind_of, timed, undisturbed
 from gpipe_bench.engine.lanes import Circumstances
 from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.observer import Observer
-from gpipe_bench.engine.randomness import Randomness
+from gpipe_bench.engine.randomness import Batch, Randomness
 from gpipe_bench.engine.scheduled import BackwardPass, attach
 from gpipe_bench.engine.scheduled_lanes import ScheduledLanes
 from gpipe_bench.engine.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
@@ -62,6 +63,7 @@ class Pipeline(Layers):
         components: which components of the engine are on.
         backward: what drives the backward pass.
         transfer: how tensors cross partitions.
+        workers: who runs the tasks.
         container: class of the partitions.
 
     Raises:
@@ -75,6 +77,7 @@ class Pipeline(Layers):
     _observer: Observer | None
     _lock: threading.Lock
     _pool: WorkerPool
+    _contests: Contests
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class Pipeline(Layers):
         components: Components | None,
         backward: str,
         transfer: str,
+        workers: str,
         container: type[nn.Sequential] = nn.Sequential,
     ) -> None:
         super().__init__()
@@ -95,7 +99,13 @@ class Pipeline(Layers):
         devices = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
         check_components(components)
         self.balance, self.chunks = check_arguments(
-            module, balance, chunks=chunks, checkpoint=checkpoint, backward=backward, transfer=transfer
+            module,
+            balance,
+            chunks=chunks,
+            checkpoint=checkpoint,
+            backward=backward,
+            transfer=transfer,
+            workers=workers,
         )
         verify_skippables(module)
         self.devices = resolve_devices(devices, len(self.balance))
@@ -103,6 +113,7 @@ class Pipeline(Layers):
         self.components = components or Components()
         self.backward_mode = backward
         self.transfer = transfer
+        self.workers = workers
         self.deferred_batch_norm = deferred_batch_norm
         self._arrange(module, container)
         self._prepare()
@@ -132,7 +143,7 @@ class Pipeline(Layers):
             stages = place(self.partitions, self.devices, self._layout, self.components, self.transfer)
             for stage, before in zip(stages, self._stages, strict=True):
                 stage.own_stream, stage.copying = before.own_stream, before.copying
-            self.__dict__.update(_stages=stages, _randomness=Randomness(self.devices))
+            self.__dict__.update(_stages=stages, _randomness=Randomness(self.devices), _contests=Contests())
 
     def _prepare(self) -> None:
         """Everything that belongs to this process and cannot be copied or pickled."""
@@ -142,14 +153,15 @@ class Pipeline(Layers):
             _observer=None,
             _lock=threading.Lock(),
             _pool=WorkerPool(),
+            _contests=Contests(),
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_stages", "_randomness", "_observer", "_lock", "_pool"}
+        process_bound = {"_stages", "_randomness", "_observer", "_lock", "_pool", "_contests"}
         return {key: value for key, value in self.__dict__.items() if key not in process_bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
+        super().__setstate__({"workers": "auto", **state})  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         self._prepare()
 
     def _through(self, microbatches: list[MicroBatch], gather: Callable[[list[MicroBatch]], MicroBatch]) -> Any:
@@ -191,29 +203,44 @@ class Pipeline(Layers):
         concurrent = plan.m > 1 and len(indices) > 1
         randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
         scheduled = self.backward_mode == "scheduled" and plan.backward
+        ambience = Ambience.capture(self.devices)
+        forward, backward = self._contests_of(plan, microbatches, ambience, randomness) if indices else (None, None)
+        inline = forward.inline() if forward is not None else self.workers == "never"
         self._hand_over(microbatches, entering=True)
-        with ExitStack() as stack:
+        with ExitStack() as stack, timed(forward, inline=inline):
             stack.callback(randomness.end)
             lend = self._pool.lend if scheduled else working
             shared = Circumstances(
                 components=self.components,
                 transfer=self.transfer,
-                ambience=Ambience.capture(self.devices),
+                ambience=ambience,
                 randomness=randomness,
                 observer=self._observer,
-                workers=stack.enter_context(lend(indices)) if indices else None,
+                workers=stack.enter_context(lend(indices)) if indices and not inline else None,
+                ranked=bool(indices) and not scheduled,
             )
-            if indices and not scheduled:
-                stack.enter_context(ranked_lanes())
+            stack.enter_context(ranked_lanes(ranked=shared.ranked))
             lanes = (ScheduledLanes if scheduled else AutogradLanes)(self._stages, self._layout, microbatches, shared)
             run_forward(plan, lanes)
         self._hand_over(lanes.microbatches, entering=False)
         if not isinstance(lanes, ScheduledLanes):
             return lanes.microbatches
-        workers = [stage.worker for stage in self._stages] if indices else []
-        return attach(
-            BackwardPass(plan, lanes, self._places(), workers, self._pool.lend), microbatches, lanes.microbatches
-        )
+        workers = [stage.worker for stage in self._stages] if indices and self.workers != "never" else []
+        driven = BackwardPass(plan, lanes, self._places(), workers, self._pool.lend, contest=backward)
+        return attach(driven, microbatches, lanes.microbatches)
+
+    def _contests_of(
+        self, plan: Plan[SkipKey], microbatches: list[MicroBatch], ambience: Ambience, randomness: Batch
+    ) -> tuple[Contest | None, Contest | None]:
+        """The contests that decide who runs a batch, forward and backward; none where it must not be the caller."""
+        if self.backward_mode == "autograd" and not can_renumber():
+            return None, None
+        if self.workers != "auto" or self._observer is not None or randomness.nested or ambience.casts:
+            return None, None
+        if not undisturbed():
+            return None, None
+        kind = (plan.checkpoint, plan.backward, self.training, kind_of(microbatches))
+        return self._contests.of(kind, plan.m + plan.n - 1)
 
     def _places(self) -> list[tuple[torch.device, Stream, Stream]]:
         """For each partition its device, its compute stream, and the caller's stream on the device."""

@@ -22,6 +22,7 @@ from torch.autograd import Function
 
 from gpipe_bench.engine.autograd import apply
 from gpipe_bench.engine.checkpoint import check_whole
+from gpipe_bench.engine.granularity import Contest, timed, undisturbed
 from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.phony import get_phony, new_leaf
 from gpipe_bench.engine.scheduled_lanes import ScheduledLanes
@@ -46,6 +47,7 @@ class BackwardPass:
         places: for each partition its device, its compute stream, and the caller's stream on the device.
         workers: the worker of each partition, or nothing to run all tasks in the thread that runs backward.
         lend: lends workers.
+        contest: decides between the workers and the thread that runs backward, if that may be asked.
     """
 
     def __init__(
@@ -55,12 +57,15 @@ class BackwardPass:
         places: list[tuple[torch.device, Stream, Stream]],
         workers: list[int],
         lend: Callable[[Sequence[int]], AbstractContextManager[Workers]],
+        *,
+        contest: Contest | None,
     ) -> None:
         self.places = places
         self._plan = plan
         self._lanes: ScheduledLanes | None = lanes
         self._workers = workers
         self._lend = lend
+        self._contest = contest
         self._failed = False
         self._input_grads: list[Tensor | None] = []
 
@@ -95,7 +100,10 @@ class BackwardPass:
         order = backward_order(self._plan)
         # The thread of a device, in a backward pass within a backward pass, is itself needed to run tasks.
         inline = not self._workers or isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001
-        errors = self._tasks(lanes, order) if inline else self._spread(lanes, order)
+        contest = None if inline or not undisturbed() else self._contest
+        inline = inline or (contest is not None and contest.inline())
+        with timed(contest, inline=inline):
+            errors = self._tasks(lanes, order) if inline else self._spread(lanes, order)
         # Compute streams of their own wait for the caller's before every batch and every backward pass, and these for
         # those afterwards: so what passes between them needs no record_stream.
         for device, computing, callers in self.places:

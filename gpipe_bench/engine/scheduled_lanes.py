@@ -142,7 +142,7 @@ class ScheduledLanes(BatchLanes):
         if checkpoint and learns:
             # No reference to these lanes, which keep the cells.
             name = partial(name_task, i, j, self._stages[j].device, self._computing[j])
-            cell.slot = Slot(task.keeping_inputs, self._shared.ambience, draws, name, self._shared.observer)
+            cell.slot = self._slot(j, task, draws, name)
         self._issue(i, j, partial(self._forward, i, j, cell, draws, learns))
 
     def collect(self, i: int, j: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Result", "WorkerPool", "Workers", "working"]
+__all__ = ["Result", "WorkerPool", "Workers", "result_of", "working"]
 
 Result = tuple[Any, BaseException | None]
 _Job = Callable[[], Any] | None
@@ -78,6 +78,14 @@ class WorkerPool:
                 workers.dismiss()
 
 
+def result_of(job: Callable[[], Any]) -> Result:
+    """Run a job; whatever it raises belongs to the calling thread, when that asks for the result."""
+    try:
+        return job(), None
+    except BaseException as error:  # noqa: BLE001 - see above
+        return None, error
+
+
 @contextmanager
 def working(indices: Sequence[int]) -> Iterator[Workers]:
     """Workers for the block, one per index."""
@@ -93,10 +101,7 @@ def _serve(inbox: SimpleQueue[_Job], outbox: SimpleQueue[Result]) -> None:
     # number here too.
     torch.get_num_threads()
     while (job := inbox.get()) is not None:
-        try:
-            result: Result = job(), None
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the calling thread
-            result = None, error
+        result = result_of(job)
         # Nothing of a finished task may stay alive until the next one comes.
         job = None
         outbox.put(result)

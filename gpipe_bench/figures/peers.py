@@ -81,7 +81,8 @@ def peers_figure(rows: Sequence[Record]) -> Figure:
     cells = [row for row in rows if row["workload"] == "cells"]
     if any(row["status"] == "ok" for row in cells):
         _add_cells(page, cells)
-    networks = [row for row in rows if row["workload"] != "cells"]
+    _add_combinations(page, [row for row in rows if row["workload"] == "combinations" and row["ratio"]])
+    networks = [row for row in rows if row["workload"] not in {"cells", "combinations"}]
     for workload in dict.fromkeys(row["workload"] for row in networks):
         _add_throughput(page, workload, [row for row in networks if row["workload"] == workload])
     page.space(0.03)
@@ -91,6 +92,15 @@ def peers_figure(rows: Sequence[Record]) -> Figure:
     if absent:
         page.paragraph(f"Not everywhere here: {', '.join(absent)}; the table has the reasons.", colour=FAINT)
     return page.render()
+
+
+def _add_combinations(page: Page, rows: Sequence[Record]) -> None:
+    """A line per way to drive the backward pass: the least and the most of all combinations of components."""
+    for name in (name for name in _present(rows) if name.startswith("engine")):
+        ratios = [float(row["ratio"]) for row in rows if row["contender"] == name]
+        base = next(row["baseline"] for row in rows if row["contender"] == name)
+        count = len({row["variant"] for row in rows if row["contender"] == name})
+        page.paragraph(f"{name}, {count} combinations: {min(ratios):.2f} to {max(ratios):.2f} of {base}'s.")
 
 
 def _versions(rows: Sequence[Record]) -> str:

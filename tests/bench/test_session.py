@@ -115,6 +115,24 @@ def test_without_a_folder_of_tests(tmp_path):
     assert session(tmp_path, tests=tmp_path / "none")[0].test().startswith("not run: there is no folder ")
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("pass", "done"),
+        ("raise SystemExit(3)", "failed with exit status 3, see log.txt"),
+        ("import signal; signal.pause()", "stopped after 1 s; finished cases are in race"),
+    ],
+)
+def test_the_race_has_its_time_and_no_say_in_the_rest(tmp_path, monkeypatch, code, said):
+    monkeypatch.setattr("gpipe_bench.bench.session._PACKAGE", (sys.executable, "-c", code))
+    monkeypatch.setattr("gpipe_bench.bench.session._RACE_S", 1.0 if "pause" in code else 60.0)
+    under_way, lines = session(tmp_path, race=["--quick"])
+    assert under_way.race() == said
+    assert lines == [f"race of peers: {said}"]
+    assert "peers run --device cpu --quick --out" in (tmp_path / "log.txt").read_text()
+    assert session(tmp_path)[0].race() == "not run: not asked for"
+
+
 def test_traces_show_the_published_runs_nearest_to_the_median(tmp_path):
     under_way, _ = session(tmp_path)
     under_way.results = [ok_result("baseline", repeat, value) for repeat, value in enumerate((10.0, 30.0, 20.0))]
@@ -129,7 +147,7 @@ def test_a_bundle_leaves_at_most_eight_files(tmp_path):
     folder = tmp_path / "gpu"
     under_way, _ = session(folder)
     under_way.results = [ok_result(variant) for variant in PUBLISHED[:2]]
-    for name in ("profile.json", "log.txt", "raw/a/0.json", "raw/a/1.json"):
+    for name in ("profile.json", "log.txt", "raw/a/0.json", "raw/a/1.json", "race/peers.csv"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     under_way.write()
@@ -139,7 +157,7 @@ def test_a_bundle_leaves_at_most_eight_files(tmp_path):
     assert text == b"raw/a/1.json"
     tables = ["ablation.csv", "ablation_devices.csv", "ablation_steps.csv", "ablation_events.csv"]
     kept = [*tables, "profile.json", "log.txt", "environment.json"]
-    inside = ["raw/a/0.json", "raw/a/1.json", "traces/baseline.json", "traces/dep-x-x.json"]
+    inside = ["race/peers.csv", "raw/a/0.json", "raw/a/1.json", "traces/baseline.json", "traces/dep-x-x.json"]
     assert packed == {f"gpu/{name}" for name in [*kept, *inside]}
     assert {path.name for path in folder.iterdir()} == {*kept, "bundle.tar.gz"}
     assert len(list(folder.rglob("*"))) == 8

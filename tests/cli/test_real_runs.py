@@ -38,7 +38,7 @@ def test_a_rehearsed_session(tmp_path):
     options = ("--device", "cpu", "--tiny", "--tests", tests, "--profile-s", 0.01, "--bundle")
     done = gpipe_bench("gpu", "--out", out, *options)
     assert done.returncode == 0, done.stderr
-    for line in ("GPU tests: passed", "device profile: done", "run 4 of 4"):
+    for line in ("GPU tests: passed", "device profile: done", "race of peers: done", "run 4 of 4"):
         assert line in done.stderr
     for word in ("baseline", "dep-x-x", "see dep-x-ptl", "bundle.tar.gz"):
         assert word in done.stdout
@@ -55,5 +55,5 @@ def test_a_rehearsed_session(tmp_path):
     assert len([path for path in out.rglob("*") if path.is_file()]) == 8
     with tarfile.open(out / "bundle.tar.gz") as archive:
         names = archive.getnames()
-    assert {"gpu/ablation.csv", "gpu/traces/baseline.json", "gpu/profile.json"} <= set(names)
+    assert {"gpu/ablation.csv", "gpu/traces/baseline.json", "gpu/profile.json", "gpu/race/peers.csv"} <= set(names)
     assert sum(name.startswith("gpu/raw/") and name.endswith(".json") for name in names) == 2

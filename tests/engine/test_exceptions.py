@@ -72,10 +72,11 @@ def assert_works(pipe) -> None:
     assert [float(layer.weight.grad) for layer in pipe] == [0 + 1 + 2 + 3] * N
 
 
+@pytest.mark.parametrize("workers", ["always", "never"])
 @pytest.mark.parametrize("components", FACTORIAL, ids=label)
 @pytest.mark.parametrize(("i", "j"), [(0, 0), (1, 1), (3, 2), (3, 0)])
-def test_in_the_forward_pass(components, i, j):
-    pipe = armed_pipe(components=components)
+def test_in_the_forward_pass(components, i, j, workers):
+    pipe = armed_pipe(workers=workers, components=components)
     pipe[j].armed["forward", i] = error = BoomError(f"{i},{j}")
     with pytest.raises(BoomError) as caught:
         step(pipe)
@@ -83,20 +84,22 @@ def test_in_the_forward_pass(components, i, j):
     assert_works(pipe)
 
 
+@pytest.mark.parametrize("workers", ["always", "never"])
 @pytest.mark.parametrize("components", FACTORIAL, ids=label)
 @pytest.mark.parametrize("phase", ["recompute", "backward"])
-def test_in_the_backward_pass(components, phase):
-    pipe = armed_pipe(components=components, checkpoint="always")
+def test_in_the_backward_pass(components, phase, workers):
+    pipe = armed_pipe(workers=workers, components=components, checkpoint="always")
     pipe[1].armed[phase, 2] = BoomError("2,1")
     with pytest.raises(BoomError, match="2,1"):
         step(pipe)
     assert_works(pipe)
 
 
+@pytest.mark.parametrize("workers", ["always", "never"])
 @pytest.mark.parametrize("checkpoint", MODES)
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_what_is_no_exception_surfaces_too(phase, checkpoint):
-    pipe = armed_pipe(checkpoint=checkpoint)
+def test_what_is_no_exception_surfaces_too(phase, checkpoint, workers):
+    pipe = armed_pipe(workers=workers, checkpoint=checkpoint)
     pipe[1].armed[phase, 3] = Interrupt()
     # autograd turns what is no Exception into one only on its own threads
     with pytest.raises(Interrupt):
@@ -104,10 +107,11 @@ def test_what_is_no_exception_surfaces_too(phase, checkpoint):
     assert_works(pipe)
 
 
+@pytest.mark.parametrize("workers", ["always", "never"])
 @pytest.mark.parametrize("error", [StopIteration("x"), GeneratorExit("x"), SystemExit(3), KeyboardInterrupt()])
 @pytest.mark.parametrize("clock_cycle", [True, False])
-def test_exceptions_with_a_meaning_of_their_own_arrive_as_they_are(error, clock_cycle):
-    pipe = armed_pipe(components=Components(clock_cycle=clock_cycle))
+def test_exceptions_with_a_meaning_of_their_own_arrive_as_they_are(error, clock_cycle, workers):
+    pipe = armed_pipe(workers=workers, components=Components(clock_cycle=clock_cycle))
     pipe[1].armed["forward", 1] = error
     with pytest.raises(type(error)) as caught:
         step(pipe)
@@ -147,10 +151,11 @@ def tasks_before(failing: tuple[int, int], *, clock_cycle: bool) -> set[tuple[in
     raise AssertionError(failing)
 
 
+@pytest.mark.parametrize("workers", ["always", "never"])
 @pytest.mark.parametrize("clock_cycle", [True, False])
 @pytest.mark.parametrize("failing", [(0, 0), (1, 1), (0, 2), (3, 2)])
-def test_its_cycle_ends_and_later_ones_do_not_run(failing, clock_cycle):
-    pipe = armed_pipe(components=Components(clock_cycle=clock_cycle))
+def test_its_cycle_ends_and_later_ones_do_not_run(failing, clock_cycle, workers):
+    pipe = armed_pipe(workers=workers, components=Components(clock_cycle=clock_cycle))
     i, j = failing
     pipe[j].armed["forward", i] = BoomError()
     with pytest.raises(BoomError):

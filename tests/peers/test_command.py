@@ -51,8 +51,8 @@ def rows_of(path):
 
 def test_every_contender_ran_or_says_why_not(table):
     rows = rows_of(table)
-    assert {row["workload"] for row in rows} == {"cells", "convnet", "unet"}
-    assert len(rows) == 3 * len(FEW)
+    assert {row["workload"] for row in rows} == {"cells", "combinations", "convnet", "unet"}
+    assert len(rows) == 3 * len(FEW) + 4
     for row in rows:
         optional = CONTENDERS[row["contender"]].kind == "rival"
         installed = not optional or importlib.util.find_spec(row["package"]) is not None
@@ -71,12 +71,21 @@ def test_rows_are_complete(table):
     for row in rows_of(table):
         if row["status"] != "ok":
             continue
-        for name in ("step_time_ms", "cpu_time_ms", "peak_live_mib", "limit_ms", "gap_ms", "balance", "config_sha256"):
-            assert row[name], (row["contender"], name)
-        assert bool(row["host_time_per_cell_us"]) == (row["workload"] == "cells")
-        assert bool(row["throughput_samples_per_s"]) == (row["workload"] != "cells")
+        names = ["step_time_ms", "cpu_time_ms", "balance", "config_sha256"]
+        names += [] if row["workload"] == "combinations" else ["peak_live_mib", "limit_ms", "gap_ms"]
+        assert [name for name in names if not row[name]] == []
+        tiny = row["workload"] in {"cells", "combinations"}
+        assert bool(row["host_time_per_cell_us"]) == tiny
+        assert bool(row["throughput_samples_per_s"]) != tiny
         pipeline = CONTENDERS[row["contender"]].pipeline
-        assert bool(row["gap_other_ms"]) <= (pipeline and row["workload"] != "cells")
+        assert bool(row["gap_other_ms"]) <= (pipeline and not tiny)
+
+
+def test_the_engine_says_which_components_were_on(table):
+    variants = {(row["contender"][:6], row["workload"] == "combinations", row["variant"]) for row in rows_of(table)}
+    expected = {("engine", False, "dep-str-ptl"), ("engine", True, "baseline")}
+    assert {(name, other, label) for name, other, label in variants if name == "engine"} == expected
+    assert {label for name, _, label in variants if name != "engine"} == {""}
 
 
 def test_processes_of_a_contender(table):

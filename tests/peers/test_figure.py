@@ -49,6 +49,17 @@ def texts(figure):
     return found
 
 
+def test_combinations_are_a_line_per_backward_mode(table, tmp_path):
+    done = []
+    for seconds, variant in ((0.01, "baseline"), (0.02, "dep-x-ptl")):
+        case = tiny_cells(workload="combinations", variant=variant)
+        done.append(raced(case, [outcome(case, "engine-autograd", [seconds]), outcome(case, "torchgpipe", [0.04])]))
+    write_race(done, FACTS, 1e-4, tmp_path / "combinations.csv")
+    with drawing():
+        figure = peers_figure(read(table) + read(tmp_path / "combinations.csv"))
+    assert "engine-autograd, 2 combinations: 0.25 to 0.50 of torchgpipe's." in texts(figure)
+
+
 def test_files_are_drawn_and_drawn_alike(table, tmp_path):
     paths = draw_peers(table, tmp_path / "first" / "peers")
     assert [path.suffix for path in paths] == [".svg", ".pdf", ".png"]

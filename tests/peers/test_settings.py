@@ -13,6 +13,7 @@ from gpipe_bench.bench.peers.settings import QUICK, PeersSettings
 from gpipe_bench.bench.workflow import make_plan
 from gpipe_bench.cli.app import app
 from gpipe_bench.cli.peers import _settings
+from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from tests.project.tree import ROOT
 
@@ -56,7 +57,9 @@ def test_arguments_of_a_model_are_checked():
 def test_cases_are_the_grid_and_the_networks():
     cases = PeersSettings().cases(CPU)
     assert len([case for case in cases if case.workload == "cells"]) == 4 * 3 * 3
-    networks = [(case.workload, case.checkpoint) for case in cases if case.workload != "cells"]
+    combinations = [(case.checkpoint, case.variant) for case in cases if case.workload == "combinations"]
+    assert combinations == [(mode, each.label) for mode in ("always", "never") for each in Components.factorial()]
+    networks = [(case.workload, case.checkpoint) for case in cases if not case.tiny]
     assert networks == [("convnet", "always"), ("convnet", "never"), ("unet", "always"), ("unet", "never")]
     assert len({case.id for case in cases}) == len(cases)
 
@@ -103,6 +106,18 @@ def test_a_wrong_option_is_one_clear_error(words, said, tmp_path):
     assert len(caught.value.problems) == 1
     assert said.split("; did")[0] in caught.value.problems[0]
     assert not (tmp_path / "x.csv").exists()
+
+
+def test_combinations_are_a_matter_of_the_engine_and_its_measure():
+    names = [contender.name for contender in CONTENDERS.values() if contender.runs("combinations")]
+    assert names == ["engine-autograd", "engine-scheduled", "torchgpipe", "plain"]
+    assert all(contender.runs("cells") for contender in CONTENDERS.values())
+
+
+def test_a_combination_must_be_one():
+    assert "peers.combinations.variants must be published, factorial or labels" in problem(
+        combinations={"variants": ["dep-x"]}
+    )
 
 
 def test_names_of_contenders():

@@ -44,6 +44,10 @@ class Contender:
         """Whether partitions run at the same time."""
         return self.kind != "plain"
 
+    def runs(self, workload: str) -> bool:
+        """Whether it takes part: combinations of components concern the engine, its measure and the reference."""
+        return workload != "combinations" or self.kind == "engine" or self.name in {BASELINES[0], REFERENCE}
+
     def missing(self) -> str:
         """How to install what it needs."""
         return f"{self.package} is not installed; make peers, or pip install --no-deps {self.package}=={self.version}"

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.client import Child, PeerError, children
 from gpipe_bench.bench.peers.contenders import REFERENCE, Contender
 
-__all__ = ["Outcome", "Raced", "Visit", "run_race"]
+__all__ = ["Kept", "Outcome", "Raced", "Visit", "run_race"]
 
 _MOST_STEPS: Final = 50
+# Within four batches of tiny layers the engine has nearly always settled who runs them.
+_WARM_UP_STEPS: Final = 4
 _COUNTED_STEPS: Final = 2
 Report = Callable[[str], None]
 
@@ -63,6 +65,21 @@ class Outcome:
         self.status, self.reason = error.status, error.reason
 
 
+class Kept(Protocol):
+    """Finished cases that outlive a race that is cut off."""
+
+    facts: dict[str, Any]
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        """Take the facts of a race that has finished nothing yet."""
+
+    def get(self, case: PeerCase) -> Raced | None:
+        """What came out of a case, if it is finished."""
+
+    def add(self, raced: Raced) -> None:
+        """Take a finished case."""
+
+
 @dataclass(slots=True)
 class Raced:
     """A case with all its outcomes, and what the probe found: times of partitions and of transfers."""
@@ -82,6 +99,7 @@ def run_race(
     timeout_s: float,
     probe_s: float,
     report: Report,
+    kept: Kept,
 ) -> tuple[dict[str, Any], list[Raced]]:
     """Run all ``cases``, one after the other.
 
@@ -92,6 +110,7 @@ def run_race(
         timeout_s: what a contender may take for one answer.
         probe_s: seconds of each measurement beside the race.
         report: takes a line per case.
+        kept: has the cases that an earlier run of this race has finished, and takes those of this one.
 
     Returns:
         Facts of machine and software, and the cases with their outcomes.
@@ -99,19 +118,30 @@ def run_race(
     names = ["probe", *(contender.name for contender in contenders)]
     with children(names, log, timeout_s) as made, tempfile.TemporaryDirectory(prefix="race-") as folder:
         probe = made.pop("probe")
-        facts: dict[str, Any] = probe.ask("facts", case=cases[0].to_dict(), seconds=0)["facts"]
-        probe.close()
+        if not kept.facts:
+            kept.begin(probe.ask("facts", case=cases[0].to_dict(), seconds=0)["facts"])
+            probe.close()
         balances: dict[tuple[Any, ...], tuple[int, ...]] = {}
         raced = []
         for number, case in enumerate(cases, start=1):
-            # One balance per model and n, whatever the checkpoint mode: a step of the layers is what it divides.
-            key = (case.model, case.model_args, case.partitions, case.batch_size, case.chunks)
+            before = kept.get(case)
+            if before is not None:
+                raced.append(before)
+                balances[_balance_key(case)] = before.case.balance
+                continue
+            key = _balance_key(case)
             if not case.balance and key not in balances:
                 balances[key] = tuple(_probed(probe, "balance", case, probe_s)["balance"])
             raced.append(_race(replace(case, balance=case.balance or balances[key]), contenders, made, Path(folder)))
             _add_probes(raced[-1], probe, probe_s)
+            kept.add(raced[-1])
             report(f"case {number} of {len(cases)}, {case.id}: {_words(raced[-1])}")
-    return facts, raced
+    return kept.facts, raced
+
+
+def _balance_key(case: PeerCase) -> tuple[Any, ...]:
+    """One balance per model and n, whatever the checkpoint mode: a step of the layers is what it divides."""
+    return case.model, case.model_args, case.partitions, case.batch_size, case.chunks
 
 
 def _probed(probe: Child, do: str, case: PeerCase, seconds: float) -> dict[str, Any]:
@@ -121,7 +151,8 @@ def _probed(probe: Child, do: str, case: PeerCase, seconds: float) -> dict[str, 
 
 
 def _race(case: PeerCase, contenders: Sequence[Contender], made: dict[str, Child], folder: Path) -> Raced:
-    outcomes = {contender.name: Outcome(case, contender) for contender in contenders}
+    own = [contender for contender in contenders if contender.runs(case.workload)]
+    outcomes = {contender.name: Outcome(case, contender) for contender in own}
     going: dict[str, Child] = {}
 
     def attempt(name: str, work: Callable[[Child, Outcome], None]) -> None:
@@ -144,15 +175,16 @@ def _race(case: PeerCase, contenders: Sequence[Contender], made: dict[str, Child
     for name in list(going):
         attempt(name, lambda child, outcome: _save_gradients(child, outcome, folder))
     _compare_gradients(outcomes, going, folder)
-    for name, child in going.items():
-        _count(child, outcomes[name])
+    if case.workload != "combinations":  # which need what all components on need
+        for name, child in going.items():
+            _count(child, outcomes[name])
     return Raced(case, list(outcomes.values()))
 
 
 def _open(child: Child, outcome: Outcome) -> None:
     outcome.version = child.ready()["version"]
     child.ask("open", case=outcome.case.to_dict(), count=False)
-    outcome.step_s = child.ask("run", warmup=1, steps=1)["wall_s"][0]
+    outcome.step_s = child.ask("run", warmup=_WARM_UP_STEPS if outcome.case.tiny else 1, steps=1)["wall_s"][0]
 
 
 def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
@@ -205,7 +237,7 @@ def _count(child: Child, outcome: Outcome) -> None:
 
 def _add_probes(raced: Raced, probe: Child, seconds: float) -> None:
     """Times of partitions and of transfers, for the split of the gap."""
-    if raced.case.workload == "cells" or raced.case.partitions == 1:
+    if raced.case.tiny or raced.case.partitions == 1:
         return
     times = _probed(probe, "partitions", raced.case, seconds)
     raced.alone, raced.busy = times["alone"], times["busy"]

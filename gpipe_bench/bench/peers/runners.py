@@ -17,6 +17,7 @@ from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import Contender
 from gpipe_bench.bench.peers.skips import Stage, make_stages, translated
 from gpipe_bench.bench.peers.workloads import Work, make_work
+from gpipe_bench.components import Components
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.schedule import checkpoint_stop
 
@@ -95,7 +96,7 @@ def _engine(contender: Contender, case: PeerCase, model: nn.Sequential) -> nn.Mo
     driven: Any = contender.option
     return GPipe(
         model, list(case.balance), devices=case.placement(), chunks=case.chunks, checkpoint=case.checkpoint,
-        backward=driven,
+        backward=driven, components=Components.from_label(case.variant) if case.variant else None,
     )  # fmt: skip
 
 

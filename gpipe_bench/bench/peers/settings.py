@@ -16,11 +16,12 @@ from gpipe_bench.bench.peers.contenders import contenders_of
 from gpipe_bench.bench.peers.workloads import RACED, raced_arguments
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.settings import BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Seed
+from gpipe_bench.bench.variants import Variants, labels_of
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
 from models.arguments import nearest
 
-__all__ = ["QUICK", "CellsRace", "ModelRace", "PeersSettings"]
+__all__ = ["QUICK", "SHORT", "CellsRace", "CombinationsRace", "ModelRace", "PeersSettings"]
 
 _Count = Annotated[int, Field(strict=True, ge=1)]
 Contenders = Annotated[tuple[str, ...], Field(min_length=1, description="who takes part; all: everybody")]
@@ -53,6 +54,28 @@ class CellsRace(Section):
             yield PeerCase(
                 workload="cells", model="tiny", model_args=f"L={n};width={self.width}", partitions=n, chunks=m,
                 checkpoint=mode, batch_size=2 * m, balance=(1,) * n, rounds=self.rounds, visit_s=self.visit_s, **shared,
+            )  # fmt: skip
+
+
+class CombinationsRace(Section):
+    """Tiny layers once more, in every combination of the engine's components."""
+
+    variants: Variants = ("factorial",)
+    partitions: Partitions = 4
+    chunks: Chunks = 8
+    checkpoints: Modes = ("always", "never")
+    width: Width = 4
+    rounds: Rounds = 5
+    visit_s: Visit = 0.02
+
+    def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
+        """A case per mode and combination."""
+        n, m = self.partitions, self.chunks
+        for mode, label in product(self.checkpoints, labels_of(self.variants)):
+            yield PeerCase(
+                workload="combinations", model="tiny", model_args=f"L={n};width={self.width}", partitions=n, chunks=m,
+                checkpoint=mode, batch_size=2 * m, balance=(1,) * n, rounds=self.rounds, visit_s=self.visit_s,
+                variant=label, **shared,
             )  # fmt: skip
 
 
@@ -111,6 +134,9 @@ class PeersSettings(Section):
     probe_s: Probe = 1.5
     tolerance: Tolerance = 1e-9
     cells: Annotated[CellsRace, Field(description="tiny layers: what a cell costs the host")] = CellsRace()
+    combinations: Annotated[
+        CombinationsRace, Field(description="tiny layers in every combination of components, beside torchgpipe")
+    ] = CombinationsRace()
     convnet: Annotated[ModelRace, Field(description="convolutions in a row: throughput")] = ModelRace()
     unet: Annotated[UNetRace, Field(description="a U-Net, whose skips cross the boundary: throughput")] = UNetRace()
 
@@ -133,6 +159,7 @@ class PeersSettings(Section):
         networks = (("convnet", self.convnet), ("unet", self.unet))
         return [
             *self.cells.cases(shared),
+            *self.combinations.cases(shared),
             *(case for name, network in networks for case in network.cases(name, shared)),
         ]
 
@@ -155,7 +182,18 @@ _TINY: Final[dict[str, Any]] = {"batch_size": 8, "chunks": 4, "rounds": 3, "visi
 QUICK: Final = PeersSettings(
     probe_s=0.1,
     cells=CellsRace(partitions=(2,), chunks=(4,), checkpoints=("always",), rounds=3),
+    combinations=CombinationsRace(variants=("baseline",), partitions=2, chunks=4, checkpoints=("always",), rounds=3),
     convnet=ModelRace(model_args="L=2;C=4;size=8", checkpoints=("never",), **_TINY),
     unet=UNetRace(model_args="depth=2;B=1;C=4;size=16;dropout=0", checkpoints=("always",), **_TINY),
 )
 """The whole path in seconds, for a rehearsal: its numbers mean nothing."""
+
+SHORT: Final = PeersSettings(
+    contenders=("engine-autograd", "engine-scheduled", "torchgpipe", "plain", "loop"),
+    probe_s=0.5,
+    cells=CellsRace(partitions=(4,), chunks=(8,), checkpoints=("always", "never")),
+    combinations=CombinationsRace(variants=("baseline",), checkpoints=("always",)),
+    convnet=ModelRace(checkpoints=("always",), visit_s=0.1),
+    unet=UNetRace(checkpoints=("always",), visit_s=0.1),
+)
+"""A minute on one GPU, by the side of other measurements."""

@@ -18,6 +18,7 @@ from gpipe_bench.bench.peers.contenders import BASELINES
 from gpipe_bench.bench.peers.race import Outcome, Raced
 from gpipe_bench.bench.peers.split import Gap, limit_s, split_gap
 from gpipe_bench.bench.tables import companion_path, csv_text
+from gpipe_bench.components import Components
 from gpipe_bench.intervals import Interval, median_interval
 from gpipe_bench.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
 
@@ -25,6 +26,7 @@ __all__ = ["peer_rows", "ratio_records", "round_ratios", "step_records", "write_
 
 _MIB: Final = 2**20
 _PLAIN: Final = "loop"
+_ALL_ON: Final = Components().label
 
 
 def write_race(raced: Sequence[Raced], common: dict[str, Any], tolerance: float, out: Path) -> list[PeerRow]:
@@ -123,6 +125,7 @@ def _keys(outcome: Outcome) -> dict[str, Any]:
         "partitions": case.partitions,
         "chunks": case.chunks,
         "checkpoint": case.checkpoint,
+        "variant": (case.variant or _ALL_ON) if outcome.contender.kind == "engine" else "",
         "contender": outcome.contender.name,
     }
 
@@ -151,14 +154,14 @@ def _results(outcome: Outcome, one: Raced, raced: Sequence[Raced], tolerance: fl
     seconds = _seconds(outcome)
     if seconds is None:
         return {}
-    case, cells = outcome.case, outcome.case.workload == "cells"
-    baseline = "torchgpipe" if cells else _PLAIN
-    interval = round_ratios(outcome, _of(one, baseline), inverse=not cells)
+    case, tiny = outcome.case, outcome.case.tiny
+    baseline = "torchgpipe" if tiny else _PLAIN
+    interval = round_ratios(outcome, _of(one, baseline), inverse=not tiny)
     found: dict[str, Any] = {
         "step_time_ms": 1e3 * seconds,
         "cpu_time_ms": 1e3 * median(median(visit.cpu_s) for visit in outcome.visits),
-        "host_time_per_cell_us": 1e6 * seconds / case.cells if cells else None,
-        "throughput_samples_per_s": None if cells else case.batch_size / seconds,
+        "host_time_per_cell_us": 1e6 * seconds / case.cells if tiny else None,
+        "throughput_samples_per_s": None if tiny else case.batch_size / seconds,
         "peak_live_mib": None if outcome.peak_bytes is None else outcome.peak_bytes / _MIB,
         **_gradients(outcome, tolerance),
         **_limit(outcome, one, raced, seconds),

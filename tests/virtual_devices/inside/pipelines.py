@@ -113,6 +113,7 @@ class Case:
         devices: of the partitions.
         m: micro-batches; all but the last have two rows.
         backward: ``autograd`` or ``scheduled``.
+        workers: who runs the tasks.
     """
 
     devices: tuple[int, ...]
@@ -122,11 +123,13 @@ class Case:
     skips: str
     transfer: str
     backward: str = "autograd"
+    workers: str = "auto"
 
     def __str__(self) -> str:
         places = "".join(map(str, self.devices))
         return (
             f"{places}-m{self.m}-{self.components.label}-{self.checkpoint}-{self.skips}-{self.transfer}-{self.backward}"
+            f"-{self.workers}"
         )
 
     @property
@@ -143,6 +146,7 @@ class Case:
             components=self.components,
             transfer=self.transfer,
             backward=self.backward,
+            workers=self.workers,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 
 import pytest
@@ -61,6 +62,16 @@ def test_an_exception_in_the_middle_whatever_the_combination():
     for number, case in enumerate(list(all_cases())[7 :: 2 * STRIDE]):
         where = ("forward", "recompute", "backward")[number % 3]
         wrong += problems_after_an_exception(case, where, block=number % 8, nth=number // 24 % case.m)
+    assert wrong == []
+
+
+@pytest.mark.timeout(7200 if STRIDE < 499 else 120)
+def test_tasks_in_the_calling_thread():
+    wrong = []
+    for number, case in enumerate(list(all_cases())[3 :: 2 * STRIDE]):
+        alone = dataclasses.replace(case, workers="never")
+        wrong += problems(alone)
+        wrong += problems_after_an_exception(alone, ("forward", "recompute", "backward")[number % 3], number % 8, 0)
     assert wrong == []
 
 

@@ -1,0 +1,125 @@
+"""Whether a batch's tasks are worth threads of their own.
+
+A worker runs beside the others only while its layers are in PyTorch's kernels, which release the interpreter's lock.
+For each of these releases, and for each job that is handed over, threads fight for the lock. Where the kernels are
+short this costs more than what runs at the same time saves, and the calling thread does better alone. How short depends
+on the layers and on the machine, so the engine tries both: of the first batches of a kind one goes to the calling
+thread, and whatever took less of the host's time is kept. Nothing but time changes: neither the order of backward
+passes nor random numbers nor exceptions tell who ran the tasks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+import torch
+
+from gpipe_bench.engine.microbatch import MicroBatch
+
+__all__ = ["WORKERS", "Contest", "Contests", "kind_of", "timed", "undisturbed"]
+
+WORKERS: Final = ("auto", "always", "never")
+
+LONGEST_CYCLE_S: Final = 3e-3
+"""Where a clock-cycle takes longer with workers, they are worth it, and nothing is tried."""
+
+_CLEARLY: Final = 0.8
+_MOST_TRIES: Final = 3
+_MOST_KINDS: Final = 64
+
+
+class Contest:
+    """Workers against the calling thread, over the first batches of one kind.
+
+    A batch with workers comes first and does not count, since everything is new; then both take turns, and medians are
+    compared. Workers must be clearly faster, and twice: how much they fight for the lock changes with what else the
+    machine does. Once settled, it stays so.
+    """
+
+    __slots__ = ("_cycles", "_inline", "_times")
+
+    def __init__(self, cycles: int) -> None:
+        self._cycles = cycles
+        self._inline: bool | None = None
+        self._times: dict[bool, list[float]] = {False: [], True: []}
+
+    def inline(self) -> bool:
+        """Whether the calling thread is to run the tasks of the next batch."""
+        if self._inline is not None:
+            return self._inline
+        return len(self._times[False]) > len(self._times[True]) + 1
+
+    def note(self, seconds: float, *, inline: bool) -> None:
+        """Take the host time of a batch, or of its backward pass.
+
+        Args:
+            seconds: how long the calling thread took or waited.
+            inline: whether it ran the tasks.
+        """
+        times = self._times
+        if self._inline is not None or (not inline and seconds > self._cycles * LONGEST_CYCLE_S):
+            return
+        times[inline].append(seconds)
+        tries = len(times[True])
+        if tries:
+            alone, beside = median(times[True]), median(times[False][1:])
+            if alone < _CLEARLY * beside:
+                self._inline = True
+            elif tries > 1 and beside < _CLEARLY * alone:
+                self._inline = False
+            elif tries == _MOST_TRIES:
+                self._inline = True
+
+
+class Contests:
+    """Those of one pipeline, forward and backward, by kind of batch; of many kinds, those that came last."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Hashable, tuple[Contest, Contest]] = OrderedDict()
+
+    def of(self, kind: Hashable, cycles: int) -> tuple[Contest, Contest]:
+        """The contests of the forward and the backward pass of a batch.
+
+        Args:
+            kind: what makes batches alike.
+            cycles: how many clock-cycles they have.
+        """
+        if kind in self._kinds:
+            self._kinds.move_to_end(kind)
+        else:
+            self._kinds[kind] = Contest(cycles), Contest(cycles)
+            if len(self._kinds) > _MOST_KINDS:
+                self._kinds.popitem(last=False)
+        return self._kinds[kind]
+
+
+@contextmanager
+def timed(contest: Contest | None, *, inline: bool) -> Iterator[None]:
+    """Let ``contest`` know how long the block takes, unless it raises."""
+    start = perf_counter()
+    yield
+    if contest is not None:
+        contest.note(perf_counter() - start, inline=inline)
+
+
+def kind_of(microbatches: Sequence[MicroBatch]) -> Hashable:
+    """What tells how much there is to compute: number of micro-batches, shapes and dtypes."""
+    values = microbatches[0].values
+    return len(microbatches), *((v.shape, v.dtype) if isinstance(v, torch.Tensor) else None for v in values)
+
+
+def undisturbed() -> bool:
+    """Whether this thread has no state that layers in workers would not see, and so must not see here either.
+
+    Such are modes that watch or change operators (a default device is one), hooks for saved tensors, transforms, and
+    autocast, whose cache of weights would last for longer than a task.
+    """
+    watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()  # noqa: SLF001 - no public way
+    hooked = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 - as above
+    transformed = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 - as above
+    return not (watched or hooked or transformed)

@@ -1,0 +1,322 @@
+"""Who runs the tasks: workers, or the calling thread where tasks are small.
+
+Layers that have to be slow in one place sleep there, for much longer than anything else lasts.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import time
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpipe_bench import Pipe
+from gpipe_bench.engine import granularity
+from gpipe_bench.engine.granularity import LONGEST_CYCLE_S, Contest, Contests, kind_of
+from gpipe_bench.engine.microbatch import scatter
+from tests.engine.support import (
+    MODES,
+    Identity,
+    Mix,
+    Probe,
+    Watch,
+    numbered,
+    on_cpu,
+    probe_pipe,
+)
+
+M, N = 4, 3
+MAIN = threading.main_thread().name
+BACKWARDS = ("autograd", "scheduled")
+
+
+def contest(*times: tuple[bool, float]) -> Contest:
+    """A contest of batches of one cycle, after these times."""
+    made = Contest(1)
+    for inline, seconds in times:
+        made.note(seconds, inline=inline)
+    return made
+
+
+W, I = False, True  # noqa: E741 - workers, inline
+SHORT = LONGEST_CYCLE_S / 3
+
+
+# --- the contest itself --------------------------------------------------------------------------------------------
+
+
+def test_two_batches_with_workers_come_before_a_try():
+    assert [contest(*[(W, SHORT)] * count).inline() for count in range(3)] == [False, False, True]
+
+
+def test_long_cycles_are_never_tried():
+    assert not contest(*[(W, LONGEST_CYCLE_S * 1.01)] * 20).inline()
+
+
+def test_what_counts_is_the_length_of_a_cycle():
+    made = Contest(10)
+    for _ in range(2):
+        made.note(9 * LONGEST_CYCLE_S, inline=False)
+    assert made.inline()
+
+
+def test_a_slow_beginning_does_not_keep_from_trying_and_does_not_count():
+    assert contest((W, 1e3), (W, SHORT), (W, SHORT)).inline()
+    assert contest((W, SHORT * 2.9), (W, SHORT), (I, SHORT * 1.5))._inline is None
+
+
+def test_a_clear_result_for_the_calling_thread_settles_it_at_once():
+    made = contest((W, SHORT), (W, SHORT), (I, SHORT * 0.7))
+    for _ in range(20):
+        made.note(SHORT * 9, inline=made.inline())
+    assert made.inline()
+
+
+def test_workers_must_be_clearly_faster_twice():
+    times = [(W, SHORT), (W, SHORT), (I, SHORT * 2), (W, SHORT), (I, SHORT * 2)]
+    assert contest(*times[:3])._inline is None
+    made = contest(*times)
+    for _ in range(20):
+        made.note(SHORT * 9, inline=made.inline())
+    assert not made.inline()
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_where_it_hardly_matters_the_calling_thread_has_it_after_three_tries_in_turns(factor):
+    made = contest((W, SHORT), (W, SHORT))
+    turns = []
+    for _ in range(5):
+        turns.append(made.inline())
+        made.note(SHORT * (factor if turns[-1] else 1), inline=turns[-1])
+    assert turns == [True, False, True, False, True]
+    assert made._inline is True
+
+
+def test_kinds_have_contests_of_their_own_and_old_ones_go(monkeypatch):
+    monkeypatch.setattr(granularity, "_MOST_KINDS", 2)
+    contests = Contests()
+    first = contests.of("a", 1)
+    assert first[0] is not first[1]
+    contests.of("b", 1)
+    assert contests.of("a", 1) is first
+    contests.of("c", 1)
+    assert contests.of("a", 1) is first
+    assert len(contests._kinds) == 2
+
+
+def test_batches_are_alike_that_agree_in_number_shapes_and_dtypes():
+    kinds = [
+        kind_of(scatter(batch, m))
+        for batch, m in [
+            (torch.ones(4, 3), 2),
+            (torch.zeros(4, 3), 2),
+            (torch.ones(4, 3), 4),
+            (torch.ones(8, 3), 2),
+            (torch.ones(4, 3, dtype=torch.float64), 2),
+            ((torch.ones(4, 3), torch.ones(4)), 2),
+        ]
+    ]
+    assert kinds[0] == kinds[1]
+    assert len(set(kinds)) == 5
+
+
+# --- who runs what -------------------------------------------------------------------------------------------------
+
+
+class Sleeper(nn.Module):
+    """Notes the thread of each pass; sleeps in workers, in the calling thread, or in both, forward and backward."""
+
+    def __init__(self, threads: list[str], *, worker_s: float = 0, caller_s: float = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.threads, self.worker_s, self.caller_s = threads, worker_s, caller_s
+
+    def note(self) -> None:
+        name = threading.current_thread().name
+        self.threads.append(name)
+        time.sleep(self.caller_s if name == MAIN else self.worker_s)
+
+    def forward(self, x):
+        self.note()
+        return Identity.apply(x * self.weight, self.note)
+
+
+def places(steps: int, backward: str, **sleeps: float) -> tuple[list[bool], list[bool]]:
+    """For each step, whether its forward and its backward pass ran in the calling thread."""
+    threads: list[str] = []
+    pipe = on_cpu(nn.Sequential(*(Sleeper(threads, **sleeps) for _ in range(2))), [1, 1], chunks=2,
+                  checkpoint="never", backward=backward)  # fmt: skip
+    seen = []
+    for _ in range(steps):
+        output = pipe(torch.ones(2, 1))
+        forward = threads.copy()
+        threads.clear()
+        output.sum().backward()
+        assert len({name == MAIN for name in forward}) == 1
+        seen.append((forward[0] == MAIN, threads[0] == MAIN))
+        threads.clear()
+    forwards, backwards = zip(*seen, strict=True)
+    return list(forwards), list(backwards)
+
+
+@pytest.fixture
+def always_tried(monkeypatch):
+    """However slow this machine is now."""
+    monkeypatch.setattr(granularity, "LONGEST_CYCLE_S", float("inf"))
+
+
+@pytest.mark.usefixtures("always_tried")
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_tasks_that_are_faster_in_the_calling_thread_stay_there(backward):
+    forwards, backwards = places(6, backward, worker_s=0.02)
+    assert forwards == [False, False, True, True, True, True]
+    assert backward == "autograd" or backwards == forwards
+
+
+@pytest.mark.usefixtures("always_tried")
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_tasks_that_are_slower_there_are_tried_twice(backward):
+    forwards, backwards = places(9, backward, caller_s=0.02)
+    assert forwards == [False, False, True, False, True, False, False, False, False]
+    assert backward == "autograd" or backwards == forwards
+
+
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_long_tasks_are_not_tried_there(backward):
+    sleep = 3 * LONGEST_CYCLE_S
+    forwards, backwards = places(5, backward, worker_s=sleep, caller_s=sleep)
+    assert not any(forwards)
+    assert backward == "autograd" or not any(backwards)
+
+
+@pytest.fixture
+def caller_preferred(monkeypatch):
+    """Every contest is for the calling thread, from the first batch on."""
+    monkeypatch.setattr(Contest, "inline", lambda _: True)
+    monkeypatch.setattr(Contest, "note", lambda *_, **__: None)
+
+
+class Nothing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def threads_of_step(context=None, *, m=M, **options) -> set[str]:
+    """The threads in which layers compute, forward and, if scheduled, backward."""
+    threads: dict[str, str] = {}
+    pipe = probe_pipe(N, [], threads, chunks=m, **options)
+    with context(pipe) if context else nullcontext():
+        pipe(numbered(m)).sum().backward()
+    return {thread for name, thread in threads.items() if name[0] == "F" or options.get("backward") == "scheduled"}
+
+
+WORKERS = {f"gpipe-worker-{j}" for j in range(N)}
+
+
+@pytest.mark.usefixtures("caller_preferred")
+@pytest.mark.parametrize("backward", BACKWARDS)
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_nothing_else_keeps_the_calling_thread_from_it(checkpoint, backward):
+    assert threads_of_step(checkpoint=checkpoint, backward=backward) == {MAIN}
+
+
+@pytest.mark.usefixtures("caller_preferred")
+@pytest.mark.parametrize("backward", BACKWARDS)
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda pipe: pipe.observe(Watch()),
+        lambda _: Nothing(),
+        lambda _: torch.device("cpu"),
+        lambda _: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+        lambda _: torch.autocast("cpu", dtype=torch.bfloat16),
+    ],
+    ids=["observed", "dispatch mode", "default device", "hooks for saved tensors", "autocast"],
+)
+def test_what_workers_do_not_see_keeps_tasks_with_them(context, backward):
+    assert threads_of_step(context, backward=backward) == WORKERS
+
+
+@pytest.mark.usefixtures("caller_preferred")
+def test_a_mode_around_the_backward_pass_alone_keeps_that_with_workers():
+    threads: dict[str, str] = {}
+    output = probe_pipe(N, [], threads, chunks=M, checkpoint="always", backward="scheduled")(numbered(M))
+    with Nothing():
+        output.sum().backward()
+    assert {thread for name, thread in threads.items() if name[0] == "F"} == {MAIN}
+    assert {thread for name, thread in threads.items() if name[0] in "RB"} == WORKERS
+
+
+@pytest.mark.usefixtures("caller_preferred")
+def test_a_pipeline_in_a_layer_of_another_keeps_its_workers():
+    threads: dict[str, str] = {}
+    inner = probe_pipe(N, [], threads, chunks=1)
+    outer = on_cpu(nn.Sequential(inner, Probe(0, [])), [1, 1], chunks=2)
+    outer(numbered(2)).sum().backward()
+    assert MAIN in {thread for name, thread in threads.items() if name[0] == "F"}  # one micro-batch: nothing shared
+    threads.clear()
+    inner.chunks = 2
+    outer(numbered(2, 2)).sum().backward()
+    assert {thread for name, thread in threads.items() if name[0] == "F"} == WORKERS
+
+
+@pytest.mark.usefixtures("caller_preferred")
+@pytest.mark.parametrize(("backward", "expected"), [("autograd", WORKERS), ("scheduled", {MAIN})])
+def test_workers_stay_where_nodes_cannot_be_numbered(monkeypatch, backward, expected):
+    monkeypatch.setattr("gpipe_bench.engine.pipeline.can_renumber", lambda: False)
+    assert threads_of_step(backward=backward) == expected
+
+
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_always_and_never_are_what_they_say(backward):
+    for _ in range(5):
+        assert threads_of_step(workers="always", backward=backward) == WORKERS
+        assert threads_of_step(workers="never", backward=backward) == {MAIN}
+
+
+def test_never_holds_for_pipe_too():
+    threads: dict[str, str] = {}
+    pipe = Pipe(nn.Sequential(Probe(0, [], threads), Probe(1, [], threads)), M, balance=[1, 1], workers="never")
+    pipe(numbered(M))
+    assert set(threads.values()) == {MAIN}
+
+
+def test_a_wrong_choice_is_named():
+    with pytest.raises(ValueError, match="workers must be one of auto, always, never, got 'sometimes'"):
+        probe_pipe(2, [], workers="sometimes")
+
+
+def test_a_failed_batch_does_not_count(monkeypatch):
+    noted = []
+    monkeypatch.setattr(Contest, "note", lambda _, seconds, *, inline: noted.append(inline))
+    pipe = on_cpu(nn.Sequential(Mix(), Mix()), [1, 1], chunks=2, backward="scheduled")
+    with pytest.raises(RuntimeError):
+        pipe(torch.ones(2, 5))
+    assert noted == []
+    pipe(torch.ones(2, 3)).sum().backward()
+    assert noted == [False, False]
+
+
+def test_new_layers_are_tried_anew():
+    pipe = on_cpu(nn.Sequential(Mix(), Mix()), [1, 1], chunks=2)
+    pipe(torch.ones(2, 3))
+    before = pipe._contests
+    pipe(torch.ones(2, 3))
+    assert pipe._contests is before
+    pipe[1] = Mix()
+    pipe(torch.ones(2, 3))
+    assert pipe._contests is not before
+
+
+def test_copies_know_the_choice_and_nothing_of_the_times():
+    pipe = on_cpu(nn.Sequential(Mix(), Mix()), [1, 1], chunks=2, workers="never")
+    pipe(torch.ones(2, 3))
+    for other in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
+        assert other.workers == "never"
+        assert not other._contests._kinds
