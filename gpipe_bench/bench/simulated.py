@@ -33,7 +33,9 @@ def simulate_cells(
     hardware: Hardware | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> list[RawResult]:
-    """Simulate cells in order; one that does not fit the memory is a row that says how much it needs.
+    """Simulate cells; one that does not fit the memory is a row that says how much it needs.
+
+    Cells that share partitions come one after the other; results are in the order of the cells.
 
     Args:
         cells: what to simulate.
@@ -46,13 +48,18 @@ def simulate_cells(
         BalanceError: a balance does not fit its model.
     """
     known = simulation_facts() if facts is None else facts
-    results = []
-    for cell in cells:
+    given = list(cells)
+    results: dict[int, RawResult] = {}
+    for place, cell in sorted(enumerate(given), key=lambda item: _alike(item[1])):
         timeline = timelines is None or cell.id in timelines
-        results.append(_simulated(cell, known, hardware or cell.profile, timeline=timeline))
+        results[place] = _simulated(cell, known, hardware or cell.profile, timeline=timeline)
         if report:
-            report(results[-1].row)
-    return results
+            report(results[place].row)
+    return [results[place] for place in range(len(given))]
+
+
+def _alike(cell: SimulatedCell) -> tuple[str, str, int, float]:
+    return cell.model, cell.model_args, cell.partitions, cell.batch_size / cell.chunks
 
 
 def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool) -> RawResult:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.collection import no_collection
-from gpipe_bench.simulator.compose import Costs, PartitionWork, compose
+from gpipe_bench.simulator.compose import PartitionWork, compose
 from gpipe_bench.simulator.cost import total
 from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.hardware import Profile
@@ -104,8 +105,7 @@ def workload_of(
         _check_balance(balance, len(facts))
         routes = _routes(facts, balance)
         crossing = {number: route for number, route in routes.items() if route[0] != route[1]}
-        costs = Costs(profile)
-        per_size = {size: _partitions(source, size, balance, crossing, costs) for size in set(sizes)}
+        per_size = {size: _partitions(source, size, balance, crossing, profile) for size in set(sizes)}
         largest = per_size[sizes[0]]
         update = None if optimizer is None else trace_optimizer(optimizer, cache)
         static = tuple(_static_of(facts[span], update) for span in _spans(balance))
@@ -187,24 +187,27 @@ def _partitions(
     size: int,
     balance: Sequence[int],
     crossing: Mapping[int, tuple[int, int]],
-    costs: Costs,
+    profile: Profile,
 ) -> list[PartitionWork]:
     """The work of each partition for micro-batches of ``size`` samples; ``crossing``: routes of the skips by number."""
-    layers, facts = source.layers(size), source.facts()
+    layers, facts, costs = source.layers(size), source.facts(), source.composed.costs(profile)
     works: list[PartitionWork] = []
     entering = source.input_bytes(size)
     for j, span in enumerate(_spans(balance)):
-        works.append(
-            compose(
-                layers[span],
-                facts[span],
-                input_bytes=entering,
-                arriving=[number for number, route in crossing.items() if route[1] == j],
-                departing=[number for number, route in crossing.items() if route[0] == j],
-                first=j == 0,
-                costs=costs,
-            )
+        arriving = tuple(number for number, route in crossing.items() if route[1] == j)
+        departing = tuple(number for number, route in crossing.items() if route[0] == j)
+        make = partial(
+            compose,
+            layers[span],
+            facts[span],
+            input_bytes=entering,
+            arriving=arriving,
+            departing=departing,
+            first=j == 0,
+            costs=costs,
         )
+        key = size, span.start, span.stop, entering, arriving, departing
+        works.append(source.composed.partition(costs, key, make))
         entering = works[-1].task.output_bytes
     return works
 

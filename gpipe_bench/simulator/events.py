@@ -60,7 +60,11 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
 def run_whole(workload: Workload, machine: Machine, settings: Settings) -> Run:
     """Simulate every task on the clock."""
     with no_collection():
-        return _Simulation(workload, machine, settings).run()
+        simulation = _Simulation(workload, machine, settings)
+        try:
+            return simulation.run()
+        finally:
+            simulation.forget()
 
 
 class _Simulation:
@@ -116,6 +120,12 @@ class _Simulation:
             peak_reserved_bytes=tuple(allocator.peak_reserved for allocator in allocators),
             flushes=tuple(allocator.flushes for allocator in allocators),
         )
+
+    def forget(self) -> None:
+        """Let go of everything, which refers to each other in circles and would stay until a collection."""
+        for part in (self.memory, self.host, self.lanes, self):
+            if part is not None:
+                vars(part).clear()
 
     def _record(self) -> RecordingLanes:
         work, settings = self.workload, self.settings

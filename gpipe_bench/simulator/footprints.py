@@ -13,50 +13,18 @@ may change as far as no choice does.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Choice, Pool, Request, Spot, State
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Choice, Pool, Shrinking, Spot, State
 
-__all__ = ["Footprint", "Footprints", "Shrinking"]
+__all__ = ["Footprint", "Footprints"]
 
 _LAST: Final = 8
 """Footprints that are tried; older ones hardly ever fit."""
-
-
-class Shrinking:
-    """Finds out by how much an interval could be smaller.
-
-    Args:
-        end: where it ends.
-
-    Attributes:
-        room: bytes that it can lack without another choice being made.
-    """
-
-    __slots__ = ("end", "room")
-
-    def __init__(self, end: int) -> None:
-        self.end, self.room = end, 0
-
-    def watch(self, pool: Pool, requests: Iterable[Request]) -> Iterator[Request]:
-        """Pass requests on to a pool, and look at what is left at the interval's end before each."""
-        self.room = pool.free_before(self.end)
-        for request in requests:
-            wanted = abs(request[1])
-            rest = pool.free_before(self.end)
-            if wanted and rest:
-                best = pool.best(wanted)
-                if best & ADDRESS == self.end - rest:
-                    # It is what is cut, and something has to be left over, as it is now.
-                    self.room = min(self.room, max(rest - wanted - pool.keep, 0))
-                elif rest >= wanted:
-                    # It has to stay larger than what is chosen.
-                    self.room = min(self.room, max(rest - (best >> SHIFT) - 1, 0))
-            yield request
 
 
 class Footprint:
@@ -91,7 +59,8 @@ class Footprint:
         self._left = [(bisect_right(starts, start) - 1, start, size) for start, size in left]
         self._spots = [(block, bisect_right(starts, start) - 1, start, size) for block, (start, size) in spots.items()]
         # What would have suited better; of equal ones the first is taken, which a piece may be or not.
-        self._suited = _union((wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in chosen)
+        suited = _union((wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in chosen)
+        self._suited = [size << SHIFT for size in suited]
         # The interval that may be smaller, and what is left of it at its end.
         self._number, self._room, self._first = -1, 0, -1
         numbers = {start + size: number for number, (start, size) in enumerate(zip(starts, self.sizes, strict=True))}
@@ -104,18 +73,27 @@ class Footprint:
         taken = self._find(state.free)
         if taken is None:
             return None
-        free = set(state.free).difference(taken)
-        # An odd number of ends is below what is inside.
-        if any(bisect_right(self._suited, interval >> SHIFT) & 1 for interval in free):
+        if self._suited_others(state.free, sorted(taken)):
             return None
+        free = list(state.free)
+        for interval in taken:
+            del free[bisect_left(free, interval)]
         shifts = [(interval & ADDRESS) - start for interval, start in zip(taken, self._starts, strict=True)]
         lacking = self.sizes[self._number] - (taken[self._number] >> SHIFT) if self._number >= 0 else 0
         for number, old_start, old_size in self._left:
             start = old_start + shifts[number]
             size = old_size - lacking if old_start == self._first else old_size
-            free.add(size << SHIFT | start)
+            insort(free, size << SHIFT | start)
         spots = {block: (start + shifts[number], size) for block, number, start, size in self._spots}
-        return State(tuple(sorted(free))), spots
+        return State(tuple(free)), spots
+
+    def _suited_others(self, free: Sequence[int], taken: Sequence[int]) -> bool:
+        """Whether others than those that are taken would have suited; both in order."""
+        for low, high in zip(self._suited[::2], self._suited[1::2], strict=True):
+            count, own = (bisect_left(row, high) - bisect_left(row, low) for row in (free, taken))
+            if count > own:
+                return True
+        return False
 
     def end_of_difference(self, other: Footprint) -> int | None:
         """Where the only interval ends whose size differs from that in another footprint, if there is one."""
@@ -163,12 +141,9 @@ class Footprints:
                 return *found, changes
         return None
 
-    def watch(self, pool: Pool, requests: Iterable[Request]) -> tuple[Iterable[Request], Shrinking | None]:
-        """The requests, watched if only one interval had changed the last time."""
-        if self._end is None:
-            return requests, None
-        shrinking = Shrinking(self._end)
-        return shrinking.watch(pool, requests), shrinking
+    def shrinking(self, pool: Pool) -> Shrinking | None:
+        """The interval to be watched: the only one that had changed the last time."""
+        return None if self._end is None else Shrinking(pool, self._end)
 
     def add(self, footprint: Footprint, changes: tuple[int, ...]) -> None:
         """Keep what the requests did."""

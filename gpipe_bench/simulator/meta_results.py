@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+from gpipe_bench.simulator.result_shapes import Shape, plain_result
 
 __all__ = ["evaluate"]
 
@@ -34,12 +37,19 @@ def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
                 _elsewhere(func, _copied(args), _copied(dict(kwargs)))
         return func(*args, **kwargs)
     if key not in _results:
-        copies, named = _copied(args), _copied(dict(kwargs))
-        result = _elsewhere(func, copies, named)
-        operands = {_key_of(tensor.untyped_storage()) for tensor in _tensors([*copies, *named.values()])}
-        _results[key] = _recipe(result, operands)
+        _results[key] = _recipe_of(func, args, kwargs)
     recipe = _results[key]
     return func(*args, **kwargs) if recipe is None else _make(recipe[0])
+
+
+def _recipe_of(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+    """The recipe of what an operation gives, by calling it if it is not known otherwise."""
+    plain = plain_result(func, args, kwargs)
+    if plain is not None:
+        return (plain,)
+    copies, named = _copied(args), _copied(dict(kwargs))
+    result = _elsewhere(func, copies, named)
+    return _recipe(result, {_key_of(tensor.untyped_storage()) for tensor in _tensors([*copies, *named.values()])})
 
 
 def _elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
@@ -48,13 +58,37 @@ def _elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
     A first call imports modules, and an exception that is caught on the way may stay in a reference cycle with its
     traceback, and so with every frame below it. Those of the model must not be among them: they hold its tensors.
     """
-    return _thread(os.getpid()).submit(func, *args, **kwargs).result()
+    results = SimpleQueue[Any]()
+    _thread(os.getpid()).put((func, args, kwargs, results))
+    result, error = results.get()
+    if error is None:
+        return result
+    try:
+        raise error
+    finally:
+        # Its traceback holds this frame, which must not hold it.
+        del error
 
 
 @cache
-def _thread(_process: int) -> ThreadPoolExecutor:
-    """The thread of a process, since a fork takes none along."""
-    return ThreadPoolExecutor(1)
+def _thread(_process: int) -> SimpleQueue[Any]:
+    """Calls for the thread of a process, since a fork takes none along; a queue is faster than an executor."""
+    calls = SimpleQueue[Any]()
+    Thread(target=_serve, args=(calls,), daemon=True).start()
+    return calls
+
+
+def _serve(calls: SimpleQueue[Any]) -> None:
+    while True:
+        _answer(*calls.get())
+
+
+def _answer(func: Any, args: Any, kwargs: Any, results: SimpleQueue[Any]) -> None:
+    """Give back what a call gives, or the error that it raises."""
+    try:
+        results.put((func(*args, **kwargs), None))
+    except BaseException as error:  # noqa: BLE001 - raised again by whoever asked
+        results.put((None, error))
 
 
 def _copied(value: Any) -> Any:
@@ -112,18 +146,12 @@ def _key_of(storage: torch.UntypedStorage) -> int:
 
 def _spec(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _Spec((tuple(value.shape), value.stride(), value.dtype))
+        return Shape(tuple(value.shape), value.stride(), value.dtype)
     return type(value)(_spec(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-class _Spec(tuple[Any, ...]):
-    """Shape, stride and dtype of a result."""
-
-    __slots__ = ()
-
-
 def _make(value: Any) -> Any:
-    if isinstance(value, _Spec):
+    if isinstance(value, Shape):
         shape, stride, dtype = value
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return type(value)(_make(item) for item in value) if isinstance(value, list | tuple) else value

@@ -44,13 +44,16 @@ Spot = tuple[int, int]
 Request = tuple[int, int]
 """Block, and bytes to take; 0 to give it back, negative to take and give back at once."""
 
+Grow = Callable[[int], Spot]
+"""Makes a segment for a block of a size."""
+
 Choice = tuple[int, int]
 """Bytes asked for, and the interval that they were taken from."""
 
 
 def rounded(nbytes: int) -> int:
     """Bytes that a request takes."""
-    return max(MIN_BLOCK, -(-nbytes // MIN_BLOCK) * MIN_BLOCK)
+    return -(-nbytes // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
 
 
 def segment_length(size: int) -> int:
@@ -79,6 +82,39 @@ class State:
             sizes = {interval & ADDRESS: interval >> SHIFT for interval in self.free}
             self._places = sizes, {address + size: address for address, size in sizes.items()}
         return self._places
+
+
+class Shrinking:
+    """Finds out by how much an interval could be smaller, so that a row of requests would still be met the same way.
+
+    Args:
+        pool: where it is, before the requests.
+        end: its end.
+
+    Attributes:
+        room: bytes that it can lack without another choice being made.
+    """
+
+    __slots__ = ("end", "room")
+
+    def __init__(self, pool: Pool, end: int) -> None:
+        self.end, self.room = end, pool.free_before(end)
+
+    def chosen(self, left: int, wanted: int, interval: int, keep: int) -> None:
+        """Note a choice.
+
+        Args:
+            left: bytes that are left at the interval's end; what is asked for has been taken from it or from another.
+            wanted: bytes asked for.
+            interval: what they are taken from.
+            keep: least bytes that are split off.
+        """
+        if interval & ADDRESS == self.end - left:
+            # It is what is cut, and something has to be left over, as it is now.
+            self.room = min(self.room, max(left - wanted - keep, 0))
+        elif left >= wanted:
+            # It has to stay larger than what is chosen.
+            self.room = min(self.room, max(left - (interval >> SHIFT) - 1, 0))
 
 
 class Pool:
@@ -144,7 +180,7 @@ class Pool:
         ends[address + size] = address
 
     def replay(
-        self, requests: Iterable[Request], spots: dict[int, Spot], grow: Callable[[int], Spot]
+        self, requests: Iterable[Request], spots: dict[int, Spot], grow: Grow, shrinking: Shrinking | None = None
     ) -> tuple[list[int], set[Choice]]:
         """Many :meth:`take` and :meth:`give` in a row, without a call for each.
 
@@ -152,6 +188,7 @@ class Pool:
             requests: what to take and to give.
             spots: where blocks are that were taken before; those that are taken or given are put there and removed.
             grow: size -> a new segment, when there is no room.
+            shrinking: an interval to be watched.
 
         Returns:
             By how much the bytes in use change with each take and give, and what was chosen.
@@ -164,10 +201,11 @@ class Pool:
                 size = abs(wanted)
                 place = bisect_left(free, size << SHIFT)
                 if place == len(free):
-                    self.add(*grow(size))
-                    place = bisect_left(free, size << SHIFT)
+                    place = self._added(*grow(size), size)
                 interval = free[place]
                 chosen.add((size, interval))
+                if shrinking is not None and shrinking.end in ends:
+                    shrinking.chosen(shrinking.end - ends[shrinking.end], size, interval, keep)
                 address, found = interval & ADDRESS, interval >> SHIFT
                 rest = found - size
                 if rest < keep:
@@ -197,16 +235,14 @@ class Pool:
                 if before is not None:
                     del free[bisect_left(free, sizes[before] << SHIFT | before)]
                     address = before
-                size = end - address
-                insort(free, size << SHIFT | address)
-                sizes[address] = size
-                ends[end] = address
+                insort(free, (end - address) << SHIFT | address)
+                sizes[address], ends[end] = end - address, address
         return changes, chosen
 
-    def best(self, size: int) -> int:
-        """The interval that ``size`` bytes would be taken from; 0 for none."""
-        place = bisect_left(self._free, size << SHIFT)
-        return self._free[place] if place < len(self._free) else 0
+    def _added(self, address: int, length: int, size: int) -> int:
+        """Add a new segment; gives the place of what ``size`` bytes are then taken from."""
+        self.add(address, length)
+        return bisect_left(self._free, size << SHIFT)
 
     def free_before(self, end: int) -> int:
         """Bytes of the free interval that ends at an address."""

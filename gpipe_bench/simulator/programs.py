@@ -12,27 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from gpipe_bench.simulator.allocator import Allocator, Block
-from gpipe_bench.simulator.footprints import Footprint, Footprints
 from gpipe_bench.simulator.pools import SMALL, Pool, Request, Spot, State, rounded
+from gpipe_bench.simulator.request_rows import Done, Full, Row
 from gpipe_bench.simulator.workload import MemoryOp
 
 __all__ = ["Placed", "Program"]
-
-
-class _Done:
-    """What a row of requests did to one pool.
-
-    Attributes:
-        state: what it left free.
-        spots: where the blocks are that are still in use.
-        changes: of the bytes in use, by each take and give; equal ones are one object.
-        grown: whether the pool got new segments.
-    """
-
-    __slots__ = ("changes", "grown", "spots", "state")
-
-    def __init__(self, state: State, spots: dict[int, Spot], changes: tuple[int, ...], *, grown: bool = False) -> None:
-        self.state, self.spots, self.changes, self.grown = state, spots, changes, grown
 
 
 class Placed:
@@ -46,7 +30,7 @@ class Placed:
 
     __slots__ = ("done", "peak", "used")
 
-    def __init__(self, done: tuple[_Done, _Done], used: int, peak: int) -> None:
+    def __init__(self, done: tuple[Done, Done], used: int, peak: int) -> None:
         self.done, self.used, self.peak = done, used, peak
 
     def block(self, name: int, requested: int, owner: Allocator, stream: int) -> Block:
@@ -145,18 +129,15 @@ class Program:
             rows.give(block)
         self.live, self.live_peak = live, peak
         self.left, self.outstanding = alive, tuple(rows.outstanding)
-        self._rows = rows.requests
+        self._rows = [Row(requests) for requests in rows.requests]
         # From the order of both rows and the outstanding blocks one after the other to that of the program.
         places = [place for row in rows.places for place in row]
         self._order = sorted(range(len(places)), key=places.__getitem__)
-        # What is known to come of what was found free; the small pool's, the large one's, and that of both.
-        self._known: tuple[dict[object, _Done], dict[object, _Done]] = ({}, {})
+        # What is known to come of what was found free in both pools.
         self._placed: dict[object, Placed] = {}
-        self._footprints = Footprints(), Footprints()
-        self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._sums: dict[tuple[int, int, tuple[int, ...]], Spot] = {}
         nothing = State(())
-        self._nowhere = Placed((_Done(nothing, {}, ()), _Done(nothing, dict.fromkeys(alive, (0, 0)), ())), 0, 0)
+        self._nowhere = Placed((Done(nothing, {}, ()), Done(nothing, dict.fromkeys(alive, (0, 0)), ())), 0, 0)
 
     def run(self, allocator: Allocator, stream: int, incoming: Placed | None = None) -> Placed | None:
         """Make the requests on a stream.
@@ -172,7 +153,7 @@ class Program:
         if allocator.tallies:
             allocator.count(self.live, 0, self.live_peak, 0)
             return self._nowhere
-        if self._rows[0] or self._rows[1]:
+        if self._rows[0].requests or self._rows[1].requests:
             allocator.collect()
         small, large = pools = allocator.pools(stream)
         key = small.save().free, large.save().free, incoming
@@ -194,50 +175,13 @@ class Program:
         try:
             with allocator.attempt(pools):
                 done = [
-                    self._run(index, allocator, pool, incoming.done[index] if incoming else None)
-                    for index, pool in enumerate(pools)
+                    row.run(allocator, pool, incoming.done[index] if incoming else None)
+                    for index, (row, pool) in enumerate(zip(self._rows, pools, strict=True))
                 ]
-        except _Full:
+        except Full:
             return None
         outstanding = tuple(-incoming.spot(block)[1] for block in self.outstanding) if incoming else ()
         return Placed((done[0], done[1]), *self._in_use(done[0].changes, done[1].changes, outstanding))
-
-    def _run(self, index: int, allocator: Allocator, pool: Pool, incoming: _Done | None) -> _Done:
-        before = pool.save()
-        key = before.free, incoming
-        known = self._known[index].get(key)
-        if known is None and incoming is None:
-            again = self._footprints[index].again(before)
-            if again is not None:
-                known = self._known[index][key] = _Done(*again)
-        if known is not None:
-            pool.restore(known.state)
-            return known
-        done = self._replay(index, allocator, pool, incoming)
-        if not done.grown:
-            self._known[index][key] = done
-        return done
-
-    def _replay(self, index: int, allocator: Allocator, pool: Pool, incoming: _Done | None) -> _Done:
-        """Make the requests to a pool one by one."""
-        grown = False
-
-        def grow(size: int) -> Spot:
-            nonlocal grown
-            grown = True
-            if not allocator.fits(size):
-                raise _Full
-            return allocator.segment(size)
-
-        before, footprints = pool.save(), self._footprints[index]
-        spots = dict(incoming.spots) if incoming is not None else {}
-        requests, shrinking = footprints.watch(pool, self._rows[index])
-        listed, chosen = pool.replay(requests, spots, grow)
-        changes = self._changes.setdefault(tuple(listed), tuple(listed))
-        done = _Done(pool.save(), spots, changes, grown=grown)
-        if incoming is None and not grown:
-            footprints.add(Footprint(before, done.state, spots, chosen, shrinking), changes)
-        return done
 
     def _in_use(self, small: tuple[int, ...], large: tuple[int, ...], outstanding: tuple[int, ...]) -> Spot:
         """By how much the bytes in use changed, and how much they grew on the way."""
@@ -248,7 +192,3 @@ class Program:
             sums = list(accumulate(map(changes.__getitem__, self._order)))
             self._sums[key] = (sums[-1], max(0, *sums)) if sums else (0, 0)
         return self._sums[key]
-
-
-class _Full(Exception):  # noqa: N818 - a signal inside this file
-    """The device has no room for a new segment."""

@@ -18,6 +18,8 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.
 # Names of skips matter, the namespaces that tell equal names apart do not.
 _IDENTITY = "identity"
 _SKIPPED = frozenset({"_parameters", "_buffers", "_modules", "_skip_namespaces"})
+# Dictionaries of hooks that every module has, mostly empty: then they say nothing.
+_HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)) - _SKIPPED
 
 
 def signature(layer: nn.Module) -> Hashable:
@@ -37,7 +39,7 @@ def _of_module(module: nn.Module, order: dict[int, int]) -> Hashable:
     attributes = vars(module)
     return (
         type(module),
-        tuple((name, _of_value(attributes[name])) for name in sorted(attributes) if name not in _SKIPPED),
+        tuple((name, _of_value(attributes[name])) for name in sorted(_told(attributes))),
         tuple(
             (name, None if value is None else (order[id(value)], _of_tensor(value)))
             for name, value in attributes["_parameters"].items()
@@ -48,6 +50,11 @@ def _of_module(module: nn.Module, order: dict[int, int]) -> Hashable:
             for name, value in attributes["_modules"].items()
         ),
     )
+
+
+def _told(attributes: dict[str, object]) -> list[str]:
+    """Names of the attributes that count."""
+    return [name for name, value in attributes.items() if name not in _SKIPPED and (name not in _HOOKS or value)]
 
 
 def _of_tensor(tensor: Tensor) -> Hashable:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.simulator.collection import no_collection
+from gpipe_bench.simulator.composed import Composed
 from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.scaling import PROBES, fit_line
 from gpipe_bench.simulator.steps import LayerTrace
-from gpipe_bench.simulator.trace_cache import StoredTraces, default_folder, load, store
+from gpipe_bench.simulator.trace_cache import Shelf, StoredTraces, default_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,8 +38,10 @@ class ModelSource:
         sample_bytes: of each tensor that enters, per sample.
         loss: (output, target) -> scalar, or None.
         target: batch size -> targets.
-        known: what is known already.
-        keep: called when more is known.
+        shelf: where traces are kept, if they are.
+
+    Attributes:
+        composed: what partitions were made of them.
     """
 
     def __init__(
@@ -48,15 +51,16 @@ class ModelSource:
         loss: Callable[..., Tensor] | None = None,
         target: Callable[[int], Tensor] | None = None,
         *,
-        known: StoredTraces | None = None,
-        keep: Callable[[StoredTraces], None] = lambda _: None,
+        shelf: Shelf | None = None,
     ) -> None:
-        self._make, self._keep = tracer, keep
+        self._make, self._shelf = tracer, shelf
         self._tracer: Tracer | None = None
         self._bytes = sample_bytes
         self._loss, self._target = loss, target
-        self._known = known
+        self._known: StoredTraces | None = None
+        self._losses: dict[int, LayerTrace] = {}
         self._evaluated: dict[int, list[LayerTrace]] = {}
+        self.composed = Composed()
 
     def input_bytes(self, size: int) -> tuple[int, ...]:
         """Bytes of each tensor that enters with ``size`` samples."""
@@ -76,11 +80,14 @@ class ModelSource:
         """The trace of the loss of a mini-batch."""
         if self._loss is None or self._target is None:
             return None
-        stored = self._stored()
-        if batch_size not in stored.losses:
-            stored.losses[batch_size] = _trace_loss(self._loss, self._output(stored), self._target(batch_size))
-            self._keep(stored)
-        return stored.losses[batch_size]
+        if batch_size not in self._losses:
+            found = None if self._shelf is None else self._shelf.load_loss(batch_size)
+            if found is None:
+                found = _trace_loss(self._loss, self._output(self._stored()), self._target(batch_size))
+                if self._shelf is not None:
+                    self._shelf.store_loss(batch_size, found)
+            self._losses[batch_size] = found
+        return self._losses[batch_size]
 
     def _output(self, stored: StoredTraces) -> object:
         """Specs of the model's output at some size."""
@@ -131,8 +138,14 @@ class ModelSource:
 
     def _stored(self) -> StoredTraces:
         if self._known is None:
+            self._known = None if self._shelf is None else self._shelf.load()
+        if self._known is None:
             self._known = StoredTraces(self._tracing().facts())
         return self._known
+
+    def _keep(self, stored: StoredTraces) -> None:
+        if self._shelf is not None:
+            self._shelf.store(stored)
 
 
 def _trace_loss(loss: Callable[..., Tensor], output: object, target: Tensor) -> LayerTrace:
@@ -228,10 +241,4 @@ def _stored_source(
         with torch.device("meta"), no_collection():
             return Tracer(build(), torch.empty(1, *shape))
 
-    return ModelSource(
-        tracer,
-        (prod(shape) * _FLOAT_BYTES,),
-        *loss,
-        known=load(folder, key),
-        keep=lambda known: store(folder, key, known),
-    )
+    return ModelSource(tracer, (prod(shape) * _FLOAT_BYTES,), *loss, shelf=Shelf(folder, key))

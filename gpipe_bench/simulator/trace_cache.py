@@ -16,7 +16,7 @@ from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.scaling import ScalableTrace, decode_trace, encode_trace
 from gpipe_bench.simulator.steps import LayerTrace
 
-__all__ = ["TRACING", "StoredTraces", "default_folder", "load", "read", "store", "write"]
+__all__ = ["TRACING", "Shelf", "StoredTraces", "default_folder", "read", "write"]
 
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ TRACING: Final = (
     "optimizers",
     "recorder",
     "recurrent",
+    "result_shapes",
     "scaling",
     "signature",
     "sources",
@@ -81,11 +82,6 @@ class StoredTraces:
         """Size -> kinds of layers at that size."""
         return {size: tuple(map(decode_trace, kinds)) for size, kinds in self._encoded.get("exact", ())}
 
-    @cached_property
-    def losses(self) -> dict[int, LayerTrace]:
-        """Size of a mini-batch -> its loss."""
-        return {size: decode_trace(loss) for size, loss in self._encoded.get("losses", ())}
-
 
 def default_folder() -> Path:
     """Where traces are kept: ``$XDG_CACHE_HOME/gpipe_bench/traces``, by default below ``~/.cache``."""
@@ -93,14 +89,32 @@ def default_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "gpipe_bench" / "traces"
 
 
-def load(folder: Path, key: Mapping[str, Any]) -> StoredTraces | None:
-    """What was stored under ``key``; None if there is nothing that can be read."""
-    return read(folder, key, _decode)
+class Shelf:
+    """Where the traces of one model are kept; a loss, which comes in many sizes, in a file of its own for each.
 
+    Args:
+        folder: if it can be written.
+        key: names the model.
+    """
 
-def store(folder: Path, key: Mapping[str, Any], traces: StoredTraces) -> None:
-    """Keep traces under ``key``, if the folder can be written."""
-    write(folder, key, _encode(traces))
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        self._folder, self._key = folder, key
+
+    def load(self) -> StoredTraces | None:
+        """The traces; None if there is nothing that can be read."""
+        return read(self._folder, self._key, _decode)
+
+    def store(self, traces: StoredTraces) -> None:
+        """Keep the traces."""
+        write(self._folder, self._key, _encode(traces))
+
+    def load_loss(self, size: int) -> LayerTrace | None:
+        """The loss of a mini-batch of ``size`` samples; None if there is nothing that can be read."""
+        return read(self._folder, {**self._key, "loss": size}, decode_trace)
+
+    def store_loss(self, size: int, loss: LayerTrace) -> None:
+        """Keep a loss."""
+        write(self._folder, {**self._key, "loss": size}, encode_trace(loss))
 
 
 def read(
@@ -136,8 +150,13 @@ def write(folder: Path, key: Mapping[str, Any], value: object, sources: tuple[st
 
 
 def _path(folder: Path, key: Mapping[str, Any], sources: tuple[str, ...]) -> Path:
-    text = json.dumps({**key, "torch": version("torch"), "sources": _digest(sources)}, sort_keys=True, default=str)
+    text = json.dumps({**key, "torch": _torch_version(), "sources": _digest(sources)}, sort_keys=True, default=str)
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+@cache
+def _torch_version() -> str:
+    return version("torch")
 
 
 @cache
@@ -162,7 +181,6 @@ def _encode(traces: StoredTraces) -> dict[str, Any]:
         "layers": [[size, list(layers)] for size, layers in traces.layers.items()],
         "exact": [[size, [encode_trace(kind) for kind in kinds]] for size, kinds in traces.exact.items()],
         "output": traces.encoded_output if traces.output is None else _encode_specs(traces.output),
-        "losses": [[size, encode_trace(loss)] for size, loss in traces.losses.items()],
     }
 
 
@@ -173,7 +191,7 @@ def _encode_specs(value: Any) -> Any:
 
 
 def _decode(data: dict[str, Any]) -> StoredTraces:
-    missing = {"facts", "scalable", "layers", "exact", "output", "losses"} - data.keys()
+    missing = {"facts", "scalable", "layers", "exact", "output"} - data.keys()
     if missing:
         raise KeyError(*missing)
     return StoredTraces(encoded=data)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.footprints import Footprint, Footprints, Shrinking
-from gpipe_bench.simulator.pools import Pool
+from gpipe_bench.simulator.footprints import Footprint, Footprints
+from gpipe_bench.simulator.pools import Pool, Shrinking
 
 UNIT = 512
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=300)
@@ -49,8 +49,8 @@ def grow(size):
 def replayed(pool, requests, end=None):
     """Make the requests; gives state and spots, and their footprint, in which what ends at ``end`` may be smaller."""
     before, spots = pool.save(), {}
-    shrinking = None if end is None else Shrinking(end)
-    changes, chosen = pool.replay(requests if shrinking is None else shrinking.watch(pool, requests), spots, grow)
+    shrinking = None if end is None else Shrinking(pool, end)
+    changes, chosen = pool.replay(requests, spots, grow, shrinking)
     return pool.save().free, spots, changes, Footprint(before, pool.save(), spots, chosen, shrinking)
 
 
@@ -126,8 +126,8 @@ def test_the_interval_that_shrinks_is_found():
         before, spots = pool.save(), {}
         fitted.append(footprints.again(before) is not None)
         if not fitted[-1]:
-            watched, shrinking = footprints.watch(pool, requests)
-            changes, chosen = pool.replay(watched, spots, grow)
+            shrinking = footprints.shrinking(pool)
+            changes, chosen = pool.replay(requests, spots, grow, shrinking)
             footprints.add(Footprint(before, pool.save(), spots, chosen, shrinking), tuple(changes))
     # Not the first time, not when it differs first, and not when it is watched.
     assert fitted == [False] * 3 + [True] * 7

@@ -152,8 +152,8 @@ def test_what_is_on_disk_is_not_traced_again(cache, tmp_path, monkeypatch):
     for module, name in ((model_trace, "Tracer"), (model_trace, "trace_loss"), (optimizer_trace, "trace_step")):
         monkeypatch.setattr(module, name, never)
     assert unet(tmp_path, balance) == expected
-    # One file for the model, and one for the optimizer.
-    assert len(list(tmp_path.iterdir())) == 2
+    # A file for the model, one for the loss, and one for the optimizer.
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("balance", [[], [0, LAYERS], [LAYERS - 1], [-1, LAYERS + 1]])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+from gpipe_bench.simulator.model_trace import Tracer
 from gpipe_bench.simulator.scaling import PROBES, decode_trace, encode_trace, fit_line
 from gpipe_bench.simulator.signature import signature
 from gpipe_bench.simulator.sources import ModelSource, module_source
 from gpipe_bench.simulator.steps import Alloc, Kernel
-from gpipe_bench.simulator.trace_cache import load, store
+from gpipe_bench.simulator.trace_cache import Shelf
 from models.resnet import resnet101
 from tests.simulator_costs.layers import F32, allocs, flop, frees, suite_tracer, trace
 
@@ -127,28 +131,37 @@ def test_the_model_is_left_as_it_was():
 
 def test_traces_survive_the_disk(tmp_path):
     source = module_source(nn.Sequential(nn.Linear(C, C), nn.ReLU()).to("meta"), torch.empty(1, C))
-    known = []
     tracer = suite_tracer("unet", depth=1, B=1, C=4, size=8)
-    kept = ModelSource(lambda: tracer, (3 * 8 * 8 * F32,), keep=known.append)
+    kept = ModelSource(lambda: tracer, (3 * 8 * 8 * F32,), shelf=Shelf(tmp_path, {"model": "x"}))
     first = kept.layers(5), kept.layers(1)
-    store(tmp_path, {"model": "x"}, known[-1])
-    loaded = load(tmp_path, {"model": "x"})
-    assert loaded is not None
-    again = ModelSource(pytest.fail, (3 * 8 * 8 * F32,), known=loaded)
+    again = ModelSource(pytest.fail, (3 * 8 * 8 * F32,), shelf=Shelf(tmp_path, {"model": "x"}))
     assert (again.layers(5), again.layers(1)) == first
     assert again.facts() == tracer.facts()
-    assert load(tmp_path, {"model": "y"}) is None
+    assert Shelf(tmp_path, {"model": "y"}).load() is None
     assert [decode_trace(encode_trace(layer)) for layer in source.layers(3)] == source.layers(3)
 
 
+def test_a_loss_survives_the_disk_in_a_file_of_its_own(tmp_path):
+    def source(tracer):
+        shelf = Shelf(tmp_path, {"model": "x"})
+        target = partial(torch.empty, dtype=torch.int64, device="meta")
+        return ModelSource(tracer, (C * F32,), functional.cross_entropy, target, shelf=shelf)
+
+    first = source(lambda: Tracer(nn.Sequential(nn.Linear(C, C)), torch.empty(1, C)))
+    found = first.loss(6), first.loss(9)
+    assert found[0] != found[1]
+    assert len(list(tmp_path.iterdir())) == 2
+    again = source(pytest.fail)
+    assert (again.loss(6), again.loss(9)) == found
+
+
 def test_a_broken_file_is_no_cache(tmp_path):
-    known = []
-    source = ModelSource(lambda: suite_tracer("unet", depth=1, B=1, C=4, size=8), (1,), keep=known.append)
-    source.layers(1)
-    store(tmp_path, {}, known[-1])
+    shelf = Shelf(tmp_path, {})
+    ModelSource(lambda: suite_tracer("unet", depth=1, B=1, C=4, size=8), (1,), shelf=shelf).layers(1)
+    assert shelf.load() is not None
     (path,) = tmp_path.iterdir()
     path.write_text(path.read_text()[:-9])
-    assert load(tmp_path, {}) is None
+    assert shelf.load() is None
 
 
 def test_resnet101_is_the_published_one():

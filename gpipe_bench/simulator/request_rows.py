@@ -1,0 +1,174 @@
+"""Rows of requests to one pool, and what is remembered of what they did.
+
+A row is cut where nothing is in use that it gives back later. Its parts then have nothing to do with each other but
+what the one leaves free for the next, so each of them is remembered for itself: where one of them finds the free
+intervals a little different, and chooses otherwise, the others may still do what they did before. A model repeats its
+layers, and so a row its parts: those that differ in the names of their blocks only are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpipe_bench.simulator.allocator import Allocator
+from gpipe_bench.simulator.footprints import Footprint, Footprints
+from gpipe_bench.simulator.pools import Pool, Request, Spot, State
+
+__all__ = ["Done", "Full", "Row", "cut"]
+
+_SHORTEST: Final = 100
+"""Requests of a part; fewer are made as fast as they are looked up."""
+
+
+class Full(Exception):  # noqa: N818 - a signal between a row and its program
+    """The device has no room for a new segment."""
+
+
+class Done:
+    """What a row of requests did to one pool.
+
+    Attributes:
+        state: what it left free.
+        spots: where the blocks are that are still in use.
+        changes: of the bytes in use, by each take and give; of a row, equal ones are one object.
+        grown: whether the pool got new segments.
+    """
+
+    __slots__ = ("changes", "grown", "spots", "state")
+
+    def __init__(self, state: State, spots: dict[int, Spot], changes: tuple[int, ...], *, grown: bool = False) -> None:
+        self.state, self.spots, self.changes, self.grown = state, spots, changes, grown
+
+
+class Row:
+    """Requests to one pool.
+
+    Args:
+        requests: in order.
+    """
+
+    __slots__ = ("_changes", "_known", "_parts", "requests")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        # With the names of its blocks, which the part calls by their numbers; none: by their names.
+        self._parts: list[tuple[_Part, list[int]]] = []
+        parts = cut(requests)
+        known: dict[tuple[Request, ...], _Part] = {}
+        for part in parts if len(parts) > 1 else ():
+            names = list(dict.fromkeys(block for block, _ in part))
+            numbers = {name: number for number, name in enumerate(names)}
+            numbered = tuple((numbers[block], wanted) for block, wanted in part)
+            self._parts.append((known.setdefault(numbered, _Part(numbered)), names))
+        if not self._parts:
+            self._parts.append((_Part(requests), []))
+        # By what was found free, and where the blocks were that were in use.
+        self._known: dict[object, Done] = {}
+        self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def run(self, allocator: Allocator, pool: Pool, incoming: Done | None) -> Done:
+        """Make the requests.
+
+        Args:
+            allocator: to get new segments from.
+            pool: what the requests are made to.
+            incoming: where the blocks are that were in use before, if any were.
+
+        Raises:
+            Full: there was no room for a new segment.
+        """
+        key = pool.save().free, incoming
+        known = self._known.get(key)
+        if known is not None:
+            pool.restore(known.state)
+            return known
+        found = [part.run(allocator, pool, incoming) for part, _ in self._parts]
+        done = found[0] if len(found) == 1 else self._together(found)
+        if not done.grown:
+            self._known[key] = done
+        return done
+
+    def _together(self, found: Sequence[Done]) -> Done:
+        spots: dict[int, Spot] = {}
+        for done, (_, names) in zip(found, self._parts, strict=True):
+            spots |= {names[number]: spot for number, spot in done.spots.items()}
+        changes = tuple(change for done in found for change in done.changes)
+        changes = self._changes.setdefault(changes, changes)
+        return Done(found[-1].state, spots, changes, grown=any(done.grown for done in found))
+
+
+class _Part:
+    """Requests that are remembered together."""
+
+    __slots__ = ("_changes", "_footprints", "_known", "_requests")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self._known: dict[tuple[int, ...], Done] = {}
+        self._footprints = Footprints()
+        self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def run(self, allocator: Allocator, pool: Pool, incoming: Done | None) -> Done:
+        """Make the requests, or do what they are known to do."""
+        if incoming is not None:
+            return self._replay(allocator, pool, incoming)
+        before = pool.save()
+        known = self._known.get(before.free)
+        if known is None:
+            again = self._footprints.again(before)
+            if again is not None:
+                known = self._known[before.free] = Done(*again)
+        if known is not None:
+            pool.restore(known.state)
+            return known
+        done = self._replay(allocator, pool, None)
+        if not done.grown:
+            self._known[before.free] = done
+        return done
+
+    def _replay(self, allocator: Allocator, pool: Pool, incoming: Done | None) -> Done:
+        """Make the requests one by one."""
+        grown = False
+
+        def grow(size: int) -> Spot:
+            nonlocal grown
+            grown = True
+            if not allocator.fits(size):
+                raise Full
+            return allocator.segment(size)
+
+        before, footprints = pool.save(), self._footprints
+        spots = dict(incoming.spots) if incoming is not None else {}
+        shrinking = footprints.shrinking(pool)
+        listed, chosen = pool.replay(self._requests, spots, grow, shrinking)
+        changes = self._changes.setdefault(tuple(listed), tuple(listed))
+        done = Done(pool.save(), spots, changes, grown=grown)
+        if incoming is None and not grown:
+            footprints.add(Footprint(before, done.state, spots, chosen, shrinking), changes)
+        return done
+
+
+def cut(requests: Sequence[Request], shortest: int = _SHORTEST) -> list[Sequence[Request]]:
+    """Parts of a row that give back nothing but what they took; the whole row if it gives back other blocks.
+
+    Args:
+        requests: of the row.
+        shortest: requests of a part, the last one aside.
+    """
+    given = {block for block, wanted in requests if not wanted}
+    if not given.issubset(block for block, wanted in requests if wanted > 0):
+        return [requests]
+    parts: list[Sequence[Request]] = []
+    start = open_blocks = 0
+    for place, (block, wanted) in enumerate(requests, 1):
+        if not wanted:
+            open_blocks -= 1
+        elif wanted > 0 and block in given:
+            open_blocks += 1
+        if not open_blocks and place - start >= shortest:
+            parts.append(requests[start:place])
+            start = place
+    if start < len(requests) or not parts:
+        parts.append(requests[start:])
+    return parts
