@@ -57,19 +57,22 @@ class DeviceTimes:
         turns = np.concatenate([2 * self._forward, 2 * losses, entries, updates[:, 1:]], axis=1).reshape(-1)
         # What a graph held goes when the gradient for it has come.
         open_graphs = np.tile(~self._again, count) if j + 1 < n else _NOWHERE
-        ends, starts = self._ended("copy_grad", j + 1)
-        shared = ends[open_graphs], starts[open_graphs]
+        ends, entered = self._ended("copy_grad", j + 1)
+        shared = ends[open_graphs], entered[open_graphs]
         return [
             passed(*edges, times, turns) for edges in (self._ended("copy", j + 1), self._ended("copy_grad", j), shared)
         ]
 
     def copies_back(self) -> NDArray[np.int64]:
-        """(steps, 2, m): how many tasks' inputs and gradients had come back before each copy, and each gradient."""
-        ends, starts = self._used()
+        """(steps, 2, m): how many tasks' inputs and gradients had come back before each copy, and each gradient.
+
+        What comes back in a turn that ties with a copy's may be missing; it belongs to another copy stream.
+        """
+        back = self._used()
         found = np.zeros((len(self._steps), 2, self._m), dtype=np.int64)
         for way, (times, entries) in enumerate((self._copies(), self._turns("copy_grad", self._j + 1))):
             if times.size:
-                found[:, way] = passed(ends, starts, times.reshape(-1), entries.reshape(-1)).reshape(-1, self._m)
+                found[:, way] = passed(*back, times.reshape(-1), entries.reshape(-1)).reshape(-1, self._m)
         return found
 
     def order(self, number: int) -> Integers:
@@ -106,7 +109,7 @@ class DeviceTimes:
         return times, 2 * np.concatenate([before[:, :-1], times[:, -1:]], axis=1)
 
     def _used(self) -> tuple[Integers, Integers]:
-        """Ends and starts of what a task's inputs and gradients wait for, once its backward pass was issued."""
+        """When a task's inputs and gradients come back, and the entry of what brings that about."""
         j, edges = self._j, []
         for edge in ("end", "start"):
             # What the compute stream got before: the recomputation, or the backward pass of the task before.
@@ -119,17 +122,21 @@ class DeviceTimes:
         ends, starts = edges
         if j + 1 < self._n:
             # And the copy that brought the gradient; of two that end together the one that began last.
-            more_ends, more_starts = self._ended("copy_grad", j + 1)
+            more_ends, entered = self._ended("copy_grad", j + 1)
+            more_starts = entered // 2
             last = np.maximum(starts, more_starts)
             starts = np.where(ends > more_ends, starts, np.where(ends < more_ends, more_starts, last))
             ends = np.maximum(ends, more_ends)
-        return ends, starts
+        # A backward pass that is issued later finds that out in its own turn.
+        issued, turns = self._tasks.reshape(-1), self._entries.reshape(-1)
+        late = (ends < issued) | ((ends == issued) & (2 * starts < turns))
+        return np.where(late, issued, ends), np.where(late, turns, 2 * starts)
 
     def _ended(self, kind: str, j: int) -> tuple[Integers, Integers]:
-        """Ends and starts of the copies into partition j, or of the gradients out of it, in order."""
+        """Ends and entries of the copies into partition j, or of the gradients out of it, in order."""
         if not 0 < j < self._n:
             return _NEVER, _NEVER
-        return self._column("end", kind, j).reshape(-1), self._column("start", kind, j).reshape(-1)
+        return self._column("end", kind, j).reshape(-1), 2 * self._column("start", kind, j).reshape(-1)
 
     def _turns(self, kind: str, j: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Times and entries of a kind of turn in the backward pass; nothing where there is no such partition."""

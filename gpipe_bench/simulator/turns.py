@@ -27,12 +27,12 @@ class Unclear(Exception):  # noqa: N818 - not an error: another way has to be ta
     """Which of two turns comes first is not known."""
 
 
-def passed(ends: Integers, starts: Integers, times: Integers, entries: Integers) -> Integers:
-    """How many operations have ended at each turn.
+def passed(ends: Integers, entered: Integers, times: Integers, entries: Integers) -> Integers:
+    """How many of the ends are over at each turn.
 
     Args:
-        ends: of operations, rising.
-        starts: of the same.
+        ends: of operations, or turns, rising.
+        entered: their entries; of an operation twice its start.
         times: of turns.
         entries: of turns.
     """
@@ -40,7 +40,7 @@ def passed(ends: Integers, starts: Integers, times: Integers, entries: Integers)
         return np.zeros_like(times)
     count: Integers = np.searchsorted(ends, times)
     last = np.minimum(count, len(ends) - 1)
-    count += (count < len(ends)) & (ends[last] == times) & (2 * starts[last] < entries)
+    count += (count < len(ends)) & (ends[last] == times) & (entered[last] < entries)
     return count
 
 

@@ -189,16 +189,23 @@ def test_what_has_come_back_before_each_pass(work, machine, chosen):
 
 
 @EXAMPLES
-@given(**CASES)
+@given(**DENSE)
 def test_what_has_come_back_before_each_copy(work, machine, chosen):
     steps = beforehand(work, machine, chosen)
     turns = on_the_clock(work, machine, chosen)
     for j in range(work.n):
-        found = times_of(steps, work, chosen, j).copies_back()
-        for way, kind in enumerate(("copy", "copy_grad")):
+        times = times_of(steps, work, chosen, j)
+        back = set(zip(*(column.tolist() for column in times._used()), strict=True))
+        found = times.copies_back()
+        for way, (kind, here) in enumerate(
+            (("copy", times._copies()), ("copy_grad", times._turns("copy_grad", j + 1)))
+        ):
             into = [turn for turn in turns if turn.kind == kind and turn.j == j + way]
             if into:
-                assert found[:, way].reshape(-1).tolist() == [turn.through[j] for turn in into]
+                place = zip(*(column.reshape(-1).tolist() for column in here), strict=True)
+                for counted, turn, tie in zip(found[:, way].reshape(-1).tolist(), into, place, strict=True):
+                    # Of two turns that tie, the order is not asked for: a stream's own blocks are 32 tasks apart.
+                    assert counted <= turn.through[j] <= counted + (tie in back)
 
 
 @EXAMPLES
@@ -282,4 +289,4 @@ def test_an_operation_ends_before_the_turns_entered_after_its_start(lengths, pau
     clock.run()
     ends, starts = (np.array([getattr(one, edge) for one in operations]) for edge in ("end", "start"))
     times, entries = (np.array(column) for column in list(zip(*seen, strict=True))[:2])
-    assert passed(ends, starts, times, entries).tolist() == [count for _, _, count in seen]
+    assert passed(ends, 2 * starts, times, entries).tolist() == [count for _, _, count in seen]
