@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.components import Components
-from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.simulator.arguments import check_request
 from gpipe_bench.simulator.build import Model, build_workload
 from gpipe_bench.simulator.events import Settings, run
@@ -76,11 +76,14 @@ def simulate(
         cache: folder of stored traces; the user's cache folder by default.
 
     Raises:
-        ConfigError: an argument breaks its rule, or there is no such profile or model; all problems at once.
+        ConfigError: an argument breaks its rule, or there is no such profile or model; all problems at once. Or the
+            engine would refuse the module.
         BalanceError: ``balance`` does not add up to the layers.
         SkipLayoutError, TraceError: the model is wrong, or needs values to run.
     """
     check_request(locals())
+    if not isinstance(model, Model):
+        _check_module(model)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
     settings = Settings(components, checkpoint, flavour, transfer, tuple(devices), memory=memory, backward=backward)
     batch: dict[str, Any] = {"batch_size": batch_size, "chunks": chunks, "sample": sample, "loss": loss}
@@ -88,6 +91,17 @@ def simulate(
     workload = build_workload(model, balance=balance, profile=hardware, **batch, **options)
     settings = replace(settings, steps=enough_steps(settings, workload.m * workload.n) if steps is None else steps)
     return _simulated(workload, hardware, settings, _facts(model, balance, chunks, settings))
+
+
+def _check_module(model: nn.Sequential) -> None:
+    """What the engine refuses has no speed."""
+    from gpipe_bench.engine.arguments import check_outermost, check_sharing
+
+    try:
+        check_outermost(model)
+        check_sharing(model)
+    except (TypeError, ValueError) as error:
+        raise ConfigError([str(error)]) from error
 
 
 def _facts(model: nn.Sequential | Model, balance: Sequence[int], chunks: int, settings: Settings) -> dict[str, Any]:
@@ -125,6 +139,8 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
         done = run(workload, HardwareMachine(profile), settings)
     except OutOfMemory as error:
         return _out_of_memory(workload, profile, settings, facts, error)
+    if not done.step_ns:
+        raise ConfigError(["model must have something to compute, got a step without kernels; simulate more layers"])
     last = step_events(done)
     counted = last if settings.steps <= 2 else step_events(done, settings.steps - 1)
     return Simulation(

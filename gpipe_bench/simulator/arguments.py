@@ -20,6 +20,7 @@ from gpipe_bench.simulator.outcome import BACKWARDS
 __all__ = ["check_request"]
 
 TRANSFERS: Final = ("direct", "host")
+_MOST_DEVICES: Final = 2**16
 
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "checkpoint": CHECKPOINT_MODES,
@@ -76,6 +77,8 @@ def _devices(given: Mapping[str, Any]) -> Iterator[str]:
     devices, balance = given["devices"], given["balance"]
     if not _is_list(devices) or not all(_is_count(device, least=0) for device in devices):
         yield f"devices must be a list of numbers from 0 on, got {_shown(devices)}; use e.g. [0, 0, 1, 1]"
+    elif max(devices, default=0) >= _MOST_DEVICES:
+        yield f"devices must be numbers below {_MOST_DEVICES}, got {max(devices)}; number them from 0 on"
     elif devices and _is_list(balance) and len(devices) != len(balance):
         yield f"devices must be one per partition, got {len(devices)} for {len(balance)}; name each, or none"
 
@@ -104,6 +107,9 @@ def _sample(sample: object) -> Iterator[str]:
         yield f"sample must be a tensor or a tuple of tensors, got {_shown(sample)}; pass a batch as the model takes it"
     elif not all(value.dim() and len(value) for value in values):
         yield "sample must hold one sample or more along dimension 0, got none; unsqueeze it, or pass a batch"
+    elif len({len(value) for value in values}) > 1:
+        sizes = [len(value) for value in values]
+        yield f"sample must be tensors of one batch size, got {sizes}; make their first dimensions equal"
 
 
 def _is_tensor(value: object) -> bool:

@@ -6,7 +6,7 @@ passes its path; nothing else needs to change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
 
 __all__ = [
     "PROFILES",
@@ -31,7 +32,10 @@ PROFILES: Final = Path(__file__).parent / "profiles"
 """Folder of the profiles that come with the package."""
 
 _GIB: Final = 2**30
+_WAYS: Final = ("within", "across", "host")
 _HOST: Final = -1
+_CONVOLUTION_UNITS: Final = {"float32": "tensorfloat32", "float64": ""}
+_PARTS: Final = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
 class _Section(BaseModel):
@@ -98,12 +102,8 @@ class Profile(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        problems = [
-            f"topology.{name} must name one of links, got {getattr(self.topology, name)!r}; "
-            f"use one of {', '.join(sorted(self.links))}"
-            for name in ("within", "across", "host")
-            if getattr(self.topology, name) not in self.links
-        ]
+        named = {name: getattr(self.topology, name) for name in _WAYS}
+        problems = _unknown_links(named, self.links)
         if "float32" not in self.peak_tflops:
             problems.append(f"peak_tflops must have float32, got {sorted(self.peak_tflops)}; add it")
         problems += [
@@ -126,11 +126,21 @@ class Profile(_Section):
     def peak_flop_per_s(self, arithmetic: str, dtype: str) -> float:
         """Peak rate of a convolution or matrix product.
 
-        In float32, PyTorch's defaults let convolutions use TF32 where a device has it, and matrix products not.
+        In float32, PyTorch's defaults let convolutions use TF32 where a device has it, and matrix products not; in
+        float64, only products run on matrix units. Types of two bytes for which there are no units are computed in
+        float32, complex ones by their parts.
+
+        Raises:
+            ConfigError: the profile does not say how fast float64 is.
         """
-        units = "tensorfloat32" if (arithmetic, dtype) == ("convolution", "float32") else dtype
-        tflops = self.matrix_tflops.get(units) or self.peak_tflops.get(dtype) or self.peak_tflops["float32"]
-        return tflops * 1e12
+        dtype = _PARTS.get(dtype, dtype)
+        units = _CONVOLUTION_UNITS.get(dtype, dtype) if arithmetic == "convolution" else dtype
+        tflops = self.matrix_tflops.get(units) or self.peak_tflops.get(dtype)
+        if tflops is None and dtype == "float64":
+            raise ConfigError(
+                [f"profile {self.name}: peak_tflops must have float64 for a model of that type, got none; add it"]
+            )
+        return (tflops or self.peak_tflops["float32"]) * 1e12
 
 
 class HardwareMachine:
@@ -198,8 +208,10 @@ def load_profile(name: str | Path) -> Profile:
     """
     path = PROFILES / f"{name}.yaml" if str(name) in profile_names() else Path(name)
     if not path.is_file():
+        hint = nearest(str(name), profile_names())
+        hint = "correct it" if hint.startswith("use one of") else hint
         raise ConfigError(
-            [f"profile must be one of {', '.join(profile_names())} or a YAML file, got {str(name)!r}; correct it"]
+            [f"profile must be one of {', '.join(profile_names())} or a YAML file, got {str(name)!r}; {hint}"]
         )
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -223,7 +235,35 @@ def parse_profile(data: object, where: str = "profile") -> Profile:
     try:
         return Profile.model_validate(dict(data))
     except ValidationError as error:
-        raise ConfigError([line for item in error.errors() for line in _problems(where, item)]) from None
+        lines = [line for item in error.errors() for line in _problems(where, item)]
+        raise ConfigError([*lines, *(line for line in _hidden(where, data) if line not in lines)]) from None
+
+
+def _unknown_links(named: Mapping[str, Any], links: Mapping[str, Any]) -> list[str]:
+    """The ways of a topology that name no link."""
+    return [
+        f"topology.{way} must name one of links, got {link!r}; {nearest(str(link), sorted(links))}"
+        for way, link in named.items()
+        if link not in links
+    ]
+
+
+def _hidden(where: str, data: Mapping[str, Any]) -> list[str]:
+    """References to links that do not exist, which pydantic looks at only where everything else is right."""
+    topology, links = data.get("topology"), data.get("links")
+    if not isinstance(topology, Mapping) or not isinstance(links, Mapping):
+        return []
+    named = {way: topology[way] for way in _WAYS if isinstance(topology.get(way), str)}
+    return [f"{where}: {line}" for line in _unknown_links(named, links)]
+
+
+def _known_settings(path: Sequence[str]) -> list[str]:
+    """The settings of the part of a profile at ``path``."""
+    kind: Any = Profile
+    for part in path:
+        field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        kind = field.annotation if field is not None else Link if path[0] == "links" else None
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
 
 
 def _problems(where: str, error: Any) -> list[str]:
@@ -233,5 +273,8 @@ def _problems(where: str, error: Any) -> list[str]:
     if error["type"] == "missing":
         return [f"{where}: {name} must be given, got nothing; add it"]
     if error["type"] == "extra_forbidden":
-        return [f"{where}: {name} must be a setting of a profile, got an unknown one; remove it"]
+        *above, own = map(str, error["loc"])
+        hint = nearest(own, _known_settings(above))
+        hint = "remove it" if hint.startswith("use one of") else hint
+        return [f"{where}: {name} must be a setting of a profile, got an unknown one; {hint}"]
     return [f"{where}: {name} must satisfy '{error['msg']}', got {error['input']!r}; correct it"]

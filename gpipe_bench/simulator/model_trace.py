@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Final
 
 import torch
@@ -174,7 +175,13 @@ def trace_loss(function: Callable[..., Tensor], output: object, target: Tensor) 
     """
     resized = map_specs(lambda spec: replace(_resized(spec, len(target)), requires_grad=spec.requires_grad), output)
     with _explained("loss", (resized, TensorSpec.of(target))):
-        return trace_layer(_Loss(function, TensorSpec.of(target)), resized, {}).trace
+        trace = trace_layer(_Loss(function, TensorSpec.of(target)), resized, {})
+    sizes = [spec.shape for spec in specs_in(trace.output)]
+    if len(sizes) != 1 or prod(sizes[0]) != 1:
+        raise TraceError(
+            f"loss must give one number, got tensors of shape {list(map(list, sizes))}; take its mean or sum"
+        )
+    return trace.trace
 
 
 def _nth(run: LayerRun, index: int) -> SkipKey:

@@ -73,6 +73,8 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     kernel_class, arithmetic = "memory_bound", "elementwise"
     if func.overloadpacket in flop_registry:
         flop = int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
+        # A product of complex numbers is four of real ones.
+        flop *= 4 if results and results[0].is_complex() else 1
         kernel_class, arithmetic = "other_conv_matmul", "matmul"
     read = _bytes_read(name, [*tensors_of(args), *tensors_of(list(kwargs.values()))], results)
     written = sum(tensor_bytes(tensor) for tensor in results)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpipe_bench.simulator.attention import attention, attention_inside
 from gpipe_bench.simulator.meta_results import evaluate
 from gpipe_bench.simulator.operations import kernels_of, tensors_of
 from gpipe_bench.simulator.recurrent import RECURRENT, fused
@@ -120,7 +121,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
 class AcceleratorFunctions(TorchFunctionMode):
     """Chooses the operation that PyTorch runs on an accelerator where it runs another one on the meta device.
 
-    Dropout is one fused kernel there, which keeps a mask of one byte per element; a recurrent layer is fused, too.
+    Dropout is one fused kernel there, which keeps a mask of one byte per element; attention and recurrent layers are
+    fused, too.
     """
 
     def __torch_function__(
@@ -133,10 +135,16 @@ class AcceleratorFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.dropout:
             return _dropout(*args, **kwargs)
+        found: Any = None
         if func in RECURRENT:
             found = fused(func, args)
-            if found is not None:
-                return found
+        elif func is functional.scaled_dot_product_attention:
+            found = attention(*args, **kwargs)
+        elif func is functional.multi_head_attention_forward:
+            with attention_inside():
+                found = func(*args, **kwargs)
+        if found is not None:
+            return found
         return func(*args, **kwargs)
 
 

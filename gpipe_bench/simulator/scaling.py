@@ -14,8 +14,9 @@ from gpipe_bench.simulator.steps import Alloc, Free, Kernel, LayerTrace, Port, S
 
 __all__ = ["PROBES", "ScalableTrace", "decode_trace", "encode_trace", "fit_line"]
 
-PROBES: Final = (4, 6, 10)
-"""Batch sizes that are traced; even ones, since some layers halve the batch."""
+PROBES: Final = (4, 6, 4098)
+"""Batch sizes that are traced; even ones, since some layers halve the batch, and one that is larger than the parts into
+which others cut it."""
 
 _VARIABLE: Final = ("flop", "bytes_read", "bytes_written", "workspace")
 

@@ -21,6 +21,7 @@ __all__ = ["TRACING", "Shelf", "StoredTraces", "default_folder", "read", "write"
 T = TypeVar("T")
 
 TRACING: Final = (
+    "attention",
     "facts",
     "layer_trace",
     "meta_results",

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpipe_bench.simulator import simulate
 from gpipe_bench.simulator.hardware import profile_names
 from gpipe_bench.simulator.model_trace import Tracer
+from gpipe_bench.simulator.sources import module_source
 from tests.simulator_api import layers
 from tests.simulator_api.layers import WIDTH, Function, image, linear, sequence, words
 
@@ -145,3 +146,25 @@ def test_no_values_are_copied_to_trace_a_model():
     twin = nn.Sequential(linear(), linear()).to("meta")
     options = {"balance": [1, 1], "batch_size": 4, "chunks": 2, "sample": sequence()}
     assert simulate(module, **options) == simulate(twin, **options)
+
+
+class GhostBatchNorm(nn.Module):
+    """Normalises parts of 16 samples each."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.norm(part) for part in x.split(16)])
+
+
+@pytest.mark.parametrize("samples", [16, 32, 256, 5000])
+def test_kernels_that_step_with_the_batch(samples):
+    def launches(parts):
+        layers_ = nn.Sequential(nn.Linear(WIDTH, WIDTH), GhostBatchNorm())
+        source = module_source(layers_, torch.empty(1, WIDTH))
+        return sum(step.launches for step in source.layers(parts)[1].kernels("forward"))
+
+    # Two of each part's norm, one of its count of batches, and the concatenation.
+    assert launches(samples) == 3 * -(-samples // 16) + 1

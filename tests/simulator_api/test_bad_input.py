@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpipe_bench.components import Components
+from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError, ConfigError, SkipLayoutError, TraceError
 from gpipe_bench.simulator import Model, simulate
 from tests.simulator_api.layers import Function, Pop, Stash, linear, sequence
@@ -36,8 +37,16 @@ WRONG = {
     "transfer": ["nvlink"],
     "optimizer": ["sgdm", 3],
     "profile": [17, "p41", "nowhere.yaml"],
-    "devices": [[0], [0, -1], ["cuda:0", "cuda:1"], 2],
-    "sample": [None, [1, 2], (), torch.tensor(1.0), torch.empty(0, 16), (torch.empty(1), None)],
+    "devices": [[0], [0, -1], ["cuda:0", "cuda:1"], 2, [0, 10**9]],
+    "sample": [
+        None,
+        [1, 2],
+        (),
+        torch.tensor(1.0),
+        torch.empty(0, 16),
+        (torch.empty(1), None),
+        (sequence(), torch.empty(7)),
+    ],
     "flavour": ["old"],
     "memory": ["yes"],
     "cache": [3],
@@ -71,6 +80,43 @@ def test_loss_and_target_belong_together():
     with pytest.raises(ConfigError, match="batch_size = 4 samples, got 3"):
         attempt(loss=loss, target=torch.empty(3, 8, 16))
     assert attempt(loss=loss, target=torch.empty(4, 8, 16)).status == "ok"
+
+
+def test_a_loss_gives_one_number():
+    with pytest.raises(TraceError, match=r"loss must give one number, got tensors of shape \[\[4, 8, 16\]\]"):
+        attempt(loss=lambda output, target: output - target, target=torch.empty(4, 8, 16))
+
+
+def _shared() -> nn.Sequential:
+    module = nn.Sequential(linear(), linear())
+    module[1].weight = module[0].weight
+    return module
+
+
+class Backwards(nn.Sequential):
+    def forward(self, x):
+        return self[0](self[1](x))
+
+
+REFUSED = {
+    "one module twice": lambda: nn.Sequential(*[linear()] * 2),
+    "shared parameters": _shared,
+    "a forward of its own": lambda: Backwards(linear(), linear()),
+}
+
+
+@pytest.mark.parametrize("module", REFUSED.values(), ids=REFUSED)
+def test_what_the_engine_refuses_is_not_simulated(module):
+    with pytest.raises((TypeError, ValueError)) as engine:
+        GPipe(module(), [1, 1], devices=["cpu"] * 2)
+    with pytest.raises(ConfigError) as simulator:
+        attempt(model=module())
+    assert str(simulator.value) == str(engine.value)
+
+
+def test_a_model_that_computes_nothing():
+    with pytest.raises(ConfigError, match="model must have something to compute"):
+        attempt(model=nn.Sequential(nn.Flatten()), balance=[1], optimizer=None)
 
 
 def test_a_model_of_the_suite_brings_its_own_batch():

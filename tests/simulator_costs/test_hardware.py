@@ -137,3 +137,20 @@ def test_convolutions_use_tf32_where_there_is_one_and_products_do_not():
     assert a100.peak_flop_per_s("matmul", "float32") == 19.5e12
     assert a100.peak_flop_per_s("matmul", "bfloat16") == 312e12
     assert load_profile("v100").peak_flop_per_s("convolution", "float32") == 15.7e12
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_rates_of_other_types(name):
+    profile = load_profile(name)
+    single = profile.peak_tflops["float32"] * 1e12
+    assert profile.peak_flop_per_s("matmul", "float16") >= single
+    assert profile.peak_flop_per_s("matmul", "complex64") == profile.peak_flop_per_s("matmul", "float32")
+    assert profile.peak_flop_per_s("matmul", "complex128") == profile.peak_flop_per_s("matmul", "float64")
+    assert profile.peak_flop_per_s("convolution", "float64") <= single / 1.9
+
+
+def test_a_profile_that_does_not_know_float64():
+    profile = load_profile("p40").model_copy(update={"name": "mine", "peak_tflops": {"float32": 10.0}})
+    assert profile.peak_flop_per_s("matmul", "bfloat16") == 10e12
+    with pytest.raises(ConfigError, match="profile mine: peak_tflops must have float64"):
+        profile.peak_flop_per_s("matmul", "float64")

@@ -62,7 +62,7 @@ def test_first_layer_computes_no_gradient_of_data():
     [
         (lambda: nn.Sequential(nn.Conv2d(3, C, 3), nn.ReLU(), nn.Conv2d(C, C, 1)), (N, 3, S, S), torch.float32),
         (lambda: nn.Sequential(nn.Linear(C, C), nn.GELU(), nn.Linear(C, 3)), (N, 5, C), torch.float32),
-        (lambda: nn.Sequential(nn.Embedding(50, C), nn.TransformerEncoderLayer(C, 2, 16)), (N, 5), torch.int64),
+        (lambda: nn.Sequential(nn.Embedding(50, C), nn.Linear(C, 16)), (N, 5), torch.int64),
         (lambda: nn.Sequential(nn.ConvTranspose2d(C, C, 4, 2), nn.BatchNorm2d(C)), (N, C, S, S), torch.float32),
     ],
 )
@@ -96,11 +96,21 @@ def test_an_embedding_reads_rows_not_the_table():
     assert kernel.bytes_read == N * 5 * (C * F32 + 8)
 
 
-def test_attention_is_matrix_products_and_a_softmax():
+def test_an_encoder_layer_is_products_one_kernel_of_attention_and_norms():
     found = ops(trace(nn.Sequential(nn.TransformerEncoderLayer(C, 2, 16, batch_first=True)), N, 5, C), "forward")
-    assert found.count("bmm") == 2
-    assert "_safe_softmax" in found or "_softmax" in found
+    assert found.count("_scaled_dot_product_efficient_attention") == 1
+    assert "bmm" not in found
     assert found.count("native_layer_norm") == 2
+
+
+def test_attention_that_gives_its_weights_is_matrix_products_and_a_softmax():
+    class Weights(nn.MultiheadAttention):
+        def forward(self, x):
+            return super().forward(x, x, x)
+
+    found = ops(trace(nn.Sequential(Weights(C, 2, batch_first=True)), N, 5, C), "forward")
+    assert found.count("bmm") + found.count("baddbmm") == 2
+    assert "_safe_softmax" in found or "_softmax" in found
 
 
 def test_views_launch_nothing():
