@@ -7,7 +7,10 @@ from typing import Final
 
 from gpipe_bench.rows import Record, column, like
 
-__all__ = ["RATIO_COLUMNS", "STEP_COLUMNS", "PeerRow"]
+__all__ = ["RATIO_COLUMNS", "STEP_COLUMNS", "TINY", "PeerRow"]
+
+TINY: Final = ("cells", "combinations")
+"""Workloads of tiny layers: host time counts, throughput means nothing."""
 
 KEYS: Final = ("evidence", "workload", "partitions", "chunks", "checkpoint", "variant", "contender")
 STEP_COLUMNS: Final = (*KEYS, "round", "position", "step", "step_time_ms", "cpu_time_ms")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
+from gpipe_bench.schedule import ideal_bubble
+
 __all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Record", "Row", "column", "like"]
 
 SCHEMA_VERSION: Final = 1
@@ -71,7 +73,12 @@ class Row(Record):
     step_time_ms: float | None = column("ms", "median over the timed steps")
     peak_allocated_gib: float | None = column("GiB", "sum over devices of the peak of live tensor bytes")
     peak_reserved_gib: float | None = column("GiB", "sum over devices of the peak that the allocator held")
-    utilization_fraction: float | None = column("1", "mean over devices of the busy share")
+    utilization_fraction: float | None = column(
+        "1",
+        "mean over devices of the busy share: published, and measured on GPUs, samples of the driver that found a "
+        "kernel running; simulated, share of the step with a task or a copy that the device sends; measured on CPUs, "
+        "share in which a task computed, copies left out",
+    )
     bubble_fraction: float | None = column("1", "mean share idle in fill, drain and waiting")
     copy_fraction: float | None = column("1", "mean share in which only a copy ran")
     recompute_fraction: float | None = column("1", "mean share of recomputation")
@@ -97,6 +104,12 @@ class Row(Record):
             raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {self.status!r}; use one of them")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"reason must be given when status is {self.status!r}, got none; say what happened")
+
+    @property
+    def ideal_bubble(self) -> float | None:
+        """The bubble of a balanced pipeline with free copies, (n - 1) / (m + n - 1); None without m or n."""
+        m, n = self.microbatches or self.chunks, self.partitions
+        return ideal_bubble(m, n) if m and n else None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:

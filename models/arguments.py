@@ -17,6 +17,10 @@ Value = int | float | bool
 Values = Mapping[str, Value]
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False, "on": True, "off": False}
+_LOOK_ALIKE = str.maketrans("ol", "01")
+"""A letter for a digit, as in ``p4O`` or ``a1OO``, is a slip of the finger."""
+_MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
+"""Words for a choice that are spelled like another one."""
 _RULES: dict[type[Value], str] = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -78,9 +82,11 @@ def _to_type(kind: type[Value], value: object) -> Value | None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """``use one of a, b`` or, if ``name`` looks like one of them, ``use 'a'``."""
     known = list(known)
-    lowered = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), lowered, n=1)
-    return f"use {lowered[close[0]]!r}" if close else f"use one of {', '.join(known)}"
+    if (meant := _MEANT.get(name.lower())) in known:
+        return f"use {meant!r}"
+    alike = {candidate.lower().translate(_LOOK_ALIKE): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower().translate(_LOOK_ALIKE), alike, n=1)
+    return f"use {alike[close[0]]!r}" if close else f"use one of {', '.join(known)}"
 
 
 def read_text(text: str) -> tuple[dict[str, str], list[str]]:

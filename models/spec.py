@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["ModelSpec"]
 
 
+def _no_rules(_: Values) -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One model of the suite.
@@ -36,7 +40,7 @@ class ModelSpec:
         input_shape: arguments -> the shape of one sample, (C, H, W).
         target: (batch size, arguments, generator, device) -> a batch of targets; call :meth:`make_batch`.
         loss: (output, target) -> scalar.
-        rules: arguments -> what is wrong with their combination.
+        rules: arguments -> what is wrong with their combination; nothing by default.
         source: papers that the definition comes from.
     """
 
@@ -47,8 +51,8 @@ class ModelSpec:
     input_shape: Callable[[Values], tuple[int, ...]]
     target: Callable[[int, Values, torch.Generator | None, Device], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
-    rules: Callable[[Values], Sequence[str]]
-    source: str
+    rules: Callable[[Values], Sequence[str]] = _no_rules
+    source: str = ""
 
     def check(self, given: Mapping[str, object]) -> dict[str, Value]:
         """All arguments in declared order: the given ones, as values or as text, and defaults for the rest.

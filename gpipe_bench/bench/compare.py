@@ -4,24 +4,39 @@ Where many cells are compared some differ by chance. The p-values of measured ce
 (Holm 1979), which needs more repeats the more cells there are; a cell with too few says so instead of "no difference".
 One more test asks all cells at once whether the sets are shifted against each other, which a few repeats of many
 cells can answer. Simulated and published values have no scatter: there any difference is one.
+
+Rows of experiments and rows of the race of peers are compared alike; a key that one kind does not have is empty there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import median
 from typing import Final
 
 from gpipe_bench.bench.statistics import Comparison, Shift, compare_samples, enough_repeats, holm, shift
-from gpipe_bench.rows import Row
+from gpipe_bench.intervals import Interval
+from gpipe_bench.peer_rows import TINY, PeerRow
+from gpipe_bench.rows import Record, Row
 
-__all__ = ["CELL_KEYS", "CellComparison", "cells_tested", "compare_rows", "distinct_rows", "whole_shift"]
+__all__ = ["CELL_KEYS", "METRICS", "CellComparison", "cells_tested", "compare_rows", "distinct_rows", "key_of",
+           "shifted", "usual_metrics", "whole_shift"]  # fmt: skip
+
+AnyRow = Row | PeerRow
 
 CELL_KEYS: Final = (
-    *("evidence", "model", "model_args", "variant", "backward", "transfer", "flavour", "partitions", "chunks"),
-    *("checkpoint", "batch_size", "balance", "seed"),
+    *("evidence", "workload", "contender", "model", "model_args", "variant", "backward", "transfer", "flavour"),
+    *("partitions", "chunks", "checkpoint", "batch_size", "balance", "threads", "seed"),
 )
 """What makes rows of two sets comparable; machine and versions may differ, that is what is compared."""
+
+METRICS: Final = (
+    *("throughput_samples_per_s", "step_time_ms", "peak_allocated_gib", "peak_reserved_gib", "utilization_fraction"),
+    *("bubble_fraction", "copy_fraction", "recompute_fraction", "imbalance_fraction", "host_time_per_cell_us"),
+)
+"""Columns that are compared where none is asked for; :func:`usual_metrics` says which of them for a row."""
 
 _LEVEL: Final = 0.05
 _EXACT: Final = 1e-9
@@ -32,7 +47,7 @@ class CellComparison:
     """One cell in both sets.
 
     Attributes:
-        row: a row of the cell, from the new set where it has one.
+        row: a row of the cell, of an experiment or of the race, from the new set where it has one.
         status: of the new set: ``ok``, or the first other status; ``missing`` when it has no such cell.
         reference_status: the same of the reference.
         values: of the new set, one per repeat that ended well.
@@ -40,10 +55,10 @@ class CellComparison:
         comparison: of the two, where both sides have some.
         p_adjusted: for all cells of the same call together; None where the cell was not tested.
         verdict: ``differs``, ``equal``, ``no difference shown``, ``too few repeats``, ``status changed``,
-            ``missing``, ``new``, or ``no value``.
+            ``missing``, ``new``, ``value missing`` on one side, or ``no value`` to compare on either.
     """
 
-    row: Row
+    row: AnyRow
     status: str
     reference_status: str
     values: tuple[float, ...]
@@ -55,12 +70,12 @@ class CellComparison:
     @property
     def alike(self) -> bool:
         """Whether nothing speaks against the two sets being the same here."""
-        return self.verdict not in ("differs", "status changed", "missing", "new")
+        return self.verdict not in ("differs", "status changed", "missing", "new", "value missing")
 
 
 def compare_rows(
-    rows: Iterable[Row],
-    reference: Iterable[Row],
+    rows: Iterable[AnyRow],
+    reference: Iterable[AnyRow],
     metric: str = "throughput_samples_per_s",
     *,
     across: Sequence[str] = (),
@@ -76,9 +91,10 @@ def compare_rows(
     Raises:
         ValueError: ``metric`` is no column, or a column of ``across`` is no key.
     """
-    if metric not in Row.columns():
-        raise ValueError(f"metric must be a column of a row, got {metric!r}; use one of {', '.join(Row.columns())}")
-    numbers = [column.name for column in fields(Row) if str(column.type) in ("int | None", "float | None")]
+    columns = {column.name: str(column.type) for kind in (Row, PeerRow) for column in fields(kind)}
+    if metric not in columns:
+        raise ValueError(f"metric must be a column of a row, got {metric!r}; use one of {', '.join(columns)}")
+    numbers = [name for name, kind in columns.items() if kind in ("int | None", "float | None")]
     if metric not in numbers:
         raise ValueError(f"metric must be a column of numbers, got {metric!r}; use one of {', '.join(numbers)}")
     if strange := [name for name in across if name not in CELL_KEYS]:
@@ -90,6 +106,21 @@ def compare_rows(
     for position, p_value in zip(tested, adjusted, strict=True):
         cells[position] = replace(cells[position], p_adjusted=p_value)
     return [replace(cell, verdict=_verdict(cell, len(tested))) for cell in cells]
+
+
+def usual_metrics(row: AnyRow) -> tuple[str, ...]:
+    """What is compared of a row if nothing else is asked for.
+
+    Everything where values have no scatter; of a measured row its throughput, of tiny layers in the race the host time.
+    """
+    if isinstance(row, PeerRow) and row.workload in TINY:
+        return ("host_time_per_cell_us",)
+    return METRICS[:1] if row.evidence == "measured" else METRICS[:-1]
+
+
+def key_of(row: Record, name: str) -> object:
+    """A key of :data:`CELL_KEYS`; empty where rows of this kind have none."""
+    return getattr(row, name, "")
 
 
 def cells_tested(cells: Iterable[CellComparison]) -> int:
@@ -105,34 +136,47 @@ def whole_shift(cells: Iterable[CellComparison]) -> Shift | None:
     return shift(positive) if positive else None
 
 
-def distinct_rows(rows: Iterable[Row]) -> list[Row]:
+def shifted(whole: Shift | None) -> bool:
+    """Whether the sets as a whole are shifted against each other, by more than scatter."""
+    return whole is not None and whole.p_value <= _LEVEL
+
+
+def distinct_rows(rows: Iterable[AnyRow]) -> list[AnyRow]:
     """The rows, each run once: experiments that share a cell repeat its rows under their own names."""
     return list(dict.fromkeys(replace(row, experiment="") for row in rows))
 
 
-def _grouped(rows: Iterable[Row], across: Sequence[str]) -> dict[tuple[object, ...], list[Row]]:
+def _grouped(rows: Iterable[AnyRow], across: Sequence[str]) -> dict[tuple[object, ...], list[AnyRow]]:
     names = [name for name in CELL_KEYS if name not in across]
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[AnyRow]] = {}
     for row in rows:
         # Two profiles of simulated hardware are two cells; two real machines are what is compared.
         hardware = row.profile if row.evidence == "simulated" and "evidence" in names else ""
-        groups.setdefault((*(getattr(row, name) for name in names), hardware), []).append(row)
+        groups.setdefault((*(key_of(row, name) for name in names), hardware), []).append(row)
     return groups
 
 
-def _compare(new: Sequence[Row], old: Sequence[Row], metric: str) -> CellComparison:
+def _compare(new: Sequence[AnyRow], old: Sequence[AnyRow], metric: str) -> CellComparison:
     values, base = _values(new, metric), _values(old, metric)
+    row, comparison = (new or old)[0], None
     # A share of zero has no ratio to it.
-    comparison = compare_samples(values, base) if values and base and min(base) > 0 else None
-    return CellComparison((new or old)[0], _status(new), _status(old), values, base, comparison)
+    if values and base and min(base) > 0:
+        single = len(values) == len(base) == 1
+        comparison = _single(values[0] / base[0]) if single else compare_samples(values, base)
+    return CellComparison(row, _status(new), _status(old), values, base, comparison)
 
 
-def _values(rows: Sequence[Row], metric: str) -> tuple[float, ...]:
-    found = [getattr(row, metric) for row in rows if row.status == "ok"]
+def _single(ratio: float) -> Comparison:
+    """Of one value and another: no interval, and nothing to test."""
+    return Comparison(Interval(1, ratio, math.nan, math.nan), 1.0, 1, 1)
+
+
+def _values(rows: Sequence[AnyRow], metric: str) -> tuple[float, ...]:
+    found = [getattr(row, metric, None) for row in rows if row.status == "ok"]
     return tuple(float(value) for value in found if value is not None)
 
 
-def _status(rows: Sequence[Row]) -> str:
+def _status(rows: Sequence[AnyRow]) -> str:
     return next((row.status for row in rows if row.status != "ok"), "ok" if rows else "missing")
 
 
@@ -152,11 +196,16 @@ def _verdict(cell: CellComparison, tests: int) -> str:
         return "missing"
     if cell.status != cell.reference_status:
         return "status changed"
+    if bool(cell.values) != bool(cell.reference_values):
+        return "value missing"
+    if not cell.values:
+        return "no value"
+    if cell.row.evidence != "measured" or len({*cell.values, *cell.reference_values}) == 1:
+        pair = median(cell.values), median(cell.reference_values)
+        return "equal" if math.isclose(*pair, rel_tol=_EXACT) else "differs"
     found = cell.comparison
     if found is None:
         return "no value"
-    if cell.row.evidence != "measured" or len({*cell.values, *cell.reference_values}) == 1:
-        return "equal" if abs(found.ratio.median - 1) <= _EXACT else "differs"
     if cell.p_adjusted is not None and cell.p_adjusted <= _LEVEL:
         return "differs"
     if not enough_repeats(found.n, found.n_reference, max(tests, 1)):

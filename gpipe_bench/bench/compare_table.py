@@ -1,9 +1,9 @@
-"""Two result sets in the terminal and as a table: a line per cell, then what all cells say together."""
+"""Two result sets in the terminal and as a table: a line per cell that differs, then what all cells say together."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -11,19 +11,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpipe_bench.bench.compare import CELL_KEYS, CellComparison, cells_tested, whole_shift
+from gpipe_bench.bench.compare import CELL_KEYS, CellComparison, cells_tested, key_of, shifted, whole_shift
 from gpipe_bench.bench.statistics import repeats_needed
 from gpipe_bench.intervals import Interval
 
-__all__ = ["RECORD_COLUMNS", "comparison_records", "comparison_view"]
+__all__ = ["RECORD_COLUMNS", "comparison_records", "comparison_view", "differ", "verdict_view"]
 
 RECORD_COLUMNS: Final = (
     *CELL_KEYS,
     *("profile", "metric", "status_reference", "status_new", "n_reference", "n_new", "median_reference", "median_new"),
     *("ratio", "ratio_low", "ratio_high", "p_value", "p_adjusted", "verdict"),
 )
-_STYLES: Final = {"differs": "bold yellow", "status changed": "bold red", "missing": "bold red", "new": "yellow"}
-_APART: Final = ("evidence", "model", "model_args")
+_STYLES: Final = {"differs": "bold yellow", "status changed": "bold red", "missing": "bold red", "new": "yellow",
+                  "value missing": "bold red"}  # fmt: skip
+_APART: Final = ("evidence", "workload", "model", "model_args")
+_LONG: Final = 24
 _TITLE: Final = ("partitions", "chunks", "batch_size", "checkpoint")
 _READING: Final = (
     "ratio: median of B over median of A [bootstrapped 95 % interval]; p: Mann-Whitney, two-sided, adjusted for all "
@@ -36,40 +38,90 @@ def comparison_records(cells: Sequence[CellComparison], metric: str) -> list[dic
     return [_record(cell, metric) for cell in cells]
 
 
-def comparison_view(cells: Sequence[CellComparison], metric: str) -> RenderableType:
-    """A table per kind of evidence and model for one metric, and below them what was found."""
+def comparison_view(cells: Sequence[CellComparison], metric: str, *, every: bool = False) -> RenderableType:
+    """What was found for one metric, and the cells that differ in a table per kind of evidence and model.
+
+    Args:
+        cells: of :func:`gpipe_bench.bench.compare.compare_rows`.
+        metric: the column that was compared.
+        every: show the other cells too.
+    """
     groups: dict[tuple[object, ...], list[CellComparison]] = {}
     for cell in cells:
-        groups.setdefault(tuple(getattr(cell.row, name) for name in _APART), []).append(cell)
+        if every or not cell.alike:
+            groups.setdefault(tuple(key_of(cell.row, name) for name in _apart(cell)), []).append(cell)
     tables = [part for members in groups.values() for part in (_table(members, metric), Text())]
-    return Group(*tables, _summary(cells))
+    return Group(*tables, _summary(cells, metric))
+
+
+def verdict_view(compared: Mapping[str, Sequence[CellComparison]]) -> RenderableType:
+    """What all metrics say together, and how to read the numbers.
+
+    Args:
+        compared: the cells by metric.
+    """
+    cells = [cell for members in compared.values() for cell in members]
+    speaking = Counter(cell.verdict for cell in cells if not cell.alike)
+    reasons = [f"{count} {verdict}" for verdict, count in speaking.items()]
+    reasons += [f"{name} as a whole is shifted" for name, members in compared.items() if shifted(whole_shift(members))]
+    if reasons:
+        text, style = f"the two sets differ: {', '.join(reasons)}", "bold yellow"
+    elif any(cell.row.evidence == "measured" and cell.comparison for cell in cells):
+        text, style = "no difference shown", "bold"
+    else:
+        text, style = ("equal" if any(cell.values for cell in cells) else "nothing to compare"), "bold"
+    return Group(Text(f"Verdict: {text}.", style), Text(f"{_READING}\n", "dim"))
+
+
+def differ(compared: Mapping[str, Sequence[CellComparison]]) -> bool:
+    """Whether a cell differs in some metric, or the measured cells as a whole do."""
+    return any(shifted(whole_shift(cells)) or not all(cell.alike for cell in cells) for cells in compared.values())
+
+
+def _apart(cell: CellComparison) -> Sequence[str]:
+    """The keys of the table that a cell stands in; all tiny layers of the race are in one."""
+    return _APART[:2] if key_of(cell.row, "workload") else _APART
 
 
 def _table(cells: Sequence[CellComparison], metric: str) -> Table:
     """The cells of one model, with the columns in which they differ."""
-    shown = [name for name in CELL_KEYS if len({getattr(cell.row, name) for cell in cells}) > 1] or ["variant"]
-    facts = [str(getattr(cells[0].row, name)) for name in _APART]
-    pipeline = [f"{name} {getattr(cells[0].row, name)}" for name in _TITLE if name not in shown]
-    title = f"{metric}, {facts[0]}: {facts[1]} ({facts[2]}); {', '.join(pipeline)}"
+    keys = [{name: str(key_of(cell.row, name)) for name in CELL_KEYS} for cell in cells]
+    always = "contender" if keys[0]["contender"] else ""
+    shown = [name for name in CELL_KEYS if name == always or len({key[name] for key in keys}) > 1] or ["variant"]
+    for name in ("balance", "model_args"):
+        rest = [other for other in shown if other != name]
+        if rest and len({tuple(key[other] for other in rest) for key in keys}) == len(keys):
+            shown = rest
+    facts = [keys[0][name] for name in _apart(cells[0]) if keys[0][name]]
+    pipeline = [f"{name} {keys[0][name]}" for name in _TITLE if name not in shown]
+    title = f"{metric}; {', '.join([*facts, *pipeline])}"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in shown:
         table.add_column(name, no_wrap=True)
     for name in ("n A, B", "A", "B", "ratio B/A\n\\[95 % CI]", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for cell in cells:
-        key = [str(getattr(cell.row, name)) for name in shown]
-        table.add_row(*key, *_numbers(cell), _words(cell), style=_STYLES.get(cell.verdict, ""))
+    for cell, key in zip(cells, keys, strict=True):
+        words = [_short(key[name]) for name in shown]
+        table.add_row(*words, *_numbers(cell), _words(cell), style=_STYLES.get(cell.verdict, ""))
     return table
 
 
+def _short(text: str) -> str:
+    """A long balance by its ends and its number of partitions."""
+    parts = text.split("-")
+    if len(text) <= _LONG or not all(part.isdigit() for part in parts):
+        return text
+    return f"{'-'.join(parts[:3])}-...-{'-'.join(parts[-2:])} ({len(parts)})"
+
+
 def _numbers(cell: CellComparison) -> list[str]:
-    found = cell.comparison
-    if found is None:
+    found, sides = cell.comparison, (cell.reference_values, cell.values)
+    if not any(sides):
         return [""] * 5
+    medians = [f"{median(side):.4g}" if side else "" for side in sides]
     p_value = "" if cell.p_adjusted is None else f"{cell.p_adjusted:.3f}"
-    medians = [f"{median(side):.4g}" for side in (cell.reference_values, cell.values)]
-    return [f"{found.n_reference}, {found.n}", *medians, _interval(found.ratio), p_value]
+    return [f"{len(sides[0])}, {len(sides[1])}", *medians, _interval(found.ratio) if found else "", p_value]
 
 
 def _interval(ratio: Interval) -> str:
@@ -86,9 +138,10 @@ def _words(cell: CellComparison) -> str:
     return cell.verdict if cell.status == "ok" else f"{cell.status} in both"
 
 
-def _summary(cells: Sequence[CellComparison]) -> Text:
+def _summary(cells: Sequence[CellComparison], metric: str) -> Text:
     counts = Counter(cell.verdict for cell in cells)
-    text = Text(f"{len(cells)} cells: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.")
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    text = Text(f"{metric}, {len(cells)} cells: {words}.")
     if counts["too few repeats"]:
         tests = max(cells_tested(cells), 1)
         among = f" among the {tests} cells tested together" if tests > 1 else ""
@@ -96,12 +149,14 @@ def _summary(cells: Sequence[CellComparison]) -> Text:
     if whole := whole_shift(cells):
         ratio = _interval(whole.ratio).replace("\\", "")
         words = "geometric mean of ratios; permutation test within cells"
-        text.append(f"\nAll {whole.cells} measured cells together: ratio {ratio}, p = {whole.p_value:.4f} ({words}).")
-    return text.append(f"\n{_READING}\n", "dim")
+        said = "differs" if shifted(whole) else "no difference shown"
+        text.append(f"\nAll {whole.cells} measured cells together: ratio {ratio}, p = {whole.p_value:.4f} ({words}): ")
+        text.append(f"{said}.", "bold yellow" if shifted(whole) else "")
+    return text
 
 
 def _record(cell: CellComparison, metric: str) -> dict[str, Any]:
-    found, keys = cell.comparison, {name: getattr(cell.row, name) for name in CELL_KEYS}
+    found, keys = cell.comparison, {name: key_of(cell.row, name) for name in CELL_KEYS}
     record = {**dict.fromkeys(RECORD_COLUMNS), **keys, "profile": cell.row.profile, "metric": metric}
     record |= {"status_reference": cell.reference_status, "status_new": cell.status, "verdict": cell.verdict}
     if found is not None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
@@ -18,7 +18,10 @@ from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from models.table import format_arguments, model_spec, parse_arguments
 
-__all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "options", "read_balance"]
+__all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "each_valid", "options",
+           "read_balance"]  # fmt: skip
+
+T = TypeVar("T")
 
 
 class Section(BaseModel):
@@ -38,6 +41,23 @@ def options(settings: Mapping[str, str | int | bool]) -> list[str]:
         option = name.replace("_", "-")
         words += [f"--{'' if value else 'no-'}{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
     return words
+
+
+def each_valid(entries: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
+    """What ``read`` makes of each entry of a list.
+
+    Raises:
+        ValueError: of one or more of them; a line each.
+    """
+    found, problems = [], []
+    for entry in entries:
+        try:
+            found.append(read(entry))
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+    return found
 
 
 def read_balance(value: Any) -> Any:

@@ -24,6 +24,7 @@ _SMALL_GIB: Final = 0.25
 _SHARES: Final = {
     "busy": "utilization_fraction",
     "bubble": "bubble_fraction",
+    "ideal": "ideal_bubble",
     "imbal.": "imbalance_fraction",
     "copy": "copy_fraction",
     "recomp.": "recompute_fraction",
@@ -32,7 +33,7 @@ _STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", 
 _LOUD: Final = ("error", "oom", "skipped")
 _READING: Final = (
     "n repeats; median [bootstrapped 95 % interval, which spans all repeats when they are few]; * differs from the "
-    "baseline (Mann-Whitney, p <= 0.05, from 4 repeats on)."
+    "baseline (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline with free copies."
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from gpipe_bench.bench.cells import Cell, CellRun
 from gpipe_bench.bench.experiment import Experiment
@@ -29,6 +29,7 @@ from gpipe_bench.bench.settings import (
     Threads,
     Variant,
     Warmup,
+    each_valid,
     read_balance,
 )
 from gpipe_bench.bench.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
@@ -52,7 +53,7 @@ Repeats = Annotated[int, Field(strict=True, ge=1, description="runs of each cell
 def _balances(value: Any) -> Any:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"must be a list of balances like [53, 30-23], got {value!r}; give one per number of devices")
-    return tuple(read_balance(entry) for entry in value)
+    return tuple(each_valid(value, read_balance))
 
 
 Balances = Annotated[
@@ -73,6 +74,15 @@ class _Grid(Experiment):
     checkpoints: Modes = ("always", "except_last", "never")
     batch_size: FixedBatch = 256
     microbatch_size: FixedMicrobatch = 8
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_arguments(cls, data: Any) -> Any:
+        """A model of one's own choice has its own defaults, not the arguments that are the default here."""
+        if isinstance(data, dict) and "model_args" not in data:
+            default = cls.model_fields["model"].default
+            return {**data, "model_args": ""} if data.get("model", default) != default else data
+        return data
 
     def problems(self) -> Iterator[Problem]:
         """There is a series, and the batch can be cut into as many micro-batches as are asked for."""

@@ -25,7 +25,14 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 _PLAIN: Final = {
     "greater_than_equal": "must be at least {ge}, got {got}; raise it",
+    "greater_than": "must be more than {gt}, got {got}; raise it",
+    "less_than_equal": "must be at most {le}, got {got}; lower it",
     "less_than": "must be less than {lt}, got {got}; lower it",
+    "tuple_type": "must be a list, got {got}; write it in brackets",
+    "too_short": "must have at least {min_length} entry, got {got}; add one",
+    "dict_type": "must be sections with names of your own, got {got}; write them below it, indented",
+    "float_type": "must be a number, got {got}; write it without quotes",
+    "float_parsing": "must be a number, got {got}; write it without quotes",
     "int_type": "must be a whole number, got {got}; write it without quotes or decimals",
     "bool_type": "must be true or false, got {got}; write one of them without quotes",
     "string_type": "must be text, got {got}; put it in quotes",
@@ -46,19 +53,22 @@ def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Pat
         ConfigError: one or more settings are wrong; carries all problems.
     """
     left = deepcopy(dict(data))
-    wrong: dict[Path, str] = {}
+    wrong: dict[Path, list[str]] = {}
     while True:
         try:
             made = kind.model_validate(left)
             break
         except ValidationError as error:
-            for item in error.errors():
+            for item in filter(_own_mistake, error.errors()):
                 path = _field_path(item["loc"])
-                wrong.setdefault(path, f"{name(path)} {_rule(kind, path, item)}")
+                said = wrong.setdefault(path, [])
+                # A list may have several wrong entries.
+                rules = [f"{name(path)} {rule}" for rule in _rule(kind, path, item).splitlines()]
+                said += [line for line in rules if line not in said]
                 _remove(left, path)
             if any(item["type"] == "missing" for item in error.errors()):
-                raise ConfigError(list(wrong.values())) from error
-    lines = list(wrong.values())
+                raise ConfigError([line for said in wrong.values() for line in said]) from error
+    lines = [line for said in wrong.values() for line in said]
     for section_path, section in _sections(made):
         for problem in section.problems():
             paths = [(*section_path, field) for field in problem.fields]
@@ -67,6 +77,11 @@ def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Pat
     if lines:
         raise ConfigError(lines)
     return made
+
+
+def _own_mistake(item: ErrorDetails) -> bool:
+    """Whether an error is not only that of a list whose entries are wrong, which counts as too short without them."""
+    return item["type"] != "too_short" or len(item["input"]) < item["ctx"]["min_length"]
 
 
 def _field_path(loc: Sequence[int | str]) -> Path:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from gpipe_bench.bench.settings import each_valid
 from gpipe_bench.components import PUBLISHED, Components
 from models.arguments import nearest
 
@@ -30,7 +31,7 @@ def _variants(value: Any) -> Any:
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or not words:
         raise ValueError(f"must be a list of variants, got {value!r}; write published, factorial or labels")
-    return tuple(_canonical(word) for word in words)
+    return tuple(each_valid(words, _canonical))
 
 
 def _canonical(word: Any) -> str:

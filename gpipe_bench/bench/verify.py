@@ -18,7 +18,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 
 __all__ = ["AGAINST", "CHECK_COLUMNS", "Check", "Tolerance", "checks_of_claims", "checks_of_predictions",
-           "checks_of_rows", "judge", "read_tolerances"]  # fmt: skip
+           "checks_of_rows", "judge", "missing_cells", "read_tolerances"]  # fmt: skip
 
 AGAINST: Final = ("published", "reference", "claim")
 """What a number is held to: print, a committed row of the same cell, or a promise of the engine."""
@@ -58,7 +58,21 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One number and what it is held to; ``None`` is a cell that ran out of memory."""
+    """One number and what it is held to.
+
+    Attributes:
+        against: one of :data:`AGAINST`.
+        table: name of the table.
+        cell: name of the cell.
+        metric: the column; empty for a cell that is missing as a whole.
+        expected: the number that it is held to; None where there is none, see ``expected_status``.
+        got: the number; None where there is none, see ``status``.
+        tolerance: the largest error that is allowed.
+        verdict: ``ok``, ``OUTSIDE``, ``not required``; of a missing cell ``MISSING`` or ``left out``.
+        reason: of the tolerance.
+        expected_status: why there is no number to be held to, such as ``oom``; ``ok`` where nothing is said.
+        status: the same of the number itself.
+    """
 
     against: str
     table: str
@@ -69,10 +83,12 @@ class Check:
     tolerance: float = math.nan
     verdict: str = ""
     reason: str = ""
+    expected_status: str = "ok"
+    status: str = "ok"
 
     @property
     def error(self) -> float:
-        """Relative difference, absolute where zero is expected; 0 where both ran out of memory, else infinite."""
+        """Relative difference, absolute where zero is expected; 0 where both have no number, infinite where one has."""
         if self.expected is None or self.got is None:
             return 0.0 if self.expected is self.got else math.inf
         difference = abs(self.got - self.expected)
@@ -80,7 +96,9 @@ class Check:
 
     def line(self) -> str:
         """The check in a line."""
-        expected, got = ("oom" if value is None else f"{value:.6g}" for value in (self.expected, self.got))
+        if self.verdict in ("MISSING", "left out"):
+            return f"{self.verdict}: {self.table} {self.cell}: a cell of the {self.against} that is not here"
+        expected, got = _said(self.expected, self.expected_status), _said(self.got, self.status)
         off = f"off by {self.error:.3g}, allowed {self.tolerance:.3g}"
         return f"{self.verdict}: {self.table} {self.cell} {self.metric}: {got}, {self.against} {expected}, {off}"
 
@@ -114,24 +132,36 @@ def checks_of_predictions(path: Path) -> Iterator[Check]:
     """Every published cell and its simulated value, from the table that the predictions wrote."""
     for line in _read(path, ("table", "experiment", "metric", "published", "simulated")):
         expected, got = (float(line[name]) if line[name] else None for name in ("published", "simulated"))
-        yield Check("published", line["table"], line["experiment"], line["metric"], expected, got)
+        # Print leaves a cell empty that ran out of memory; a prediction is empty for that reason where print is.
+        printed = "oom" if expected is None else "ok"
+        status = "oom" if got is None and expected is None else "ok"
+        place = line["table"], line["experiment"], line["metric"]
+        yield Check("published", *place, expected, got, expected_status=printed, status=status)
 
 
 def checks_of_rows(table: str, rows: Iterable[Row], reference: Iterable[Row]) -> Iterator[Check]:
-    """Every value of every simulated reference row, and the same cell's here; a cell that is not here is left out.
-
-    Settings may have changed on purpose; whether all reference cells are covered is counted by the caller.
-    """
+    """Every value of every simulated reference row, and the same cell's here; :func:`missing_cells` has the others."""
     here = {_key(row): row for row in rows if row.evidence == "simulated"}
     for old in reference:
         new = here.get(_key(old))
         if old.evidence != "simulated" or new is None:
             continue
-        name = f"n{old.partitions}-m{old.chunks}-b{old.batch_size}-{old.checkpoint}-{old.variant}"
         for metric in _METRICS:
             expected, got = getattr(old, metric), getattr(new, metric)
             if expected is not None or got is not None:
-                yield Check("reference", table, name, metric, expected, got)
+                check = Check("reference", table, _name(old), metric, expected, got)
+                yield replace(check, expected_status=old.status, status=new.status)
+
+
+def missing_cells(
+    table: str, rows: Iterable[Row], reference: Iterable[Row], *, allowed: bool = False
+) -> Iterator[Check]:
+    """The simulated reference cells that are not here, each once, as ``MISSING``, or where allowed as ``left out``."""
+    here = {_key(row) for row in rows if row.evidence == "simulated"}
+    for key, old in {_key(row): row for row in reference if row.evidence == "simulated"}.items():
+        if key not in here:
+            verdict = "left out" if allowed else "MISSING"
+            yield Check("reference", table, _name(old), "", None, None, tolerance=0.0, verdict=verdict)
 
 
 def checks_of_claims(path: Path) -> Iterator[Check]:
@@ -144,13 +174,16 @@ def checks_of_claims(path: Path) -> Iterator[Check]:
 
 
 def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Check]:
-    """The checks with their verdicts: ``ok``, ``OUTSIDE``, or ``not required``.
+    """The checks with their verdicts: ``ok``, ``OUTSIDE``, or ``not required``; those that have one keep it.
 
     Raises:
         ConfigError: no tolerance fits some of them; one line for each kind.
     """
     judged, unknown = [], {}
     for check in checks:
+        if check.verdict:
+            judged.append(check)
+            continue
         tolerance = next((one for one in tolerances if one.fits(check)), None)
         if tolerance is None:
             kind = f"{check.against}, {check.table}, {check.metric}"
@@ -177,6 +210,17 @@ def _limit(text: str) -> float | None:
     except ValueError:
         return None
     return limit if limit >= 0 else None
+
+
+def _said(value: float | None, status: str) -> str:
+    """A number in words; of one that is not there, why."""
+    if value is None:
+        return "no value" if status == "ok" else status
+    return f"{value:.6g}"
+
+
+def _name(row: Row) -> str:
+    return f"n{row.partitions}-m{row.chunks}-b{row.batch_size}-{row.checkpoint}-{row.variant}"
 
 
 def _key(row: Row) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpipe_bench.bench.cells import CellRun
 from gpipe_bench.bench.config import SuiteConfig, load_config, parse_config
+from gpipe_bench.bench.experiment import Experiment
 from gpipe_bench.bench.machine import find_machine
 from gpipe_bench.bench.simulated_cells import SimulatedCell
 from gpipe_bench.bench.simulation_groups import SimulationGroup, group_cells
@@ -37,6 +38,7 @@ class Plan:
         groups: the jobs that simulate them.
         tables: the published tables that each experiment simulates.
         training: settings of each workload of the transparency experiment, and its seeds.
+        parts: experiments that do not ask for all simulations of the defaults, which the reference results hold.
         margin: accuracies that differ by less count as equivalent.
         racing: options of ``peers run``.
         racing_gpus: the accelerators that the race needs.
@@ -47,6 +49,7 @@ class Plan:
     groups: list[SimulationGroup] = field(default_factory=list)
     tables: dict[str, Sequence[str]] = field(default_factory=dict)
     training: dict[str, tuple[list[str], int]] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
     margin: float = 0.0
     racing: list[str] = field(default_factory=list)
     racing_gpus: int = 0
@@ -118,6 +121,11 @@ class Plan:
         known = {path.stem for path in reference_tables() if path.parent.parent.name == "simulated"}
         return [name for name in self.runs if name in known]
 
+    @property
+    def allowed_parts(self) -> list[str]:
+        """Options of ``verify``: the tables that may lack cells of the reference."""
+        return [word for name in self.verified if name in self.parts for word in ("--part", name)]
+
     def published(self, experiment: str, evidence: str = "measured") -> list[str]:
         """The published variants among those of an experiment, in the order of publication.
 
@@ -163,7 +171,20 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         group_cells(asked),
         {name: experiment.tables() for name, experiment in experiments.items()},
         suite.transparency.training(),
+        _parts(experiments),
         suite.transparency.margin,
         ["--device", machine.device, *suite.peers.changes()],
         0 if machine.device == "cpu" else machine.count,
     )
+
+
+def _parts(experiments: Mapping[str, Experiment]) -> list[str]:
+    """The experiments in which a simulation of the default configuration is missing."""
+    found = []
+    for name, default in SuiteConfig().experiments().items():
+        own = experiments.get(name)
+        if own is not None and own != default:
+            cells, tables = {cell.id for cell in own.simulations()}, set(own.tables())
+            if not {cell.id for cell in default.simulations()} <= cells or not set(default.tables()) <= tables:
+                found.append(name)
+    return found

@@ -75,10 +75,16 @@ def advise(
 def _print(advice: Advice) -> None:
     from rich.console import Console
 
+    from models.table import format_arguments, parse_arguments
+
     console = Console(highlight=False, width=_WIDTH)
     best, request = advice.best, advice.request
-    what = f"{request.model} ({request.model_args or 'as published'}), batch {request.batch_size}"
+    arguments = format_arguments(parse_arguments(request.model, request.model_args))
+    what = f"{request.model} ({arguments or 'no arguments'}), batch {request.batch_size}"
     console.print(f"{what}; simulated on up to {request.devices} x {request.profile}, {advice.limit_gib:.1f} GiB each")
+    if request.memory_limit_gib > advice.limit_gib:
+        asked = f"--memory-limit-gib {request.memory_limit_gib:g} is more than a {request.profile} has for tensors"
+        console.print(f"{asked}: {advice.limit_gib:.1f} GiB hold", style="yellow")
     if best is None:
         console.print("nothing fits the memory; the least that was asked for:")
         reasons = [result.row.reason for result in advice.results if result.row.reason]

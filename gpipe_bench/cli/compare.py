@@ -8,70 +8,123 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
-    from gpipe_bench.rows import Row
+    from collections.abc import Sequence
+
+    from gpipe_bench.bench.compare import AnyRow, CellComparison
 
 __all__ = ["compare"]
 
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
 
 
+_Metric = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Column to compare; repeat for several.  [default: of measured rows the throughput, host time of tiny "
+        "layers in the race; of others all columns of values]"
+    ),
+]
+_Across = Annotated[
+    list[str] | None, typer.Option(help="Column in which the two sides of a cell may differ, such as evidence.")
+]
+_Check = Annotated[
+    bool, typer.Option("--check", help="Exit with status 1 where a cell differs, or all measured ones together.")
+]
+
+
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Reference: a table of rows, or a folder of such tables.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="What is compared with it: a table or a folder.")],
     *,
-    metric: Annotated[list[str] | None, typer.Option(help="Column to compare; repeat for several.")] = None,
-    across: Annotated[
-        list[str] | None, typer.Option(help="Column in which the two sides of a cell may differ, such as evidence.")
-    ] = None,
+    metric: _Metric = None,
+    across: _Across = None,
     out: Annotated[Path | None, typer.Option(help="CSV file for all comparisons, a line per cell and metric.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with status 1 where a cell differs.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every cell, not only those that differ.")] = False,
+    check: _Check = False,
 ) -> None:
     """Tell whether two result sets differ, cell by cell, with ratio, 95 % interval, test and verdict.
 
     Cells are the same when model, variant and setting are; machine and versions may differ. P-values are adjusted
-    for the number of measured cells, and a cell with too few repeats for that says how many it needs.
+    for the number of measured cells, and a cell with too few repeats for that says how many it needs. One more test
+    asks all measured cells together. Where nothing differs, each of the two finds something once in twenty times.
     """
     from rich.console import Console
 
-    from gpipe_bench.bench.compare import compare_rows, distinct_rows
-    from gpipe_bench.bench.compare_table import RECORD_COLUMNS, comparison_records, comparison_view
+    from gpipe_bench.bench.compare import distinct_rows
+    from gpipe_bench.bench.compare_table import (
+        RECORD_COLUMNS,
+        comparison_records,
+        comparison_view,
+        differ,
+        verdict_view,
+    )
     from gpipe_bench.bench.files import write_files
     from gpipe_bench.bench.tables import csv_text
-    from gpipe_bench.errors import ConfigError
 
-    old, new = distinct_rows(_rows(a)), distinct_rows(_rows(b))
+    compared = _compared(distinct_rows(_rows(b)), distinct_rows(_rows(a)), metric, tuple(across or ()))
     console = Console(highlight=False)
     if not console.is_terminal or console.width < 120:
         console = Console(highlight=False, width=150)
-    records, alike = [], True
-    for name in metric or ["throughput_samples_per_s"]:
-        try:
-            cells = compare_rows(new, old, name, across=tuple(across or ()))
-        except ValueError as error:
-            raise ConfigError([str(error)]) from error
-        console.print(comparison_view(cells, name))
-        records += comparison_records(cells, name)
-        alike = alike and all(cell.alike for cell in cells)
+    for name, cells in compared.items():
+        console.print(comparison_view(cells, name, every=every))
+    console.print(verdict_view(compared))
     if out:
+        records = [record for name, cells in compared.items() for record in comparison_records(cells, name)]
         write_files({out: csv_text(RECORD_COLUMNS, records)})
         typer.echo(f"wrote {out}")
-    if check and not alike:
+    if check and differ(compared):
         raise typer.Exit(1)
 
 
-def _rows(place: Path) -> list[Row]:
+def _compared(
+    new: Sequence[AnyRow], old: Sequence[AnyRow], metric: list[str] | None, across: tuple[str, ...]
+) -> dict[str, list[CellComparison]]:
+    """The cells by metric; of those that are compared by default, the metrics that some row has."""
+    from gpipe_bench.bench.compare import METRICS, compare_rows
+    from gpipe_bench.errors import ConfigError
+
+    compared = {}
+    for name in metric or METRICS:
+        sides = [rows if metric else _usual(rows, name, throughput_alone=bool(across)) for rows in (new, old)]
+        if any(sides) or name == METRICS[0]:
+            try:
+                compared[name] = compare_rows(sides[0], sides[1], name, across=across)
+            except ValueError as error:
+                raise ConfigError([str(error)]) from error
+    return compared
+
+
+def _usual(rows: Sequence[AnyRow], metric: str, *, throughput_alone: bool) -> list[AnyRow]:
+    """The rows of which a metric is compared where none was asked for.
+
+    Different kinds of evidence do not give the same columns: across them, throughput is what both have.
+    """
+    from gpipe_bench.bench.compare import METRICS, usual_metrics
+
+    if throughput_alone and metric != METRICS[0]:
+        return []
+    return [row for row in rows if metric in usual_metrics(row)]
+
+
+def _rows(place: Path) -> list[AnyRow]:
     """The rows of a table, or of all tables of rows in a folder; of those below it where it has none itself."""
     from gpipe_bench.errors import ConfigError
-    from gpipe_bench.figures.tables import read_rows
 
     if not place.is_dir():
-        return read_rows(place, _NEEDED)
+        return _read(place)
     paths = _tables(sorted(place.glob("*.csv"))) or _tables(sorted(place.rglob("*.csv")))
     if not paths:
         raise ConfigError(
             [f"folder must hold tables of rows, got none in {place}; name <experiment>.csv or its folder"]
         )
-    return [row for path in paths for row in read_rows(path, _NEEDED)]
+    return [row for path in paths for row in _read(path)]
+
+
+def _read(path: Path) -> list[AnyRow]:
+    """The rows of a table, those of the race of peers with their contenders."""
+    from gpipe_bench.figures.tables import is_race, read_peers, read_rows
+
+    return [*read_peers(path)] if is_race(path) else [*read_rows(path, _NEEDED)]
 
 
 def _tables(paths: list[Path]) -> list[Path]:

@@ -15,17 +15,21 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import EVIDENCE, Row
+from gpipe_bench.peer_rows import PeerRow
+from gpipe_bench.rows import EVIDENCE, Record, Row
 from gpipe_bench.timeline import KINDS, TimelineEvent
 
-__all__ = ["RecordedEvent", "nearest", "read_events", "read_rows"]
+__all__ = ["RecordedEvent", "is_race", "nearest", "read_events", "read_peers", "read_rows"]
 
 _SHOWN_PROBLEMS: Final = 5
 _EVENT_KEYS: Final = ("cell", "variant", "repeat", "evidence")
 _STREAMS: Final = ("compute", "copy")
 _TRUTH: Final = {"true": True, "false": False, "1": True, "0": False}
 
+_PEER_KEYS: Final = ("evidence", "workload", "contender", "model", "variant", "partitions", "chunks", "checkpoint")
+
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,37 @@ def read_rows(path: Path, needed: Sequence[str]) -> list[Row]:
     Raises:
         ConfigError: the file is absent, empty or has no such columns, or some values do not fit the schema.
     """
-    types = {column.name: str(column.type) for column in fields(Row)}
+    return _read(path, needed, _parser(Row))
 
-    def parse(record: dict[str, str]) -> Row:
+
+def read_peers(path: Path) -> list[PeerRow]:
+    """The rows of a table of the race of peers.
+
+    Raises:
+        ConfigError: as :func:`read_rows`.
+    """
+    return _read(path, (*_PEER_KEYS, "status", "throughput_samples_per_s", "host_time_per_cell_us"), _parser(PeerRow))
+
+
+def is_race(path: Path) -> bool:
+    """Whether a table is one of the race of peers: most of its columns are those of other rows, contenders are not."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
+    return {"contender", "workload"} <= set(header)
+
+
+def _parser(kind: type[R]) -> Callable[[dict[str, str]], R]:
+    """What reads a line of a table of rows of this kind."""
+    types = {column.name: str(column.type) for column in fields(kind)}
+
+    def parse(record: dict[str, str]) -> R:
         known = {name: _parse(name, types[name], text) for name, text in record.items() if name in types}
-        return Row(**{name: value for name, value in known.items() if value is not None})
+        return kind(**{name: value for name, value in known.items() if value is not None})
 
-    return _read(path, needed, parse)
+    return parse
 
 
 def read_events(path: Path) -> list[RecordedEvent]:

@@ -204,7 +204,7 @@ def _add_differences(page: Page, title: str, records: Sequence[Record]) -> None:
 
     def body(frame: Frame) -> None:
         frame.text(0.06, 0.02, title, fontweight="bold")
-        axes = frame.axes(1.22, WIDTH_IN - 1.22 - 0.66, 0.18, height)
+        axes = frame.axes(1.22, WIDTH_IN - 1.22 - 0.9, 0.18, height)
         margin = float(records[0]["margin"])
         axes.axvspan(-margin, margin, color="#E8E8E8", linewidth=0)
         axes.axvline(0, color=INK, linewidth=0.4)

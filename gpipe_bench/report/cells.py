@@ -29,6 +29,7 @@ _METRICS: Final = {
     "peak_reserved_gib": ("reserved GiB", 1.0),
     "utilization_fraction": ("busy %", 100.0),
     "bubble_fraction": ("bubble %", 100.0),
+    "ideal_bubble": ("ideal bubble %", 100.0),
     "imbalance_fraction": ("imbalance %", 100.0),
     "copy_fraction": ("copy %", 100.0),
     "recompute_fraction": ("recompute %", 100.0),
@@ -103,9 +104,11 @@ def _value_columns(rows: Sequence[Row], printed: Mapping[tuple[object, ...], Row
         columns.append(("n", _count))
     others = [printed.get(_setting(row)) for row in rows] if rows[0].evidence != "published" else []
     for name, (words, _) in _METRICS.items():
-        if any(getattr(row, name) is not None for row in rows):
+        # The ideal stands beside a bubble that was found.
+        source = "bubble_fraction" if name == "ideal_bubble" else name
+        if any(getattr(row, source) is not None for row in rows):
             columns.append((words, partial(_metric, name=name)))
-            if any(other is not None and getattr(other, name) is not None for other in others):
+            if any(other is not None and getattr(other, source) is not None for other in others):
                 columns.append(("vs print", partial(_error, name=name, printed=printed)))
     return columns
 

@@ -16,9 +16,11 @@ from markupsafe import Markup
 from gpipe_bench import __version__
 from gpipe_bench.errors import ConfigError, OutputError
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, WIDTH_IN
-from gpipe_bench.figures.tables import read_events, read_rows
+from gpipe_bench.figures.tables import is_race, read_events, read_peers, read_rows
+from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.captions import caption
 from gpipe_bench.report.cells import cell_tables
+from gpipe_bench.report.peers import peer_tables
 from gpipe_bench.report.provenance import Origin, origin
 from gpipe_bench.report.tables import PageTable, plain_table
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
@@ -77,17 +79,22 @@ def write_report(results: Path, figures: Path, captions: Path, out: Path) -> Pat
         raise ConfigError(
             [f"folders must hold tables or figures, got none in {results} and {figures}; run an experiment first"]
         )
-    rows = {path: read_rows(path, _NEEDED) for path in tables if _is_rows(path)}
+    raced = {path: read_peers(path) for path in tables if is_race(path) and _is_rows(path)}
+    rows = {path: read_rows(path, _NEEDED) for path in tables if path not in raced and _is_rows(path)}
     sections: dict[str, Section] = {}
     for path in tables:
-        found = cell_tables(rows[path]) if path in rows else [plain_table(path)]
-        _section(sections, path.stem, [other.stem for other in tables]).tables += found
+        section = _section(sections, path.stem, [other.stem for other in tables])
+        if path in raced:
+            section.tables += peer_tables(raced[path])
+        else:
+            section.tables += cell_tables(rows[path]) if path in rows else [plain_table(path)]
     for path in images:
         section = _section(sections, path.stem, [other.stem for other in tables])
         words = caption(captions, path.stem, section.name, str(results / f"{section.name}.csv"))
         section.figures.append(PageFigure(path.stem, _data_uri(path), _width_pt(path), words))
     ordered = sorted(sections.values(), key=_order)
-    text = _render(ordered, _timelines(rows), [origin(path, results) for path in tables], _counts(rows.values()))
+    counts = _counts([*rows.values(), *raced.values()])
+    text = _render(ordered, _timelines(rows), [origin(path, results) for path in tables], counts)
     return _write(out, text)
 
 
@@ -121,7 +128,7 @@ def _timelines(rows: Mapping[Path, Sequence[Row]]) -> list[dict[str, Any]]:
     return sets
 
 
-def _counts(tables: Iterable[Sequence[Row]]) -> dict[str, int]:
+def _counts(tables: Iterable[Sequence[Row | PeerRow]]) -> dict[str, int]:
     """How many rows there are of each kind of evidence."""
     found = [row.evidence for rows in tables for row in rows]
     return {name: found.count(name) for name in EVIDENCE_COLOURS if name in found}

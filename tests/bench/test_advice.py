@@ -105,6 +105,8 @@ def test_the_command_prints_the_recommendation_and_writes_table_and_figure(tmp_p
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert "recommended: " in printed
+    assert "unet (depth=1;B=1;C=8;size=16;in=3;out=1;dropout=0.1), batch 4" in printed
+    assert "published" not in printed
     assert "samples/s simulated" in printed
     assert all((tmp_path / f"advice.{suffix}").stat().st_size for suffix in ("csv", "svg", "pdf", "png"))
 
@@ -115,6 +117,22 @@ def test_nothing_fits_is_exit_status_1(capsys):
         main(["advise", *words])
     assert ended.value.code == 1
     assert "nothing fits the memory" in capsys.readouterr().out
+
+
+def test_a_limit_above_the_device_is_said(capsys):
+    words = ["--model-args", SMALL["model_args"], "--devices", "1", "--batch-size", "2"]
+    for limit, said in (("1000", True), ("20", False)):
+        with pytest.raises(SystemExit):
+            main(["advise", *words, "--memory-limit-gib", limit])
+        printed = capsys.readouterr().out
+        assert (f"--memory-limit-gib {limit} is more than a p40 has for tensors: 22.0 GiB hold" in printed) == said
+
+
+def test_too_many_devices_are_refused_in_plain_words(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", "--devices", "1000"])
+    assert ended.value.code == 2
+    assert "--devices must be at most 64, got 1000; lower it" in capsys.readouterr().err
 
 
 def test_a_figure_needs_rows(capsys):

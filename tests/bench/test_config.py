@@ -178,3 +178,15 @@ def test_the_schema_accepts_the_default_file_and_refuses_wrong_ones():
     assert json.loads(json_schema_text()) == schema
     for wrong in ({"devce": "cpu"}, {"device": "tpu"}, {"ablation": {"cpu": {"chunks": 0}}}, {"ablation": None}):
         assert not validator.is_valid(wrong)
+
+
+def test_a_gpu_is_meant_to_be_cuda():
+    with pytest.raises(ConfigError, match="device must be one of auto, cpu, cuda, got 'gpu'; use 'cuda'"):
+        parse_config({"device": "gpu"})
+
+
+def test_both_kinds_of_steps_of_a_training_are_held_to_the_images():
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"transparency": {"amoebanet": {"steps": 1000, "exact_steps": 2000}}})
+    assert [text.partition(" must")[0].rpartition(".")[2] for text in caught.value.problems] == ["steps", "exact_steps"]
+    assert ["got 1000" in caught.value.problems[0], "got 2000" in caught.value.problems[1]] == [True, True]

@@ -41,7 +41,7 @@ def test_a_line_has_repeats_medians_intervals_memory_and_shares():
     assert ratio == 2
     assert words == [
         *("dep-x-x", "measured", "4", "23.0", "[20.0,", "26.0]", "2.00", f"[{low:.2f},", f"{high:.2f}]*"),
-        *("128.0", "50%", "25%", "25%", "0%", "12%", "ok"),
+        *("128.0", "50%", "25%", "33%", "25%", "0%", "12%", "ok"),
     ]
 
 

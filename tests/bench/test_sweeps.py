@@ -8,6 +8,7 @@ from gpipe_bench.bench.config import SuiteConfig, load_config, parse_config
 from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.sweeps import CudaSweep, SimulatedSweep
 from gpipe_bench.errors import ConfigError
+from models.table import format_arguments, parse_arguments
 
 CPU = Machine("cpu", 1)
 SMALL = {"model_args": "depth=1;B=1;C=2;size=4", "partitions": [1, 2], "chunks": [1, 2, 4], "checkpoints": ["always"]}
@@ -118,3 +119,44 @@ def test_a_balance_that_does_not_fit_the_model():
     found = problems({"sweep": {"measured": {"cpu": {"balances": [53, "3-4"]}}}})
     (problem,) = found
     assert problem.startswith("a.yaml: sweep.measured.cpu.balances must sum to the 53 layers of unet, got 3-4, which")
+
+
+def test_every_bad_entry_of_a_list_is_named():
+    found = problems({"sweep": {"simulated": {"mine": {"chunks": [0, -1, 4.5, "a", 2]}}}})
+    assert found == tuple(
+        f"a.yaml: sweep.simulated.mine.chunks {text}"
+        for text in (
+            "must be at least 1, got 0; raise it",
+            "must be at least 1, got -1; raise it",
+            "must be a whole number, got 4.5; write it without quotes or decimals",
+            "must be a whole number, got 'a'; write it without quotes or decimals",
+        )
+    )
+
+
+def test_every_bad_balance_and_variant_is_named():
+    found = problems({"sweep": {"measured": {"cpu": {"balances": ["x", 53, "1-y"]}}}})
+    assert [text.partition("got ")[2].split(";")[0] for text in found] == ["'x'", "'1-y'"]
+    found = problems({"ablation": {"cpu": {"variants": ["dep-str-xx", "published", "basline"]}}})
+    assert [text.rpartition("; ")[2] for text in found] == ["use 'dep-str-x'", "use 'baseline'"]
+
+
+def test_a_number_where_a_list_belongs():
+    (found,) = problems({"sweep": {"simulated": {"mine": {"chunks": 4}}}})
+    assert found == "a.yaml: sweep.simulated.mine.chunks must be a list, got 4; write it in brackets"
+    (found,) = problems({"sweep": {"simulated": {"mine": {"chunks": []}}}})
+    assert found == "a.yaml: sweep.simulated.mine.chunks must have at least 1 entry, got []; add one"
+
+
+@pytest.mark.parametrize("model", ["unet", "amoebanet-d", "vit"])
+def test_the_shortest_sweep_takes_the_arguments_of_its_model(model):
+    config = parse_config({"sweep": {"simulated": {"mine": {"model": model, "partitions": [1, 2]}}}})
+    cells = config.experiment("sweep_mine").simulations()
+    expected = format_arguments(parse_arguments(model, ""))
+    assert {cell.settings()["model_args"] for cell in cells} == {expected}
+
+
+def test_the_arguments_that_are_given_hold():
+    mine = {"model": "vit", "model_args": "L=4;D=64", "partitions": [2], "batch_size": 128}
+    config = parse_config({"sweep": {"simulated": {"mine": mine}}})
+    assert config.sweep.simulated["mine"].model_args == "L=4;D=64"

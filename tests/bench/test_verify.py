@@ -15,6 +15,7 @@ from gpipe_bench.bench.verify import (
     checks_of_predictions,
     checks_of_rows,
     judge,
+    missing_cells,
     read_tolerances,
 )
 from gpipe_bench.cli import main
@@ -82,6 +83,24 @@ def test_rows_are_compared_with_those_of_the_same_cell():
     assert "sweep n2-m2-b4-except_last-dep-x-ptl throughput_samples_per_s: 9, reference 10" in outside[0].line()
 
 
+def test_a_reference_cell_that_is_not_here_is_missing():
+    reference = [ROW, replace(ROW, chunks=64), replace(ROW, evidence="measured", chunks=32)]
+    (missing,) = missing_cells("sweep", [ROW], reference)
+    assert (missing.verdict, missing.cell) == ("MISSING", "n2-m64-b4-except_last-dep-x-ptl")
+    assert judge([missing], []) == [missing]
+    assert missing.line() == f"MISSING: sweep {missing.cell}: a cell of the reference that is not here"
+    (allowed,) = missing_cells("sweep", [ROW], reference, allowed=True)
+    assert allowed.verdict == "left out"
+
+
+def test_a_blank_says_why_it_is_blank():
+    failed = replace(ROW, status="oom", reason="memory", throughput_samples_per_s=None)
+    blank = replace(ROW, throughput_samples_per_s=None)
+    for new, word in ((failed, "oom"), (blank, "no value")):
+        (found,) = [c for c in checks_of_rows("sweep", [new], [ROW]) if c.metric == "throughput_samples_per_s"]
+        assert f": {word}, reference 10, off by inf" in found.line()
+
+
 def test_claims_are_their_largest_end(tmp_path):
     path = tmp_path / "verdict.csv"
     columns = ("model", "precision", "normalisation", "checkpoint", "deferred_batch_norm", "quantity")
@@ -97,6 +116,10 @@ def test_an_empty_published_cell_ran_out_of_memory(tmp_path):
     path.write_text(PREDICTIONS + "memory,baseline,peak_reserved_gib,,2.5,,predicted\n")
     (found,) = checks_of_predictions(path)
     assert (found.expected, found.got) == (None, 2.5)
+    assert ": 2.5, published oom, off by inf" in found.line()
+    path.write_text(PREDICTIONS + "memory,baseline,peak_reserved_gib,2.5,,,predicted\n")
+    (found,) = checks_of_predictions(path)
+    assert ": no value, published 2.5, off by inf" in found.line()
 
 
 def test_the_reference_predictions_are_inside_the_tolerances():
@@ -123,3 +146,28 @@ def test_the_command_fails_and_names_the_cell(tmp_path, capsys):
     with (tmp_path / "v.csv").open() as file:
         verdicts = [line["verdict"] for line in csv.DictReader(file)]
     assert sorted(set(verdicts)) == ["OUTSIDE", "ok"]
+
+
+def test_the_command_fails_where_cells_are_missing_unless_a_part_is_allowed(tmp_path, capsys):
+    reference = tmp_path / "reference" / "simulated" / "p40"
+    reference.mkdir(parents=True)
+    cells = [replace(ROW, chunks=m) for m in range(1, 10)]
+    for folder, rows in ((reference, cells), (tmp_path, cells[:2])):
+        (folder / "sweep.csv").write_text(csv_text(Row.columns(), [row.to_dict() for row in rows]))
+    (tmp_path / "t.csv").write_text(HEAD + "reference,*,*,*,0,\n")
+    places = {"--tolerances": "t.csv", "--out": "v.csv", "--reference": "reference"}
+    words = ["verify", *(w for name, place in places.items() for w in (name, str(tmp_path / place)))]
+
+    def status(*more):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, str(tmp_path / "sweep.csv"), *more])
+        return ended.value.code
+
+    assert status() == 1
+    printed = capsys.readouterr().err
+    assert printed.count("MISSING: sweep n2-m") == 5
+    assert "and 2 more cells of sweep that are not here" in printed
+    assert "7 MISSING, 16 ok" in printed
+    assert status("--part", "other") == 1
+    assert status("--part", "sweep") == 0
+    assert "7 left out, 16 ok" in capsys.readouterr().out

@@ -74,3 +74,14 @@ def test_planning_is_quick_enough_to_be_done_at_every_start(plan):
     before = simulated_cells._read.cache_info().misses
     make_plan({"device": "cpu"}, [])
     assert simulated_cells._read.cache_info().misses == before
+
+
+def test_only_what_was_changed_may_lack_cells_of_the_reference(plan):
+    assert plan.verified
+    assert plan.allowed_parts == []
+    changes = {"sweep": {"simulated": {"unet": {"chunks": [1, 2]}}}, "speed": {"simulated_tables": ["unet-speed"]}}
+    less = make_plan({"device": "cpu", **changes}, [])
+    assert sorted(less.allowed_parts[1::2]) == ["speed", "sweep_unet"]
+    assert set(less.allowed_parts[::2]) == {"--part"}
+    more = {"sweep": {"simulated": {"unet": {"chunks": [1, 2, 3, 4, 8, 16, 32, 128]}}}}
+    assert make_plan({"device": "cpu", **more}, []).allowed_parts == []

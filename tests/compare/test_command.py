@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from gpipe_bench.bench.collect import write_tables
+from gpipe_bench.bench.tables import csv_text
 from gpipe_bench.cli import main
+from gpipe_bench.rows import Row
 from tests.bench.cells_of import ok_result
 
 
-def folder(path, scale=1.0, variants=("baseline",)):
-    results = [ok_result(name, n, scale * (10 + n / 10)) for name in variants for n in range(4)]
+def folder(path, scale=1.0, variants=("baseline",), repeats=4):
+    results = [ok_result(name, n, scale * (10 + n / 10)) for name in variants for n in range(repeats)]
     write_tables(results, "ablation", path / "ablation.csv")
     return path
 
@@ -35,11 +37,66 @@ def test_folders_are_compared_by_their_tables_of_rows(sides, capsys):
     assert "2.000 [" in text
     assert "1 cells: 1 differs." in text
     assert "All 1 measured cells together: ratio 2.000" in text
+    assert "Verdict: the two sets differ: 1 differs" in text
 
 
 def test_files_are_compared(sides, capsys):
     assert call(sides[0] / "ablation.csv", sides[0] / "ablation.csv") == 0
-    assert "no difference shown" in capsys.readouterr().out
+    assert "Verdict: no difference shown." in capsys.readouterr().out
+
+
+def test_few_repeats_of_many_cells_fail_the_check_together(tmp_path, capsys):
+    """No cell has repeats enough, all of them are halved."""
+    names = ("baseline", "dep-x-x", "dep-x-ptl", "x-x-ptl", "x-x-x-x-x", "dep-x-x-x-x")
+    sides = [folder(tmp_path / name, scale, names, repeats=2) for name, scale in (("a", 1.0), ("b", 0.5))]
+    assert call(*sides, "--check") == 1
+    text = capsys.readouterr().out
+    assert "6 cells: 6 too few repeats." in text
+    assert "differ: throughput_samples_per_s as a whole is shifted." in text
+    assert call(sides[0], sides[0], "--check") == 0
+
+
+def simulated(path, rows):
+    path.write_text(csv_text(Row.columns(), [row.to_dict() for row in rows]))
+    return path
+
+
+@pytest.fixture
+def long_rows():
+    """Simulated cells of balances that are longer than a line."""
+    row = replace(ok_result("dep-str-ptl").row, evidence="simulated", profile="p40", partitions=64)
+    return [replace(row, chunks=m, balance="-".join(str(m + j % 7) for j in range(64))) for m in (8, 16, 32)]
+
+
+def test_equal_cells_are_counted_and_shown_on_demand(tmp_path, long_rows, capsys):
+    path = simulated(tmp_path / "a.csv", long_rows)
+    assert call(path, path, "--check") == 0
+    text = capsys.readouterr().out
+    assert "Verdict: equal." in text
+    assert "ratio B/A" not in text
+    assert call(path, path, "--all") == 0
+    assert capsys.readouterr().out.count("ratio B/A") >= 2
+
+
+def test_ratio_and_verdict_are_shown_beside_long_balances(tmp_path, long_rows, capsys):
+    """Where settings are the same but for the balance, it is shown by its ends."""
+    rows = [*long_rows, *(replace(row, balance=f"7-{row.balance.partition('-')[2]}") for row in long_rows)]
+    fast = [replace(row, throughput_samples_per_s=11.0) for row in rows]
+    assert call(simulated(tmp_path / "a.csv", rows), simulated(tmp_path / "b.csv", fast)) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith("differs")]
+    assert len(lines) == 6
+    assert all("1.1000" in line and "(64)" in line and len(line) <= 150 for line in lines)
+    assert "7-9-10-...-14-8 (64)" in lines[3]
+
+
+def test_every_value_of_a_simulation_is_compared(tmp_path, long_rows, capsys):
+    other = [replace(row, peak_reserved_gib=1.0, bubble_fraction=0.0) for row in long_rows]
+    a, b = simulated(tmp_path / "a.csv", long_rows), simulated(tmp_path / "b.csv", other)
+    assert call(a, b, "--check") == 1
+    text = capsys.readouterr().out
+    assert "throughput_samples_per_s, 3 cells: 3 equal." in text
+    assert "bubble_fraction, 3 cells: 3 differs." in text
+    assert "peak_reserved_gib, 3 cells: 3 value missing." in text
 
 
 def test_check_is_for_scripts(sides, tmp_path, capsys):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.errors import ConfigError
-from models.table import MODELS, check_arguments, format_arguments, model_spec, parse_arguments
+from models.table import MODELS, ModelSpec, check_arguments, format_arguments, model_spec, parse_arguments
 
 torch.set_num_threads(1)
 
@@ -225,3 +225,13 @@ def test_an_unknown_model_names_the_nearest(name: str, hint: str) -> None:
         model_spec(name)
     known = "unet, amoebanet-d, vit, timm/<name>, torchvision/<name>"
     assert str(caught.value) == f"model must be one of {known}, got {name!r}; {hint}"
+
+
+def test_a_model_needs_neither_rules_nor_source() -> None:
+    unet = MODELS["unet"]
+    names = ("name", "arguments", "network", "layers", "input_shape", "target", "loss")
+    spec = ModelSpec(**{name: getattr(unet, name) for name in names})
+
+    # 7 pixels do not suffice for five halvings, which the rules of this model say.
+    assert spec.check({"size": 7})["size"] == 7
+    assert spec.source == ""

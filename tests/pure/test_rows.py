@@ -72,3 +72,10 @@ def test_every_column_is_described_with_its_unit():
 
 def test_every_component_has_a_column():
     assert set(Components.__slots__) <= set(COLUMNS)
+
+
+def test_the_ideal_bubble_is_that_of_the_micro_batches_that_there_were():
+    assert Row(partitions=4, chunks=8).ideal_bubble == 3 / 11
+    assert Row(partitions=4, chunks=8, microbatches=5).ideal_bubble == 3 / 8
+    assert Row(partitions=1, chunks=8).ideal_bubble == 0
+    assert Row(chunks=8).ideal_bubble is None

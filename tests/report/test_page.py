@@ -98,6 +98,15 @@ def test_simulated_values_stand_beside_print():
     assert "vs print" not in third.header
 
 
+def test_the_ideal_bubble_stands_beside_the_one_that_was_found():
+    (table,) = cell_tables([ablation_row("baseline", bubble_fraction=0.5, partitions=4, chunks=8, microbatches=8)])
+    place = table.header.index("bubble %")
+    assert table.header[place + 1] == "ideal bubble %"
+    assert [field.text for field in table.lines[0][place : place + 2]] == ["50.0", "27.3"]
+    (table,) = cell_tables([ablation_row("baseline", bubble_fraction=None)])
+    assert "ideal bubble %" not in table.header
+
+
 def test_failures_have_their_reasons(text):
     assert re.search(r">oom \[\d\]</td>", text)
     assert "needed 3.1 GiB of 2.0 GiB" in text

@@ -13,8 +13,8 @@ from gpipe_bench.bench.transparency.verdict import paired_verdict, size_verdict,
         ([0.0] * 5, "exact"),
         ([0.01, -0.01, 0.0, 0.005, -0.005], "equivalent"),
         ([0.2, 0.21, 0.19, 0.2, 0.2], "differs"),
-        ([0.3, -0.3, 0.1, -0.1, 0.0], "not shown"),
-        ([0.0], "not shown"),
+        ([0.3, -0.3, 0.1, -0.1, 0.0], "not established"),
+        ([0.0], "not established"),
     ],
 )
 def test_paired_differences(differences, verdict):

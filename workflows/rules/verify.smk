@@ -22,7 +22,8 @@ rule check_results:
     conda:
         "../../environment.yml"
     params:
+        parts=PLAN.allowed_parts,
         sources=source_digest("gpipe_bench.bench.verify"),
     shell:
         "python -m gpipe_bench verify --predictions {input.predictions:q} --claims {input.claims:q}"
-        " --tolerances {input.tolerances:q} --out {output:q} {input.rows:q} > {log:q} 2>&1"
+        " --tolerances {input.tolerances:q} {params.parts:q} --out {output:q} {input.rows:q} > {log:q} 2>&1"

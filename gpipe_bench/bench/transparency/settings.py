@@ -52,9 +52,10 @@ class _Training(Section):
         shared = ("model", "model_args", "batch_size", "chunks", "partitions", "balance")
         yield from PipelineSettings.model_construct(**{name: getattr(self, name) for name in shared}).problems()
         most = (1797 - self.held_out) // self.batch_size
-        if max(self.steps, self.exact_steps) > most:
-            text = f"must be at most {most} for {self.held_out} held-out images, got {self.steps}; lower it"
-            yield Problem(("steps", "exact_steps", "batch_size", "held_out"), text)
+        for name in ("steps", "exact_steps"):
+            if (got := getattr(self, name)) > most:
+                text = f"must be at most {most} for {self.held_out} held-out images, got {got}; lower it"
+                yield Problem((name, "batch_size", "held_out"), text)
 
 
 class TransparencyCell(_Training):

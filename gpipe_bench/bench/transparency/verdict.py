@@ -17,6 +17,8 @@ __all__ = ["paired_verdict", "size_verdict", "verdicts"]
 
 # Sums over thousands of elements, in another order, through tens of layers.
 _ROUNDING: Final = {"float32": 1e-5, "float64": 1e-11}
+_OPEN: Final = "not established"
+"""Neither equivalent nor different: the interval has room for both."""
 _ACCURACIES: Final = ("accuracy_fraction", "accuracy_batch_fraction", "iou_fraction")
 _SIZES: Final = {
     "gradient_difference_plain_first": "plain",
@@ -67,10 +69,10 @@ def _claims(group: Rows, plain: Mapping[int, Mapping[str, Any]], margin: float) 
 
 
 def paired_verdict(differences: Sequence[float], margin: float) -> dict[str, Any]:
-    """Mean difference with its 95 % interval: ``exact``, ``equivalent``, ``differs`` or ``not shown``."""
+    """Mean difference with its 95 % interval: ``exact``, ``equivalent``, ``differs``, ``not established``."""
     n, middle = len(differences), mean(differences)
     if n == 1:
-        return {"n": 1, "estimate": middle, "low": None, "high": None, "margin": margin, "verdict": "not shown"}
+        return {"n": 1, "estimate": middle, "low": None, "high": None, "margin": margin, "verdict": _OPEN}
     from scipy.stats import t
 
     half = float(t.ppf(0.975, n - 1)) * stdev(differences) / math.sqrt(n)
@@ -80,7 +82,7 @@ def paired_verdict(differences: Sequence[float], margin: float) -> dict[str, Any
     elif -margin < low and high < margin:
         verdict = "equivalent"
     else:
-        verdict = "differs" if low > 0 or high < 0 else "not shown"
+        verdict = "differs" if low > 0 or high < 0 else _OPEN
     return {"n": n, "estimate": middle, "low": low, "high": high, "margin": margin, "verdict": verdict}
 
 
