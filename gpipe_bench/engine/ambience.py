@@ -23,33 +23,32 @@ class Ambience:
         grad: grad mode.
         inference: inference mode.
         autocast: (device type, enabled, dtype) of each device type involved.
+        casts: whether autocast is on for any of them.
         cache: whether autocast keeps the weights that it has cast.
     """
 
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    casts: bool
     cache: bool
 
     @classmethod
     def capture(cls, devices: list[torch.device]) -> Ambience:
         """The modes of the calling thread, for work on ``devices``."""
         types = sorted({"cpu", *(device.type for device in devices)})
+        autocast = tuple(
+            (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
+            for name in types
+            if torch.amp.autocast_mode.is_autocast_available(name)
+        )
         return cls(
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
-            autocast=tuple(
-                (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
-                for name in types
-                if torch.amp.autocast_mode.is_autocast_available(name)
-            ),
+            autocast=autocast,
+            casts=any(enabled for _, enabled, _ in autocast),
             cache=torch.is_autocast_cache_enabled(),
         )
-
-    @property
-    def casts(self) -> bool:
-        """Whether autocast is on."""
-        return any(enabled for _, enabled, _ in self.autocast)
 
     def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> AbstractContextManager[object]:
         """Put the modes into force in this thread for a block; what already agrees is left alone.
@@ -65,7 +64,8 @@ class Ambience:
             changes.append(torch.inference_mode(self.inference))
         if torch.is_grad_enabled() != grad:
             changes.append(_GradMode(grad))
-        for name, enabled, dtype in self.autocast:
+        involved = self.casts or torch._C._is_any_autocast_enabled()  # noqa: SLF001 - no public way
+        for name, enabled, dtype in self.autocast if involved else ():
             if enabled or torch.is_autocast_enabled(name):
                 cache = self.cache and not checkpointing
                 changes.append(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))

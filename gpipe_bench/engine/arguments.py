@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.granularity import WORKERS
-from gpipe_bench.engine.sequential import PipeSequential
+from gpipe_bench.engine.sequential import check_outermost, check_sharing
 from gpipe_bench.engine.transfer import TRANSFERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.schedule import CHECKPOINT_MODES
@@ -22,10 +22,7 @@ __all__ = [
     "check_balance",
     "check_collection",
     "check_components",
-    "check_outermost",
     "check_settings",
-    "check_sharing",
-    "hooks_of",
     "resolve_devices",
     "split_layers",
     "with_index",
@@ -34,16 +31,6 @@ __all__ = [
 T = TypeVar("T")
 
 BACKWARDS = ("autograd", "scheduled")
-_HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_hooks",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_state_dict_pre_hooks",
-    "_state_dict_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
 
 
 def check_arguments(
@@ -62,39 +49,11 @@ def check_arguments(
         ``balance`` and ``chunks`` as Python's integers.
     """
     check_outermost(module)
-    chunks = check_settings(chunks, checkpoint)
+    chunks = check_settings(chunks, checkpoint, workers)
     _check_choice("backward", backward, BACKWARDS)
     _check_choice("transfer", transfer, TRANSFERS)
-    _check_choice("workers", workers, WORKERS)
     check_sharing(module)
     return check_balance(module, balance), chunks
-
-
-def check_outermost(module: nn.Module) -> None:
-    """Check that a module is the sequence of its layers and nothing else, which a pipeline would leave out.
-
-    Raises:
-        TypeError: it is no nn.Sequential, or has a forward of its own.
-        ValueError: it has parameters, buffers or hooks of its own.
-    """
-    if not isinstance(module, nn.Sequential):
-        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; list its layers in one")
-    if type(module).forward not in (nn.Sequential.forward, PipeSequential.forward):
-        raise TypeError(
-            f"module must run its layers one after the other, got {type(module).__name__} with a forward of its own; "
-            "put what it does into a layer"
-        )
-    if own := [*module._parameters, *module._buffers]:  # noqa: SLF001 - without those of the layers
-        raise ValueError(f"module must have all its parameters and buffers in its layers, got {own}; move them there")
-    if hooks := hooks_of(module):
-        raise ValueError(
-            f"module must have no hooks of its own, got {hooks}; register them on its layers, or on the pipeline"
-        )
-
-
-def hooks_of(module: nn.Module) -> list[str]:
-    """The kinds of hooks that a module has itself."""
-    return [name[1:] for name in _HOOKS if vars(module).get(name)]
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
@@ -123,19 +82,20 @@ def check_components(components: Components | None) -> None:
         )
 
 
-def check_settings(chunks: int, checkpoint: str) -> int:
+def check_settings(chunks: int, checkpoint: str, workers: str) -> int:
     """Check what may change between batches.
 
     Returns:
         ``chunks`` as Python's integer.
 
     Raises:
-        ValueError: ``chunks`` is not a positive whole number, or ``checkpoint`` is no mode.
+        ValueError: ``chunks`` is not a positive whole number, or ``checkpoint`` or ``workers`` is no choice.
     """
     number = _positive(chunks)
     if number is None:
         raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
     _check_choice("checkpoint", checkpoint, CHECKPOINT_MODES)
+    _check_choice("workers", workers, WORKERS)
     return number
 
 
@@ -150,25 +110,6 @@ def _positive(value: object) -> int | None:
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
-
-
-def check_sharing(module: nn.Sequential) -> None:
-    """Check that children and their parameters are distinct.
-
-    Raises:
-        ValueError: one occurs in two places.
-    """
-    owners: dict[int, str] = {}
-    for name, child in module.named_children():
-        for parameter_name, parameter in child.named_parameters():
-            owner = owners.setdefault(id(parameter), name)
-            if owner != name:
-                raise ValueError(
-                    f"a parameter must belong to one child, got {parameter_name!r} of child '{name}' shared with "
-                    f"child '{owner}'; give each child its own, or merge the two into one child"
-                )
-    if len({id(child) for child in module}) < len(module):
-        raise ValueError("children must be distinct, got one module in two places; copy it or merge the places")
 
 
 def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[int]:

@@ -103,14 +103,22 @@ def run_backward(roots: Sequence[Any], grads: Sequence[Tensor | None]) -> None:
         roots: tensors with a graph, or edges into one.
         grads: one for each, of its shape.
     """
+    # one output is the rule
+    if len(roots) == 1 and roots[0] is not None and grads[0] is not None:
+        _run((roots[0],), (grads[0],))
+        return
     pairs = [(root, grad) for root, grad in zip(roots, grads, strict=True) if root is not None and grad is not None]
     if pairs:
         some, theirs = zip(*pairs, strict=True)
-        # What torch.autograd.backward() calls, without its checks of shapes, which the engine makes again: they would
-        # take as long as the backward pass of a small task.
-        Variable._execution_engine.run_backward(  # noqa: SLF001 - see above
-            some, theirs, False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+        _run(some, theirs)
+
+
+def _run(roots: tuple[Any, ...], grads: tuple[Tensor, ...]) -> None:
+    # What torch.autograd.backward() calls, without its checks of shapes, which the engine makes again: they would take
+    # as long as the backward pass of a small task.
+    Variable._execution_engine.run_backward(  # noqa: SLF001 - see above
+        roots, grads, False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def set_rank(outputs: Sequence[Any], rank: int) -> None:
@@ -162,23 +170,33 @@ class Numbers:
         if torch.is_grad_enabled():
             self._next[worker] = max(self._next.get(worker, 0) + 1, self._tasks)
 
-    def run(self, worker: int, job: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Run a job of a worker, and renumber the nodes behind what it returns."""
+    def run(self, worker: int, inputs: Sequence[Any], job: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Run a job of a worker, and renumber the nodes between ``inputs`` and what it returns.
+
+        Nodes of others among them, such as those of a pipeline in a layer, keep their numbers.
+        """
         start = _number()
         outputs = job()
         end = _number()
         if end > start:
             first = self._next.get(worker, 0)
             self._next[worker] = first + end - start
-            todo: list[Any] = [
-                output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None
-            ]
+            seen = _makers(inputs)
+            todo = list(_makers(outputs))
             for node in todo:  # which grows
+                if node in seen:
+                    continue
+                seen.add(node)
                 number = node._sequence_nr()  # noqa: SLF001 - as above
                 if start <= number < end:
                     node._set_sequence_nr(first + number - start)  # noqa: SLF001 - as above
-                    todo += [parent for parent, _ in node.next_functions if parent is not None]
+                todo += [parent for parent, _ in node.next_functions]
         return outputs
+
+
+def _makers(values: Sequence[Any]) -> set[Any]:
+    """The nodes that made ``values``, and None."""
+    return {None, *[value.grad_fn for value in values if isinstance(value, Tensor)]}
 
 
 def _number() -> int:

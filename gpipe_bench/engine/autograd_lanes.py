@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -109,6 +109,8 @@ class AutogradLanes(BatchLanes):
                     flat = (*join(flat[:count], phony), *flat[count:])
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
+        if self._numbers is not None:
+            job = partial(self._numbers.run, stage.worker, (*flat, phony), job)
         self._issue(i, j, job)
 
     def collect(self, i: int, j: int) -> None:
@@ -157,10 +159,6 @@ class AutogradLanes(BatchLanes):
         with use_stream(self._computing[j]), observed(self._shared.observer, self._task, i, j, "forward") as outputs:
             outputs.extend(checkpoint(slot, flat, phony))
         return tuple(outputs)
-
-    def _issue(self, i: int, j: int, job: Callable[[], Values]) -> None:
-        numbers = self._numbers
-        super()._issue(i, j, job if numbers is None else partial(numbers.run, self._stages[j].worker, job))
 
     def _run_plain(self, i: int, j: int, task: PartitionTask, flat: Values, draws: Draws) -> Values:
         shared = self._shared

@@ -44,7 +44,7 @@ class GPipe(Pipeline):
     Attributes:
         balance: layers per partition.
         devices: device of each partition.
-        chunks: see above; may be changed between batches, as may ``checkpoint``.
+        chunks: see above; may be changed between batches, as may ``checkpoint`` and ``workers``.
         partitions: the layers of each partition.
 
     Raises:
@@ -97,6 +97,6 @@ class GPipe(Pipeline):
         self._settle()
         if not self.partitions:
             return input
-        chunks = check_settings(self.chunks, self.checkpoint)
+        chunks = check_settings(self.chunks, self.checkpoint, self.workers)
         check_input(input, self.devices[0])
         return self._through(scatter(input, chunks), gather)

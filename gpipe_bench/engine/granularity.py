@@ -41,11 +41,12 @@ class Contest:
     machine does. Once settled, it stays so.
     """
 
-    __slots__ = ("_cycles", "_inline", "_times")
+    __slots__ = ("_cycles", "_inline", "_noted", "_times")
 
     def __init__(self, cycles: int) -> None:
         self._cycles = cycles
         self._inline: bool | None = None
+        self._noted = False
         self._times: dict[bool, list[float]] = {False: [], True: []}
 
     def inline(self) -> bool:
@@ -54,6 +55,11 @@ class Contest:
             return self._inline
         return len(self._times[False]) > len(self._times[True]) + 1
 
+    @property
+    def settled(self) -> bool | None:
+        """Whether it came out for the calling thread; None: nothing was ever noted."""
+        return self._inline is True if self._noted else None
+
     def note(self, seconds: float, *, inline: bool) -> None:
         """Take the host time of a batch, or of its backward pass.
 
@@ -61,6 +67,7 @@ class Contest:
             seconds: how long the calling thread took or waited.
             inline: whether it ran the tasks.
         """
+        self._noted = True
         times = self._times
         if self._inline is not None or (not inline and seconds > self._cycles * LONGEST_CYCLE_S):
             return
@@ -81,6 +88,11 @@ class Contests:
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, tuple[Contest, Contest]] = OrderedDict()
+
+    def settled(self) -> str:
+        """The choice of workers that does what every contest came to by now; ``auto`` where they differ."""
+        found = {contest.settled for pair in self._kinds.values() for contest in pair} - {None}
+        return "auto" if len(found) != 1 else "never" if True in found else "always"
 
     def of(self, kind: Hashable, cycles: int) -> tuple[Contest, Contest]:
         """The contests of the forward and the backward pass of a batch.
@@ -116,10 +128,12 @@ def kind_of(microbatches: Sequence[MicroBatch]) -> Hashable:
 def undisturbed() -> bool:
     """Whether this thread has no state that layers in workers would not see, and so must not see here either.
 
-    Such are modes that watch or change operators (a default device is one), hooks for saved tensors, transforms, and
-    autocast, whose cache of weights would last for longer than a task.
+    Such are modes that watch or change operators (a default device is one), hooks for saved tensors or their
+    prohibition, transforms, and autocast on any device, whose cache of weights would last for longer than a task.
     """
     watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()  # noqa: SLF001 - no public way
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 - as above
+    unhookable = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None  # noqa: SLF001 - as above
     transformed = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 - as above
-    return not (watched or hooked or transformed)
+    casts = torch._C._is_any_autocast_enabled()  # noqa: SLF001 - as above
+    return not (watched or hooked or unhookable or transformed or casts)

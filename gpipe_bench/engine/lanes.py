@@ -135,6 +135,9 @@ class BatchLanes:
             self._shared.workers.submit(self._stages[j].worker, job)
         else:
             self._results[i, j] = result_of(job)
+            # A layer that leaves grad mode changed must not change it for what comes next, as in a worker it would not.
+            if torch.is_grad_enabled() != self._shared.ambience.grad:
+                torch._C._set_grad_enabled(self._shared.ambience.grad)  # noqa: SLF001 - as torch.set_grad_enabled does
 
     def _result(self, i: int, j: int) -> Values:
         if self._shared.workers is not None:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpipe_bench.engine.arguments import check_sharing, split_layers
+from gpipe_bench.engine.arguments import split_layers
 from gpipe_bench.engine.placed import device_of, taken_out
-from gpipe_bench.engine.sequential import PipeSequential
+from gpipe_bench.engine.sequential import PipeSequential, check_sharing
 
 __all__ = ["Layers"]
 

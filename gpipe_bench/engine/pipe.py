@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils._pytree import register_pytree_node
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.arguments import check_balance, check_collection, check_outermost, check_settings
+from gpipe_bench.engine.arguments import check_balance, check_collection, check_settings
 from gpipe_bench.engine.inputs import check_arguments_of_batch, gather_values, scatter_arguments
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
-from gpipe_bench.engine.sequential import PipeSequential
+from gpipe_bench.engine.sequential import PipeSequential, check_outermost
 from gpipe_bench.errors import BalanceError
 
 __all__ = ["LocalValue", "Pipe"]
@@ -80,7 +80,7 @@ class Pipe(Pipeline):
     Attributes:
         balance: layers per partition.
         devices: device of each partition.
-        chunks: see above; may be changed between batches, as may ``checkpoint``.
+        chunks: see above; may be changed between batches, as may ``checkpoint`` and ``workers``.
         partitions: the layers of each partition.
 
     Raises:
@@ -141,7 +141,7 @@ class Pipe(Pipeline):
         self._settle()
         if not self.partitions:
             return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
-        chunks = check_settings(self.chunks, self.checkpoint)
+        chunks = check_settings(self.chunks, self.checkpoint, self.workers)
         check_arguments_of_batch(inputs, kwargs, self.devices[0])
         return LocalValue(self._through(scatter_arguments(inputs, kwargs, chunks), gather_values))
 

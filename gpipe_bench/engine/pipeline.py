@@ -204,7 +204,7 @@ class Pipeline(Layers):
         randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
         scheduled = self.backward_mode == "scheduled" and plan.backward
         ambience = Ambience.capture(self.devices)
-        forward, backward = self._contests_of(plan, microbatches, ambience, randomness) if indices else (None, None)
+        forward, backward = self._contests_of(plan, microbatches, randomness) if indices else (None, None)
         inline = forward.inline() if forward is not None else self.workers == "never"
         self._hand_over(microbatches, entering=True)
         with ExitStack() as stack, timed(forward, inline=inline):
@@ -222,25 +222,29 @@ class Pipeline(Layers):
             stack.enter_context(ranked_lanes(ranked=shared.ranked))
             lanes = (ScheduledLanes if scheduled else AutogradLanes)(self._stages, self._layout, microbatches, shared)
             run_forward(plan, lanes)
-        self._hand_over(lanes.microbatches, entering=False)
+        # Lanes that drive a backward pass live until it is over; what they gave out need not.
+        outputs, lanes.microbatches = lanes.microbatches, []
+        self._hand_over(outputs, entering=False)
         if not isinstance(lanes, ScheduledLanes):
-            return lanes.microbatches
+            return outputs
         workers = [stage.worker for stage in self._stages] if indices and self.workers != "never" else []
         driven = BackwardPass(plan, lanes, self._places(), workers, self._pool.lend, contest=backward)
-        return attach(driven, microbatches, lanes.microbatches)
+        return attach(driven, microbatches, outputs)
 
     def _contests_of(
-        self, plan: Plan[SkipKey], microbatches: list[MicroBatch], ambience: Ambience, randomness: Batch
+        self, plan: Plan[SkipKey], microbatches: list[MicroBatch], randomness: Batch
     ) -> tuple[Contest | None, Contest | None]:
         """The contests that decide who runs a batch, forward and backward; none where it must not be the caller."""
         if self.backward_mode == "autograd" and not can_renumber():
             return None, None
-        if self.workers != "auto" or self._observer is not None or randomness.nested or ambience.casts:
-            return None, None
-        if not undisturbed():
+        if self.workers != "auto" or self._observer is not None or randomness.nested or not undisturbed():
             return None, None
         kind = (plan.checkpoint, plan.backward, self.training, kind_of(microbatches))
         return self._contests.of(kind, plan.m + plan.n - 1)
+
+    def settled_workers(self) -> str:
+        """``workers``, or, where that is ``auto``, the choice that does the same as the batches so far have come to."""
+        return self._contests.settled() if self.workers == "auto" else self.workers
 
     def _places(self) -> list[tuple[torch.device, Stream, Stream]]:
         """For each partition its device, its compute stream, and the caller's stream on the device."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpipe_bench.engine.arguments import check_balance, check_outermost, hooks_of, resolve_devices, with_index
-from gpipe_bench.engine.sequential import opened
+from gpipe_bench.engine.arguments import check_balance, resolve_devices, with_index
+from gpipe_bench.engine.sequential import check_outermost, hooks_of, opened
 
 __all__ = ["WithDevice", "device_of", "partition_model", "placed_partitions", "taken_out", "unwrapped"]
 

@@ -104,14 +104,14 @@ class BackwardPass:
         inline = inline or (contest is not None and contest.inline())
         with timed(contest, inline=inline):
             errors = self._tasks(lanes, order) if inline else self._spread(lanes, order)
-        # Compute streams of their own wait for the caller's before every batch and every backward pass, and these for
-        # those afterwards: so what passes between them needs no record_stream.
-        for device, computing, callers in self.places:
-            for stream in (callers, current_stream(device)):
-                wait_stream(stream, computing)
-        if errors:
-            position = {task: number for number, task in enumerate(order)}
-            raise min(errors, key=lambda failure: position[failure[0]])[1]
+            # Compute streams of their own wait for the caller's before every batch and every backward pass, and these
+            # for those afterwards: so what passes between them needs no record_stream.
+            for device, computing, callers in self.places:
+                for stream in (callers, current_stream(device)):
+                    wait_stream(stream, computing)
+            if errors:
+                position = {task: number for number, task in enumerate(order)}
+                raise min(errors, key=lambda failure: position[failure[0]])[1]
         self._input_grads = [grad for grads in lanes.input_grads for grad in grads]
 
     def input_grads(self) -> list[Tensor | None]:

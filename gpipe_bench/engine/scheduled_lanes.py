@@ -1,11 +1,12 @@
 """Lanes of ``backward='scheduled'``: every task has a graph of its own, and its worker runs it backward.
 
-    forward     leaves ── F(i,j) ── outputs  |  leaves ── F(i,j+1) ── ...          | tensors are cut where tasks meet
+    forward     inlet ── F(i,j) ── outputs  |  inlet ── F(i,j+1) ── ...            | tensors are cut where tasks meet
     backward    worker j, for i = m-1 ... 0:
-                R(i,j)   gradients of the outputs   B(i,j)   gradients of the leaves to whoever made them
+                R(i,j)   gradients of the outputs   B(i,j)   gradients at the inlet to whoever made its inputs
 
-So no node stands between the tasks, and the order is that of :func:`gpipe_bench.program.backward_order` whatever the
-devices: partitions on the CPU, for which autograd has one thread, run backward at the same time too.
+A task's graph begins at its inlet, which keeps none of its inputs alive (where it is recomputed, at leaves). So no node
+stands between the tasks, and the order is that of :func:`gpipe_bench.program.backward_order` whatever the devices:
+partitions on the CPU, for which autograd has one thread, run backward at the same time too.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 
-from gpipe_bench.engine.autograd import apply, run_backward
+from gpipe_bench.engine.autograd import run_backward
 from gpipe_bench.engine.checkpoint import Slot
+from gpipe_bench.engine.inlet import Edges, Inlet, receive
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
 from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.observer import observed
@@ -36,8 +37,6 @@ from gpipe_bench.engine.transfer import move, move_back
 
 __all__ = ["ScheduledLanes"]
 
-_Edges = list[GradientEdge | None]
-
 
 @dataclass(slots=True)
 class _Cell:
@@ -45,40 +44,20 @@ class _Cell:
 
     Attributes:
         task: computes it.
-        leaves: where gradients of its flat inputs collect; before the task has run, and until a checkpoint is
-            recomputed, the inputs.
+        inputs: flat, until it has run; those of a checkpoint until it is recomputed, and then the leaves where their
+            gradients collect.
+        inlet: where they arrive without a checkpoint.
         slot: computes it again, if it is checkpointed.
         edges: into its graph, one per flat output; None for what needs no gradient. Outputs themselves are not kept.
         grads: gradients of its flat outputs, as they come.
     """
 
     task: PartitionTask
-    leaves: Values
-    slot: Slot | None
-    edges: _Edges = field(default_factory=list)
+    inputs: Values
+    slot: Slot | None = None
+    inlet: Inlet | None = None
+    edges: Edges = field(default_factory=list)
     grads: list[Tensor | None] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Inlet:
-    """Where the gradient of an input arrives that is not kept itself."""
-
-    grad: Tensor | None = None
-
-
-class _Receive(Function):
-    """(inlet, phony, value) -> value; backward leaves the gradient with the inlet."""
-
-    @staticmethod
-    def forward(ctx: Any, inlet: _Inlet, _: Tensor, value: Tensor) -> tuple[Tensor]:
-        ctx.set_materialize_grads(False)
-        ctx.inlet = inlet
-        return (value.detach(),)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
-        (ctx.inlet.grad,) = grads
-        return (None, None, None)
 
 
 class ScheduledLanes(BatchLanes):
@@ -101,6 +80,7 @@ class ScheduledLanes(BatchLanes):
         super().__init__(stages, layout, entered, shared)
         self.input_grads: list[list[Tensor | None]] = [[] for _ in entered]
         self._cells: dict[tuple[int, int], _Cell] = {}
+        self._phonies: dict[int, Tensor] = {}
         self._sent: list[SimpleQueue[int]] = [SimpleQueue() for _ in stages]
 
     # --- forward: fence ------------------------------------------------------------------------------------------
@@ -135,52 +115,45 @@ class ScheduledLanes(BatchLanes):
 
     def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
         """See :meth:`gpipe_bench.program.Lanes.launch`."""
-        task, leaves = self._enter(i, j)
+        task, inputs = self._enter(i, j)
         draws = self._shared.randomness.draws(i, j)
-        learns = self._learns(j, leaves)
-        cell = self._cells[i, j] = _Cell(task, leaves, None)
-        if checkpoint and learns:
+        cell = self._cells[i, j] = _Cell(task, inputs)
+        if checkpoint and self._learns(j, inputs):
             # No reference to these lanes, which keep the cells.
             name = partial(name_task, i, j, self._stages[j].device, self._computing[j])
             cell.slot = self._slot(j, task, draws, name)
-        self._issue(i, j, partial(self._forward, i, j, cell, draws, learns))
+        self._issue(i, j, partial(self._forward, i, j, cell, draws))
 
     def collect(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.collect`."""
         flat = self._result(i, j)
         self._exit(i, j, self._cells[i, j].task, flat)
 
-    def _forward(self, i: int, j: int, cell: _Cell, draws: Draws, learns: bool) -> Values:
+    def _forward(self, i: int, j: int, cell: _Cell, draws: Draws) -> Values:
         shared = self._shared
         with use_stream(self._computing[j]), observed(shared.observer, self._task, i, j, "forward") as outputs:
             if cell.slot is not None:
-                outputs.extend(cell.slot.first_pass(cell.leaves))
+                outputs.extend(cell.slot.first_pass(cell.inputs))
                 # What a checkpointed task gives out counts as differentiable, as torch.utils.checkpoint has it.
                 given = tuple(value.detach().requires_grad_() if _carries(value) else value for value in outputs)
             else:
-                inputs = self._received(j, cell)
-                with shared.ambience.applied(), draws.first_pass(again=False):
-                    outputs.extend((cell.task.keeping_inputs if learns else cell.task)(inputs))
+                with shared.ambience.applied():
+                    inputs, cell.inlet = receive(cell.inputs, self._phony(j))
+                    cell.inputs = (None,) * len(inputs)
+                    # Nobody may write to a tensor of the caller's that needs a gradient: autograd forbids it too.
+                    run = cell.task.keeping_inputs if j == 0 and cell.inlet is not None else cell.task
+                    with draws.first_pass(again=False):
+                        outputs.extend(run(inputs))
                 cell.edges = _edges(outputs)
                 given = _cut(outputs)
         cell.grads = [None] * len(given)
         return given
 
-    def _received(self, j: int, cell: _Cell) -> Values:
-        """Inputs of a task without checkpoint; the cell keeps what collects their gradients, and no more.
-
-        A leaf lives as long as the graph. Of what the partition before gave, the first layer nearly always keeps it
-        anyway. Of a skip, which is often only added or concatenated, it does not.
-        """
-        inputs = list(cell.leaves)
-        kept: list[Any] = [value if isinstance(value, Tensor) and value.requires_grad else None for value in inputs]
-        for index in range(len(inputs) - len(self._stages[j].incoming), len(inputs)):
-            value = kept[index]
-            if value is not None:
-                kept[index] = inlet = _Inlet()
-                (inputs[index],) = apply(_Receive, inlet, new_leaf(value.device), value.detach())
-        cell.leaves = tuple(kept)
-        return tuple(inputs)
+    def _phony(self, j: int) -> Tensor:
+        """A leaf of partition j for the inlets of its tasks, which share a stream."""
+        if j not in self._phonies:
+            self._phonies[j] = new_leaf(self._stages[j].device)
+        return self._phonies[j]
 
     # --- forward: leave ------------------------------------------------------------------------------------------
 
@@ -206,7 +179,7 @@ class ScheduledLanes(BatchLanes):
         cell = self._cells[i, j]
         if cell.slot is not None:
             with use_stream(self._computing[j]):
-                cell.slot.fill(cell.leaves)
+                cell.slot.fill(cell.inputs)
 
     def await_grads(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.BackwardLanes.await_grads`."""
@@ -222,17 +195,21 @@ class ScheduledLanes(BatchLanes):
         with use_stream(self._computing[j]):
             if cell.slot is not None:
                 if cell.slot.recomputed is None:
-                    cell.slot.fill(cell.leaves)
-                outputs, cell.leaves = cell.slot.take() or ((), ())
+                    cell.slot.fill(cell.inputs)
+                outputs, cell.inputs = cell.slot.take() or ((), ())
                 cell.edges = _edges(outputs)
                 del outputs
+            run = run_backward if cell.inlet is None else cell.inlet.run_backward
             with observed(self._shared.observer, self._task, i, j, "backward"):
-                run_backward(cell.edges, cell.grads)
+                run(cell.edges, cell.grads)
 
     def send_grads(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.BackwardLanes.send_grads`."""
         cell = self._cells.pop((i, j))
-        grads = [leaf.grad if isinstance(leaf, Tensor | _Inlet) else None for leaf in cell.leaves]
+        if cell.inlet is not None:
+            grads = cell.inlet.grads()
+        else:
+            grads = [leaf.grad if isinstance(leaf, Tensor) else None for leaf in cell.inputs]
         del cell
         if j == 0:
             self.input_grads[i] = grads
@@ -262,7 +239,7 @@ class ScheduledLanes(BatchLanes):
 def _cut(values: Sequence[Any]) -> Values:
     """``values`` as leaves, each of which requires a gradient if the value does."""
     return tuple(
-        value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in values
+        [value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in values]
     )
 
 
@@ -278,7 +255,7 @@ def _carries(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _edges(outputs: Sequence[Any]) -> _Edges:
+def _edges(outputs: Sequence[Any]) -> Edges:
     return [
         get_gradient_edge(value) if isinstance(value, Tensor) and value.requires_grad else None for value in outputs
     ]

@@ -1,4 +1,4 @@
-"""Layers that take several arguments: the partitions of a :class:`gpipe_bench.engine.pipe.Pipe`."""
+"""Sequences of layers: what a pipeline asks of them, and layers that take several arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,26 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-__all__ = ["Arguments", "PipeSequential", "opened", "run_layers"]
+__all__ = [
+    "Arguments",
+    "PipeSequential",
+    "check_outermost",
+    "check_sharing",
+    "hooks_of",
+    "opened",
+    "run_layers",
+]
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 class Arguments(NamedTuple):
@@ -56,3 +75,49 @@ def run_layers(layers: nn.Sequential, value: Any) -> Any:
     if isinstance(value, Arguments):
         return layers(*value.args, **value.kwargs)
     return layers(*value) if isinstance(value, tuple) else layers(value)
+
+
+def check_outermost(module: nn.Module) -> None:
+    """Check that a module is the sequence of its layers and nothing else, which a pipeline would leave out.
+
+    Raises:
+        TypeError: it is no nn.Sequential, or has a forward of its own.
+        ValueError: it has parameters, buffers or hooks of its own.
+    """
+    if not isinstance(module, nn.Sequential):
+        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; list its layers in one")
+    if type(module).forward not in (nn.Sequential.forward, PipeSequential.forward):
+        raise TypeError(
+            f"module must run its layers one after the other, got {type(module).__name__} with a forward of its own; "
+            "put what it does into a layer"
+        )
+    if own := [*module._parameters, *module._buffers]:  # noqa: SLF001 - without those of the layers
+        raise ValueError(f"module must have all its parameters and buffers in its layers, got {own}; move them there")
+    if hooks := hooks_of(module):
+        raise ValueError(
+            f"module must have no hooks of its own, got {hooks}; register them on its layers, or on the pipeline"
+        )
+
+
+def hooks_of(module: nn.Module) -> list[str]:
+    """The kinds of hooks that a module has itself."""
+    return [name[1:] for name in _HOOKS if vars(module).get(name)]
+
+
+def check_sharing(module: nn.Sequential) -> None:
+    """Check that children and their parameters are distinct.
+
+    Raises:
+        ValueError: one occurs in two places.
+    """
+    owners: dict[int, str] = {}
+    for name, child in module.named_children():
+        for parameter_name, parameter in child.named_parameters():
+            owner = owners.setdefault(id(parameter), name)
+            if owner != name:
+                raise ValueError(
+                    f"a parameter must belong to one child, got {parameter_name!r} of child '{name}' shared with "
+                    f"child '{owner}'; give each child its own, or merge the two into one child"
+                )
+    if len({id(child) for child in module}) < len(module):
+        raise ValueError("children must be distinct, got one module in two places; copy it or merge the places")

@@ -95,7 +95,7 @@ def simulate(
 
 def _check_module(model: nn.Sequential) -> None:
     """What the engine refuses has no speed."""
-    from gpipe_bench.engine.arguments import check_outermost, check_sharing
+    from gpipe_bench.engine.sequential import check_outermost, check_sharing
 
     try:
         check_outermost(model)

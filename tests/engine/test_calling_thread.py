@@ -100,8 +100,8 @@ def test_a_task_that_was_numbered_keeps_its_numbers_when_a_longer_one_follows():
     def work():
         given, leaf = Numbers(100), torch.ones(1, requires_grad=True)
         given.skip(0)
-        (first,) = given.run(0, lambda: (leaf + 0,))
-        given.run(1, lambda: (sum([torch.ones(1)] * 150, first),))
+        (first,) = given.run(0, (), lambda: (leaf + 0,))
+        given.run(1, (first,), lambda: (sum([torch.ones(1)] * 150, first),))
         numbers.append(first.grad_fn._sequence_nr())
 
     thread = threading.Thread(target=work)
@@ -122,6 +122,57 @@ def test_pipelines_in_layers_do_not_change_the_order(checkpoint, fork_join):
         pipe(numbered(M)).sum().backward()
         orders.append(log[M * N :])
     assert orders[0] == orders[1]
+
+
+class Around(nn.Module):
+    """A pipeline of its own between two layers; with two partitions its nodes are not this thread's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.inner = on_cpu(nn.Sequential(Mix(), Mix()), [1, 1], chunks=1, checkpoint="never")
+
+    def forward(self, x):
+        return self.inner(self.first(x).sin()).tanh()
+
+
+def around(workers: str, **options) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    pipe = on_cpu(nn.Sequential(Mix(), Around(), Mix()), [1] * N, chunks=M, workers=workers, **options)
+    pipe(torch.linspace(-2, 2, 24).view(8, 3)).exp().mean().backward()
+    return [parameter.grad for parameter in pipe.parameters()]
+
+
+@pytest.mark.parametrize("fork_join", [True, False])
+@pytest.mark.parametrize("backward", BACKWARDS)
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_nodes_behind_those_of_a_pipeline_in_a_layer_are_numbered_too(checkpoint, backward, fork_join):
+    options = {"checkpoint": checkpoint, "backward": backward, "components": Components(fork_join=fork_join)}
+    found, expected = around("never", **options), around("always", **options)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_nodes_behind_those_of_another_thread_get_the_numbers_that_a_worker_would_have_counted():
+    """Down to the inputs of the task, whose makers are another's."""
+    leaf = torch.ones(1, requires_grad=True)
+    given = Numbers(4)
+    entering = leaf * 2
+    before = entering.grad_fn._sequence_nr()
+
+    def job():
+        others = []
+        own = entering + 1
+        thread = threading.Thread(target=lambda: others.append(own * 3))
+        thread.start()
+        thread.join()
+        return (others[0] + 1,)
+
+    (output,) = given.run(0, (entering,), job)
+    nodes = [output.grad_fn]
+    for _ in range(3):
+        nodes.append(nodes[-1].next_functions[0][0])
+    assert [node.name() for node in nodes] == ["AddBackward0", "MulBackward0", "AddBackward0", "MulBackward0"]
+    assert [node._sequence_nr() for node in nodes] == [1, 0, 0, before]
 
 
 class Tell(nn.Module):
@@ -250,3 +301,41 @@ def test_the_calling_thread_is_left_as_it_was(context, checkpoint, backward, fai
             if output.requires_grad:
                 output.sum().backward()
         assert modes() == before
+
+
+class LeavesOff(nn.Module):
+    """Switches grad mode off behind its back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.linear(x)
+        torch.set_grad_enabled(False)
+        return y
+
+
+@pytest.fixture
+def grad_mode():
+    """Whatever a test leaves behind."""
+    yield
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.usefixtures("grad_mode")
+@pytest.mark.parametrize("backward", BACKWARDS)
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_layer_that_leaves_grad_mode_off_does_so_for_its_own_task_only(checkpoint, backward):
+    gradients = []
+    for workers in ("always", "never"):
+        torch.manual_seed(0)
+        layers = nn.Sequential(LeavesOff(), Mix(), Mix())
+        pipe = on_cpu(layers, [1, 1, 1], chunks=M, checkpoint=checkpoint, backward=backward, workers=workers)
+        for _ in range(2):
+            output = pipe(torch.ones(M, 3).requires_grad_())
+            assert torch.is_grad_enabled()
+            output.sum().backward()
+        gradients.append([parameter.grad for parameter in pipe.parameters()])
+    assert all(grad is not None for grad in gradients[0])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

@@ -9,7 +9,7 @@ import copy
 import pickle
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -207,6 +207,16 @@ class Nothing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextmanager
+def autocast_of_cuda():
+    """Without asking whether there is a GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
 def threads_of_step(context=None, *, m=M, **options) -> set[str]:
     """The threads in which layers compute, forward and, if scheduled, backward."""
     threads: dict[str, str] = {}
@@ -235,19 +245,34 @@ def test_nothing_else_keeps_the_calling_thread_from_it(checkpoint, backward):
         lambda _: Nothing(),
         lambda _: torch.device("cpu"),
         lambda _: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+        lambda _: torch.autograd.graph.disable_saved_tensors_hooks("none here"),
         lambda _: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda _: autocast_of_cuda(),
     ],
-    ids=["observed", "dispatch mode", "default device", "hooks for saved tensors", "autocast"],
+    ids=[
+        "observed",
+        "dispatch mode",
+        "default device",
+        "hooks for saved tensors",
+        "no such hooks",
+        "autocast",
+        "autocast elsewhere",
+    ],
 )
 def test_what_workers_do_not_see_keeps_tasks_with_them(context, backward):
     assert threads_of_step(context, backward=backward) == WORKERS
 
 
 @pytest.mark.usefixtures("caller_preferred")
-def test_a_mode_around_the_backward_pass_alone_keeps_that_with_workers():
+@pytest.mark.parametrize(
+    "context",
+    [Nothing, lambda: torch.autocast("cpu", dtype=torch.bfloat16)],
+    ids=["dispatch mode", "autocast"],
+)
+def test_a_mode_around_the_backward_pass_alone_keeps_that_with_workers(context):
     threads: dict[str, str] = {}
     output = probe_pipe(N, [], threads, chunks=M, checkpoint="always", backward="scheduled")(numbered(M))
-    with Nothing():
+    with context():
         output.sum().backward()
     assert {thread for name, thread in threads.items() if name[0] == "F"} == {MAIN}
     assert {thread for name, thread in threads.items() if name[0] in "RB"} == WORKERS
@@ -292,6 +317,39 @@ def test_a_wrong_choice_is_named():
         probe_pipe(2, [], workers="sometimes")
 
 
+@pytest.mark.parametrize("make", [lambda: probe_pipe(2, []), lambda: Pipe(nn.Sequential(Mix(), Mix()), balance=[1, 1])])
+def test_a_wrong_choice_is_named_when_it_is_made_later_too(make):
+    pipe = make()
+    pipe.workers = "nevr"
+    with pytest.raises(ValueError, match="workers must be one of auto, always, never, got 'nevr'"):
+        pipe(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "expected"),
+    [({"worker_s": 0.02}, "never"), ({"caller_s": 0.02}, "always"), ({"worker_s": 0.02, "caller_s": 0.02}, "always")],
+)
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_a_pipeline_says_who_has_turned_out_to_run_its_tasks(backward, sleeps, expected, monkeypatch):
+    if len(sleeps) == 1:
+        monkeypatch.setattr(granularity, "LONGEST_CYCLE_S", float("inf"))
+    pipe = on_cpu(nn.Sequential(*(Sleeper([], **sleeps) for _ in range(2))), [1, 1], chunks=2, backward=backward)
+    assert pipe.settled_workers() == "auto"
+    for _ in range(6):
+        pipe(torch.ones(2, 1)).sum().backward()
+    assert pipe.settled_workers() == expected
+    pipe.workers = "always"
+    assert pipe.settled_workers() == "always"
+
+
+def test_contests_that_differ_leave_the_choice_open():
+    contests = Contests()
+    forward, backward = contests.of("a", 1)
+    forward._inline, backward._inline = True, False
+    forward._noted = backward._noted = True
+    assert contests.settled() == "auto"
+
+
 def test_a_failed_batch_does_not_count(monkeypatch):
     noted = []
     monkeypatch.setattr(Contest, "note", lambda _, seconds, *, inline: noted.append(inline))
@@ -301,6 +359,26 @@ def test_a_failed_batch_does_not_count(monkeypatch):
     assert noted == []
     pipe(torch.ones(2, 3)).sum().backward()
     assert noted == [False, False]
+
+
+class FailsBackward(nn.Module):
+    def forward(self, x):
+        return Identity.apply(x, self.fail)
+
+    def fail(self):
+        raise ArithmeticError
+
+
+@pytest.mark.parametrize("workers", ["auto", "never"])
+def test_a_failed_backward_pass_does_not_count(monkeypatch, workers):
+    noted = []
+    monkeypatch.setattr(Contest, "note", lambda _, seconds, *, inline: noted.append(inline))
+    monkeypatch.setattr(Contest, "inline", lambda _: workers == "never")
+    pipe = on_cpu(nn.Sequential(Mix(), FailsBackward()), [1, 1], chunks=2, backward="scheduled")
+    output = pipe(torch.ones(2, 3))
+    with pytest.raises(ArithmeticError):
+        output.sum().backward()
+    assert len(noted) == 1
 
 
 def test_new_layers_are_tried_anew():

@@ -186,3 +186,79 @@ def test_a_worker_does_not_keep_the_last_result():
     kept = StorageWeakRef(output.untyped_storage())
     del output
     assert kept.expired()
+
+
+# --- beside a backward pass that waits ---------------------------------------------------------------------------
+
+
+class Plus(nn.Module):
+    """Nothing of its input or output is needed backward; keeps weak references on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.inputs: list[StorageWeakRef] = []
+        self.outputs: list[StorageWeakRef] = []
+
+    def forward(self, x):
+        y = x + self.weight
+        self.inputs.append(StorageWeakRef(x.untyped_storage()))
+        self.outputs.append(StorageWeakRef(y.untyped_storage()))
+        return y
+
+
+both_backwards = pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+
+
+@both_backwards
+@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_outputs_of_microbatches_are_freed_once_they_are_put_together(checkpoint, workers, backward):
+    layers = [Plus(), Plus()]
+    pipe = on_cpu(nn.Sequential(*layers), [1, 1], chunks=3, checkpoint=checkpoint, workers=workers, backward=backward)
+    output = pipe(X)
+    assert all(kept.expired() for kept in layers[1].outputs)
+    output.sum().backward()
+
+
+@both_backwards
+@pytest.mark.parametrize("workers", ["always", "never"])
+def test_without_checkpoint_a_task_keeps_what_its_layers_need_and_not_its_inputs(workers, backward):
+    layers = [Plus(), Plus(), Plus()]
+    pipe = on_cpu(nn.Sequential(*layers), [1, 1, 1], chunks=3, checkpoint="never", workers=workers, backward=backward)
+    output = pipe(X.clone())
+    assert [kept.expired() for layer in layers[1:] for kept in layer.inputs] == [True] * 6
+    output.sum().backward()
+
+
+@both_backwards
+def test_the_first_batch_keeps_no_more_than_the_others(backward):
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    pipe = on_cpu(layers, [1, 1], chunks=3, checkpoint="never", backward=backward, workers="never")
+    found = []
+    storages = set()
+
+    def pack(tensor):
+        storages.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    for _ in range(3):
+        storages.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = pipe(X)
+        # weights, the batch, and what passes from one partition to the next
+        found.append(len(storages - {p.untyped_storage().data_ptr() for p in pipe.parameters()}))
+        output.sum().backward()
+    assert found == [4, 4, 4]
+
+
+@both_backwards
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_no_state_of_a_generator_is_kept(checkpoint, backward):
+    pipe = on_cpu(nn.Sequential(Mix(), Mix()).double(), [1, 1], chunks=3, checkpoint=checkpoint, backward=backward)
+    state = torch.default_generator.get_state()
+    before = sum(issubclass(type(thing), Tensor) and thing.shape == state.shape for thing in gc.get_objects())
+    outputs = [pipe(X) for _ in range(2)]
+    after = sum(issubclass(type(thing), Tensor) and thing.shape == state.shape for thing in gc.get_objects())
+    assert after == before
+    del outputs

@@ -175,6 +175,65 @@ class TestRefused:
         assert_same(train_step(pipe, torch.ones(M, 3)), train_step(plain, torch.ones(M, 3)))
 
 
+class Aside(nn.Module):
+    """Keeps a tensor made of its input for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x):
+        self.kept.append((x * x).sum())
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize("first", ["output", "aside", "aside alone"])
+@pytest.mark.parametrize("where", ["layers", "batch"])
+def test_a_tensor_kept_aside_raises_rather_than_lose_gradients(where, first, workers):
+    aside = Aside()
+    layers = [Mix(), aside, Mix()] if where == "layers" else [aside, Mix()]
+    pipe = on_cpu(nn.Sequential(*layers), [1] * len(layers), chunks=M, checkpoint="never", backward="scheduled",
+                  workers=workers)  # fmt: skip
+    output = pipe(torch.ones(M, 3).requires_grad_(where == "batch")).sum()
+    kept = sum(aside.kept)
+    loss = {"output": output + kept, "aside": kept + output, "aside alone": kept}[first]
+    with pytest.raises(
+        RuntimeError, match=r"got some from a tensor that a layer keeps aside, .*use backward='autograd'"
+    ):
+        loss.backward()
+
+
+@pytest.mark.parametrize("workers", ["always", "never"])
+def test_a_tensor_that_another_layer_has_from_there_raises_too(workers):
+    aside = Aside()
+
+    class Takes(Mix):
+        def forward(self, x):
+            return super().forward(x) + aside.kept[-1]
+
+    pipe = on_cpu(nn.Sequential(Mix(), aside, Takes()), [1, 1, 1], chunks=1, checkpoint="never", backward="scheduled",
+                  workers=workers)  # fmt: skip
+    output = pipe(torch.ones(M, 3))
+    with pytest.raises(RuntimeError, match="must come from the pipeline's outputs"):
+        output.sum().backward()
+
+
+def test_what_is_kept_aside_of_parameters_alone_gets_its_gradients():
+    class Decays(Mix):
+        def forward(self, x):
+            self.kept = self.linear.weight.square().sum()
+            return super().forward(x)
+
+    torch.manual_seed(3)
+    plain = nn.Sequential(Decays(), Decays()).double()
+    pipe = on_cpu(copy.deepcopy(plain), [1, 1], chunks=2, checkpoint="never", backward="scheduled")
+    for model in (plain, pipe):
+        (score(model(torch.ones(4, 3, dtype=torch.float64))) + sum(layer.kept for layer in model)).backward()
+    torch.testing.assert_close(gradients(pipe), gradients(plain))
+
+
 # --- what autograd does around it ------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,9 @@ from tests.peers.cases_of import tiny_cells, tiny_unet
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    with children(["plain", "loop", "probe"], tmp_path_factory.mktemp("log") / "log.txt", 60.0) as found:
+    with children(
+        ["plain", "loop", "probe", "engine-scheduled"], tmp_path_factory.mktemp("log") / "log.txt", 60.0
+    ) as found:
         yield found
 
 
@@ -27,7 +29,7 @@ def opened(contender, case, **changes):
 
 def test_contenders_live_in_processes_of_their_own(made):
     pids = {contender.ready()["pid"] for contender in made.values()}
-    assert len(pids) == 3
+    assert len(pids) == 4
     assert os.getpid() not in pids
 
 
@@ -43,6 +45,20 @@ def test_a_contender_trains_and_saves_its_gradients(made, tmp_path):
         assert plain.files == loop.files
         for key in plain.files:
             np.testing.assert_allclose(loop[key], plain[key], atol=1e-6)
+
+
+def test_the_engine_says_who_runs_its_tasks_and_does_as_it_is_told(made):
+    engine = made["engine-scheduled"]
+    opened(engine, tiny_cells())
+    assert engine.ask("settled")["workers"] == "auto"
+    engine.ask("run", warmup=12, steps=0)
+    # Which of them depends on the machine; nobody is still trying.
+    assert engine.ask("settled")["workers"] in {"always", "never", "auto"}
+    engine.close()
+    for workers in ("always", "never"):
+        opened(engine, tiny_cells(), workers=workers)
+        assert engine.ask("settled")["workers"] == workers
+        engine.close()
 
 
 def test_a_checkpointed_loop_holds_less_than_the_whole_batch(made):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import threading, torch
 from gpipe_bench.bench.peers.live import peak_counter
@@ -44,3 +46,36 @@ def test_peaks_of_all_threads_are_exact():
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["4000", "28000", "28000", "28004", "True", "True"]
+
+
+STEPS = """
+import sys, torch
+from torch import nn
+from gpipe_bench import GPipe
+from gpipe_bench.bench.peers.live import peak_counter
+
+counter = peak_counter(["cpu"])
+model = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
+options = dict(checkpoint=sys.argv[1], backward="scheduled", workers="never")
+pipe = GPipe(model, [1, 1], devices=["cpu"] * 2, chunks=4, **options)
+batch = torch.randn(64, 128)
+for _ in range(int(sys.argv[2])):
+    for parameter in pipe.parameters():
+        parameter.grad = None
+    pipe(batch).square().sum().backward()
+print(counter.peak_bytes())
+"""
+
+
+@pytest.mark.parametrize("steps", ["1", "3"])
+@pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+def test_the_engine_holds_what_the_layers_and_the_loss_need_and_no_more(checkpoint, steps):
+    """Parameters, their gradients, one layer's before it is added up; batch, hidden values, output.
+
+    So much torchgpipe holds at least: the inputs of partitions, and a gradient of each parameter besides the sum.
+    """
+    run = subprocess.run([sys.executable, "-c", STEPS, checkpoint, steps], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    layer, batch = 4 * (128 * 128 + 128), 4 * 64 * 128
+    needed = 2 * layer + 2 * layer + layer + 3 * batch
+    assert int(run.stdout) <= needed + 64, "some numbers, such as the loss"

@@ -36,7 +36,7 @@ class Stub:
         if do == "gradients":
             np.savez(arguments["path"], np.full(3, 2.0), np.array([1.0 if self.name == "plain" else 1.5]))
         times = [0.1] * arguments.get("steps", 0)
-        return {"wall_s": times, "cpu_s": times, "bytes": 7}
+        return {"wall_s": times, "cpu_s": times, "bytes": 7, "workers": "never"}
 
     def close(self):
         self._diary.append((self.name, "close", None, None))
@@ -100,6 +100,21 @@ def test_gradients_are_taken_in_float64_in_a_fork_of_their_own(tmp_path):
     race._save_gradients(stub, race.Outcome(tiny_cells(), contenders_of(["loop"])[0]), tmp_path)
     (first, opened), (second, _) = stub.asked
     assert (first, opened["case"]["precision"], second) == ("open", "float64", "gradients")
+
+
+def test_the_engine_is_counted_and_compared_with_the_workers_that_it_was_timed_with(tmp_path):
+    asked = []
+
+    class Telling(Stub):
+        def ask(self, do, **arguments):
+            if do == "open":
+                asked.append((self.name, arguments.get("workers")))
+            return super().ask(do, **arguments)
+
+    made = {name: Telling(name, []) for name in NAMES}
+    _race(tiny_cells(visit_s=0.25), contenders_of(NAMES), made, tmp_path)
+    assert [workers for name, workers in asked if name == "engine-scheduled"] == [None, "never", "never"]
+    assert {workers for name, workers in asked if name != "engine-scheduled"} == {None, "auto"}
 
 
 def test_nothing_is_counted_while_others_are_timed(tmp_path):

@@ -33,6 +33,7 @@ EXCEPTIONAL = {
     "gpipe_bench.skip": "skip",
     "gpipe_bench.pipe": "engine",
     "gpipe_bench.engine.skip": "skip",
+    "gpipe_bench.engine.sequential": "skip",
     "gpipe_bench.__main__": "cli",
 }
 MODULES = source_files(PACKAGES)

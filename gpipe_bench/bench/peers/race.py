@@ -1,8 +1,8 @@
 """The race: contenders take turns in rounds, in an order drawn anew for each round, one at a time.
 
 Per case: every contender is opened and warmed up; then rounds; then, each in a fresh fork of its process, its gradients
-in float64, where kernels that sum in another order do not show, and its peak of live bytes. One that fails is out for
-this case and takes part in the next.
+in float64, where kernels that sum in another order do not show, and its peak of live bytes; there the engine runs its
+tasks where it did when it was timed. One that fails is out for this case and takes part in the next.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Outcome:
     visits: list[Visit] = field(default_factory=list)
     gradient_difference: float | None = None
     peak_bytes: int | None = None
+    workers: str = "auto"
     step_s: float = 0.0
 
     def fail(self, error: PeerError) -> None:
@@ -170,8 +171,8 @@ def _race(case: PeerCase, contenders: Sequence[Contender], made: dict[str, Child
     for number in range(case.rounds):
         for position, name in enumerate(order.sample(sorted(going), len(going))):
             attempt(name, lambda child, outcome: _visit(child, outcome, number, position))  # noqa: B023 - called at once
-    for child in going.values():
-        child.close()
+    for name in list(going):
+        attempt(name, _settle)
     for name in list(going):
         attempt(name, lambda child, outcome: _save_gradients(child, outcome, folder))
     _compare_gradients(outcomes, going, folder)
@@ -196,8 +197,14 @@ def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
     outcome.step_s = min(answer["wall_s"])
 
 
+def _settle(child: Child, outcome: Outcome) -> None:
+    if outcome.contender.kind == "engine":
+        outcome.workers = child.ask("settled")["workers"]
+    child.close()
+
+
 def _save_gradients(child: Child, outcome: Outcome, folder: Path) -> None:
-    child.ask("open", case=replace(outcome.case, precision="float64").to_dict(), count=False)
+    child.ask("open", case=replace(outcome.case, precision="float64").to_dict(), count=False, workers=outcome.workers)
     child.ask("gradients", path=str(folder / f"{child.name}.npz"))
     child.close()
 
@@ -226,7 +233,7 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> float | None:
 
 def _count(child: Child, outcome: Outcome) -> None:
     try:
-        child.ask("open", case=outcome.case.to_dict(), count=True)
+        child.ask("open", case=outcome.case.to_dict(), count=True, workers=outcome.workers)
         child.ask("run", warmup=_COUNTED_STEPS, steps=0)
         outcome.peak_bytes = child.ask("peak")["bytes"]
     except PeerError as error:

@@ -44,12 +44,18 @@ class TrainingStep:
         parameters: of the model, in its order.
         forward_backward: what a step does besides clearing the gradients.
         devices: to wait for at the end.
+        settled: who runs the tasks, as the engine has found out by now.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], forward_backward: Callable[[], None], devices: Sequence[str]
+        self,
+        parameters: Sequence[nn.Parameter],
+        forward_backward: Callable[[], None],
+        devices: Sequence[str],
+        settled: Callable[[], str] = lambda: "auto",
     ) -> None:
         self.parameters = list(parameters)
+        self.settled = settled
         self._forward_backward = forward_backward
         self._devices = list(dict.fromkeys(devices))
 
@@ -72,8 +78,13 @@ def synchronize(devices: Sequence[str]) -> None:
             torch.accelerator.synchronize(device)
 
 
-def make_step(contender: Contender, case: PeerCase) -> TrainingStep:
+def make_step(contender: Contender, case: PeerCase, workers: str = "auto") -> TrainingStep:
     """The step of a contender that lives in one process.
+
+    Args:
+        contender: one whose kind is not ``pipelining``.
+        case: what it runs.
+        workers: who runs the tasks of the engine.
 
     Raises:
         Exception: whatever the contender raises when it is built.
@@ -82,21 +93,24 @@ def make_step(contender: Contender, case: PeerCase) -> TrainingStep:
     work = make_work(case)
     if contender.kind == "plain":
         return _plain(contender, case, work)
-    pipe = _engine(contender, case, work.model) if contender.kind == "engine" else _rival(contender, case, work.model)
+    model, engine = work.model, contender.kind == "engine"
+    pipe = _engine(contender, case, model, workers) if engine else _rival(contender, case, model)
     places = case.placement()
     batch, target = work.batch.to(places[0]), work.target.to(places[-1])
 
     def step() -> None:
         torch.autograd.backward(work.loss(pipe(batch), target))
 
-    return TrainingStep(list(pipe.parameters()), step, places)
+    settled = {"settled": pipe.settled_workers} if isinstance(pipe, GPipe) else {}
+    return TrainingStep(list(pipe.parameters()), step, places, **settled)
 
 
-def _engine(contender: Contender, case: PeerCase, model: nn.Sequential) -> nn.Module:
+def _engine(contender: Contender, case: PeerCase, model: nn.Sequential, workers: str) -> nn.Module:
     driven: Any = contender.option
     return GPipe(
         model, list(case.balance), devices=case.placement(), chunks=case.chunks, checkpoint=case.checkpoint,
         backward=driven, components=Components.from_label(case.variant) if case.variant else None,
+        workers=workers,
     )  # fmt: skip
 
 

@@ -21,11 +21,12 @@ class SingleProcess:
         contender: one whose kind is not ``pipelining``.
         case: what it runs.
         count: whether to count live bytes, which makes it slow.
+        workers: who runs the tasks of the engine.
     """
 
-    def __init__(self, contender: Contender, case: PeerCase, *, count: bool) -> None:
+    def __init__(self, contender: Contender, case: PeerCase, *, count: bool, workers: str = "auto") -> None:
         self._peak: Peak | None = peak_counter(case.placement()) if count else None
-        self._step: TrainingStep = make_step(contender, case)
+        self._step: TrainingStep = make_step(contender, case, workers)
 
     def run(self, warmup: int, steps: int) -> tuple[list[float], list[float]]:
         """Seconds and CPU seconds of ``steps`` steps, after ``warmup`` that are not timed."""
@@ -38,6 +39,10 @@ class SingleProcess:
             wall.append(time.perf_counter() - start)
             cpu.append(time.process_time() - used)
         return wall, cpu
+
+    def settled(self) -> str:
+        """Who runs the tasks of the engine, as the steps so far have shown."""
+        return self._step.settled()
 
     def gradients(self) -> list[Tensor]:
         """The gradients that a step leaves, on the CPU, in the order of the model's parameters."""
