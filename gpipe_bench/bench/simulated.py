@@ -50,7 +50,7 @@ def simulate_cells(
     known = simulation_facts() if facts is None else facts
     given = list(cells)
     results: dict[int, RawResult] = {}
-    for place, cell in sorted(enumerate(given), key=lambda item: _alike(item[1])):
+    for place, cell in sorted(enumerate(given), key=lambda item: _by_partitions(item[1])):
         timeline = timelines is None or cell.id in timelines
         results[place] = _simulated(cell, known, hardware or cell.profile, timeline=timeline)
         if report:
@@ -58,7 +58,7 @@ def simulate_cells(
     return [results[place] for place in range(len(given))]
 
 
-def _alike(cell: SimulatedCell) -> tuple[str, str, int, float]:
+def _by_partitions(cell: SimulatedCell) -> tuple[str, str, int, float]:
     return cell.model, cell.model_args, cell.partitions, cell.batch_size / cell.chunks
 
 

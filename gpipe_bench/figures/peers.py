@@ -149,7 +149,7 @@ def _cells_strip(
         axes.grid(axis="y", linewidth=0.3, color=RULE)
         axes.set_axisbelow(True)
         if last:
-            axes.set_xlabel("cells of a step: micro-batches times partitions")
+            axes.set_xlabel("cells of a step: micro-batches times partitions (lines: median)")
 
     page.strip(0.24 + height + (0.3 if last else 0.17), body)
 

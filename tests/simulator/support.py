@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpipe_bench.simulator.events import Run
+from hypothesis import strategies as st
+
+from gpipe_bench.components import Components
+from gpipe_bench.simulator.events import Run, Settings
 from gpipe_bench.simulator.workload import Kernels, SkipWork, TaskWork, Workload
 
 MS = 1_000_000
@@ -18,6 +21,13 @@ LETTERS = {
     "portal": "P",
     "portal_grad": "p",
 }
+# Those of pipelines whose order of issue is known beforehand.
+SETTINGS = st.builds(
+    Settings,
+    components=st.builds(Components, early_recompute=st.booleans()),
+    checkpoint=st.sampled_from(["always", "except_last", "never"]),
+    steps=st.integers(1, 3),
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.simulator.events import Settings, run_whole
 from gpipe_bench.simulator.steady import run_large
 from gpipe_bench.simulator.workload import NOTHING, Kernels, MemoryOp, StaticMemory, TaskWork, Workload
-from tests.simulator.support import Plain
+from tests.simulator.support import SETTINGS, Plain
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=150)
 KIB = 2**10
@@ -80,12 +80,6 @@ MACHINES = st.builds(
     copy=st.sampled_from([10, 20, 100]),
     launch_ns=st.sampled_from([1, 10]),
     queue_depth=st.sampled_from([0, 12, 100, 1000]),
-)
-SETTINGS = st.builds(
-    Settings,
-    components=st.builds(Components, early_recompute=st.booleans()),
-    checkpoint=st.sampled_from(["always", "except_last", "never"]),
-    steps=st.integers(1, 3),
 )
 
 

@@ -13,19 +13,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.components import Components
 from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.simulator import events
 from gpipe_bench.simulator.clock import Clock
 from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.events import Settings, run_whole
+from gpipe_bench.simulator.events import run_whole
 from gpipe_bench.simulator.memory import Memory
 from gpipe_bench.simulator.streams import Event
 from gpipe_bench.simulator.tables import Tables
 from gpipe_bench.simulator.turns import Unclear, passed
 from gpipe_bench.simulator.wavefront import Overtaken, Wavefront
 from gpipe_bench.simulator.workload import NOTHING, Kernels, TaskWork, Workload
-from tests.simulator.support import Plain
+from tests.simulator.support import SETTINGS, Plain
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
 
@@ -156,12 +155,6 @@ MACHINES = st.builds(
     copy=st.sampled_from([10, 20, 50]),
     launch_ns=st.just(10),
     queue_depth=st.sampled_from([0, 4, 12, 100]),
-)
-SETTINGS = st.builds(
-    Settings,
-    components=st.builds(Components, early_recompute=st.booleans()),
-    checkpoint=st.sampled_from(["always", "except_last", "never"]),
-    steps=st.integers(1, 3),
 )
 CASES = {"work": workloads(6), "machine": MACHINES, "chosen": SETTINGS}
 DENSE = {**CASES, "work": workloads(3)}
