@@ -28,6 +28,9 @@ WORKERS: Final = ("auto", "always", "never")
 LONGEST_CYCLE_S: Final = 3e-3
 """Where a clock-cycle takes longer with workers, they are worth it, and nothing is tried."""
 
+LONGEST_TASK_S: Final = 1e-3
+"""Where a task takes longer in the calling thread, workers are worth it: to hand it over takes a tenth of that."""
+
 _CLEARLY: Final = 0.8
 _MOST_TRIES: Final = 3
 _MOST_KINDS: Final = 64
@@ -38,13 +41,18 @@ class Contest:
 
     A batch with workers comes first and does not count, since everything is new; then both take turns, and medians are
     compared. Workers must be clearly faster, and twice: how much they fight for the lock changes with what else the
-    machine does. Once settled, it stays so.
+    machine does. Once settled, it stays so; so tasks that are long get workers without a comparison, which a machine
+    that is busy at that moment would decide.
+
+    Args:
+        cycles: clock-cycles of a batch.
+        tasks: tasks of a batch.
     """
 
-    __slots__ = ("_cycles", "_inline", "_noted", "_times")
+    __slots__ = ("_cycles", "_inline", "_noted", "_tasks", "_times")
 
-    def __init__(self, cycles: int) -> None:
-        self._cycles = cycles
+    def __init__(self, cycles: int, tasks: int) -> None:
+        self._cycles, self._tasks = cycles, tasks
         self._inline: bool | None = None
         self._noted = False
         self._times: dict[bool, list[float]] = {False: [], True: []}
@@ -71,6 +79,9 @@ class Contest:
         times = self._times
         if self._inline is not None or (not inline and seconds > self._cycles * LONGEST_CYCLE_S):
             return
+        if inline and seconds > self._tasks * LONGEST_TASK_S:
+            self._inline = False
+            return
         times[inline].append(seconds)
         tries = len(times[True])
         if tries:
@@ -94,17 +105,18 @@ class Contests:
         found = {contest.settled for pair in self._kinds.values() for contest in pair} - {None}
         return "auto" if len(found) != 1 else "never" if True in found else "always"
 
-    def of(self, kind: Hashable, cycles: int) -> tuple[Contest, Contest]:
+    def of(self, kind: Hashable, cycles: int, tasks: int) -> tuple[Contest, Contest]:
         """The contests of the forward and the backward pass of a batch.
 
         Args:
             kind: what makes batches alike.
             cycles: how many clock-cycles they have.
+            tasks: how many tasks.
         """
         if kind in self._kinds:
             self._kinds.move_to_end(kind)
         else:
-            self._kinds[kind] = Contest(cycles), Contest(cycles)
+            self._kinds[kind] = Contest(cycles, tasks), Contest(cycles, tasks)
             if len(self._kinds) > _MOST_KINDS:
                 self._kinds.popitem(last=False)
         return self._kinds[kind]

@@ -240,7 +240,7 @@ class Pipeline(Layers):
         if self.workers != "auto" or self._observer is not None or randomness.nested or not undisturbed():
             return None, None
         kind = (plan.checkpoint, plan.backward, self.training, kind_of(microbatches))
-        return self._contests.of(kind, plan.m + plan.n - 1)
+        return self._contests.of(kind, plan.m + plan.n - 1, plan.m * plan.n)
 
     def settled_workers(self) -> str:
         """``workers``, or, where that is ``auto``, the choice that does the same as the batches so far have come to."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpipe_bench import Pipe
 from gpipe_bench.engine import granularity
-from gpipe_bench.engine.granularity import LONGEST_CYCLE_S, Contest, Contests, kind_of
+from gpipe_bench.engine.granularity import LONGEST_CYCLE_S, LONGEST_TASK_S, Contest, Contests, kind_of
 from gpipe_bench.engine.microbatch import scatter
 from tests.engine.support import (
     MODES,
@@ -37,8 +37,8 @@ BACKWARDS = ("autograd", "scheduled")
 
 
 def contest(*times: tuple[bool, float]) -> Contest:
-    """A contest of batches of one cycle, after these times."""
-    made = Contest(1)
+    """A contest of batches of one cycle and ten tasks, after these times."""
+    made = Contest(1, 10)
     for inline, seconds in times:
         made.note(seconds, inline=inline)
     return made
@@ -59,8 +59,19 @@ def test_long_cycles_are_never_tried():
     assert not contest(*[(W, LONGEST_CYCLE_S * 1.01)] * 20).inline()
 
 
+def test_long_tasks_get_workers_whatever_they_take_there():
+    made = Contest(10, 20)
+    for inline, seconds in [(W, SHORT), (W, SHORT), (I, 20 * LONGEST_TASK_S * 1.01)]:
+        made.note(seconds, inline=inline)
+    assert made.settled is False
+    made = Contest(10, 20)
+    for inline, seconds in [(W, 10 * SHORT), (W, 10 * SHORT), (I, 20 * LONGEST_TASK_S * 0.3)]:
+        made.note(seconds, inline=inline)
+    assert made.settled is True
+
+
 def test_what_counts_is_the_length_of_a_cycle():
-    made = Contest(10)
+    made = Contest(10, 20)
     for _ in range(2):
         made.note(9 * LONGEST_CYCLE_S, inline=False)
     assert made.inline()
@@ -101,12 +112,12 @@ def test_where_it_hardly_matters_the_calling_thread_has_it_after_three_tries_in_
 def test_kinds_have_contests_of_their_own_and_old_ones_go(monkeypatch):
     monkeypatch.setattr(granularity, "_MOST_KINDS", 2)
     contests = Contests()
-    first = contests.of("a", 1)
+    first = contests.of("a", 1, 1)
     assert first[0] is not first[1]
-    contests.of("b", 1)
-    assert contests.of("a", 1) is first
-    contests.of("c", 1)
-    assert contests.of("a", 1) is first
+    contests.of("b", 1, 1)
+    assert contests.of("a", 1, 1) is first
+    contests.of("c", 1, 1)
+    assert contests.of("a", 1, 1) is first
     assert len(contests._kinds) == 2
 
 
@@ -169,6 +180,15 @@ def places(steps: int, backward: str, **sleeps: float) -> tuple[list[bool], list
 def always_tried(monkeypatch):
     """However slow this machine is now."""
     monkeypatch.setattr(granularity, "LONGEST_CYCLE_S", float("inf"))
+    monkeypatch.setattr(granularity, "LONGEST_TASK_S", float("inf"))
+
+
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_long_tasks_are_tried_there_once(backward, monkeypatch):
+    monkeypatch.setattr(granularity, "LONGEST_CYCLE_S", float("inf"))
+    forwards, backwards = places(6, backward, caller_s=3 * LONGEST_TASK_S)
+    assert forwards == [False, False, True, False, False, False]
+    assert backward == "autograd" or backwards == forwards
 
 
 @pytest.mark.usefixtures("always_tried")
@@ -344,7 +364,7 @@ def test_a_pipeline_says_who_has_turned_out_to_run_its_tasks(backward, sleeps, e
 
 def test_contests_that_differ_leave_the_choice_open():
     contests = Contests()
-    forward, backward = contests.of("a", 1)
+    forward, backward = contests.of("a", 1, 1)
     forward._inline, backward._inline = True, False
     forward._noted = backward._noted = True
     assert contests.settled() == "auto"

@@ -45,8 +45,8 @@ def test_a_model_must_be_one_of_the_race():
 
 
 def test_partitions_must_have_layers():
-    assert "peers.convnet.partitions must be at most the 19 layers of convnet, got 20; lower it" in problem(
-        convnet={"partitions": 20}
+    assert "peers.convnet.partitions must be at most the 21 layers of convnet, got 22; lower it" in problem(
+        convnet={"partitions": 22}
     )
 
 

@@ -18,8 +18,18 @@ from typing import Any, Final
 __all__ = ["Child", "PeerError", "children"]
 
 _START_S: Final = 120.0
-# A fork has only the threads that it starts itself: NumPy's would be lost. GPUs counted by NVML leave CUDA to forks.
-_ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+_ENVIRONMENT: Final = {
+    # A fork has only the threads that it starts itself: NumPy's would be lost.
+    "OPENBLAS_NUM_THREADS": "1",
+    # GPUs counted by NVML leave CUDA to forks.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # glibc gives freed memory back to the kernel or not as it has learned from what came before, and a step that gets
+    # it anew, page by page, takes up to a quarter longer. Everybody keeps it.
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TOP_PAD_": str(2**27),
+}
+"""What contenders find in their environment beside the caller's."""
 
 
 class PeerError(Exception):

@@ -83,7 +83,7 @@ class ModelRace(Section):
     """A network that computes; its partitions are balanced by measured time."""
 
     model: Model = "convnet"
-    model_args: ModelArgs = "L=8;C=32;size=32"
+    model_args: ModelArgs = "L=9;C=32;size=32"
     batch_size: BatchSize = 32
     chunks: Chunks = 8
     partitions: Partitions = 2
@@ -122,7 +122,7 @@ class UNetRace(ModelRace):
     """A U-Net, whose skips cross the boundary."""
 
     model: Model = "unet"
-    model_args: ModelArgs = "depth=3;B=1;C=16;size=48;dropout=0"
+    model_args: ModelArgs = "depth=3;B=3;C=16;size=64;dropout=0"
 
 
 class PeersSettings(Section):
