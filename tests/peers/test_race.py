@@ -77,7 +77,7 @@ def test_all_are_opened_and_warm_before_anybody_is_timed(tmp_path):
     assert [(name, do) for name, do, _, _ in diary[:first]] == [(name, do) for name in NAMES for do in ("open", "run")]
 
 
-@pytest.mark.parametrize(("visit_s", "asked"), [(0.25, (1, 2)), (0.1, (0, 1)), (0.05, (0, 1)), (99.0, (1, 50))])
+@pytest.mark.parametrize(("visit_s", "asked"), [(0.25, (1, 2)), (0.1, (1, 1)), (0.05, (1, 1)), (99.0, (1, 50))])
 def test_a_visit_has_as_many_steps_as_fit(visit_s, asked):
     stub = Stub("loop", [])
     outcome = race.Outcome(tiny_cells(visit_s=visit_s), contenders_of(["loop"])[0])

@@ -189,10 +189,9 @@ def _open(child: Child, outcome: Outcome) -> None:
 
 
 def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
-    long = outcome.step_s >= outcome.case.visit_s
-    steps = 1 if long else min(int(outcome.case.visit_s / outcome.step_s), _MOST_STEPS)
-    # The first step of a visit finds the caches full of what others did; a long one hardly feels it.
-    answer = child.ask("run", warmup=0 if long else 1, steps=steps)
+    steps = max(1, min(int(outcome.case.visit_s / outcome.step_s), _MOST_STEPS))
+    # The first step of a visit finds threads asleep and the caches full of what others did.
+    answer = child.ask("run", warmup=1, steps=steps)
     outcome.visits.append(Visit(number, position, answer["wall_s"], answer["cpu_s"]))
     outcome.step_s = min(answer["wall_s"])
 

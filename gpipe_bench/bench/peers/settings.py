@@ -83,13 +83,13 @@ class ModelRace(Section):
     """A network that computes; its partitions are balanced by measured time."""
 
     model: Model = "convnet"
-    model_args: ModelArgs = "L=9;C=32;size=32"
+    model_args: ModelArgs = "L=9;C=64;size=32"
     batch_size: BatchSize = 32
     chunks: Chunks = 8
     partitions: Partitions = 2
     checkpoints: Modes = ("always", "never")
-    rounds: Rounds = 10
-    visit_s: Visit = 0.2
+    rounds: Rounds = 8
+    visit_s: Visit = 0.5
 
     def problems(self) -> Iterator[Problem]:
         """The race knows the model, and micro-batches are equal."""
@@ -123,6 +123,7 @@ class UNetRace(ModelRace):
 
     model: Model = "unet"
     model_args: ModelArgs = "depth=3;B=3;C=16;size=64;dropout=0"
+    visit_s: Visit = 1.0
 
 
 class PeersSettings(Section):
