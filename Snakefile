@@ -10,6 +10,7 @@ from gpipe_bench.bench.simulation_groups import GROUP_PATTERN, SIMULATED_PATTERN
 from gpipe_bench.bench.sources import source_digest
 from gpipe_bench.bench.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan
 from gpipe_bench.errors import GpipeBenchError
+from gpipe_bench.processes import PROCESSES, usable_processes
 
 
 configfile: "config/config.yaml"
@@ -29,17 +30,20 @@ except GpipeBenchError as error:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(2)
 
-# The Python that runs Snakemake runs the jobs, whatever stands first in PATH.
-shell.prefix(f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; ')
+# The Python that runs Snakemake runs the jobs, whatever stands first in PATH. A job that is not timed may use its share
+# of all processors, for results that are the same with one.
+shell.prefix(
+    f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; '
+    f"export {PROCESSES}={usable_processes(workflow.cores or 1)}; "
+)
 
 
 wildcard_constraints:
+    advice="|".join(PLAN.advice),
     cell=CELL_PATTERN,
-    repeat=r"\d+",
     experiment="|".join(PLAN.runs),
     group=rf"(?!published-){GROUP_PATTERN}",
     model="amoebanet-d|unet",
-    seed=r"\d+",
     sweep="|".join(PLAN.sweeps),
     table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",
@@ -51,6 +55,7 @@ include: "workflows/rules/ablation.smk"
 include: "workflows/rules/predictions.smk"
 include: "workflows/rules/tables.smk"
 include: "workflows/rules/sweep.smk"
+include: "workflows/rules/advice.smk"
 include: "workflows/rules/transparency.smk"
 include: "workflows/rules/peers.smk"
 include: "workflows/rules/figures.smk"
@@ -65,6 +70,7 @@ rule all:
         rules.speed.input,
         rules.memory.input,
         rules.sweep.input,
+        rules.advice.input,
         rules.timeline.input,
         rules.transparency.input,
         rules.figures.input,

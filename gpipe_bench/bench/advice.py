@@ -11,17 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Annotated, Any, Final
+from itertools import count, product
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.raw import RawResult
-from gpipe_bench.bench.settings import BatchSize, Model, ModelArgs, PipelineSettings, Section, Variant
+from gpipe_bench.bench.settings import (
+    BatchSize,
+    Model,
+    ModelArgs,
+    PipelineSettings,
+    Section,
+    Variant,
+    options,
+    with_own_arguments,
+)
 from gpipe_bench.bench.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedule import CHECKPOINT_MODES
+
+if TYPE_CHECKING:
+    from gpipe_bench.rows import Row
 
 __all__ = ["Advice", "AdviceRequest", "advise"]
 
@@ -29,9 +41,7 @@ _MOST_CHUNKS: Final = 128
 _MOVES: Final = 12
 
 Devices = Annotated[int, Field(strict=True, ge=1, le=64, description="devices there are; fewer may be used")]
-Limit = Annotated[
-    float, Field(ge=0, description="GiB that tensors may take on each device; 0: all that the device has for them")
-]
+Limit = Annotated[float, Field(ge=0, description="GiB for the tensors of a device; 0: all that it has for them")]
 
 
 class AdviceRequest(Section):
@@ -46,6 +56,15 @@ class AdviceRequest(Section):
     profile: Profile = "p40"
     flavour: Flavour = "current"
     variant: Variant = "dep-str-ptl"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_arguments(cls, data: Any) -> Any:
+        return with_own_arguments(cls, data)
+
+    def arguments(self) -> list[str]:
+        """The request as options of ``python -m gpipe_bench advise``, one word each."""
+        return options(self.model_dump(mode="json"))
 
     def problems(self) -> Iterator[Problem]:
         """The model is known and takes these arguments."""
@@ -113,12 +132,13 @@ class Advice:
 _KINDS: Final = {"checkpoint": "checkpoint", "devices": "partitions", "chunks": "chunks", "balance": "balance"}
 
 
-def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = None) -> Advice:
+def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = None, processes: int = 1) -> Advice:
     """Find the fastest pipeline that fits the memory.
 
     Args:
         request: model, batch and hardware.
         report: takes how many of how many first candidates are done.
+        processes: how many simulate those at once; see :func:`gpipe_bench.processes.spread`.
 
     Raises:
         ConfigError: the limit leaves no memory at all.
@@ -134,16 +154,18 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
         raise ConfigError([f"memory_limit_gib must be more than 0, got {limit:g}; raise it"])
     advice = Advice(request, limit)
     cells, facts = request.candidates(), simulation_facts()
+    done = count(1)
+
+    def tell(_: Row) -> None:
+        if report:
+            report(next(done), len(cells))
 
     def simulate(cell: SimulatedCell) -> RawResult:
         (result,) = simulate_cells([cell], timelines=(), hardware=hardware, facts=facts)
         advice.results.append(result)
         return result
 
-    for number, cell in enumerate(cells, start=1):
-        simulate(cell)
-        if report:
-            report(number, len(cells))
+    advice.results += simulate_cells(cells, tell, timelines=(), hardware=hardware, facts=facts, processes=processes)
     _refine(advice, simulate)
     return advice
 

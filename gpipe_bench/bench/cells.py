@@ -1,7 +1,7 @@
 """Cells: everything that decides one measurement, with an id that several experiments can share.
 
-The id is the name of the folder in which the raw results of the cell lie, so two experiments that ask for the same
-cell share its runs, and a cell with any other setting has another folder.
+The id is the name of the file in which the raw results of the cell lie, so two experiments that ask for the same
+cell share its runs, and a cell with any other setting has another file.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from models.arguments import nearest
 
 __all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "distinct_runs"]
 
-RAW_PATTERN: Final = "results/raw/{cell}/{repeat}.json"
-"""Where the raw result of a run lies, whatever experiment asked for it."""
+RAW_PATTERN: Final = "results/raw/{cell}.json"
+"""Where the raw results of a cell lie, one per repeat, whatever experiments asked for it."""
 
 CELL_PATTERN: Final = r"[a-z][a-z0-9._-]*-[0-9a-f]{8}"
 """Regular expression of every cell id."""
@@ -100,8 +100,8 @@ class CellRun(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Where its raw result lies, below the folder of the run."""
-        return Path(RAW_PATTERN.format(cell=self.cell.id, repeat=self.repeat))
+        """Where its raw result lies beside those of the other repeats, below the folder of the run."""
+        return Path(RAW_PATTERN.format(cell=self.cell.id))
 
 
 def distinct_runs(runs: Iterable[CellRun]) -> list[CellRun]:

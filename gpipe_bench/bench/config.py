@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field
 
+from gpipe_bench.bench.advice import AdviceRequest
 from gpipe_bench.bench.cells import CellRun, distinct_runs
 from gpipe_bench.bench.experiment import Experiment
 from gpipe_bench.bench.experiments import Ablation, Sweeps
 from gpipe_bench.bench.machine import Machine, find_machine
+from gpipe_bench.bench.names import readable
 from gpipe_bench.bench.peers.settings import PeersSettings
+from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.published_tables import MemoryTables, SpeedTables
 from gpipe_bench.bench.settings import Section
 from gpipe_bench.bench.transparency.settings import TransparencySettings
@@ -34,6 +37,9 @@ DeviceCount = Annotated[
 ]
 
 
+_ADVICE: dict[str, AdviceRequest] = {"unet": AdviceRequest()}
+
+
 class SuiteConfig(Section):
     """What the suite runs."""
 
@@ -43,12 +49,23 @@ class SuiteConfig(Section):
     speed: Annotated[SpeedTables, Field(description="the published tables of throughput")] = SpeedTables()
     memory: Annotated[MemoryTables, Field(description="the published tables of memory")] = MemoryTables()
     sweep: Annotated[Sweeps, Field(description="numbers of partitions and micro-batches")] = Sweeps()
+    advice: Annotated[
+        dict[str, AdviceRequest],
+        Field(description="the best balance, chunks and mode; a request of yours is a new key"),
+    ] = _ADVICE
     transparency: Annotated[
         TransparencySettings, Field(description="training on real images, with and without the pipeline")
     ] = TransparencySettings()
     peers: Annotated[PeersSettings, Field(description="the engine beside other pipelines and the plain module")] = (
         PeersSettings()
     )
+
+    def problems(self) -> Iterator[Problem]:
+        """Names of requests are parts of file names."""
+        for name in self.advice:
+            if readable(name) != name:
+                text = f"must have names of lower-case letters, digits and hyphens, got {name!r}; rename it"
+                yield Problem(("advice",), text)
 
     def experiments(self) -> dict[str, Experiment]:
         """The experiments that give tables of rows, by the name of their results."""

@@ -2,7 +2,7 @@
 
 {"cell": id, "row": {...}, "devices": [one per partition], "steps": [one per timed step], "events": [of one step]}
 
-Simulations, which share one process, leave a list of those.
+Repeats of a cell, and simulations, which share one process, leave a list of those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpipe_bench.bench.files import json_text
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 
-__all__ = ["DEVICE_COLUMNS", "STEP_COLUMNS", "RawResult", "cell_row", "read_results", "results_json"]
+__all__ = ["DEVICE_COLUMNS", "STEP_COLUMNS", "RawResult", "cell_row", "read_results", "result_of", "results_json"]
 
 DEVICE_COLUMNS: Final = (
     "partition",
@@ -87,10 +87,19 @@ def read_results(path: Path) -> list[RawResult]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         records = data if isinstance(data, list) else [data]
-        return [RawResult(**{**record, "row": Row.from_dict(record["row"])}) for record in records]
+        return [result_of(record) for record in records]
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError([f"raw result must be a file that run wrote, got {path} ({reason}); run it again"]) from error
+
+
+def result_of(record: dict[str, Any]) -> RawResult:
+    """The result that a record of such a file holds.
+
+    Raises:
+        ValueError, TypeError, KeyError: it holds none.
+    """
+    return RawResult(**{**record, "row": Row.from_dict(record["row"])})
 
 
 def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:

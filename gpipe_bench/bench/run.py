@@ -23,7 +23,7 @@ from gpipe_bench.bench.raw import RawResult, cell_row
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 
-__all__ = ["failed_result", "run_cell"]
+__all__ = ["Measure", "failed_result", "run_cell"]
 
 Measure = Callable[[Cell, int], RawResult]
 

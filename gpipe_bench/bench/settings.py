@@ -43,6 +43,14 @@ def options(settings: Mapping[str, str | int | bool]) -> list[str]:
     return words
 
 
+def with_own_arguments(section: type[BaseModel], data: Any) -> Any:
+    """Settings in which a model other than the default one has its own defaults, not the arguments of that one."""
+    if isinstance(data, dict) and "model_args" not in data:
+        default = section.model_fields["model"].default
+        return {**data, "model_args": ""} if data.get("model", default) != default else data
+    return data
+
+
 def each_valid(entries: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
     """What ``read`` makes of each entry of a list.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.raw import RawResult
 from gpipe_bench.bench.simulated_cells import SimulatedCell
 from gpipe_bench.measure.host import host_facts
+from gpipe_bench.processes import spread
 from models.table import parse_arguments
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ __all__ = ["device_records", "simulate_cells", "simulation_facts"]
 
 # Of the host's facts those that decide a simulation; the same cell is the same row on every machine and day.
 _FACTS: Final = ("commit", "dirty")
+
+_PIECE: Final = 4
+"""Cells that one process simulates before it takes others: all checkpoint modes of a micro-batch, in most sweeps."""
 
 
 def simulation_facts() -> dict[str, Any]:
@@ -32,10 +37,13 @@ def simulate_cells(
     timelines: Container[str] | None = None,
     hardware: Hardware | None = None,
     facts: Mapping[str, Any] | None = None,
+    *,
+    processes: int = 1,
 ) -> list[RawResult]:
     """Simulate cells; one that does not fit the memory is a row that says how much it needs.
 
-    Cells that share partitions come one after the other; results are in the order of the cells.
+    Cells that share partitions come one after the other, in one process; results are in the order of the cells, and
+    the same whatever ``processes`` is.
 
     Args:
         cells: what to simulate.
@@ -43,6 +51,7 @@ def simulate_cells(
         timelines: ids of the cells whose timeline is kept; by default of all.
         hardware: what to simulate on in place of the cells' profile.
         facts: columns of the rows from :func:`simulation_facts`; found by default.
+        processes: how many simulate at once; see :func:`gpipe_bench.processes.spread`.
 
     Raises:
         BalanceError: a balance does not fit its model.
@@ -50,15 +59,36 @@ def simulate_cells(
     known = simulation_facts() if facts is None else facts
     given = list(cells)
     results: dict[int, RawResult] = {}
-    for place, cell in sorted(enumerate(given), key=lambda item: _by_partitions(item[1])):
-        timeline = timelines is None or cell.id in timelines
-        results[place] = _simulated(cell, known, hardware or cell.profile, timeline=timeline)
+
+    def work(piece: Sequence[int]) -> list[RawResult]:
+        return [
+            _simulated(
+                given[place],
+                known,
+                hardware or given[place].profile,
+                timeline=timelines is None or given[place].id in timelines,
+            )
+            for place in piece
+        ]
+
+    pieces = _pieces(given)
+    for piece, found in zip(pieces, spread(work, pieces, processes), strict=True):
+        results |= zip(piece, found, strict=True)
         if report:
-            report(results[place].row)
+            for result in found:
+                report(result.row)
     return [results[place] for place in range(len(given))]
 
 
-def _by_partitions(cell: SimulatedCell) -> tuple[str, str, int, float]:
+def _pieces(cells: Sequence[SimulatedCell]) -> list[list[int]]:
+    """Places of some cells that share partitions, the largest pipelines first: what is left at the end is short."""
+    places = sorted(range(len(cells)), key=lambda place: _shared(cells[place]))
+    shared = [list(some) for _, some in groupby(places, key=lambda place: _shared(cells[place]))]
+    pieces = [some[k : k + _PIECE] for some in shared for k in range(0, len(some), _PIECE)]
+    return sorted(pieces, key=lambda piece: -sum(cells[place].partitions * cells[place].chunks for place in piece))
+
+
+def _shared(cell: SimulatedCell) -> tuple[str, str, int, float]:
     return cell.model, cell.model_args, cell.partitions, cell.batch_size / cell.chunks
 
 

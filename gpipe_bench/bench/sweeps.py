@@ -31,6 +31,7 @@ from gpipe_bench.bench.settings import (
     Warmup,
     each_valid,
     read_balance,
+    with_own_arguments,
 )
 from gpipe_bench.bench.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
 
@@ -78,11 +79,7 @@ class _Grid(Experiment):
     @model_validator(mode="before")
     @classmethod
     def _own_arguments(cls, data: Any) -> Any:
-        """A model of one's own choice has its own defaults, not the arguments that are the default here."""
-        if isinstance(data, dict) and "model_args" not in data:
-            default = cls.model_fields["model"].default
-            return {**data, "model_args": ""} if data.get("model", default) != default else data
-        return data
+        return with_own_arguments(cls, data)
 
     def problems(self) -> Iterator[Problem]:
         """There is a series, and the batch can be cut into as many micro-batches as are asked for."""

@@ -24,8 +24,8 @@ REDRAWN: Final = Path("figures/redrawn")
 TABLE_PATTERN: Final = "results/simulated/published-{table}.json"
 """Where the simulations of a published table lie."""
 
-TRANSPARENCY_PATTERN: Final = "results/transparency/{workload}/{seed}.json"
-"""Where the raw result of one training on real images lies."""
+TRANSPARENCY_PATTERN: Final = "results/transparency/{workload}.json"
+"""Where the raw result of one model that is trained on real images lies, with all seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Plan:
         training: settings of each workload of the transparency experiment, and its seeds.
         parts: experiments that do not ask for all simulations of the defaults, which the reference results hold.
         margin: accuracies that differ by less count as equivalent.
+        advice: for each request for advice the options of ``advise``.
         racing: options of ``peers run``.
         racing_gpus: the accelerators that the race needs.
     """
@@ -51,6 +52,7 @@ class Plan:
     training: dict[str, tuple[list[str], int]] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     margin: float = 0.0
+    advice: dict[str, list[str]] = field(default_factory=dict)
     racing: list[str] = field(default_factory=list)
     racing_gpus: int = 0
 
@@ -58,6 +60,15 @@ class Plan:
     def arguments(self) -> dict[str, list[str]]:
         """For each cell, whatever experiment asks for it, the options of ``python -m gpipe_bench run``."""
         return {run.cell.id: run.cell.arguments() for runs in self.runs.values() for run in runs}
+
+    @property
+    def repeats(self) -> dict[str, int]:
+        """For each cell how often it is run: as often as the experiment asks that asks for most."""
+        found: dict[str, int] = {}
+        for runs in self.runs.values():
+            for run in runs:
+                found[run.cell.id] = max(found.get(run.cell.id, 0), run.repeat + 1)
+        return found
 
     @property
     def devices(self) -> dict[str, int]:
@@ -89,16 +100,12 @@ class Plan:
     @property
     def transparency(self) -> list[str]:
         """The raw results of the transparency experiment."""
-        return [
-            TRANSPARENCY_PATTERN.format(workload=workload, seed=seed)
-            for workload, (_, seeds) in self.training.items()
-            for seed in range(seeds)
-        ]
+        return [TRANSPARENCY_PATTERN.format(workload=workload) for workload in self.training]
 
     @property
     def training_options(self) -> dict[str, list[str]]:
         """For each workload of the transparency experiment, the options of ``transparency run``."""
-        return {workload: words for workload, (words, _) in self.training.items()}
+        return {workload: [*words, "--seeds", str(seeds)] for workload, (words, seeds) in self.training.items()}
 
     @property
     def sweeps(self) -> list[str]:
@@ -144,7 +151,7 @@ class Plan:
         return [
             *(group.path for group in self.groups if any(cell.id in wanted for cell in group.cells)),
             *(TABLE_PATTERN.format(table=table) for table in self.tables.get(experiment, ())),
-            *(str(run.path) for run in self.runs[experiment]),
+            *dict.fromkeys(str(run.path) for run in self.runs[experiment]),
         ]
 
 
@@ -173,6 +180,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         suite.transparency.training(),
         _parts(experiments),
         suite.transparency.margin,
+        {name: request.arguments() for name, request in suite.advice.items()},
         ["--device", machine.device, *suite.peers.changes()],
         0 if machine.device == "cpu" else machine.count,
     )

@@ -10,7 +10,7 @@ import typer
 from gpipe_bench.bench.advice import AdviceRequest
 from gpipe_bench.bench.files import check_writable
 from gpipe_bench.bench.validation import validated
-from gpipe_bench.cli.options import settings_of
+from gpipe_bench.cli.options import Processes, settings_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,6 +37,7 @@ def advise(
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
     flavour: Annotated[str, _setting("flavour")] = _DEFAULT.flavour,
     variant: Annotated[str, _setting("variant")] = _DEFAULT.variant,
+    processes: Processes = 1,
     rows: Annotated[Path | None, typer.Option(help="Write all that was tried as a table, a CSV file.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw it: path without suffix; needs --rows.")] = None,
 ) -> None:
@@ -57,12 +58,12 @@ def advise(
 
     with Progress(transient=True) as progress:
         task = progress.add_task("simulating", total=None)
-        advice = find(request, lambda done, total: progress.update(task, completed=done, total=total))
+        advice = find(request, lambda done, total: progress.update(task, completed=done, total=total), processes)
     _print(advice)
     if rows is not None:
         from gpipe_bench.bench.collect import write_tables
 
-        write_tables(advice.results, "advice", rows)
+        write_tables(advice.results, rows.stem, rows)
         typer.echo(f"wrote {rows} and its companions")
     if figure is not None and rows is not None:
         from gpipe_bench.figures.advice import draw_advice

@@ -35,6 +35,7 @@ def check(
         parts += [f"{len(experiment.simulations())} cells simulated"] if experiment.simulations() else []
         parts += [f"published tables simulated: {', '.join(experiment.tables())}"] if experiment.tables() else []
         typer.echo(f"{name}: {'; '.join(parts) or 'nothing'}")
+    typer.echo(f"advice: {', '.join(config.advice) or 'nothing'}")
     typer.echo(f"transparency: {len(config.transparency.cells())} runs")
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gpipe_bench.cli.options import Processes
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Draw figures from tables: SVG, PDF and PNG.", no_args_is_help=True)
@@ -101,11 +103,12 @@ def advice(rows: Rows, out: Out) -> None:
 def reference(
     out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures/reference"),
     tables: Annotated[Path, typer.Option(help="Folder of the reference tables.")] = Path("results/reference"),
+    processes: Processes = 1,
 ) -> None:
     """Draw every figure of the reference tables."""
     from gpipe_bench.figures.reference import draw_reference
 
-    for paths in draw_reference(out, tables):
+    for paths in draw_reference(out, tables, processes):
         _say(paths)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +12,9 @@ from gpipe_bench.bench.files import check_writable, json_text, write_files
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.cli.options import settings_of
 from gpipe_bench.errors import BalanceError, ConfigError
+
+if TYPE_CHECKING:
+    from gpipe_bench.bench.raw import RawResult
 
 __all__ = ["gpu", "profile", "run"]
 
@@ -24,6 +27,10 @@ def run(
     *,
     out: Annotated[Path, typer.Option(help="The raw result to write, a JSON file.")],
     repeat: Annotated[int, typer.Option(min=0, help="Number of this repeat, 0-based.")] = 0,
+    repeats: Annotated[int, typer.Option(min=0, help="Run so many, each in a fresh process; 0: one in this.")] = 0,
+    key: Annotated[
+        str, typer.Option(help="Repeats that an interrupted call left are kept if theirs is the same.")
+    ] = "",
     model: Annotated[str, _setting("model")] = _DEFAULT.model,
     model_args: Annotated[
         str, typer.Option(help=f"Its arguments, 'key=value' joined by ';'.  [{_DEFAULT.model}: {_DEFAULT.model_args}]")
@@ -46,14 +53,12 @@ def run(
     device: Annotated[str, _setting("device")] = _DEFAULT.device,
     devices: Annotated[int, _setting("devices")] = _DEFAULT.devices,
 ) -> None:
-    """Measure one repeat of one cell in this process and write its raw result.
+    """Measure one cell and write its raw result: one repeat in this process, or several in processes of their own.
 
     Out of memory, a switch that the device does not support and any other failure of the run are results: a row with a
     status and a reason, and exit status 0, so that one failed cell does not end an experiment. Bad arguments are one
     line on stderr, exit status 2 and no file.
     """
-    from gpipe_bench.bench.run import run_cell
-
     given = {name: value for name, value in locals().items() if name in Cell.model_fields}
     if not model_args and model == _DEFAULT.model:
         given["model_args"] = model_args = _DEFAULT.model_args
@@ -71,11 +76,34 @@ def run(
     if missing is not None:
         raise missing
     check_writable(out)
+    if repeats:
+        _run_repeats(cell, repeats, out, key)
+    else:
+        _run_once(cell, repeat, out)
+
+
+def _run_once(cell: Cell, repeat: int, out: Path) -> None:
+    from gpipe_bench.bench.run import run_cell
+
     result = run_cell(cell, repeat)
     write_files({out: result.to_json()})
+    _say(result)
+
+
+def _run_repeats(cell: Cell, repeats: int, out: Path, key: str) -> None:
+    from gpipe_bench.bench.kept import KeptParts
+    from gpipe_bench.bench.raw import results_json
+    from gpipe_bench.bench.repeats import run_repeats
+
+    kept = KeptParts(out, key)
+    write_files({out: results_json(run_repeats(cell, repeats, kept, _say))})
+    kept.remove()
+
+
+def _say(result: RawResult) -> None:
     row = result.row
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
-    typer.echo(f"{row.status}: {row.variant} repeat {repeat}: {value}", err=row.status in ("oom", "error"))
+    typer.echo(f"{row.status}: {row.variant} repeat {row.repeat}: {value}", err=row.status in ("oom", "error"))
 
 
 def _balance(model: str, model_args: str, partitions: int) -> str:

@@ -1,14 +1,20 @@
-"""Options of commands that are settings of the suite."""
+"""Options of several commands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
 
-__all__ = ["settings_of"]
+from gpipe_bench.processes import PROCESSES
+
+__all__ = ["Processes", "settings_of"]
+
+Processes = Annotated[
+    int, typer.Option(min=1, envvar=PROCESSES, help="How many processes share the work; results are the same.")
+]
 
 
 def settings_of(section: type[BaseModel]) -> Callable[[str], Any]:

@@ -12,7 +12,7 @@ from gpipe_bench.bench.raw import results_json
 from gpipe_bench.bench.simulated_cells import SimulatedCell
 from gpipe_bench.bench.simulation_groups import OWN
 from gpipe_bench.bench.validation import validated
-from gpipe_bench.cli.options import settings_of
+from gpipe_bench.cli.options import Processes, settings_of
 from gpipe_bench.errors import ConfigError
 from models.arguments import nearest
 
@@ -41,6 +41,7 @@ def simulate_cells(
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
     flavour: Annotated[str, _setting("flavour")] = _DEFAULT.flavour,
+    processes: Processes = 1,
 ) -> None:  # fmt: skip
     """Simulate cells of one model in this process and write their raw results into one file.
 
@@ -52,7 +53,7 @@ def simulate_cells(
     check_writable(out)
     from gpipe_bench.bench.simulated import simulate_cells as simulate
 
-    results = simulate(cells, _say, timelines)
+    results = simulate(cells, _say, timelines, processes=processes)
     write_files({out: results_json(results)})
     typer.echo(f"wrote {out} with {len(results)} simulated cells")
 

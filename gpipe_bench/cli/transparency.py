@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from gpipe_bench.bench.files import check_writable, write_files
+from gpipe_bench.bench.files import check_writable, json_text, write_files
 from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.bench.validation import validated
+from gpipe_bench.cli.options import Processes
 from gpipe_bench.errors import ConfigError
 from models.arguments import nearest
 
@@ -29,26 +30,34 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="A setting, such as
 @app.command("run")
 def run(
     workload: Annotated[str, typer.Argument(help="amoebanet or unet.")],
+    *,
     out: Annotated[Path, typer.Option(help="The raw result to write, a JSON file.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of split, order, weights and noise.")] = 0,
+    seeds: Annotated[int, typer.Option(min=0, help="Train seeds 0, 1, ..., so many; 0: the one above.")] = 0,
     changes: Set = None,
+    key: Annotated[str, typer.Option(help="Seeds that an interrupted call left are kept if theirs is the same.")] = "",
+    processes: Processes = 1,
 ) -> None:
-    """Train all arms of one model and seed side by side, and write the raw result."""
-    from gpipe_bench.bench.transparency.run import run_transparency
+    """Train all arms of one model, seed by seed, side by side, and write the raw result."""
+    from gpipe_bench.bench.kept import KeptParts
+    from gpipe_bench.bench.transparency.run import run_seeds
 
     settings = _settings(changes)
     names = [name for name, value in settings if name != "margin"]
     if workload not in names:
         raise ConfigError([f"workload must be one of {', '.join(names)}, got {workload!r}; {nearest(workload, names)}"])
-    cell = getattr(settings, workload).cells()[0].model_copy(update={"seed": seed})
+    cell = getattr(settings, workload).cells()[0]
     check_writable(out)
-    write_files({out: run_transparency(cell)})
+    kept = KeptParts(out, key)
+    cells = [cell.model_copy(update={"seed": number}) for number in (range(seeds) if seeds else [seed])]
+    write_files({out: json_text(run_seeds(cells, kept, processes))})
+    kept.remove()
     typer.echo(f"wrote {out}")
 
 
 @app.command("all")
-def everything(out: Out = Path("results/transparency.csv"), changes: Set = None) -> None:
-    """Train all models and seeds in this process, and write rows, steps, layers and verdicts; about two minutes."""
+def everything(out: Out = Path("results/transparency.csv"), changes: Set = None, processes: Processes = 1) -> None:
+    """Train all models and seeds, and write rows, steps, layers and verdicts; some minutes."""
     from gpipe_bench.bench.transparency.run import collect_transparency, run_transparency
 
     settings = _settings(changes)
@@ -56,7 +65,7 @@ def everything(out: Out = Path("results/transparency.csv"), changes: Set = None)
     paths = []
     for cell in track(settings.cells(), description="training"):
         paths.append(out.parent / "raw" / f"{cell.id}.json")
-        write_files({paths[-1]: run_transparency(cell)})
+        write_files({paths[-1]: json_text(run_transparency(cell, processes))})
     _say(collect_transparency(paths, out, settings.margin))
 
 

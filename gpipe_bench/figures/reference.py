@@ -1,4 +1,4 @@
-"""All figures of the reference tables, drawn in one process.
+"""All figures of the reference tables, drawn by one command.
 
 Simulated tables hold no published rows; those of the same settings are put beside them here.
 """
@@ -25,6 +25,7 @@ from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.timelines import draw_timelines
 from gpipe_bench.figures.transparency import draw_transparency
 from gpipe_bench.figures.why import why_figure
+from gpipe_bench.processes import spread
 from gpipe_bench.rows import Row
 
 __all__ = ["draw_reference", "with_published"]
@@ -44,12 +45,13 @@ _FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], Figure]]] = {
 }
 
 
-def draw_reference(out: Path, folder: Path = REFERENCE) -> Iterator[list[Path]]:
-    """Draw the figures one after the other.
+def draw_reference(out: Path, folder: Path = REFERENCE, processes: int = 1) -> Iterator[list[Path]]:
+    """Draw the figures, several at once where there are processes for them.
 
     Args:
         out: folder of the figures.
         folder: of the reference tables.
+        processes: how many draw at once; see :func:`gpipe_bench.processes.spread`.
 
     Yields:
         The paths of each figure as it is done.
@@ -62,8 +64,7 @@ def draw_reference(out: Path, folder: Path = REFERENCE) -> Iterator[list[Path]]:
     if not figures:
         raise ConfigError([f"reference must hold tables of rows, got none below {folder}; restore the folder"])
     published = read_rows(folder / PUBLISHED_ROWS.relative_to(REFERENCE), _NEEDED)
-    for figure in figures:
-        yield _draw(figure, out / figure.place / figure.name, published)
+    yield from spread(lambda figure: _draw(figure, out / figure.place / figure.name, published), figures, processes)
 
 
 def with_published(rows: Sequence[Row], published: Sequence[Row]) -> list[Row]:

@@ -30,7 +30,7 @@ __all__ = ["write_report"]
 
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
 _COMPANIONS: Final = ("_devices", "_steps", "_events", "_layers", "_ratios")
-_FIRST: Final = ("ablation", "speed", "memory", "sweep", "timeline", "predictions", "transparency", "peers")
+_FIRST: Final = ("ablation", "speed", "memory", "sweep", "advice", "timeline", "predictions", "transparency", "peers")
 _PART_OF: Final = {"why": "sweep"}
 _OTHER: Final = "figures"
 _TITLES: Final = {"timeline": "Timeline figures", _OTHER: "Other figures"}

@@ -29,6 +29,26 @@ def test_candidates_are_every_number_of_devices_and_chunks_in_every_mode():
     assert len(cells) == 3 * 3 * 3
 
 
+def test_several_processes_advise_the_same(advice):
+    done = []
+    again = advise(AdviceRequest.model_validate(SMALL), lambda *progress: done.append(progress), processes=3)
+    assert again.results == advice.results
+    first = len(advice.request.candidates())
+    assert done == [(number, first) for number in range(1, first + 1)]
+
+
+def test_a_request_is_what_the_command_takes():
+    request = AdviceRequest.model_validate({**SMALL, "memory_limit_gib": 1.5})
+    words = request.arguments()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert (given["--model-args"], given["--devices"], given["--memory-limit-gib"]) == (SMALL["model_args"], "2", "1.5")
+    assert set(given) == {f"--{name.replace('_', '-')}" for name in AdviceRequest.model_fields}
+
+
+def test_another_model_has_its_own_arguments():
+    assert AdviceRequest.model_validate({"model": "amoebanet-d"}).model_args == ""
+
+
 def test_the_best_is_the_fastest(advice):
     speeds = [result.row.throughput_samples_per_s for result in advice.results if result.row.status == "ok"]
     assert advice.best.row.throughput_samples_per_s == max(speeds)

@@ -101,6 +101,15 @@ def test_the_same_cell_gives_the_same_row(results):
     assert simulate_cells([cell(variant="baseline")]) == results[1:]
 
 
+def test_several_processes_simulate_the_same():
+    cells = [cell(variant=variant, batch_size=size) for variant in PUBLISHED for size in (4, 8)]
+    seen = []
+    many = simulate_cells(cells, seen.append, {cells[1].id}, processes=3)
+    assert many == simulate_cells(cells, timelines={cells[1].id})
+    assert [bool(result.events) for result in many] == [False, True, *[False] * 6]
+    assert sorted(map(repr, seen)) == sorted(repr(result.row) for result in many)
+
+
 def test_devices_steps_and_events_are_those_of_the_step(results):
     (result, _) = results
     assert [record["layers"] for record in result.devices] == [8, 9]

@@ -6,6 +6,7 @@ import pytest
 
 from gpipe_bench.bench.workflow import make_plan
 from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +60,23 @@ def test_a_cpu_needs_no_accelerators(plan):
 def test_training_says_what_differs_from_the_defaults():
     changed = make_plan({"device": "cpu", "transparency": {"unet": {"steps": 7, "seeds": 2}, "margin": 0.1}}, [])
     assert changed.training["unet"] == (["--set", "unet.steps=7"], 2)
-    assert changed.training_options["amoebanet"] == []
-    assert [path for path in changed.transparency if "unet" in path] == [
-        "results/transparency/unet/0.json",
-        "results/transparency/unet/1.json",
-    ]
+    assert changed.training_options == {
+        "amoebanet": ["--seeds", "5"],
+        "unet": ["--set", "unet.steps=7", "--seeds", "2"],
+    }
+    assert changed.transparency == ["results/transparency/amoebanet.json", "results/transparency/unet.json"]
     assert changed.margin == 0.1
+
+
+def test_requests_for_advice_are_commands_by_name(plan):
+    assert set(plan.advice) == {"unet"}
+    asked = make_plan({"device": "cpu", "advice": {"mine": {"model": "vit", "devices": 2}}}, []).advice
+    assert asked["mine"][:4] == ["--model", "vit", "--model-args", ""]
+
+
+def test_a_request_for_advice_has_a_name_for_files():
+    with pytest.raises(ConfigError, match=r"advice must have names of lower-case letters, digits .*, got 'My box'"):
+        make_plan({"device": "cpu", "advice": {"My box": {}}}, [])
 
 
 def test_planning_is_quick_enough_to_be_done_at_every_start(plan):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 pytest.importorskip("sklearn")
 
+from gpipe_bench.bench.kept import KeptParts
+from gpipe_bench.bench.transparency import run as run_module
 from gpipe_bench.bench.transparency.arms import ACCUMULATED, ARMS, PLAIN, Arm
+from gpipe_bench.bench.transparency.course import Training
 from gpipe_bench.bench.transparency.data import load_images
 from gpipe_bench.bench.transparency.lockstep import train_arms
-from gpipe_bench.bench.transparency.run import collect_transparency, run_transparency
+from gpipe_bench.bench.transparency.run import collect_transparency, run_seeds, run_transparency
 from gpipe_bench.bench.transparency.settings import TransparencyCell, TransparencySettings
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.transparency import draw_transparency
+from gpipe_bench.processes import FORKS
 
 SMALL = {"batch_size": 8, "chunks": 2, "steps": 2, "held_out": 16}
 UNET = TransparencyCell(
@@ -26,8 +32,8 @@ AMOEBANET = TransparencyCell(**SMALL)
 
 @pytest.fixture(scope="module")
 def amoebanet():
-    runs = train_arms(AMOEBANET, load_images(AMOEBANET), ARMS, precision="float32", frozen=False, steps=2)
-    return dict(zip(ARMS, runs, strict=True))
+    runs = train_arms(AMOEBANET, load_images(AMOEBANET), [Training("float32", False, 2, ARMS)])
+    return dict(zip((PLAIN, ACCUMULATED, *ARMS), runs, strict=True))
 
 
 def test_the_pipeline_is_accumulated_microbatches_bit_for_bit(amoebanet):
@@ -60,8 +66,8 @@ def test_deferral_repairs_the_first_layer_exactly_but_for_rounding(amoebanet):
 
 
 def test_frozen_norms_leave_nothing_but_rounding():
-    arms = (PLAIN, ACCUMULATED, Arm("pipeline", "always", True))
-    runs = train_arms(AMOEBANET, load_images(AMOEBANET), arms, precision="float64", frozen=True, steps=1)
+    training = Training("float64", True, 1, [Arm("pipeline", "always", True)])
+    runs = train_arms(AMOEBANET, load_images(AMOEBANET), [training])
     assert runs[2].values["gradient_difference_plain_first"] < 1e-12
 
 
@@ -75,8 +81,9 @@ def test_training_and_held_out_images_are_real_and_apart():
 
 
 def test_from_cell_to_figure(tmp_path):
-    (tmp_path / "raw.json").write_text(run_transparency(UNET))
-    rows = json.loads((tmp_path / "raw.json").read_text())["rows"]
+    raw = run_transparency(UNET)
+    (tmp_path / "raw.json").write_text(json.dumps(raw))
+    rows = raw["rows"]
     assert {row["status"] for row in rows} == {"ok"}
     assert {row["evidence"] for row in rows} == {"measured"}
     assert all(row["torch"] and row["device"] and row["config_sha256"] for row in rows)
@@ -88,9 +95,38 @@ def test_from_cell_to_figure(tmp_path):
     assert first == [path.read_bytes() for path in draw_transparency(tmp_path / "t.csv", tmp_path / "f")]
 
 
+@pytest.mark.skipif(not FORKS, reason="all is done in one process here")
+def test_several_processes_train_the_same():
+    """In a process of its own, since this one has trained before, and cannot be forked any more."""
+    program = f"""
+from gpipe_bench.bench.transparency.run import run_transparency
+from gpipe_bench.bench.transparency.settings import TransparencyCell
+cell = TransparencyCell.model_validate_json({UNET.model_dump_json()!r})
+many, one = (run_transparency(cell, processes) for processes in (3, 1))
+for row in many["rows"] + one["rows"]:
+    del row["started_utc"]
+print(many == one, {{row["status"] for row in many["rows"]}}, len(many["steps"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    # Of one training in float32 and two in float64: 8 arms for 2 steps, and twice 5 arms for 1.
+    assert done.stdout == "True {'ok'} 26\n", done.stderr
+
+
+def test_seeds_that_are_finished_are_not_trained_again(tmp_path, monkeypatch):
+    cells = [UNET.model_copy(update={"seed": seed}) for seed in (0, 1)]
+    first = run_transparency(cells[0])
+    KeptParts(tmp_path / "raw.json", "key").add(cells[0].id, first)
+    joined = run_seeds(cells, KeptParts(tmp_path / "raw.json", "key"))
+    assert [row["seed"] for row in joined["rows"]] == [0] * 18 + [1] * 18
+    assert joined["rows"][:18] == first["rows"]
+    assert len(joined["steps"]) == 2 * len(first["steps"])
+    monkeypatch.setattr(run_module, "run_transparency", None)
+    assert run_seeds(cells, KeptParts(tmp_path / "raw.json", "key")) == joined
+
+
 def test_a_failure_is_a_row_with_a_reason():
     broken = UNET.model_copy(update={"model_args": "depth=1;B=1;C=2;size=15;in=3;out=1;dropout=0"})
-    (row,) = json.loads(run_transparency(broken))["rows"]
+    (row,) = run_transparency(broken)["rows"]
     assert row["status"] == "error"
     assert row["reason"]
 

@@ -17,7 +17,18 @@ JOBS = {name: body for name, body in RULES.items() if "shell:" in body}
 
 def test_all_rules_are_seen():
     assert set(RULES) == set(re.findall(r"^\s*(?:rule|checkpoint) (\w+)", TEXT, re.MULTILINE))
-    targets = {"ablation", "figures", "memory", "peers", "speed", "sweep", "timeline", "transparency", "verify"}
+    targets = {
+        "ablation",
+        "advice",
+        "figures",
+        "memory",
+        "peers",
+        "speed",
+        "sweep",
+        "timeline",
+        "transparency",
+        "verify",
+    }
     assert set(RULES) - set(JOBS) == targets
 
 

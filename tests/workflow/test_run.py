@@ -113,6 +113,7 @@ def test_the_run_ends_with_the_table_and_the_paths(run):
 def test_every_job_left_a_log(run):
     place, _ = run
     jobs = files(place, "results/raw")
+    assert len(jobs) == 3
     logs = files(place, "logs")
     assert sum(name.startswith("logs/simulate/unet-p40-n1-8-") for name in logs) == 1
     assert {name.replace("results/raw", "logs/run_cell").replace(".json", ".log") for name in jobs} <= logs

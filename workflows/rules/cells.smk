@@ -1,12 +1,12 @@
-# From cells to tables: each run in a process of its own, then one CSV per experiment.
+# From cells to tables: a job per cell, each of its repeats in a fresh process, then one CSV per experiment.
 
 
 rule run_cell:
-    """Measure one repeat of one cell in a fresh process; out of memory and unsupported are results too."""
+    """Measure the repeats of one cell, each in a fresh process; out of memory and unsupported are results too."""
     output:
         ensure(RAW_PATTERN, non_empty=True),
     log:
-        "logs/run_cell/{cell}/{repeat}.log",
+        "logs/run_cell/{cell}.log",
     conda:
         "../../environment.yml"
     resources:
@@ -14,10 +14,12 @@ rule run_cell:
         gpu=lookup(dpath="{cell}", within=PLAN.devices),
     params:
         arguments=lookup(dpath="{cell}", within=PLAN.arguments),
+        repeats=lookup(dpath="{cell}", within=PLAN.repeats),
         sources=source_digest("gpipe_bench.bench.run"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench run {params.arguments:q} --repeat {wildcards.repeat} --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench run {params.arguments:q} --repeats {params.repeats:q} --key {params.sources:q}-{params.torch:q}"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate:

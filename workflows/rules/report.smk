@@ -8,6 +8,7 @@ rule report:
         rules.speed.input,
         rules.memory.input,
         rules.sweep.input,
+        rules.advice.input,
         rules.timeline.input,
         rules.transparency.input,
         rules.predictions.output,

@@ -13,11 +13,11 @@ rule transparency:
 
 
 rule run_transparency:
-    """Train every way to run one model from one seed, side by side."""
+    """Train every way to run one model, side by side, seed by seed."""
     output:
         ensure(TRANSPARENCY_PATTERN, non_empty=True),
     log:
-        "logs/run_transparency/{workload}/{seed}.log",
+        "logs/run_transparency/{workload}.log",
     conda:
         "../../environment.yml"
     params:
@@ -25,8 +25,8 @@ rule run_transparency:
         sources=source_digest("gpipe_bench.bench.transparency"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench transparency run {wildcards.workload} --seed {wildcards.seed} {params.changes:q}"
-        " --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench transparency run {wildcards.workload} {params.changes:q}"
+        " --key {params.sources:q}-{params.torch:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule collect_transparency:

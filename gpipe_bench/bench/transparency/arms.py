@@ -34,7 +34,7 @@ class Arm:
 
 PLAIN = Arm("plain")
 ACCUMULATED = Arm("accumulated")
-ARMS = (PLAIN, ACCUMULATED, *(Arm("pipeline", mode, on) for on in (True, False) for mode in CHECKPOINT_MODES))
+ARMS = tuple(Arm("pipeline", mode, on) for on in (True, False) for mode in CHECKPOINT_MODES)
 
 
 class Runner:

@@ -1,27 +1,27 @@
-"""All arms of a cell trained side by side: the same weights at the start, the same batches in the same order.
+"""All arms of a cell compared step by step: the same weights at the start, the same batches in the same order.
 
 Every arm goes its own way; at each step its gradients are compared with those of the plain and the accumulated arm.
+Those two are trained first, then all others, several at once where there are processes for them.
 """
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from gpipe_bench.bench.transparency.arms import ACCUMULATED, PLAIN, Arm, Runner
+from gpipe_bench.bench.transparency.arms import ACCUMULATED, PLAIN, Arm
+from gpipe_bench.bench.transparency.course import Array, Course, Training, train
 from gpipe_bench.bench.transparency.data import Images
 from gpipe_bench.bench.transparency.settings import TransparencyCell
-from models.table import MODELS
+from gpipe_bench.processes import spread
 
 __all__ = ["Record", "largest_difference", "train_arms"]
 
-_WARMUP = 3
+_REFERENCES = (PLAIN, ACCUMULATED)
 
 
 @dataclass(slots=True)
@@ -34,80 +34,87 @@ class Record:
     layers: list[dict[str, Any]] = field(default_factory=list)
 
 
-def largest_difference(values: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """Largest absolute difference over all elements, relative to the largest absolute value of the reference."""
-    scale = max(float(b.abs().max()) for b in reference)
-    largest = max(float((a - b).abs().max()) for a, b in zip(values, reference, strict=True))
+def largest_difference(values: Array, reference: Array) -> float:
+    """Largest absolute difference of an element, relative to the largest absolute value of the reference."""
+    scale, largest = float(np.abs(reference).max()), float(np.abs(values - reference).max())
     return largest / scale if scale else largest
 
 
 def train_arms(
-    cell: TransparencyCell, images: Images, arms: Sequence[Arm], *, precision: str, frozen: bool, steps: int
+    cell: TransparencyCell, images: Images, trainings: Sequence[Training], processes: int = 1
 ) -> list[Record]:
-    """Train ``arms``, PLAIN and ACCUMULATED among them, for ``steps`` steps.
+    """Train the plain arm, the accumulated arm and the others of each training.
 
     Args:
         cell: model, batch, rate and seed.
         images: batches in order, and the held-out images.
-        arms: the ways to run it.
-        precision: ``float32`` or ``float64``.
-        frozen: normalise by the running statistics.
-        steps: at most those that the images last for.
+        trainings: in which ways.
+        processes: how many train at once; see :func:`gpipe_bench.processes.spread`.
+
+    Returns:
+        A record per arm of each training in turn, the plain and the accumulated one first.
     """
-    dtype: torch.dtype = getattr(torch, precision)
-    runners = {arm: Runner(cell, arm, dtype, frozen=frozen) for arm in arms}
-    shared = {"evidence": "measured", "model": cell.model, "seed": cell.seed, "precision": precision}
-    shared["normalisation"] = "frozen" if frozen else "batch"
-    records = {arm: Record({**shared, **asdict(arm)}) for arm in arms}
-    loss_of = MODELS[cell.model].loss
-    for step in range(steps):
-        part = slice(step * cell.batch_size, (step + 1) * cell.batch_size)
-        batch, target = images.train[part].to(dtype), images.train_target[part]
-        target = target.to(dtype) if target.is_floating_point() else target
-        losses = {arm: loss_of(runner.output(batch), target) for arm, runner in runners.items()}
-        gradients = {arm: runner.gradients(losses[arm]) for arm, runner in runners.items()}
-        for arm, record in records.items():
-            record.steps.append({"step": step, "loss": losses[arm].item(), **_differences(gradients, arm)})
-            runners[arm].descend(_rate(cell.learning_rate, step, steps))
-            if step in {0, steps - 1}:
-                record.layers += _layer_records(runners[arm], runners[PLAIN], step)
-    for arm, record in records.items():
-        record.values = _summary(record, records[ACCUMULATED], runners[arm], steps)
-        if steps == cell.steps and not frozen:
-            record.values |= _held_out(runners[arm], images, dtype)
-    return list(records.values())
+
+    def course(place: tuple[Training, Arm]) -> Course:
+        return train(cell, images, *place)
+
+    def compared(place: tuple[Training, Arm]) -> Record:
+        return _record(cell, *place, course(place), references)
+
+    known = [(training, arm) for training in trainings for arm in _REFERENCES]
+    references = dict(zip(_keys(known), spread(course, known, processes), strict=True))
+    others = [(training, arm) for training in trainings for arm in training.arms]
+    found = dict(zip(_keys(others), spread(compared, others, processes), strict=True))
+    for place, key in zip(known, _keys(known), strict=True):
+        found[key] = _record(cell, *place, references[key], references)
+    return [found[id(training), arm] for training in trainings for arm in (*_REFERENCES, *training.arms)]
 
 
-def _differences(gradients: dict[Arm, list[Tensor]], arm: Arm) -> dict[str, float]:
-    return {
-        "gradient_difference_plain": largest_difference(gradients[arm], gradients[PLAIN]),
-        "gradient_difference_accumulated": largest_difference(gradients[arm], gradients[ACCUMULATED]),
-    }
+def _keys(places: Sequence[tuple[Training, Arm]]) -> list[tuple[int, Arm]]:
+    return [(id(training), arm) for training, arm in places]
 
 
-def _rate(peak: float, step: int, steps: int) -> float:
-    return peak * min(1.0, (step + 1) / _WARMUP) * (1 + math.cos(math.pi * step / steps)) / 2
+def _record(
+    cell: TransparencyCell,
+    training: Training,
+    arm: Arm,
+    course: Course,
+    references: dict[tuple[int, Arm], Course],
+) -> Record:
+    shared = {"evidence": "measured", "model": cell.model, "seed": cell.seed, "precision": training.precision}
+    shared["normalisation"] = "frozen" if training.frozen else "batch"
+    plain, accumulated = (references[id(training), reference] for reference in _REFERENCES)
+    record = Record({**shared, **asdict(arm)})
+    for step, (loss, gradients) in enumerate(zip(course.losses, course.gradients, strict=True)):
+        differences = {
+            "gradient_difference_plain": largest_difference(gradients, plain.gradients[step]),
+            "gradient_difference_accumulated": largest_difference(gradients, accumulated.gradients[step]),
+        }
+        record.steps.append({"step": step, "loss": loss, **differences})
+    record.layers = _layer_records(course, plain)
+    record.values = _summary(record, accumulated, training.steps) | course.values
+    return record
 
 
-def _layer_records(runner: Runner, plain: Runner, step: int) -> list[dict[str, Any]]:
+def _layer_records(course: Course, plain: Course) -> list[dict[str, Any]]:
     found = []
-    for layer, ((name, norm), (_, base)) in enumerate(zip(runner.norms(), plain.norms(), strict=True)):
-        pairs = {"mean": (norm.running_mean, base.running_mean), "variance": (norm.running_var, base.running_var)}
-        shares = {f"{word}_difference": _relative(a, b) for word, (a, b) in pairs.items()}
-        found.append({"step": step, "layer": layer, "name": name, **shares})
+    for step, norms in course.norms.items():
+        for layer, (norm, base) in enumerate(zip(norms, plain.norms[step], strict=True)):
+            pairs = {"mean": (norm.mean, base.mean), "variance": (norm.variance, base.variance)}
+            shares = {f"{word}_difference": _relative(a, b) for word, (a, b) in pairs.items()}
+            found.append({"step": step, "layer": layer, "name": norm.name, **shares})
     return found
 
 
-def _relative(values: Tensor | None, reference: Tensor | None) -> float:
-    if values is None or reference is None:
-        return 0.0
-    distance, norm = float((values - reference).norm()), float(reference.norm())
+def _relative(values: Array, reference: Array) -> float:
+    a, b = torch.from_numpy(values), torch.from_numpy(reference)
+    distance, norm = float((a - b).norm()), float(b.norm())
     return distance / norm if norm else distance
 
 
-def _summary(record: Record, accumulated: Record, runner: Runner, steps: int) -> dict[str, Any]:
+def _summary(record: Record, accumulated: Course, steps: int) -> dict[str, Any]:
     plain = [step["gradient_difference_plain"] for step in record.steps]
-    losses = [abs(a["loss"] - b["loss"]) for a, b in zip(record.steps, accumulated.steps, strict=True)]
+    losses = [abs(step["loss"] - loss) for step, loss in zip(record.steps, accumulated.losses, strict=True)]
     values: dict[str, Any] = {
         "loss_last": record.steps[-1]["loss"],
         "gradient_difference_plain_first": plain[0],
@@ -120,28 +127,4 @@ def _summary(record: Record, accumulated: Record, runner: Runner, steps: int) ->
         values[f"statistics_difference_{word}"] = sorted(found)[len(found) // 2] if found else None
         if step == 0:
             values["statistics_difference_entry"] = found[0] if found else None
-    counted = [int(norm.num_batches_tracked) for _, norm in runner.norms() if norm.num_batches_tracked is not None]
-    values["updates_per_step"] = max(counted) / steps if counted else None
     return values
-
-
-@torch.no_grad()
-def _held_out(runner: Runner, images: Images, dtype: torch.dtype) -> dict[str, float]:
-    """Accuracy in evaluation, and of the same weights normalised by the held-out batch as a whole."""
-    runner.network.eval()
-    output = runner.network(images.test.to(dtype))
-    other = copy.deepcopy(runner.model).train()(images.test.to(dtype))
-    runner.train()
-    values = {
-        "accuracy_fraction": _accuracy(output, images.test_target),
-        "accuracy_batch_fraction": _accuracy(other, images.test_target),
-    }
-    if images.test_target.is_floating_point():
-        guess, truth = output > 0, images.test_target > 0
-        values["iou_fraction"] = float((guess & truth).sum() / (guess | truth).sum().clamp(min=1))
-    return values
-
-
-def _accuracy(output: Tensor, target: Tensor) -> float:
-    right = (output > 0) == (target > 0) if target.is_floating_point() else output.argmax(1) == target
-    return float(right.double().mean())

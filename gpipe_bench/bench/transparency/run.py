@@ -6,10 +6,11 @@ import json
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gpipe_bench.bench.failures import status_of
-from gpipe_bench.bench.files import json_text, write_files
+from gpipe_bench.bench.files import write_files
+from gpipe_bench.bench.kept import KeptParts
 from gpipe_bench.bench.tables import companion_path, csv_text
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.bench.transparency.verdict import verdicts
@@ -17,15 +18,39 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import host_facts
 from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
 
-__all__ = ["collect_transparency", "run_transparency"]
+__all__ = ["collect_transparency", "run_seeds", "run_transparency"]
 
 Raw = dict[str, list[dict[str, Any]]]
+_TABLES: Final = ("rows", "steps", "layers")
 
 
-def run_transparency(cell: TransparencyCell) -> str:
-    """Train all arms of ``cell``; the text of its raw result: {"rows": [...], "steps": [...], "layers": [...]}.
+def run_seeds(cells: Iterable[TransparencyCell], kept: KeptParts, processes: int = 1) -> Raw:
+    """The raw results of several cells, joined into one; PyTorch and the images are loaded once for all of them.
+
+    Args:
+        cells: what to train, one after the other.
+        kept: where finished ones are, and go.
+        processes: see :func:`run_transparency`.
+    """
+    joined: Raw = {name: [] for name in _TABLES}
+    for cell in cells:
+        raw = kept.get(cell.id)
+        if raw is None:
+            raw = run_transparency(cell, processes)
+            kept.add(cell.id, raw)
+        for name in _TABLES:
+            joined[name] += raw[name]
+    return joined
+
+
+def run_transparency(cell: TransparencyCell, processes: int = 1) -> Raw:
+    """Train all arms of ``cell``; its raw result: {"rows": [...], "steps": [...], "layers": [...]}.
 
     A failure is a row with status ``error`` and the reason.
+
+    Args:
+        cell: what to train.
+        processes: how many arms are trained at once, if an operator has one thread; values are the same.
     """
     common: dict[str, Any] = {
         **{name: getattr(cell, name) for name in ("model", "model_args", "partitions", "chunks", "batch_size")},
@@ -33,30 +58,30 @@ def run_transparency(cell: TransparencyCell) -> str:
         "balance": "-".join(map(str, cell.balance)),
     }
     try:
-        raw = _trained(cell, common)
+        raw = _trained(cell, common, max(1, processes // cell.threads))
     except Exception as error:  # noqa: BLE001 - whatever a model or PyTorch raises becomes a row
         traceback.print_exc()
         status, reason = status_of(error)
         row = TransparencyRow(**common, **host_facts(), status=status, reason=reason)
         raw = {"rows": [row.to_dict()], "steps": [], "layers": []}
-    return json_text(raw)
+    return raw
 
 
-def _trained(cell: TransparencyCell, common: dict[str, Any]) -> Raw:
+def _trained(cell: TransparencyCell, common: dict[str, Any], processes: int) -> Raw:
     # Here and not above: these load PyTorch.
     import torch
 
-    from gpipe_bench.bench.transparency.arms import ACCUMULATED, ARMS, PLAIN
+    from gpipe_bench.bench.transparency.arms import ARMS
+    from gpipe_bench.bench.transparency.course import Training
     from gpipe_bench.bench.transparency.data import load_images
     from gpipe_bench.bench.transparency.lockstep import train_arms
     from gpipe_bench.measure.environment import environment_facts
 
     torch.set_num_threads(cell.threads)
     images, facts = load_images(cell), environment_facts(["cpu"])
-    exact = (PLAIN, ACCUMULATED, *(arm for arm in ARMS if arm.deferred_batch_norm))
-    runs = train_arms(cell, images, ARMS, precision="float32", frozen=False, steps=cell.steps)
-    for frozen in (False, True):
-        runs += train_arms(cell, images, exact, precision="float64", frozen=frozen, steps=cell.exact_steps)
+    deferred = [arm for arm in ARMS if arm.deferred_batch_norm]
+    exact = [Training("float64", frozen, cell.exact_steps, deferred) for frozen in (False, True)]
+    runs = train_arms(cell, images, [Training("float32", False, cell.steps, ARMS), *exact], processes)
     m = len(torch.empty(cell.batch_size).chunk(cell.chunks))
     given = {**common, **facts, "data": images.name}
     rows = []
@@ -86,7 +111,7 @@ def collect_transparency(paths: Iterable[Path], out: Path, margin: float) -> lis
         OutputError: a table cannot be written.
     """
     raws = _read(paths)
-    rows, steps, layers = ([record for raw in raws for record in raw[name]] for name in ("rows", "steps", "layers"))
+    rows, steps, layers = ([record for raw in raws for record in raw[name]] for name in _TABLES)
     found = verdicts(rows, margin)
     texts = {out: csv_text(TransparencyRow.columns(), rows)}
     for name, columns, records in (
@@ -106,7 +131,7 @@ def _read(paths: Iterable[Path]) -> Sequence[Raw]:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
             raw["rows"] = [TransparencyRow(**row).to_dict() for row in raw["rows"]]
-            raws.append({name: raw[name] for name in ("rows", "steps", "layers")})
+            raws.append({name: raw[name] for name in _TABLES})
         except (OSError, ValueError, TypeError, KeyError) as error:
             problems.append(
                 f"raw result must be a file that transparency run wrote, got {path} ({error}); run it again"

@@ -1,0 +1,52 @@
+# The best balance, number of micro-batches and checkpoint mode for a model on a profile, and what other choices cost.
+
+
+rule advice:
+    """Every request of the configuration: all that was tried as a table, and the best of it as a figure."""
+    input:
+        expand("results/advice_{advice}.csv", advice=PLAN.advice),
+        expand("figures/advice_{advice}.{suffix}", advice=PLAN.advice, suffix=["svg", "pdf", "png"]),
+
+
+rule advise:
+    """Simulate what could be chosen for one model and batch, and find the fastest that fits the memory."""
+    output:
+        rows=ensure("results/advice_{advice}.csv", non_empty=True),
+        devices=ensure("results/advice_{advice}_devices.csv", non_empty=True),
+        steps=ensure("results/advice_{advice}_steps.csv", non_empty=True),
+        events=ensure("results/advice_{advice}_events.csv", non_empty=True),
+    log:
+        "logs/advise/{advice}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        arguments=lookup(dpath="{advice}", within=PLAN.advice),
+        sources=source_digest("gpipe_bench.bench.advice", "gpipe_bench.bench.simulated", "gpipe_bench.simulator"),
+        torch=version("torch"),
+    shell:
+        "python -m gpipe_bench advise {params.arguments:q} --rows {output.rows:q} > {log:q} 2>&1"
+
+
+rule figure_advice:
+    """Draw throughput over chunks, devices and balances around the best choice."""
+    input:
+        rows="results/advice_{advice}.csv",
+    output:
+        svg=report(
+            ensure("figures/advice_{advice}.svg", non_empty=True),
+            caption="../report/advice.rst",
+            category="Advice",
+            subcategory="{advice}",
+            labels={"figure": "best chunks and balance", "evidence": "simulated"},
+        ),
+        pdf=ensure("figures/advice_{advice}.pdf", non_empty=True),
+        png=ensure("figures/advice_{advice}.png", non_empty=True),
+    log:
+        "logs/figure_advice/{advice}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        stem=subpath(output.svg, strip_suffix=".svg"),
+        sources=source_digest("gpipe_bench.figures"),
+    shell:
+        "python -m gpipe_bench figure advice --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"
