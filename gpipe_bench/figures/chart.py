@@ -18,7 +18,7 @@ from gpipe_bench.figures.text import significant, text_width_pt
 from gpipe_bench.schedule import ideal_bubble
 from gpipe_bench.timeline import KINDS, TimelineEvent
 
-__all__ = ["KIND_COLOURS", "LEFT_IN", "RIGHT_IN", "Chart", "add_chart", "draw_chart", "draw_legend", "legend_height_in"]
+__all__ = ["KIND_COLOURS", "Chart", "add_chart", "draw_chart", "draw_legend", "legend_height_in"]
 
 # Fill and hatch of each kind. What belongs to the backward pass is hatched, and a gradient darker than what it is the
 # gradient of, so that boxes too narrow for a hatch differ too, also in grey.
@@ -37,13 +37,15 @@ KIND_COLOURS: Final = {kind: colour for kind, (colour, _) in _LOOK.items()}
 _DARK: Final = ("copy_grad", "portal_grad")
 _IDLE: Final = "#E6E6E6"
 _UNUSED: Final = "#F6F6F6"
-LEFT_IN: Final = 0.70
-RIGHT_IN: Final = 0.40
-_CHART_IN: Final = WIDTH_IN - LEFT_IN - RIGHT_IN
+_LEFT_IN: Final = 0.70
+_SHORT_IN: Final = 0.36
+_RIGHT_IN: Final = 0.34
 _LANE_IN: Final = {"compute": 0.24, "copy": 0.15}
 _GAP_IN: Final = 0.05
+_LOW: Final = 0.85
 # In a narrower box, edge and hatch would hide the colour.
 _HATCHED_FROM_PT: Final = 2.5
+_RIM_PT: Final = 0.4
 _HIGHEST_IN: Final = 6.0
 _LEGEND_COLUMNS: Final = 4
 
@@ -53,20 +55,20 @@ class Chart:
 
     Args:
         events: of one step.
-        width_in: of the chart without its labels, in inches.
         axis_us: how long its axis of time is, in microseconds; as long as the step by default.
+        short: low lanes, and partitions named by their numbers alone, for several charts in one column.
     """
 
-    def __init__(
-        self, events: Sequence[TimelineEvent], width_in: float = _CHART_IN, axis_us: float | None = None
-    ) -> None:
+    def __init__(self, events: Sequence[TimelineEvent], axis_us: float | None = None, *, short: bool = False) -> None:
         self.events = events
         # A host that runs ahead issues before the step begins, at the zero of the record.
         issued_us = max(min(event.issue_us for event in events), 0.0)
         self.start_us = min(issued_us, *(event.start_us for event in events))
         self.end_us = max(event.end_us for event in events)
         self.span_us = max(self.end_us - self.start_us, 1e-3)
-        self.width_in = width_in
+        self.short = short
+        self.left_in = _SHORT_IN if short else _LEFT_IN
+        self.width_in = WIDTH_IN - self.left_in - _RIGHT_IN
         self.axis_us = axis_us or self.span_us
         self.lanes = lane_keys(events)
         self.lane_events: dict[tuple[int, str], list[TimelineEvent]] = {lane: [] for lane in self.lanes}
@@ -76,9 +78,9 @@ class Chart:
         self.partitions = max(event.partition for event in events) + 1
         self.microbatches = max(event.microbatch for event in events) + 1
         natural = sum(_LANE_IN[stream] for _, stream in self.lanes) + self.partitions * _GAP_IN
-        self.scale = min(1.0, _HIGHEST_IN / natural)
+        self.scale = min(_LOW if short else 1.0, _HIGHEST_IN / natural)
         self.height_in = natural * self.scale
-        self.points_per_us = width_in * 72 / self.axis_us
+        self.points_per_us = self.width_in * 72 / self.axis_us
 
     def places(self) -> list[tuple[int, str, float, float]]:
         """``(partition, stream, top, height)`` of each lane, in inches below the top of the chart."""
@@ -121,7 +123,7 @@ def draw_chart(frame: Frame, chart: Chart, idle: Sequence[float], *, axis: bool 
         idle: share of the step that each partition idles.
         axis: whether to draw the axis of time.
     """
-    axes = frame.axes(LEFT_IN, chart.width_in, 0.0, chart.height_in)
+    axes = frame.axes(chart.left_in, chart.width_in, 0.0, chart.height_in)
     axes.set(xlim=(0, chart.axis_us / 1000), ylim=(chart.height_in, 0), yticks=[])
     if axis:
         axes.set_xlabel("time since the start of the step (ms)")
@@ -159,7 +161,7 @@ def _number_box(axes: Axes, chart: Chart, box: Box, top: float, height: float) -
     """The micro-batch in the middle of its box, where the box is large enough for it."""
     text, share = str(box.event.microbatch), height / box.tracks
     width_pt = (box.event.end_us - box.event.start_us) * chart.points_per_us
-    if width_pt < text_width_pt(text) + 1.5 or share * 72 < FONT_PT + 1:
+    if width_pt < text_width_pt(text) + _RIM_PT or share * 72 < FONT_PT + 1:
         return
     middle = ((box.event.start_us + box.event.end_us) / 2 - chart.start_us) / 1000
     # A white rim keeps the number legible on a hatch.
@@ -183,13 +185,14 @@ def _label_lanes(axes: Axes, chart: Chart, idle: Sequence[float]) -> None:
     for partition, stream, top, height in chart.places():
         middle = top + height / 2
         if stream == "compute" and partition % every == 0:
-            name = f"{partition} {stream}" if roomy else f"{partition}"
+            name = f"{partition} {stream}" if roomy and not chart.short else f"{partition}"
             axes.text(left, middle, name, transform=place, ha="right", va="center")
             axes.text(right, middle, f"{idle[partition]:.0%}", transform=place, ha="left", va="center")
         elif stream == "copy" and roomy:
             axes.text(left, middle, stream, transform=place, ha="right", va="center", color=FAINT)
     axes.text(right, -0.03, "idle", transform=place, ha="left", va="bottom", color=FAINT)
-    axes.text(left, -0.03, "partition", transform=place, ha="right", va="bottom", color=FAINT)
+    over = "part." if chart.short else "partition"
+    axes.text(left, -0.03, over, transform=place, ha="right", va="bottom", color=FAINT)
 
 
 def legend_height_in(kinds: Sequence[str], columns: int = _LEGEND_COLUMNS) -> float:

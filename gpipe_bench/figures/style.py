@@ -1,6 +1,6 @@
 """What all figures share: size, fonts, colours, the evidence badge, and files that are the same at every drawing.
 
-One column of a two-column paper is 3.4 inches, both are 7; nothing in a figure is smaller than 7 points at that size.
+Every figure is as wide as one column of a two-column paper, 3.4 inches; no text in it is smaller than 7 points.
 Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), told apart under the common colour deficiencies;
 colour never stands alone, a marker or a hatch says the same. Fonts are matplotlib's own DejaVu Sans, embedded, so that
 a figure does not depend on what is installed.
@@ -31,7 +31,6 @@ __all__ = [
     "RULE",
     "SUFFIXES",
     "TITLE_PT",
-    "WIDE_IN",
     "WIDTH_IN",
     "drawing",
     "new_figure",
@@ -39,7 +38,6 @@ __all__ = [
 ]
 
 WIDTH_IN: Final = 3.4
-WIDE_IN: Final = 7.0
 LEFT_IN: Final = 0.90
 RIGHT_IN: Final = 0.10
 FONT_PT: Final = 7.0

@@ -20,19 +20,19 @@ from gpipe_bench.figures.boxes import Box, add_boxes
 from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import NEEDED, Point, Series, points_of, series_of
-from gpipe_bench.figures.style import FAINT, INK, WIDE_IN
+from gpipe_bench.figures.style import FAINT, INK, WIDTH_IN
 from gpipe_bench.figures.text import significant
 from gpipe_bench.rows import Row
 
 __all__ = ["draw_sweep", "sweep_figure", "sweep_groups"]
 
 _LEFT_IN: Final = 0.42
-_GAP_IN: Final = 0.16
 _RIGHT_IN: Final = 0.08
-_ROW_IN: Final = 0.165
-_TOP_IN: Final = 0.32
+_ROW_IN: Final = 0.15
+_TITLE_IN: Final = 0.17
+_TOP_IN: Final = 0.15
+_GAP_IN: Final = 0.06
 _AXIS_IN: Final = 0.34
-_MODES: Final = 3
 _MAP: Final = "cividis"
 _DARK: Final = 0.45
 _WORDS: Final = {"oom": "out of memory"}
@@ -55,7 +55,7 @@ def sweep_groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 def sweep_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
-    page = Page(WIDE_IN)
+    page = Page()
     for k, group in enumerate(sweep_groups(rows)):
         if k:
             page.space(0.16)
@@ -68,7 +68,8 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     page.space(0.02)
     failures = dict.fromkeys(row.status for row in rows if row.status != "ok")
     hatched = f" Hatched: {', '.join(_WORDS.get(status, status) for status in failures)}." if failures else ""
-    page.paragraph(f"Frame: the best.{hatched} Colours go with the logarithm, side by side the same.", colour=FAINT)
+    colours = "Colours go with the logarithm, the same in each group of maps."
+    page.paragraph(f"Frame: the best.{hatched} {colours}", colour=FAINT)
     return page.render()
 
 
@@ -87,22 +88,24 @@ def _add_series(page: Page, series: Series) -> None:
     values = [point.throughput for point in every if point.throughput]
     best = max(values, default=0.0)
     norm = LogNorm(min(values, default=0.5) * 0.999, best * 1.001 or 1.0)
-    width = (WIDE_IN - _LEFT_IN - (_MODES - 1) * _GAP_IN - _RIGHT_IN) / _MODES
     height = len(numbers) * _ROW_IN
+    pitch = _TITLE_IN + height + _GAP_IN
+    last = len(series.points) - 1
 
     def draw(frame: Frame) -> None:
         frame.text(0.06, 0.0, f"Fixed {series.title}", fontweight="bold")
         for k, (mode, points) in enumerate(series.points.items()):
-            axes = frame.axes(_LEFT_IN + k * (width + _GAP_IN), width, _TOP_IN, height)
+            top = _TOP_IN + k * pitch
+            frame.text(_LEFT_IN, top + 0.02, f"checkpoint {mode}")
+            axes = frame.axes(_LEFT_IN, WIDTH_IN - _LEFT_IN - _RIGHT_IN, top + _TITLE_IN, height)
             _draw_map(axes, points, (numbers, chunks), norm, best)
-            axes.set_title(f"checkpoint {mode}", loc="left", pad=3, fontsize=7)
-            axes.set_yticks(range(len(numbers)), [str(n) for n in numbers] if k == 0 else [])
-            axes.set_xticks(range(len(chunks)), [str(m) for m in chunks])
-            axes.set_xlabel("micro-batches (chunks)")
-            if k == 0:
-                axes.set_ylabel("partitions")
+            axes.set_yticks(range(len(numbers)), [str(n) for n in numbers])
+            axes.set_xticks(range(len(chunks)), [str(m) for m in chunks] if k == last else [])
+            axes.set_ylabel("partitions")
+            if k == last:
+                axes.set_xlabel("micro-batches (chunks)")
 
-    page.strip(_TOP_IN + height + _AXIS_IN, draw)
+    page.strip(_TOP_IN + (last + 1) * pitch + _AXIS_IN, draw)
 
 
 def _draw_map(

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.chart import LEFT_IN, RIGHT_IN, Chart, draw_chart, draw_legend, legend_height_in
+from gpipe_bench.figures.chart import Chart, draw_chart, draw_legend, legend_height_in
 from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.runs import Run, choose_run
-from gpipe_bench.figures.style import FAINT, WIDE_IN, drawing, save
+from gpipe_bench.figures.style import FAINT, drawing, save
 from gpipe_bench.figures.tables import read_events, read_rows
 from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.timeline import KINDS
@@ -29,7 +29,6 @@ _NEEDED: Final = (
     *("evidence", "model", "model_args", "variant", "repeat", "status", "reason", "step_time_ms", "device"),
     *("throughput_samples_per_s", "peak_allocated_gib", "peak_reserved_gib"),
 )
-_COLUMNS: Final = 8
 _ADDED: Final = {
     "baseline": "no edges between micro-batches: autograd's ready queue decides the order of the backward pass",
     "dep-x-x": "+ Fork and Join: every partition goes backward from the last micro-batch to the first",
@@ -69,7 +68,7 @@ def draw_timelines(events_csv: Path, rows_csv: Path, out_stem: Path, evidence: s
 
 def timelines_figure(runs: Mapping[str, Run]) -> Figure:
     """The figure of some runs by variant, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
-    page = Page(WIDE_IN)
+    page = Page()
     head = next(iter(runs.values())).row
     page.heading(f"{head.model}: one training step of each published variant, on one axis of time", head.evidence)
     page.paragraph(setting_words(head), colour=FAINT)
@@ -82,12 +81,12 @@ def timelines_figure(runs: Mapping[str, Run]) -> Figure:
         page.paragraph(_ADDED[variant], colour=FAINT)
         if variant in drawn:
             page.space(0.13)
-            chart = Chart(run.events, WIDE_IN - LEFT_IN - RIGHT_IN, longest_us)
+            chart = Chart(run.events, longest_us, short=True)
             _add_chart(page, chart, last=variant == list(drawn)[-1])
     kinds = [kind for kind in KINDS if any(kind in chart.kinds for chart in drawn.values())]
     if kinds:
         page.space(0.04)
-        page.strip(legend_height_in(kinds, _COLUMNS), lambda frame: draw_legend(frame, kinds, _COLUMNS))
+        page.strip(legend_height_in(kinds), lambda frame: draw_legend(frame, kinds))
     return page.render()
 
 

@@ -69,9 +69,9 @@ def texts_of(monkeypatch):
     return texts
 
 
-def check(figure, texts, width_in=WIDTH_IN):
+def check(figure, texts):
     width, height = figure.get_size_inches() * 72
-    assert width == pytest.approx(width_in * 72)
+    assert width == pytest.approx(WIDTH_IN * 72)
     for text, box in texts:
         assert text.get_fontsize() >= FONT_PT
         assert box.x0 >= 0 and box.x1 <= width, f"{text.get_text()!r} is clipped at the side"  # noqa: PT018

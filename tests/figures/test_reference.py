@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def files(folder):
 def test_there_is_a_figure_for_each_table():
     expected = {path.relative_to(COMMITTED) for f in reference_figures(ROOT / REFERENCE) for path in f.paths(COMMITTED)}
     assert set(files(COMMITTED)) == expected
+
+
+def test_every_figure_fits_one_column_of_a_page(redrawn):
+    for path in redrawn.rglob("*.svg"):
+        width, height = re.search(r'<svg[^>]*?\swidth="([0-9.]+)pt" height="([0-9.]+)pt"', path.read_text()).groups()
+        assert (float(width), float(height) <= 9.5 * 72) == (3.4 * 72, True), path.name
 
 
 def test_redrawn_figures_are_the_committed_ones(redrawn):

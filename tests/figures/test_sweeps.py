@@ -13,7 +13,7 @@ from gpipe_bench.figures.advice import advice_figure
 from gpipe_bench.figures.points import points_of, series_of
 from gpipe_bench.figures.published_tables import draw_published_tables, printed_metric, published_tables_figure
 from gpipe_bench.figures.reference import draw_reference, with_published
-from gpipe_bench.figures.style import WIDE_IN, drawing
+from gpipe_bench.figures.style import drawing
 from gpipe_bench.figures.sweep import sweep_figure
 from gpipe_bench.figures.why import explanation, why_figure
 from gpipe_bench.schedule import CHECKPOINT_MODES, ideal_bubble
@@ -92,12 +92,12 @@ def test_the_parts_of_device_time_add_up_and_the_ideal_is_their_sum_where_nothin
     assert point.ideal_ms == pytest.approx(point.device_ms)
 
 
-@pytest.mark.parametrize(("draw", "width"), [(sweep_figure, WIDE_IN), (why_figure, None)])
+@pytest.mark.parametrize("draw", [sweep_figure, why_figure])
 @pytest.mark.parametrize("rows", [sweep, measured_sweep, lambda: [*sweep((1, 2)), *measured_sweep()]])
-def test_texts_of_a_sweep_are_legible(draw, width, rows, texts_of):  # noqa: F811
+def test_texts_of_a_sweep_are_legible(draw, rows, texts_of):  # noqa: F811
     with drawing():
         figure = draw(rows())
-        check(figure, texts_of(figure), **({"width_in": width} if width else {}))
+        check(figure, texts_of(figure))
 
 
 def test_the_map_shows_every_value_and_what_does_not_fit(texts_of):  # noqa: F811

@@ -7,7 +7,7 @@ import pytest
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.runs import Run
-from gpipe_bench.figures.style import WIDE_IN, drawing
+from gpipe_bench.figures.style import drawing
 from gpipe_bench.figures.timelines import draw_timelines, timelines_figure
 from tests.figures.synthetic import ablation_row, event_records, step_events, write_events, write_rows
 from tests.figures.test_layout import check, texts_of, words  # noqa: F401 - a fixture
@@ -59,7 +59,7 @@ def test_each_variant_says_how_fast_it_is_and_what_it_adds(texts_of):  # noqa: F
 def test_texts_are_legible(texts_of):  # noqa: F811
     with drawing():
         figure = timelines_figure(runs())
-        check(figure, texts_of(figure), width_in=WIDE_IN)
+        check(figure, texts_of(figure))
 
 
 def test_a_variant_without_a_timeline_says_why(texts_of):  # noqa: F811
