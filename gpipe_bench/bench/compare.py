@@ -38,6 +38,9 @@ METRICS: Final = (
 )
 """Columns that are compared where none is asked for; :func:`usual_metrics` says which of them for a row."""
 
+_TAKEN_ALONG: Final = {"evidence": ("flavour",)}
+"""Keys that only rows of some evidence have: across that, they tell nothing apart."""
+
 _LEVEL: Final = 0.05
 _EXACT: Final = 1e-9
 
@@ -86,7 +89,8 @@ def compare_rows(
         rows: the new rows.
         reference: the rows to compare with.
         metric: a numeric column.
-        across: columns of :data:`CELL_KEYS` in which the two sides of a cell may differ, such as ``evidence``.
+        across: columns of :data:`CELL_KEYS` in which the two sides of a cell may differ, such as ``evidence``; that
+            takes ``flavour`` along, which simulations alone have.
 
     Raises:
         ValueError: ``metric`` is no column, or a column of ``across`` is no key.
@@ -147,7 +151,8 @@ def distinct_rows(rows: Iterable[AnyRow]) -> list[AnyRow]:
 
 
 def _grouped(rows: Iterable[AnyRow], across: Sequence[str]) -> dict[tuple[object, ...], list[AnyRow]]:
-    names = [name for name in CELL_KEYS if name not in across]
+    apart = {other for name in across for other in (name, *_TAKEN_ALONG.get(name, ()))}
+    names = [name for name in CELL_KEYS if name not in apart]
     groups: dict[tuple[object, ...], list[AnyRow]] = {}
     for row in rows:
         # Two profiles of simulated hardware are two cells; two real machines are what is compared.

@@ -15,6 +15,7 @@ from gpipe_bench.bench.simulated_cells import SimulatedCell
 from gpipe_bench.bench.simulation_groups import SimulationGroup, group_cells
 from gpipe_bench.catalogue import reference_figures, reference_tables
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.errors import ConfigError
 
 __all__ = ["REDRAWN", "TABLE_PATTERN", "TRANSPARENCY_PATTERN", "Plan", "make_plan"]
 
@@ -166,8 +167,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         ConfigError: settings are wrong; carries all problems.
         DeviceCountError: the configuration asks for GPUs and there are none.
     """
-    load_config(files)
-    suite: SuiteConfig = parse_config(config, source="--config")
+    suite = _checked(config, files)
     machine = find_machine(suite.device, suite.device_count)
     experiments = suite.experiments()
     simulated = {name: experiment.simulations() for name, experiment in experiments.items()}
@@ -184,6 +184,23 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         ["--device", machine.device, *suite.peers.changes()],
         0 if machine.device == "cpu" else machine.count,
     )
+
+
+def _checked(config: Mapping[str, Any], files: Sequence[str]) -> SuiteConfig:
+    """The merged settings; what is wrong in a file is said once, of that file."""
+    problems: list[str] = []
+    try:
+        load_config(files)
+    except ConfigError as error:
+        problems += error.problems
+    known = {problem.partition(": ")[2] for problem in problems}
+    try:
+        suite = parse_config(config, source="--config")
+    except ConfigError as error:
+        problems += [problem for problem in error.problems if problem.partition(": ")[2] not in known]
+    if problems:
+        raise ConfigError(problems)
+    return suite
 
 
 def _parts(experiments: Mapping[str, Experiment]) -> list[str]:

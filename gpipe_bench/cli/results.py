@@ -60,8 +60,12 @@ def published(
 def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")]) -> None:
     """Print variants with repeats, medians, 95 % intervals, ratios, memory, shares of time and failures."""
     from gpipe_bench.bench.summary import print_summary, result_files
-    from gpipe_bench.figures.tables import read_rows
+    from gpipe_bench.errors import ConfigError
+    from gpipe_bench.figures.tables import is_race, read_rows
 
+    if is_race(rows):
+        other = f"draw it with `peers figure --rows {rows}`, or compare two races with `compare`"
+        raise ConfigError([f"rows must be those of an experiment, got the race of peers in {rows}; {other}"])
     print_summary(read_rows(rows, _TABLE_COLUMNS), result_files(rows))
 
 

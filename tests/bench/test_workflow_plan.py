@@ -79,6 +79,17 @@ def test_a_request_for_advice_has_a_name_for_files():
         make_plan({"device": "cpu", "advice": {"My box": {}}}, [])
 
 
+def test_problems_of_files_and_of_the_command_line_are_said_together(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("ablation: {cpu: {chunks: 0}}")
+    with pytest.raises(ConfigError) as caught:
+        make_plan({"device": "tpu", "ablation": {"cpu": {"chunks": 0}}}, [str(path)])
+    assert caught.value.problems == (
+        f"{path}: ablation.cpu.chunks must be at least 1, got 0; raise it",
+        "--config: device must be one of auto, cpu, cuda, got 'tpu'; use 'cpu'",
+    )
+
+
 def test_planning_is_quick_enough_to_be_done_at_every_start(plan):
     """A profile is read once, not once per cell."""
     from gpipe_bench.bench import simulated_cells

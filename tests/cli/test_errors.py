@@ -10,12 +10,14 @@ import pytest
 
 from gpipe_bench.cli import main
 from tests.bench.cells_of import ok_result
+from tests.project.tree import ROOT
 
+RACES = next((ROOT / "results" / "reference").glob("measured/*/peers.csv"))
 RUN = ("run", "--out", "{out}/a.json", "--model-args", "depth=2;B=1;C=4;size=16", "--partitions", "2")
 
 
 def words(template, folder):
-    return [word.format(out=folder) for word in template]
+    return [word.format(out=folder, races=RACES) for word in template]
 
 
 def called(arguments, capsys):
@@ -31,6 +33,10 @@ def files(folder):
 
 
 BAD = {
+    "a table of the race": (
+        ("table", "--rows", "{races}"),
+        "error: rows must be those of an experiment, got the race of peers in ",
+    ),
     "unknown model": (
         (*RUN, "--model", "unett"),
         "--model must be one of unet, amoebanet-d, vit, timm/<name>, torchvision/<name>, got 'unett'; use 'unet'",

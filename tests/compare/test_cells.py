@@ -60,7 +60,8 @@ def test_two_profiles_are_two_cells():
 
 
 def test_evidence_can_be_set_against_evidence():
-    new, old = [simulated("baseline", 11.0)], rows("baseline", 10.0)
+    # Simulations alone have a flavour, which is no difference then.
+    new, old = [replace(simulated("baseline", 11.0), flavour="published")], rows("baseline", 10.0)
     assert sorted(verdicts(new, old).values()) == ["new"]
     (found,) = compare_rows(new, old, across=("evidence",))
     assert found.comparison is not None
