@@ -40,7 +40,7 @@ class Workload(CellSettings):
     """One model and batch, run with several variants of the pipeline."""
 
     transfer: Transfer = "auto"
-    repeats: Repeats = 3
+    repeats: Repeats = 4
     other_repeats: OtherRepeats = 2
     variants: Variants = ("published", "factorial")
 
