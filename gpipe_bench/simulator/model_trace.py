@@ -198,9 +198,16 @@ def _explained(what: str, value: object = ()) -> Iterator[None]:
         raise TraceError(
             f"{what} must run on tensors without values"
             + (f", here of shape {shapes}" if shapes else "")
-            + f", got {type(error).__name__}: {' '.join(str(error).split())[:300]}; check the shape of the sample, and "
-            "make no step hang on the values of a tensor"
+            + f", got {type(error).__name__}: {' '.join(str(error).split())[:300]}; {_advice(str(error))}"
         ) from error
+
+
+def _advice(error: str) -> str:
+    if "Meta kernel" in error:
+        return "PyTorch cannot say what this operator gives without computing it: simulate another one in its place"
+    if "more than 1 value per channel" in error:
+        return "take fewer chunks, so that a micro-batch has more than one sample"
+    return "check the shape of the sample, and make no step hang on the values of a tensor"
 
 
 def _meta_twin(layer: nn.Module) -> nn.Module:
