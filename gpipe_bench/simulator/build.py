@@ -13,7 +13,7 @@ from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.compose import PartitionWork, compose
 from gpipe_bench.simulator.cost import total
-from gpipe_bench.simulator.facts import LayerFacts
+from gpipe_bench.simulator.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.hardware import Profile
 from gpipe_bench.simulator.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 __all__ = ["Model", "build_workload", "microbatch_sizes", "workload_of"]
+
+_Update = Mapping[str, OptimizerTrace]
+"""Type of parameters -> the optimizer's step for one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,8 @@ def workload_of(
         crossing = {number: route for number, route in routes.items() if route[0] != route[1]}
         per_size = {size: _partitions(source, size, balance, crossing, profile) for size in set(sizes)}
         largest = per_size[sizes[0]]
-        update = None if optimizer is None else trace_optimizer(optimizer, cache)
+        dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
+        update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache)
         static = tuple(_static_of(facts[span], update) for span in _spans(balance))
         return Workload(
             partitions=tuple({size: per_size[size][j].task for size in sorted(per_size)} for j in range(len(balance))),
@@ -221,28 +225,29 @@ def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: i
 
 
 def _update(
-    facts: Sequence[LayerFacts], balance: Sequence[int], trace: OptimizerTrace | None, profile: Profile
+    facts: Sequence[LayerFacts], balance: Sequence[int], traces: _Update | None, profile: Profile
 ) -> tuple[Kernels, ...]:
-    if trace is None:
+    if traces is None:
         return ()
     return tuple(
-        optimizer_kernels(trace, (count for layer in facts[span] for count in layer.parameters), profile)
+        optimizer_kernels(traces, (parameter for layer in facts[span] for parameter in layer.parameters), profile)
         for span in _spans(balance)
     )
 
 
-def _static_of(facts: Sequence[LayerFacts], trace: OptimizerTrace | None) -> StaticMemory:
+def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:
     """Parameters, gradients, optimizer state and buffers."""
     resident: list[int] = []
-    counts: list[int] = []
+    parameters: list[Parameter] = []
     for layer in facts:
-        # Parameters of a layer are of one type.
-        width = layer.parameter_bytes // max(1, sum(layer.parameters))
-        resident += [width * count for count in layer.parameters] + list(layer.others)
-        counts += layer.parameters
+        resident += [parameter.bytes for parameter in layer.parameters] + list(layer.others)
+        parameters += layer.parameters
+    gradients = sum(parameter.bytes for parameter in parameters)
+    if traces is None:
+        return StaticMemory(tuple(resident), gradients)
     return StaticMemory(
         tuple(resident),
-        sum(layer.parameter_bytes for layer in facts),
-        () if trace is None else tuple(count * size for count in counts for size in trace.state_per_element),
-        0 if trace is None else trace.temporary_per_element * max(counts, default=0),
+        gradients,
+        tuple(item.elements * size for item in parameters for size in traces[item.dtype].state_per_element),
+        max((item.elements * traces[item.dtype].temporary_per_element for item in parameters), default=0),
     )

@@ -15,12 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from pydantic import ValidationError
 from scipy.optimize import least_squares
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.fit import Observation, observe
 from gpipe_bench.simulator.hardware import Efficiency, Profile
+from gpipe_bench.simulator.profile_rules import is_of_device
 from gpipe_bench.simulator.published import Setting
 from models.table import MODELS
 
@@ -70,7 +72,8 @@ def calibrate_rows(
         cache: folder of stored traces; the user's cache folder by default.
 
     Raises:
-        ConfigError: no row can be used, or rows are of several devices.
+        ConfigError: no row can be used, rows are of several devices or of another one than the profile's, or they are
+            faster than the profile's peaks allow.
     """
     cells: dict[_Key, list[float]] = {}
     used = [row for row in rows if _usable(row)]
@@ -80,10 +83,14 @@ def calibrate_rows(
         raise ConfigError(
             [f"rows must hold measured ones of one device with one partition, got {got}; measure or choose such rows"]
         )
+    if not is_of_device(devices[0], profile.device):
+        problem = f"rows must be of the device of profile {profile.name}, {profile.device}, got rows of {devices[0]}"
+        raise ConfigError([f"{problem}; choose the profile of that device, or write one with its name and peaks"])
     for row in used:
         cells.setdefault(_key(row), []).append(row.throughput_samples_per_s or 0.0)
     seen = [observe(_setting(key, optimizer), median(values), cache) for key, values in cells.items()]
     shares = _fitted(seen, profile)
+    _check_possible(_with_shares(profile, shares), devices[0])
     others = [_fitted([row for row in seen if row is not left_out], profile) for left_out in seen if len(seen) > 1]
     origin = f"fitted to {len(seen)} cells measured on {devices[0]}, from the efficiencies of {profile.name}"
     update = {"name": name or profile.name, "sources": {**profile.sources, "efficiency": origin}}
@@ -143,5 +150,17 @@ def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
     for name in ("spatial_conv", "matmul"):
         share = getattr(profile.efficiency, name)
         values[name] = None if share is None else round(share * moved, 3)
-    efficiency = Efficiency.model_validate(values)
-    return profile.model_copy(update={"efficiency": efficiency})
+    # Not checked here: while a fit looks for shares, it may try impossible ones.
+    return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=values)})
+
+
+def _check_possible(fitted: Profile, device: str) -> None:
+    try:
+        Efficiency.model_validate(fitted.efficiency.model_dump())
+    except ValidationError as error:
+        problems = [
+            f"rows of {device} must be within the peaks of profile {fitted.name}, got a share {item['loc'][0]} of "
+            f"{item['input']:g}, {item['msg'].removeprefix('Input ')}; correct the profile's peaks or check the rows"
+            for item in error.errors()
+        ]
+        raise ConfigError(problems) from None

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.profile_rules import DIRECT_SHARE, FAST_SHARE, FASTEST, rate_problems, slip, unknown_links
 from models.arguments import nearest
 
 __all__ = [
@@ -45,7 +46,7 @@ class _Section(BaseModel):
 class Link(_Section):
     """A way between two memories."""
 
-    gb_per_s: float = Field(gt=0, description="usable bandwidth per direction, 10^9 bytes per second")
+    gb_per_s: float = Field(gt=0, le=FASTEST, description="usable bandwidth per direction, 10^9 bytes per second")
     latency_us: float = Field(ge=0, description="time of an empty transfer, microseconds")
     shared: bool = Field(
         default=False, description="whether transfers between the same two groups, in one direction, take turns"
@@ -62,15 +63,23 @@ class Topology(_Section):
 
 
 class Efficiency(_Section):
-    """Achieved share of the peak per kernel class."""
+    """Achieved share of the peak per kernel class.
 
-    conv3x3_stride1: float = Field(gt=0, description="of the peak, counting the FLOPs of the direct algorithm")
+    Above 1 are only convolutions whose algorithm may need fewer FLOPs than the direct one, which are counted.
+    """
+
+    conv3x3_stride1: float = Field(gt=0, le=FAST_SHARE, description="of the peak, in FLOPs of the direct algorithm")
     spatial_conv: float | None = Field(
-        default=None, gt=0, description="of the peak, other convolutions wider than 1x1; None: as other_conv_matmul"
+        default=None,
+        gt=0,
+        le=FAST_SHARE,
+        description="of the peak, other convolutions wider than 1x1; None: as other_conv_matmul",
     )
-    other_conv_matmul: float = Field(gt=0, description="of the peak")
-    matmul: float | None = Field(default=None, gt=0, description="of the peak; None: as other_conv_matmul")
-    memory_bound: float = Field(gt=0, description="of the memory bandwidth")
+    other_conv_matmul: float = Field(gt=0, le=DIRECT_SHARE, description="of the peak")
+    matmul: float | None = Field(
+        default=None, gt=0, le=DIRECT_SHARE, description="of the peak; None: as other_conv_matmul"
+    )
+    memory_bound: float = Field(gt=0, le=DIRECT_SHARE, description="of the memory bandwidth")
     origin: Literal["fitted", "measured", "assumed"] = Field(description="where the numbers come from")
 
     def of_peak(self, kernel_class: str, arithmetic: str) -> float:
@@ -88,7 +97,7 @@ class Profile(_Section):
     device: str = Field(min_length=1, description="name of the device")
     memory_gib: float = Field(gt=0, description="memory that the driver reports, GiB")
     context_gib: float = Field(ge=0, description="taken by the context before the first tensor, GiB")
-    bandwidth_gb_per_s: float = Field(gt=0, description="memory bandwidth, 10^9 bytes per second")
+    bandwidth_gb_per_s: float = Field(gt=0, le=FASTEST, description="memory bandwidth, 10^9 bytes per second")
     peak_tflops: dict[str, float] = Field(description="peak of the ordinary units by dtype, 10^12 FLOP per second")
     matrix_tflops: dict[str, float] = Field(default={}, description="peak of the matrix units by dtype, dense")
     winograd: bool = Field(description="whether 3x3 convolutions of stride 1 run by Winograd's algorithm")
@@ -100,18 +109,16 @@ class Profile(_Section):
     topology: Topology
     sources: dict[str, str] = Field(description="where the numbers come from")
 
+    @field_validator("peak_tflops", "matrix_tflops")
+    @classmethod
+    def _rates(cls, rates: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if problems := rate_problems(str(info.field_name), rates):
+            raise ValueError("\n".join(problems))
+        return rates
+
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        named = {name: getattr(self.topology, name) for name in _WAYS}
-        problems = _unknown_links(named, self.links)
-        if "float32" not in self.peak_tflops:
-            problems.append(f"peak_tflops must have float32, got {sorted(self.peak_tflops)}; add it")
-        problems += [
-            f"{table}.{dtype} must be positive, got {value}; leave it out if the device has no such units"
-            for table in ("peak_tflops", "matrix_tflops")
-            for dtype, value in getattr(self, table).items()
-            if value <= 0
-        ]
+        problems = unknown_links({name: getattr(self.topology, name) for name in _WAYS}, self.links)
         if self.context_gib >= self.memory_gib:
             problems.append(f"context_gib must be less than memory_gib, got {self.context_gib}; correct one of them")
         if problems:
@@ -239,22 +246,13 @@ def parse_profile(data: object, where: str = "profile") -> Profile:
         raise ConfigError([*lines, *(line for line in _hidden(where, data) if line not in lines)]) from None
 
 
-def _unknown_links(named: Mapping[str, Any], links: Mapping[str, Any]) -> list[str]:
-    """The ways of a topology that name no link."""
-    return [
-        f"topology.{way} must name one of links, got {link!r}; {nearest(str(link), sorted(links))}"
-        for way, link in named.items()
-        if link not in links
-    ]
-
-
 def _hidden(where: str, data: Mapping[str, Any]) -> list[str]:
     """References to links that do not exist, which pydantic looks at only where everything else is right."""
     topology, links = data.get("topology"), data.get("links")
     if not isinstance(topology, Mapping) or not isinstance(links, Mapping):
         return []
     named = {way: topology[way] for way in _WAYS if isinstance(topology.get(way), str)}
-    return [f"{where}: {line}" for line in _unknown_links(named, links)]
+    return [f"{where}: {line}" for line in unknown_links(named, links)]
 
 
 def _known_settings(path: Sequence[str]) -> list[str]:
@@ -272,6 +270,8 @@ def _problems(where: str, error: Any) -> list[str]:
         return [f"{where}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
     if error["type"] == "missing":
         return [f"{where}: {name} must be given, got nothing; add it"]
+    if error["type"] == "less_than_equal":
+        return [f"{where}: {slip(error['loc'], error['ctx']['le'], float(error['input']))}"]
     if error["type"] == "extra_forbidden":
         *above, own = map(str, error["loc"])
         hint = nearest(own, _known_settings(above))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gpipe_bench.engine.skip import verify_skippables
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.errors import TraceError
-from gpipe_bench.simulator.facts import LayerFacts
+from gpipe_bench.simulator.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.layer_trace import LayerRun, TensorSpec, declared_skips, map_specs, specs_in, trace_layer
 from gpipe_bench.simulator.signature import is_lasting, signature
 from gpipe_bench.simulator.steps import LayerTrace
@@ -94,8 +94,9 @@ class Tracer:
             others = [*(p for p in own if not p.requires_grad), *layer.buffers()]
             facts.append(
                 LayerFacts(
-                    parameters=tuple(parameter.numel() for parameter in trained),
-                    parameter_bytes=sum(parameter.nbytes for parameter in trained),
+                    parameters=tuple(
+                        Parameter(item.numel(), str(item.dtype).removeprefix("torch."), item.nbytes) for item in trained
+                    ),
                     others=tuple(tensor.nbytes for tensor in others),
                     stashes=tuple(numbers[key] for key in stashes),
                     pops=tuple(numbers[key] for key in pops),

@@ -25,10 +25,15 @@ _MAKERS: Final = MappingProxyType(
 )
 
 
-def trace_step(name: str) -> OptimizerTrace:
-    """The second step of an optimizer by name, when its state is there."""
+def trace_step(name: str, dtype: str) -> OptimizerTrace:
+    """The second step of an optimizer, when its state is there.
+
+    Args:
+        name: of the optimizer.
+        dtype: of the parameter, as in ``float32``.
+    """
     make: Callable[[Any], torch.optim.Optimizer] = _MAKERS[name]
-    parameter = nn.Parameter(torch.empty(PROBE, device="meta"))
+    parameter = nn.Parameter(torch.empty(PROBE, dtype=getattr(torch, dtype), device="meta"))
     parameter.grad = torch.empty_like(parameter)
     optimizer = make([parameter])
     optimizer.step()

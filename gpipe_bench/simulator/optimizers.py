@@ -1,14 +1,18 @@
-"""What the step of an optimizer costs, traced on two parameters of different sizes: everything in it is elementwise."""
+"""What the step of an optimizer costs, traced on one parameter of each type: everything in it is elementwise.
+
+State has the type of its parameter, as PyTorch makes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.simulator.cost import total
+from gpipe_bench.simulator.facts import Parameter
 from gpipe_bench.simulator.hardware import Profile
 from gpipe_bench.simulator.steps import Kernel
 from gpipe_bench.simulator.trace_cache import default_folder, read, write
@@ -25,10 +29,10 @@ OPTIMIZERS: Final = ("sgd", "momentum", "rmsprop", "adam")
 
 @dataclass(frozen=True, slots=True)
 class OptimizerTrace:
-    """One parameter's share of a step.
+    """The share of a step of one parameter of some type.
 
     Attributes:
-        kernels: kernels for :data:`PROBE` float32 elements, with the zeroing of the gradient.
+        kernels: kernels for :data:`PROBE` elements, with the zeroing of the gradient.
         state_per_element: bytes per element of each tensor of the state that has the shape of the parameter.
         temporary_per_element: bytes per element that a step holds while it lasts.
     """
@@ -44,11 +48,12 @@ class OptimizerTrace:
             yield kernel._replace(bytes_read=read, bytes_written=written)
 
 
-def trace_optimizer(name: str, folder: Path | None = None) -> OptimizerTrace:
-    """The trace of an optimizer in its second step, when its state is there.
+def trace_optimizer(name: str, dtypes: Collection[str], folder: Path | None = None) -> dict[str, OptimizerTrace]:
+    """The traces of an optimizer in its second step, when its state is there, by the parameter's type.
 
     Args:
         name: one of :data:`OPTIMIZERS`.
+        dtypes: types of parameters, as in ``float32``.
         folder: of stored traces; the user's cache folder by default.
 
     Raises:
@@ -56,18 +61,19 @@ def trace_optimizer(name: str, folder: Path | None = None) -> OptimizerTrace:
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one of them")
-    return _stored_trace(name, default_folder() if folder is None else folder)
+    place = default_folder() if folder is None else folder
+    return {dtype: _stored_trace(name, dtype, place) for dtype in dtypes}
 
 
 @cache
-def _stored_trace(name: str, folder: Path) -> OptimizerTrace:
+def _stored_trace(name: str, dtype: str, folder: Path) -> OptimizerTrace:
     # A first optimizer loads PyTorch's compiler, which takes longer than many simulations.
-    key = {"optimizer": name}
+    key = {"optimizer": name, "dtype": dtype}
     known = read(folder, key, _decode)
     if known is None:
         from gpipe_bench.simulator.optimizer_trace import trace_step
 
-        known = trace_step(name)
+        known = trace_step(name, dtype)
         write(folder, key, asdict(known))
     return known
 
@@ -80,6 +86,9 @@ def _decode(data: dict[str, Any]) -> OptimizerTrace:
     )
 
 
-def optimizer_kernels(trace: OptimizerTrace, elements: Iterable[int], profile: Profile) -> Kernels:
-    """A step for parameters of these sizes."""
-    return total((kernel for count in elements for kernel in trace.scaled(count)), profile)
+def optimizer_kernels(
+    traces: Mapping[str, OptimizerTrace], parameters: Iterable[Parameter], profile: Profile
+) -> Kernels:
+    """A step for these parameters; ``traces``: by their types."""
+    kernels = (kernel for item in parameters for kernel in traces[item.dtype].scaled(item.elements))
+    return total(kernels, profile)

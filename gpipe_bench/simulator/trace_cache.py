@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gpipe_bench.simulator.facts import LayerFacts
+from gpipe_bench.simulator.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.scaling import ScalableTrace, decode_trace, encode_trace
 from gpipe_bench.simulator.steps import LayerTrace
 
@@ -23,6 +23,7 @@ T = TypeVar("T")
 TRACING: Final = (
     "attention",
     "facts",
+    "fused_kernels",
     "layer_trace",
     "meta_results",
     "model_trace",
@@ -68,8 +69,8 @@ class StoredTraces:
     def facts(self) -> list[LayerFacts]:
         """Those of each layer."""
         return [
-            LayerFacts(tuple(parameters), trained, tuple(others), tuple(stashes), tuple(pops))
-            for parameters, trained, others, stashes, pops in self._encoded["facts"]
+            LayerFacts(tuple(Parameter(*item) for item in parameters), tuple(others), tuple(stashes), tuple(pops))
+            for parameters, others, stashes, pops in self._encoded["facts"]
         ]
 
     @cached_property
@@ -175,7 +176,7 @@ def _encode(traces: StoredTraces) -> dict[str, Any]:
     scalable = traces.scalable
     return {
         "facts": [
-            [list(facts.parameters), facts.parameter_bytes, list(facts.others), list(facts.stashes), list(facts.pops)]
+            [list(facts.parameters), list(facts.others), list(facts.stashes), list(facts.pops)]
             for facts in traces.facts
         ],
         "scalable": scalable and [[encode_trace(kind.base), list(kind.slopes)] for kind in scalable],

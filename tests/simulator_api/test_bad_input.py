@@ -148,7 +148,7 @@ def test_a_layer_that_cannot_be_traced_is_named(layer, why):
 @pytest.mark.parametrize("function", [torch.unique, torch.bincount], ids=["unique", "bincount"])
 def test_an_operator_that_pytorch_knows_no_shapes_of_is_said_to_be_one(function):
     layer = Function(lambda x: x * function(x.detach().long().flatten()).sum())
-    with pytest.raises(TraceError, match="PyTorch cannot say what this operator gives .*: simulate another one"):
+    with pytest.raises(TraceError, match=r"PyTorch cannot say what this operator gives .*: simulate another one"):
         attempt(model=nn.Sequential(linear(), layer))
 
 
@@ -166,7 +166,7 @@ def test_skips_that_do_not_match():
 
 def test_a_normalisation_that_needs_more_samples_than_a_microbatch_has():
     module = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
-    with pytest.raises(TraceError, match="Expected more than 1 value per channel .*; take fewer chunks"):
+    with pytest.raises(TraceError, match=r"Expected more than 1 value per channel .*; take fewer chunks"):
         attempt(model=module, sample=torch.empty(1, 16), chunks=4)
     assert attempt(model=module, sample=torch.empty(1, 16), chunks=2).status == "ok"
 

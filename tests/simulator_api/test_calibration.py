@@ -105,6 +105,21 @@ def test_no_row_or_rows_of_two_devices(rows):
         calibrate_rows([rows[0], _changed(rows[2], device="cuda A100")], H100)
 
 
+def test_rows_of_another_device_than_the_profiles(rows, cache):
+    with pytest.raises(ConfigError, match="of profile p40, Tesla P40, got rows of cuda H100; choose the profile"):
+        calibrate_rows(rows, load_profile("p40"), cache=cache)
+
+
+def test_rows_that_are_faster_than_the_peaks(rows, cache):
+    """Of a device that does nine times what the profile says it can."""
+    fast = [_changed(row, throughput_samples_per_s=9 * row.throughput_samples_per_s) for row in rows]
+    with pytest.raises(ConfigError, match="within the peaks of profile h100") as caught:
+        calibrate_rows(fast, H100, cache=cache)
+    assert any(
+        "a share memory_bound of" in line and "less than or equal to 1" in line for line in caught.value.problems
+    )
+
+
 def test_the_command_writes_a_profile_that_simulate_takes(rows, cache, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("gpipe_bench.simulator.sources.default_folder", lambda: cache)
     table, out = tmp_path / "rows.csv", tmp_path / "mine.yaml"
