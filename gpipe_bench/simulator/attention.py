@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["attention", "attention_inside"]
+from gpipe_bench.simulator.fused_kernels import dropout
+
+__all__ = ["attention", "fused_inside"]
 
 _AXES: Final = 4
 _WRITTEN_OUT: Final = functional.scaled_dot_product_attention
@@ -53,18 +55,20 @@ def attention(  # noqa: PLR0917 - the signature of PyTorch's function
 
 
 @contextmanager
-def attention_inside() -> Iterator[None]:
-    """For functions of PyTorch that call it by its name, where no mode sees it: on meta it is one kernel there too."""
+def fused_inside() -> Iterator[None]:
+    """For functions of PyTorch that call attention and dropout by name, where no mode sees it: each is one kernel."""
 
     def called(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         found = attention(query, *args, **kwargs) if query.is_meta else None
         return _WRITTEN_OUT(query, *args, **kwargs) if found is None else found
 
-    functional.scaled_dot_product_attention = called
+    own: Any = functional
+    plain = functional.dropout
+    own.scaled_dot_product_attention, own.dropout = called, dropout
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = _WRITTEN_OUT
+        own.scaled_dot_product_attention, own.dropout = _WRITTEN_OUT, plain
 
 
 def _added(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,13 +17,25 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpipe_bench.simulator.attention import attention, attention_inside
+from gpipe_bench.simulator.attention import attention, fused_inside
+from gpipe_bench.simulator.fused_kernels import dropout, gru_cell, lstm_cell, mish, rms_norm
 from gpipe_bench.simulator.meta_results import evaluate
 from gpipe_bench.simulator.operations import kernels_of, tensors_of
 from gpipe_bench.simulator.recurrent import RECURRENT, fused
 from gpipe_bench.simulator.steps import NO_BLOCK, Alloc, Free, Step
 
 __all__ = ["AcceleratorFunctions", "Recorder"]
+
+# Each gives None where PyTorch's own is right.
+_FUSED: Final[Mapping[Any, Callable[..., Any]]] = {
+    functional.dropout: dropout,
+    functional.scaled_dot_product_attention: attention,
+    functional.rms_norm: rms_norm,
+    torch.rms_norm: rms_norm,
+    functional.mish: mish,
+    torch.lstm_cell: lstm_cell,
+    torch.gru_cell: gru_cell,
+}
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
@@ -121,8 +133,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
 class AcceleratorFunctions(TorchFunctionMode):
     """Chooses the operation that PyTorch runs on an accelerator where it runs another one on the meta device.
 
-    Dropout is one fused kernel there, which keeps a mask of one byte per element; attention and recurrent layers are
-    fused, too.
+    Dropout is one fused kernel there, which keeps a mask of one byte per element; attention, recurrent layers and
+    their cells, RMS norms and the backward pass of Mish are fused, too.
     """
 
     def __torch_function__(
@@ -133,27 +145,17 @@ class AcceleratorFunctions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is functional.dropout:
-            return _dropout(*args, **kwargs)
         found: Any = None
         if func in RECURRENT:
             found = fused(func, args)
-        elif func is functional.scaled_dot_product_attention:
-            found = attention(*args, **kwargs)
+        elif func in _FUSED:
+            found = _FUSED[func](*args, **kwargs)
         elif func is functional.multi_head_attention_forward:
-            with attention_inside():
+            with fused_inside():
                 found = func(*args, **kwargs)
         if found is not None:
             return found
         return func(*args, **kwargs)
-
-
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if not training or inplace or not 0 < p < 1:
-        # A mode is off while it handles a function, so this is PyTorch's own.
-        return functional.dropout(x, p, training, inplace)
-    dropped: Tensor = torch.native_dropout(x, p, True)[0]
-    return dropped
 
 
 def _key(tensor: Tensor) -> int:

@@ -70,17 +70,19 @@ def test_a_process_that_is_killed_is_an_error():
 @forks
 def test_a_caller_that_is_killed_takes_its_processes_along():
     program = """
-import signal, sys
+import os, signal
 from gpipe_bench.processes import spread
 def wait(piece):
-    print(piece, flush=True)
+    os.write(1, b"%d\\n" % piece)
     signal.pause()
 list(spread(wait, [0, 1], 2))
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as caller:
         assert caller.stdout is not None
-        assert sorted(caller.stdout.readline() for _ in range(2)) == [b"0\n", b"1\n"]
-        caller.kill()
+        try:
+            assert sorted(caller.stdout.readline() for _ in range(2)) == [b"0\n", b"1\n"]
+        finally:
+            caller.kill()
         # The pipe ends when the last process that could write to it is gone.
         assert select.select([caller.stdout], [], [], 30)[0]
         assert caller.stdout.read() == b""
