@@ -37,7 +37,7 @@ from tests.virtual_devices.inside.pipelines import (
 
 COPIES = {"device_to_device": COPY_MS, "device_to_host": COPY_MS / 2, "host_to_device": COPY_MS / 2}
 SIZES = ((1, 3), (3, 2), (4, 4), (8, 3))
-RUNS, TRIES = 3, 400
+RUNS, TRIES = 3, 60
 
 # Of a pipeline of n partitions: (partition that stashes, partition that pops).
 SKIPS = {2: ((0, 1),), 3: ((0, 2), (1, 2)), 4: ((0, 3), (1, 2), (1, 3))}
