@@ -68,8 +68,8 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     page.space(0.02)
     failures = dict.fromkeys(row.status for row in rows if row.status != "ok")
     hatched = f" Hatched: {', '.join(_WORDS.get(status, status) for status in failures)}." if failures else ""
-    colours = "Colours go with the logarithm, the same in each group of maps."
-    page.paragraph(f"Frame: the best.{hatched} {colours}", colour=FAINT)
+    shared = ", the same in each group of maps" if len({row.checkpoint for row in rows}) > 1 else ""
+    page.paragraph(f"Frame: the best.{hatched} Colours go with the logarithm{shared}.", colour=FAINT)
     return page.render()
 
 
