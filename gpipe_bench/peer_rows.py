@@ -13,10 +13,10 @@ TINY: Final = ("cells", "combinations")
 """Workloads of tiny layers: host time counts, throughput means nothing."""
 
 KEYS: Final = ("evidence", "workload", "partitions", "chunks", "checkpoint", "variant", "contender")
-STEP_COLUMNS: Final = (*KEYS, "round", "position", "step", "step_time_ms", "cpu_time_ms")
+STEP_COLUMNS: Final = ("evidence", "case", "contender", "round", "position", "step", "step_time_ms", "cpu_time_ms")
 """A record per timed step: its round, the place of its contender in the order of that round, and its number there."""
 
-RATIO_COLUMNS: Final = (*KEYS, "baseline", "rounds", "time_ratio", "low", "high")
+RATIO_COLUMNS: Final = (*KEYS, "baseline", "rounds", "time_ratio", "low", "high", "case")
 """A record per contender and baseline: its step time over the baseline's, paired by round, 95 % bootstrap interval."""
 
 
@@ -85,3 +85,4 @@ class PeerRow(Record):
     config_sha256: str = like("config_sha256", text="digest of the settings of the race")
     started_utc: str = like("started_utc")
     schema_version: int = like("schema_version")
+    case: str = column("", "name of the setting that was raced; with contender the key of its steps and ratios", "")

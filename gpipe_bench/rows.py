@@ -13,7 +13,7 @@ from gpipe_bench.schedule import ideal_bubble
 
 __all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Record", "Row", "column", "like"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 EVIDENCE: Final = ("published", "simulated", "measured")
 STATUSES: Final = ("ok", "oom", "unsupported", "skipped", "error")
 
@@ -96,6 +96,7 @@ class Row(Record):
     config_sha256: str = column("", "digest of the cell's configuration", "")
     started_utc: str = column("", "start of the run, ISO 8601", "")
     schema_version: int = column("", "version of this schema", SCHEMA_VERSION)
+    cell: str = column("", "name of the cell; with repeat the key of its devices, steps and events", "")
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:

@@ -7,7 +7,16 @@ from typing import Final
 
 from gpipe_bench.rows import Record, column, like
 
-__all__ = ["LAYER_COLUMNS", "STEP_COLUMNS", "VERDICT_COLUMNS", "TransparencyRow", "arm_label"]
+__all__ = [
+    "CLAIM_COLUMNS",
+    "GROUP",
+    "KEYS",
+    "LAYER_COLUMNS",
+    "STEP_COLUMNS",
+    "VERDICT_COLUMNS",
+    "TransparencyRow",
+    "arm_label",
+]
 
 KEYS: Final = ("evidence", "model", "seed", "precision", "normalisation", "arm", "checkpoint", "deferred_batch_norm")
 STEP_COLUMNS: Final = (*KEYS, "step", "loss", "gradient_difference_plain", "gradient_difference_accumulated")
@@ -16,11 +25,17 @@ STEP_COLUMNS: Final = (*KEYS, "step", "loss", "gradient_difference_plain", "grad
 LAYER_COLUMNS: Final = (*KEYS, "step", "layer", "name", "mean_difference", "variance_difference")
 """A record per batch normalisation after the first and the last step: ||running - plain|| / ||plain||."""
 
-VERDICT_COLUMNS: Final = (
-    *("evidence", "model", "precision", "normalisation", "checkpoint", "deferred_batch_norm", "quantity", "reference"),
-    *("n", "estimate", "low", "high", "margin", "verdict"),
-)
+GROUP: Final = tuple(name for name in KEYS if name not in ("seed", "arm"))
+"""What the runs of one claim have in common."""
+
+CLAIM_COLUMNS: Final = (*GROUP, "quantity", "reference", "n", "estimate", "low", "high", "margin", "verdict")
 """A claim over seeds. Accuracies: mean paired difference, 95 % t interval. Others: median, 95 % bootstrap interval."""
+
+VERDICT_COLUMNS: Final = (
+    *CLAIM_COLUMNS,
+    *("device", "profile", "torch", "python", "commit", "dirty", "started_utc", "schema_version"),
+)
+"""A claim, and the provenance of the runs behind it: each value that occurs, and the start of the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

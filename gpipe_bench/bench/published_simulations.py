@@ -59,7 +59,8 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
     results = []
     for setting, row in zip(settings, printed, strict=True):
         own = replace(row, evidence="simulated", status="ok", reason="", profile=_PROFILE, flavour="published",
-                      repeat=0, config_sha256=_digest(setting), **_NOT_SIMULATED, **facts)  # fmt: skip
+                      repeat=0, config_sha256=_digest(setting),
+                      cell=f"published-{table}-{setting.experiment}", **_NOT_SIMULATED, **facts)  # fmt: skip
         results.append(_result(setting, own, runs))
         if report:
             report(results[-1].row)
@@ -73,14 +74,13 @@ def _digest(setting: Setting) -> str:
 
 
 def _result(setting: Setting, row: Row, runs: Any) -> RawResult:
-    cell = f"published-{setting.table}-{setting.experiment}"
     try:
         done: Run = runs.run_of(setting, setting.batch_size, memory=True)
     except OutOfMemory as error:
         needed, capacity = (error.reserved + error.needed) / 2**30, error.capacity / 2**30
         reason = f"device {error.device} asks for {needed:.2f} GiB and has {capacity:.2f} GiB"
-        return RawResult(cell, replace(row, status="oom", reason=reason))
-    return RawResult(cell, *_values(setting, row, runs, done))
+        return RawResult(row.cell, replace(row, status="oom", reason=reason))
+    return RawResult(row.cell, *_values(setting, row, runs, done))
 
 
 def _values(setting: Setting, row: Row, runs: Any, done: Run) -> tuple[Row, list[dict[str, Any]]]:

@@ -122,5 +122,6 @@ def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:
         "repeat": repeat,
         "seed": cell.seed,
         "config_sha256": cell.config_sha256,
+        "cell": cell.id,
     }
     return Row(**{**settings, **values})

@@ -168,10 +168,10 @@ class MeasuredSweep(_Grid):
 class CpuSweep(MeasuredSweep):
     """Small: partitions share the cores, so what shows is what micro-batches and partitions cost."""
 
-    chunks: ChunkCounts = (1, 2, 4, 8)
-    checkpoints: Modes = ("except_last",)
+    chunks: ChunkCounts = (1, 4)
     batch_size: FixedBatch = 8
     microbatch_size: FixedMicrobatch = 0
+    repeats: Repeats = 2
 
 
 class CudaSweep(MeasuredSweep):

@@ -95,7 +95,7 @@ def _run_repeats(cell: Cell, repeats: int, out: Path, key: str) -> None:
     from gpipe_bench.bench.raw import results_json
     from gpipe_bench.bench.repeats import run_repeats
 
-    kept = KeptParts(out, key)
+    kept = KeptParts.beside(out, key)
     write_files({out: results_json(run_repeats(cell, repeats, kept, _say))})
     kept.remove()
 

@@ -48,7 +48,7 @@ def run(
         raise ConfigError([f"workload must be one of {', '.join(names)}, got {workload!r}; {nearest(workload, names)}"])
     cell = getattr(settings, workload).cells()[0]
     check_writable(out)
-    kept = KeptParts(out, key)
+    kept = KeptParts.beside(out, key)
     cells = [cell.model_copy(update={"seed": number}) for number in (range(seeds) if seeds else [seed])]
     write_files({out: json_text(run_seeds(cells, kept, processes))})
     kept.remove()

@@ -96,8 +96,7 @@ def _typical(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: str)
         for row in rows
         if (row.variant, row.evidence, row.status) == (variant, evidence, "ok") and (row.repeat or 0) in repeats
     ]
-    # A cell's name ends with the first digits of the digest of its configuration.
-    exact = [row for row in candidates if row.config_sha256 and cell.endswith(row.config_sha256[:8])]
+    exact = [row for row in candidates if row.cell == cell]
     if not candidates:
         run = f"cell {cell!r} ({evidence}, {variant})"
         raise ConfigError([f"rows must hold the run of {run}, got none; pass the rows collected with the events"])

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, FONT_PT, INK, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN, drawing, save
-from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow, arm_label
+from gpipe_bench.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow, arm_label
 
 __all__ = ["draw_transparency", "transparency_figure"]
 
@@ -53,7 +53,7 @@ def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[P
     needed = {"": TransparencyRow.columns(), "_steps": STEP_COLUMNS, "_layers": LAYER_COLUMNS}
     tables: dict[str, Sequence[Record]] = {}
     problems: list[str] = []
-    for suffix, columns in {**needed, "_verdict": VERDICT_COLUMNS}.items():
+    for suffix, columns in {**needed, "_verdict": CLAIM_COLUMNS}.items():
         path = rows_csv.with_name(f"{rows_csv.stem}{suffix}{rows_csv.suffix}")
         try:
             with path.open(newline="", encoding="utf-8") as file:

@@ -67,6 +67,8 @@ def _table(rows: Sequence[Row], printed: Mapping[tuple[object, ...], Row]) -> Pa
     shown = [name for name in _KEYS if len({getattr(row, name) for row in rows}) > 1] or ["variant"]
     if all(row.device_count == row.partitions for row in rows):
         shown = [name for name in shown if name != "device_count"]
+    if all(row.microbatches == row.chunks for row in rows):
+        shown = [name for name in shown if name != "microbatches"]
     cells: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         cells.setdefault(tuple(getattr(row, name) for name in shown), []).append(row)
@@ -79,7 +81,7 @@ def _table(rows: Sequence[Row], printed: Mapping[tuple[object, ...], Row]) -> Pa
     ]
     header = [*(name.replace("_", " ") for name in shown), *(name for name, _ in columns)]
     notes = [f"[{number}] {reason}" for reason, number in reasons.items()]
-    return PageTable(_title(rows[0], shown, common), rows[0].evidence, header, lines, notes=notes)
+    return PageTable(_title(rows[0], shown, common), rows[0].evidence, header, lines, notes=notes, keys=len(shown))
 
 
 def _common(rows: Sequence[Row]) -> list[str]:
@@ -133,11 +135,12 @@ def _status_column(reasons: dict[str, int]) -> Column:
 
     def field(cell: Cell) -> Field:
         words = ["ok"] if any(row.status == "ok" for row in cell) else []
+        found = []
         for row in cell:
             if row.status != "ok":
-                reason = short_reason(row.reason, 200)
-                words.append(f"{row.status} [{reasons.setdefault(reason, len(reasons) + 1)}]")
-        return Field(", ".join(dict.fromkeys(words)))
+                found.append(short_reason(row.reason, 200))
+                words.append(f"{row.status} [{reasons.setdefault(found[-1], len(reasons) + 1)}]")
+        return Field(", ".join(dict.fromkeys(words)), more="; ".join(dict.fromkeys(found)))
 
     return ("status", field)
 

@@ -22,7 +22,7 @@ from gpipe_bench.report.captions import caption
 from gpipe_bench.report.cells import cell_tables
 from gpipe_bench.report.peers import peer_tables
 from gpipe_bench.report.provenance import Origin, origin
-from gpipe_bench.report.tables import PageTable, plain_table
+from gpipe_bench.report.tables import PageTable, lifted, plain_tables
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
 from gpipe_bench.rows import Row
 
@@ -85,9 +85,10 @@ def write_report(results: Path, figures: Path, captions: Path, out: Path) -> Pat
     for path in tables:
         section = _section(sections, path.stem, [other.stem for other in tables])
         if path in raced:
-            section.tables += peer_tables(raced[path])
+            found = peer_tables(raced[path])
         else:
-            section.tables += cell_tables(rows[path]) if path in rows else [plain_table(path)]
+            found = cell_tables(rows[path]) if path in rows else plain_tables(path)
+        section.tables += map(lifted, found)
     for path in images:
         section = _section(sections, path.stem, [other.stem for other in tables])
         words = caption(captions, path.stem, section.name, str(results / f"{section.name}.csv"))

@@ -44,7 +44,7 @@ def _table(rows: Sequence[PeerRow]) -> PageTable:
     ]
     header = [*(name.replace("_", " ") for name in ("contender", *shown)), *(name for name, _ in columns)]
     notes = [f"[{number}] {reason}" for reason, number in reasons.items()]
-    return PageTable(_title(rows[0], shown), rows[0].evidence, header, lines, notes=notes)
+    return PageTable(_title(rows[0], shown), rows[0].evidence, header, lines, notes=notes, keys=1 + len(shown))
 
 
 def _title(row: PeerRow, shown: Sequence[str]) -> str:
@@ -88,7 +88,7 @@ def _status(reasons: dict[str, int], row: PeerRow) -> Field:
     if row.status == "ok":
         return Field("ok")
     reason = short_reason(row.reason, 200)
-    return Field(f"{row.status} [{reasons.setdefault(reason, len(reasons) + 1)}]")
+    return Field(f"{row.status} [{reasons.setdefault(reason, len(reasons) + 1)}]", more=reason)
 
 
 def _key(value: object) -> Field:

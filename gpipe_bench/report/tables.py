@@ -1,28 +1,51 @@
-"""Tables of the report: what a field is, and a CSV file as it is."""
+"""Tables of the report: what a field is, a CSV file as tables, and how a wide table becomes one that can be read.
+
+What every line says alike stands above the table, once; what names a line stays in view when the rest is scrolled.
+"""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.text import significant
 
-__all__ = ["Field", "PageTable", "number_words", "plain_table"]
+__all__ = ["Field", "PageTable", "lifted", "number_words", "plain_tables"]
 
 _LINES_AT_MOST: Final = 2000
-_SHORT: Final = 8
 _SMALL: Final = 1e-3
+_LONG: Final = 40
+_SPLIT: Final = "model"
+_SAID: Final = ("evidence", _SPLIT)  # of a table in its heading
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a table: what is shown, and the number that it is sorted by; None for text."""
+    """One field of a table.
+
+    Attributes:
+        text: what is shown.
+        number: what it is sorted by; None for text.
+        more: said of it when the pointer rests on it.
+    """
 
     text: str
     number: float | None = None
+    more: str = ""
+
+    @property
+    def hint(self) -> str:
+        """What the pointer finds: more of it, or the whole of a text that is shown in part."""
+        return self.more or (self.text if self.long else "")
+
+    @property
+    def long(self) -> bool:
+        """Whether it is shown in part."""
+        return len(self.text) > _LONG
 
 
 @dataclass(slots=True)
@@ -36,6 +59,8 @@ class PageTable:
         lines: a field per column in each.
         note: what is missing.
         notes: what footnotes say.
+        keys: how many columns, from the first on, name a line.
+        facts: columns that say the same in every line, and what they say.
     """
 
     title: str
@@ -44,10 +69,33 @@ class PageTable:
     lines: list[list[Field]]
     note: str = ""
     notes: list[str] = field(default_factory=list)
+    keys: int = 1
+    facts: list[tuple[str, str]] = field(default_factory=list)
 
 
-def plain_table(path: Path) -> PageTable:
-    """A CSV file line by line; of a long one the beginning, and the table says so.
+def lifted(table: PageTable) -> PageTable:
+    """The table without the columns that say the same in every line, which become its facts; empty ones go.
+
+    A table of one line, or of lines that are all the same, stays as it is.
+    """
+    columns = list(zip(*table.lines, strict=True))
+    same = {place for place, column in enumerate(columns) if len({entry.text for entry in column}) == 1}
+    if len(table.lines) < 2 or len(same) == len(columns):
+        return table
+    kept = [place for place in range(len(columns)) if place not in same]
+    alike = [(table.header[place], columns[place][0].text) for place in sorted(same)]
+    facts = [(name, text) for name, text in alike if text and name not in _SAID]
+    return replace(
+        table,
+        header=[table.header[place] for place in kept],
+        lines=[[line[place] for place in kept] for line in table.lines],
+        keys=max(1, sum(place < table.keys for place in kept)),
+        facts=facts,
+    )
+
+
+def plain_tables(path: Path) -> list[PageTable]:
+    """A CSV file line by line, a table for each of its models; of a long one the beginning, and the table says so.
 
     Raises:
         ConfigError: it cannot be read.
@@ -58,11 +106,25 @@ def plain_table(path: Path) -> PageTable:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); make it anew"]) from error
     header, lines = (records[0], records[1:]) if records else ([], [])
+    models = header.index(_SPLIT) if _SPLIT in header else None
+    groups: dict[str, list[list[str]]] = {} if lines else {"": []}
+    for line in lines:
+        groups.setdefault("" if models is None else line[models], []).append(line)
+    return [_plain_table(path.stem, name, header, members) for name, members in groups.items()]
+
+
+def _plain_table(stem: str, model: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> PageTable:
     kinds = {line[header.index("evidence")] for line in lines} if "evidence" in header else set()
     note = f"The first {_LINES_AT_MOST} of {len(lines)} lines." if len(lines) > _LINES_AT_MOST else ""
     note = note or ("" if lines else "No line: nothing was run, or nothing gave a value.")
     shown = [[_plain(text) for text in line] for line in lines[:_LINES_AT_MOST]]
-    return PageTable(path.stem.replace("_", " "), kinds.pop() if len(kinds) == 1 else "", header, shown, note)
+    numbers = [any(line[place].number is not None for line in shown) for place in range(len(header))]
+    title = f"{stem.replace('_', ' ')}{f': {model}' if model else ''}"
+    names = [name.replace("_", " ") for name in header]
+    evidence = kinds.pop() if len(kinds) == 1 else ""
+    # Texts name a line, up to the first number.
+    keys = numbers.index(True) if True in numbers else 1
+    return PageTable(title, evidence, names, shown, note, keys=max(1, keys))
 
 
 def number_words(value: float) -> str:
@@ -75,4 +137,4 @@ def _plain(text: str) -> Field:
         value = float(text)
     except ValueError:
         return Field(text)
-    return Field(text if len(text) <= _SHORT or value.is_integer() else number_words(value), value)
+    return Field(text, value) if value.is_integer() else Field(number_words(value), value, more=text)

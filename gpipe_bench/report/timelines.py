@@ -23,7 +23,6 @@ EVENT_FIELDS: Final = (
 """What the numbers of an event are, in order; ``kind`` and ``device`` are indices."""
 
 _LETTERS: Final = dict(zip(KINDS, "FRBCcPp", strict=True))
-_DIGITS: Final = 8  # of the digest of its configuration, at the end of a cell's name
 
 
 def kinds() -> list[dict[str, str]]:
@@ -60,7 +59,7 @@ def timeline_set(name: str, events: Sequence[RecordedEvent], rows: Sequence[Row]
 
 def _run(records: Sequence[RecordedEvent], rows: Sequence[Row]) -> dict[str, Any]:
     head = records[0]
-    own = [row for row in rows if row.config_sha256[:_DIGITS] == head.cell[-_DIGITS:]] or list(rows)
+    own = [row for row in rows if row.cell == head.cell] or list(rows)
     run = choose_run(records, own, head.variant, head.evidence)
     return {"variant": head.variant, "cell": head.cell, "words": _words(run), **_drawn(run.events)}
 

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpipe_bench.checkout import checkout
 from gpipe_bench.errors import GpipeBenchError, OutputError
+from gpipe_bench.rows import SCHEMA_VERSION
 from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.published import Setting, published_cells, published_settings
@@ -27,7 +29,10 @@ from gpipe_bench.simulator.published_runs import METRICS, PublishedRuns, is_fitt
 
 __all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "summary", "write"]
 
-COLUMNS: Final = ("table", "experiment", "metric", "published", "simulated", "error_fraction", "role")
+COLUMNS: Final = (
+    *("table", "experiment", "metric", "published", "simulated", "error_fraction", "role"),
+    *("evidence", "profile", "commit", "dirty", "schema_version"),
+)
 
 TABLES: Final = (
     "ablation",
@@ -39,6 +44,7 @@ TABLES: Final = (
 )
 """In the order of the rows."""
 
+_PROFILE: Final = "p40"
 _FITTED: Final = "fitted"
 _PREDICTED: Final = "predicted"
 _THROUGHPUT: Final = "throughput_samples_per_s"
@@ -89,7 +95,7 @@ def predictions(tables: Sequence[str] = TABLES, cache: Path | None = None) -> It
         tables: some of :data:`TABLES`.
         cache: folder of stored traces; the user's cache folder by default.
     """
-    runs = PublishedRuns(load_profile("p40"), cache, keep=True)
+    runs = PublishedRuns(load_profile(_PROFILE), cache, keep=True)
     for table in tables:
         for row in published_settings():
             if row.table == table:
@@ -107,7 +113,9 @@ def _of_row(row: Setting, runs: PublishedRuns) -> Iterator[Prediction]:
 
 
 def write(rows: Sequence[Prediction], path: Path) -> None:
-    """Write the file, whole or not at all; numbers have six digits.
+    """Write the file, whole or not at all: the same bytes on every machine, by the commit that runs.
+
+    Numbers have six digits.
 
     Raises:
         OutputError: it cannot be written.
@@ -115,7 +123,10 @@ def write(rows: Sequence[Prediction], path: Path) -> None:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
-    table.writerows([_text(getattr(row, column)) for column in COLUMNS] for row in rows)
+    commit, dirty = checkout()
+    origin = ["simulated", _PROFILE, commit, "" if dirty is None else dirty, SCHEMA_VERSION]
+    own = COLUMNS[: -len(origin)]
+    table.writerows([*(_text(getattr(row, column)) for column in own), *origin] for row in rows)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

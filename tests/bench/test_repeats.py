@@ -34,7 +34,7 @@ def refused(made, repeat):
 
 @pytest.fixture
 def kept(tmp_path):
-    return KeptParts(tmp_path / "raw.json", "key")
+    return KeptParts.beside(tmp_path / "raw.json", "key")
 
 
 def run(repeats, kept, measure, **settings):
@@ -82,7 +82,7 @@ def test_an_unsupported_cell_needs_no_process(kept):
 
 def test_finished_repeats_are_not_measured_again(tmp_path, kept):
     run(3, kept, measured)
-    again = KeptParts(tmp_path / "raw.json", "key")
+    again = KeptParts.beside(tmp_path / "raw.json", "key")
     results = run(2, again, refused)
     assert run(2, kept, refused) == results
     assert [result.row.status for result in run(3, again, refused)] == ["ok", "ok", "error"]
@@ -107,7 +107,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
     first.kill()
     first.wait()
     assert not out.exists()
-    finished = list(json.loads(path.read_text())["parts"].values())
+    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    finished = [json.loads(line)["part"] for line in whole[1:]]
     assert 1 <= len(finished) < 4
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     results = read_results(out)

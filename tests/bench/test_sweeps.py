@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from gpipe_bench.bench.config import SuiteConfig, load_config, parse_config
 from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.sweeps import CudaSweep, SimulatedSweep
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.schedule import CHECKPOINT_MODES
 from models.table import format_arguments, parse_arguments
 
 CPU = Machine("cpu", 1)
@@ -105,7 +108,9 @@ def test_measured_cells_go_as_far_as_the_devices():
 
 def test_every_measured_cell_on_a_cpu_can_run():
     runs = SuiteConfig().runs("sweep_measured", CPU)
-    assert {(run.cell.partitions, run.cell.chunks) for run in runs} == {(n, m) for n in (1, 2, 4) for m in (1, 2, 4, 8)}
+    points = {(run.cell.partitions, run.cell.chunks, run.cell.checkpoint) for run in runs}
+    assert points == set(product((1, 2, 4), (1, 4), CHECKPOINT_MODES))
+    assert len(runs) == 2 * len(points)
     assert not any(run.cell.unsupported() for run in runs)
 
 

@@ -54,6 +54,18 @@ def test_a_line_that_is_there_twice_is_named(package):
     assert "primary key" in " ".join(check_folder(package)).lower()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [(",baseline,0,", ",baseline,7,", "foreign key"), (",baseline,1,", ",baseline,0,", "primary key")],
+)
+def test_a_step_of_a_run_that_is_not_there_or_twice_is_named(package, table, old, new, words):
+    take_reference(table, package, "box")
+    edit(package / "measured" / "box" / "ablation_steps.csv", old, new)
+    write_descriptor(package)
+    (problem,) = check_folder(package)
+    assert words in problem.lower()
+
+
 def test_a_table_that_is_not_described_is_named(package, table):
     take_reference(table, package, "box")
     (problem,) = check_folder(package)

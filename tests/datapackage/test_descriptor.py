@@ -9,7 +9,8 @@ import re
 import pytest
 
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, REFERENCE_FOLDER, describe_folder, write_descriptor
-from gpipe_bench.bench.datapackage.fields import KINDS, kind_of, table_schema
+from gpipe_bench.bench.datapackage.fields import table_schema
+from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from tests.project.tree import ROOT
@@ -73,18 +74,40 @@ def test_every_reference_table_is_in_the_descriptor():
     assert all(re.fullmatch(r"[-a-z0-9._/]+", name) for name in names)
 
 
-def test_reference_rows_say_where_they_come_from():
+def test_every_reference_row_says_where_it_comes_from_or_leads_to_one_that_does():
+    written = json.loads((REFERENCE_FOLDER / DESCRIPTOR).read_text(encoding="utf-8"))
+    links = {resource["path"]: resource["schema"].get("foreignKeys") for resource in written["resources"]}
     for path in sorted(REFERENCE_FOLDER.glob("*/*/*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
-        if tuple(lines[0]) != Row.columns():
+        if "commit" not in lines[0]:
+            assert links[path.relative_to(REFERENCE_FOLDER).as_posix()], f"{path.relative_to(ROOT)} leads nowhere"
             continue
+        # A simulation says the same whatever runs it and whenever; a number derived from rows has no settings.
+        needed = ["evidence", "profile", "commit", "dirty", "schema_version"]
+        needed += ["torch", "python", "started_utc"] if path.parent.parent.name == "measured" else []
+        needed += ["torch", "config_sha256"] if "config_sha256" in lines[0] else []
         for line in lines:
             assert line["evidence"] == path.parent.parent.name
-            # A simulation says the same whatever runs it and whenever.
-            measured = ("python", "started_utc") if line["evidence"] == "measured" else ()
-            for name in ("commit", "config_sha256", "torch", "profile", *measured):
-                assert line[name], f"{path.relative_to(ROOT)}: {name}"
+            missing = [name for name in needed if not line[name]]
+            assert missing == [], f"{path.relative_to(ROOT)}: {missing}"
+
+
+def test_every_companion_leads_to_its_rows():
+    written = json.loads((REFERENCE_FOLDER / DESCRIPTOR).read_text(encoding="utf-8"))
+    kinds = {kind.columns: kind for kind in KINDS}
+    for resource in written["resources"]:
+        schema = resource["schema"]
+        kind = kinds[tuple(field["name"] for field in schema["fields"])]
+        declared = [tuple(key["fields"]) for key in schema.get("foreignKeys", [])]
+        assert declared == [link.columns for link in kind.links], resource["path"]
+
+
+def test_a_companion_without_its_rows_is_refused(tmp_path, table):
+    (tmp_path / "alone").mkdir()
+    steps = table.with_name("ablation_steps.csv").rename(tmp_path / "alone" / "ablation_steps.csv")
+    with pytest.raises(ConfigError, match=rf"must lie beside its rows, got {steps.name} without ablation.csv"):
+        describe_folder(tmp_path / "alone")
 
 
 def test_the_same_files_give_the_same_bytes(package):

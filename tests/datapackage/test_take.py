@@ -15,7 +15,7 @@ from gpipe_bench.bench.files import write_files
 from gpipe_bench.bench.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.transparency_rows import VERDICT_COLUMNS, TransparencyRow
+from gpipe_bench.transparency_rows import GROUP, VERDICT_COLUMNS, TransparencyRow
 from tests.bench.cells_of import ok_result
 
 
@@ -74,7 +74,8 @@ def test_published_rows_alone_are_not_taken(tmp_path):
 def training(path, profiles):
     """A table of training runs and one of its companions."""
     rows = [TransparencyRow(model="unet", arm="plain", profile=name, config_sha256="d" * 64) for name in profiles]
-    claim = {"evidence": "measured", "model": "unet", "quantity": "iou_fraction"}
+    setting = {name: rows[0].to_dict()[name] for name in GROUP}
+    claim = {**setting, "quantity": "iou_fraction", "commit": "c" * 40, "schema_version": 2}
     texts = {path: csv_text(TransparencyRow.columns(), [row.to_dict() for row in rows])}
     texts[path.with_name(f"{path.stem}_verdict.csv")] = csv_text(VERDICT_COLUMNS, [claim])
     write_files(texts)

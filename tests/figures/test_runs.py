@@ -28,10 +28,10 @@ def test_only_repeats_with_events_are_considered():
     assert choose_run(recorded("baseline", 1), rows, "baseline").row.repeat == 1
 
 
-def test_the_row_of_the_cell_is_told_from_others_by_its_digest():
+def test_the_row_of_the_cell_is_told_from_others_by_its_name():
     rows = [
-        ablation_row("baseline", chunks=2, config_sha256="1" * 64),
-        ablation_row("baseline", chunks=4, config_sha256="2" * 64),
+        ablation_row("baseline", chunks=2, cell="testnet-11111111"),
+        ablation_row("baseline", chunks=4, cell="testnet-22222222"),
     ]
     assert choose_run(recorded("baseline", cell="testnet-22222222"), rows, "baseline").row.chunks == 4
 

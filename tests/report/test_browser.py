@@ -188,6 +188,30 @@ def test_tables_are_sorted_and_searched(tab):
     assert tab.locator('[data-counts="table-ablation-3"]').inner_text() == "8 of 32 lines"
 
 
+def test_what_names_a_line_stays_in_view(tab):
+    tab.set_viewport_size({"width": 500, "height": 800})
+    table = tab.locator("#table-ablation-3")
+    tab.wait_for_selector("#table-ablation-3 td.stuck")
+    places = """(table) => {
+      const left = (element) => Math.round(element.getBoundingClientRect().x);
+      return [...table.rows[1].cells].slice(0, 2).map((cell) => left(cell) - left(table.closest(".scroll")));
+    }"""
+    first, second = table.evaluate(places)
+    table.evaluate("(table) => { table.closest('.scroll').scrollLeft = 30 }")
+    assert table.evaluate(places) == [first, second - 30]
+    assert first == 0
+
+
+def test_columns_stick_only_where_the_table_is_wider_than_the_window(tab):
+    tab.set_viewport_size({"width": 3000, "height": 800})
+    tab.wait_for_function("!document.querySelector('#table-ablation-3 .stuck')")
+
+
+def test_a_reason_is_told_on_its_line(tab):
+    status = tab.locator("#table-ablation-3 td[title]").first
+    assert status.get_attribute("title") == "RuntimeError: worker of partition 2 died"
+
+
 def test_a_narrow_window_needs_no_sideways_scrolling(tab):
     tab.set_viewport_size({"width": 420, "height": 800})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 420

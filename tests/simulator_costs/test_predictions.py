@@ -11,7 +11,7 @@ from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator import published_runs
 from gpipe_bench.simulator.events import run
 from gpipe_bench.simulator.hardware import load_profile
-from gpipe_bench.simulator.predictions import COLUMNS, TABLES, Prediction, main, predictions, summary, write
+from gpipe_bench.simulator.predictions import TABLES, Prediction, main, predictions, summary, write
 from gpipe_bench.simulator.published import PUBLISHED_FOLDER, published_settings
 from gpipe_bench.simulator.published_runs import METRICS, Outcome, PublishedRuns, is_fitted
 
@@ -80,14 +80,15 @@ def test_at_most_four_constants_are_fitted():
     assert len(constants) <= 4
 
 
-def test_the_file_has_the_columns_and_numbers_or_nothing(tmp_path):
+def test_the_file_has_the_columns_and_numbers_or_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpipe_bench.simulator.predictions.checkout", lambda: ("c" * 40, False))
     write([cell(20.0, 21.0), cell(None, None), cell(20.0, None)], tmp_path / "new" / "predictions.csv")
     text = (tmp_path / "new" / "predictions.csv").read_text(encoding="utf-8")
     assert text.splitlines() == [
-        ",".join(COLUMNS),
-        "unet-memory,baseline,peak_reserved_gib,20,21,0.05,predicted",
-        "unet-memory,baseline,peak_reserved_gib,,,,predicted",
-        "unet-memory,baseline,peak_reserved_gib,20,,,predicted",
+        "table,experiment,metric,published,simulated,error_fraction,role,evidence,profile,commit,dirty,schema_version",
+        f"unet-memory,baseline,peak_reserved_gib,20,21,0.05,predicted,simulated,p40,{'c' * 40},False,2",
+        f"unet-memory,baseline,peak_reserved_gib,,,,predicted,simulated,p40,{'c' * 40},False,2",
+        f"unet-memory,baseline,peak_reserved_gib,20,,,predicted,simulated,p40,{'c' * 40},False,2",
     ]
 
 
@@ -163,3 +164,9 @@ def test_a_file_that_cannot_be_written_is_one_line_and_status_2(instant, tmp_pat
     (tmp_path / "file").touch()
     assert main(["--out", str(tmp_path / "file" / "predictions.csv"), "--table", "ablation"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_outside_a_checkout_the_commit_stays_empty(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpipe_bench.simulator.predictions.checkout", lambda: ("", None))
+    write([cell(20.0, 21.0)], tmp_path / "predictions.csv")
+    assert (tmp_path / "predictions.csv").read_text().splitlines()[1].endswith(",predicted,simulated,p40,,,2")

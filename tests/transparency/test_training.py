@@ -115,13 +115,13 @@ print(many == one, {{row["status"] for row in many["rows"]}}, len(many["steps"])
 def test_seeds_that_are_finished_are_not_trained_again(tmp_path, monkeypatch):
     cells = [UNET.model_copy(update={"seed": seed}) for seed in (0, 1)]
     first = run_transparency(cells[0])
-    KeptParts(tmp_path / "raw.json", "key").add(cells[0].id, first)
-    joined = run_seeds(cells, KeptParts(tmp_path / "raw.json", "key"))
+    KeptParts.beside(tmp_path / "raw.json", "key").add(cells[0].id, first)
+    joined = run_seeds(cells, KeptParts.beside(tmp_path / "raw.json", "key"))
     assert [row["seed"] for row in joined["rows"]] == [0] * 18 + [1] * 18
     assert joined["rows"][:18] == first["rows"]
     assert len(joined["steps"]) == 2 * len(first["steps"])
     monkeypatch.setattr(run_module, "run_transparency", None)
-    assert run_seeds(cells, KeptParts(tmp_path / "raw.json", "key")) == joined
+    assert run_seeds(cells, KeptParts.beside(tmp_path / "raw.json", "key")) == joined
 
 
 def test_a_failure_is_a_row_with_a_reason():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.bench.transparency.verdict import paired_verdict, size_verdict, verdicts
+from gpipe_bench.transparency_rows import VERDICT_COLUMNS
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,9 @@ def row(arm, seed, accuracy):
         "iou_fraction": None, "gradient_difference_plain_first": None, "gradient_difference_plain_largest": None,
         "gradient_difference_accumulated_largest": None, "loss_difference_accumulated_largest": None,
         "statistics_difference_entry": None, "statistics_difference_first": None, "statistics_difference_last": None,
-        "updates_per_step": None,
+        "updates_per_step": None, "device": "cpu Some CPU", "profile": "2x-some-cpu", "torch": "2.13.0",
+        "python": "3.12.0", "commit": "a" * 40, "dirty": False, "started_utc": f"2026-01-0{seed + 1}T00:00:00+00:00",
+        "schema_version": 2,
     }  # fmt: skip
 
 
@@ -56,3 +59,12 @@ def test_accuracies_are_paired_by_seed():
 def test_a_seed_without_plain_run_does_not_count():
     (claim,) = verdicts([row("plain", 0, 0.5), row("pipeline", 0, 0.5), row("pipeline", 7, 0.1)], margin=0.05)
     assert claim["n"] == 1
+
+
+def test_a_claim_names_the_runs_behind_it():
+    """Of three runs, one on another commit with changes of its own: both are named, and so is the first start."""
+    other = {**row("pipeline", 1, 0.5), "commit": "b" * 40, "dirty": True}
+    (claim,) = verdicts([row("plain", 0, 0.5), row("pipeline", 0, 0.5), other], margin=0.05)
+    assert tuple(claim) == VERDICT_COLUMNS
+    assert (claim["commit"], claim["dirty"]) == (f"{'a' * 40} + {'b' * 40}", True)
+    assert (claim["profile"], claim["started_utc"]) == ("2x-some-cpu", "2026-01-01T00:00:00+00:00")

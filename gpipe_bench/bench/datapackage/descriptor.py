@@ -9,13 +9,15 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench import __version__
-from gpipe_bench.bench.datapackage.fields import TableKind, kind_of, table_schema
+from gpipe_bench.bench.datapackage.fields import table_schema
+from gpipe_bench.bench.datapackage.kinds import ROWS_BESIDE, TableKind, kind_of
 from gpipe_bench.bench.files import json_text, write_files
+from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError
 
 __all__ = ["DESCRIPTOR", "REFERENCE_FOLDER", "describe_folder", "write_descriptor"]
@@ -51,11 +53,12 @@ def describe_folder(folder: Path) -> dict[str, Any]:
     paths = sorted(folder.rglob("*.csv"))
     if not paths:
         raise ConfigError([f"folder must hold CSV tables, got none in {folder}; collect results into it first"])
+    places = [path.relative_to(folder) for path in paths]
     resources: list[dict[str, Any]] = []
     problems: list[str] = []
-    for path in paths:
+    for place in places:
         try:
-            resources.append(_resource(folder, path))
+            resources.append(_resource(folder, place, places))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -88,7 +91,8 @@ def write_descriptor(folder: Path) -> Path:
     return path
 
 
-def _resource(folder: Path, path: Path) -> dict[str, Any]:
+def _resource(folder: Path, place: Path, places: Collection[Path]) -> dict[str, Any]:
+    path = folder / place
     try:
         content = path.read_bytes()
         records = list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
@@ -96,11 +100,10 @@ def _resource(folder: Path, path: Path) -> dict[str, Any]:
         raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); make it anew"]) from error
     header, lines = (records[0], records[1:]) if records else ([], [])
     kind = kind_of(header, path)
-    place = path.relative_to(folder)
     evidence = place.parts[0] if len(place.parts) > 1 and place.parts[0] in _EVIDENCE else ""
     return {
         "profile": "tabular-data-resource",
-        "name": "-".join(place.with_suffix("").parts).lower(),
+        "name": _name(place),
         "path": place.as_posix(),
         "title": _title(kind, place, evidence),
         "description": f"One line is {kind.text}; {_EVIDENCE[evidence]}." if evidence else f"One line is {kind.text}.",
@@ -113,8 +116,39 @@ def _resource(folder: Path, path: Path) -> dict[str, Any]:
         "bytes": len(content),
         "sources": _sources(evidence, place),
         "provenance": _provenance(header, lines),
-        "schema": table_schema(kind),
+        "schema": {**table_schema(kind), **_keys(kind, place, places)},
     }
+
+
+def _name(place: Path) -> str:
+    return "-".join(place.with_suffix("").parts).lower()
+
+
+def _keys(kind: TableKind, place: Path, places: Collection[Path]) -> dict[str, Any]:
+    """What no two lines share, and which columns lead to lines of other tables of the package.
+
+    Raises:
+        ConfigError: a companion without the table of rows that its lines lead to.
+    """
+    found: dict[str, Any] = {}
+    # A published row is of no cell: nobody ran it here.
+    if kind.key and not (kind.records and place.parts[0] == "published"):
+        found["primaryKey"] = list(kind.key)
+    links = []
+    for columns, path, others in kind.links:
+        target = _rows_of(place) if path == ROWS_BESIDE else Path(path)
+        if target in places:
+            reference = {"resource": _name(target), "fields": list(others or columns)}
+            links.append({"fields": list(columns), "reference": reference})
+        elif path == ROWS_BESIDE:
+            raise ConfigError([f"companion must lie beside its rows, got {place} without {target.name}; take it again"])
+    return {**found, "foreignKeys": links} if links else found
+
+
+def _rows_of(companion: Path) -> Path:
+    """The table of rows that a companion belongs to: ``ablation_steps.csv`` -> ``ablation.csv``."""
+    suffix = next((end for end in COMPANION_SUFFIXES if companion.stem.endswith(end)), "")
+    return companion.with_name(f"{companion.stem.removesuffix(suffix)}{companion.suffix}")
 
 
 def _title(kind: TableKind, place: Path, evidence: str) -> str:

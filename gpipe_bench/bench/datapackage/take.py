@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.bench.datapackage.fields import KINDS, kind_of
+from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
 from gpipe_bench.bench.files import write_files
 from gpipe_bench.bench.tables import csv_text
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
@@ -24,7 +24,6 @@ __all__ = ["place_name", "result_tables", "take_reference"]
 _TAKEN: Final = ("simulated", "measured")
 _PREDICTIONS: Final = "predictions"
 _PUBLISHED_ON: Final = "p40"  # the hardware of the published runs
-_DIGITS: Final = 8  # of the digest of a configuration, at the end of a cell's name
 
 Record = dict[str, str]
 
@@ -93,7 +92,7 @@ def _companions(rows: Path, target: Path, members: Sequence[Record], *, alone: b
         members: rows of one evidence and hardware.
         alone: whether these are all rows; needed where companions do not name cells.
     """
-    cells = {record["config_sha256"][:_DIGITS] for record in members}
+    cells = {record.get("cell", "") for record in members}
     texts: dict[Path, str] = {}
     for suffix in COMPANION_SUFFIXES:
         companion = rows.with_name(f"{rows.stem}{suffix}.csv")
@@ -102,7 +101,7 @@ def _companions(rows: Path, target: Path, members: Sequence[Record], *, alone: b
         header, lines = _read(companion)
         if "cell" not in header and not alone:
             raise ConfigError([f"rows must be of one machine where {companion} names no cells, got several; part them"])
-        own = [line for line in lines if "cell" not in header or line["cell"][-_DIGITS:] in cells]
+        own = [line for line in lines if "cell" not in header or line["cell"] in cells]
         if own:
             texts[target.with_name(f"{target.stem}{suffix}.csv")] = csv_text(header, own)
     return texts

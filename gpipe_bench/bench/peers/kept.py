@@ -1,21 +1,18 @@
-"""Finished cases of a race, on disk as soon as they are there: a race that is cut off goes on where it was.
+"""Finished cases of a race, kept like the parts of any other job, and what tells one race from another.
 
-A file of JSON lines beside the table, gone when the table is written: what the race is (its key) and its facts, then a
-line per case. Another race's file, of other settings, sources or machine, is put aside, never overwritten.
+A race takes long: the file of another one, of other settings, sources or machine, is put aside, never overwritten.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from gpipe_bench.bench.files import write_files
+from gpipe_bench.bench.kept import KeptParts
 from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import CONTENDERS, contenders_of
@@ -25,6 +22,9 @@ from gpipe_bench.bench.sources import source_digest
 from gpipe_bench.measure.host import cpu_count
 
 __all__ = ["KeptCases", "race_key"]
+
+_FACTS: Final = "facts"
+"""Name of the first part; no case has it."""
 
 
 def race_key(settings: PeersSettings, machine: Machine) -> dict[str, Any]:
@@ -55,62 +55,34 @@ class KeptCases:
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any], report: Callable[[str], None]) -> None:
-        self._path = path
-        self._key = dict(key)
-        self.facts: dict[str, Any] = {}
-        self._raced: dict[str, Raced] = {}
-        head, *cases = _lines(path) or [{}]
-        if head.get("key") == self._key:
-            self.facts = head["facts"]
-            self._raced = {one.case.id: one for one in map(_from_record, cases)}
-            # without a line that was cut short, onto which the next one would be written
-            write_files({path: "".join(json.dumps(record) + "\n" for record in (head, *cases))})
-            report(f"going on with a race that was cut off: {len(cases)} cases are in {path}; remove it to begin anew")
+        self._kept = KeptParts(path, dict(key))
+        self.facts: dict[str, Any] = self._kept.get(_FACTS) or {}
+        if self._kept.found:
+            # the first part are the facts
+            cases = max(0, len(self._kept) - 1)
+            report(f"going on with a race that was cut off: {cases} cases are in {path}; remove it to begin anew")
         elif path.exists():
             aside = _unused(path)
             path.replace(aside)
             report(f"a race of other settings, sources or machine was cut off here; its cases are in {aside} now")
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Start the file of a race that has none."""
+        """Start a race that has no cases yet."""
         self.facts = dict(facts)
-        self._write({"key": self._key, "facts": self.facts}, "w")
+        self._kept.add(_FACTS, self.facts)
 
     def get(self, case: PeerCase) -> Raced | None:
         """What came out of a case, if it is finished."""
-        return self._raced.get(case.id)
+        record = self._kept.get(case.id)
+        return None if record is None else _from_record(record)
 
     def add(self, raced: Raced) -> None:
         """Keep a finished case."""
-        self._write(_to_record(raced), "a")
+        self._kept.add(raced.case.id, _to_record(raced))
 
     def remove(self) -> None:
         """Forget all: the table is written."""
-        self._path.unlink(missing_ok=True)
-
-    def _write(self, record: Mapping[str, Any], mode: str) -> None:
-        with self._path.open(mode, encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file up to the first that is not whole: the race may have been killed while it wrote."""
-    found: list[dict[str, Any]] = []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return found
-    for line in text.splitlines(keepends=True):
-        try:
-            record = json.loads(line) if line.endswith("\n") else None
-        except json.JSONDecodeError:
-            record = None
-        if not isinstance(record, dict):
-            break
-        found.append(record)
-    return found
+        self._kept.remove()
 
 
 def _unused(path: Path) -> Path:

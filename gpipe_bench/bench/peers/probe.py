@@ -18,11 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpipe_bench.balance import balance_by_time
 from gpipe_bench.bench.peers.cases import PeerCase
+from gpipe_bench.bench.peers.partition_times import even_balance, partition_times
 from gpipe_bench.bench.peers.ranks import start_group
-from gpipe_bench.bench.peers.runners import recomputed, synchronize
-from gpipe_bench.bench.peers.skips import Stage, make_stages
+from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.measure.environment import environment_facts
 
@@ -31,8 +30,6 @@ __all__ = ["balance", "facts", "partitions", "transfers"]
 _SMALLEST: Final = 3
 """Rounds of a measurement, however long they take."""
 
-Times = tuple[list[float], list[float]]
-
 
 def facts(case: PeerCase, seconds: float) -> dict[str, Any]:  # noqa: ARG001 - all take the same arguments
     """``facts``: machine and software, as columns of rows."""
@@ -40,12 +37,9 @@ def facts(case: PeerCase, seconds: float) -> dict[str, Any]:  # noqa: ARG001 - a
 
 
 def balance(case: PeerCase, seconds: float) -> dict[str, Any]:
-    """``balance``: layers per partition, optimal for the layers' measured times with one micro-batch."""
+    """``balance``: layers per partition, such that the measured partitions make the quickest pipeline."""
     torch.set_num_threads(1)
-    work, place = make_work(case), case.placement()[0]
-    sample = work.batch.chunk(case.chunks)[0].to(place)
-    found = balance_by_time(case.partitions, work.model.to(place), sample, timeout=seconds, device=place)
-    return {"balance": found}
+    return {"balance": even_balance(case, seconds)}
 
 
 def partitions(case: PeerCase, seconds: float) -> dict[str, Any]:
@@ -61,57 +55,6 @@ def partitions(case: PeerCase, seconds: float) -> dict[str, Any]:
     together = _forked(case.parallel, lambda _: partition_times(case, seconds))
     busy = [[mean(times) for times in zip(*(found[k] for found in together), strict=True)] for k in (0, 1)]
     return {"alone": alone, "busy": busy}
-
-
-def partition_times(case: PeerCase, seconds: float) -> Times:
-    """Median seconds of forward, and of recomputation and backward, of each partition; rounds for ``seconds``."""
-    work, places = make_work(case), case.placement()
-    stages = [stage.to(place) for stage, place in zip(make_stages(work.model, case.balance), places, strict=True)]
-    part, wanted = work.batch.chunk(case.chunks)[0], work.target.chunk(case.chunks)[0].to(places[-1])
-
-    def loss(output: Tensor) -> Tensor:
-        return work.loss(output, wanted)
-
-    taken: tuple[list[list[float]], list[list[float]]] = ([[] for _ in stages], [[] for _ in stages])
-    deadline = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < _SMALLEST or time.perf_counter() < deadline:
-        tensors: tuple[Tensor, ...] = (part,)
-        for j, (stage, place) in enumerate(zip(stages, places, strict=True)):
-            inputs = [tensor.to(place).requires_grad_(j > 0) for tensor in tensors]
-            finish = loss if j == len(stages) - 1 else None
-            tensors, forward, backward = _visit(stage, inputs, place, finish, again=recomputed(case) > 0)
-            if rounds:
-                taken[0][j].append(forward)
-                taken[1][j].append(backward)
-        rounds += 1
-    return [median(times) for times in taken[0]], [median(times) for times in taken[1]]
-
-
-def _visit(
-    stage: Stage, inputs: list[Tensor], place: str, finish: Callable[[Tensor], Tensor] | None, *, again: bool
-) -> tuple[tuple[Tensor, ...], float, float]:
-    """Run a stage forward and backward on its own; its outputs, and the seconds of both.
-
-    With ``again`` the forward pass keeps nothing, and the backward pass begins with another one, as under checkpoints.
-    """
-
-    def forward() -> tuple[Tensor, ...]:
-        given = stage(*inputs)
-        outputs = given if isinstance(given, tuple) else (given,)
-        return outputs if finish is None else (finish(outputs[0]),)
-
-    start = time.perf_counter()
-    with torch.set_grad_enabled(not again):
-        outputs = forward()
-    synchronize([place])
-    spent = time.perf_counter() - start
-    gradients = [torch.ones_like(output) for output in outputs]
-    start = time.perf_counter()
-    kept = forward() if again else outputs
-    torch.autograd.backward(kept, gradients)
-    synchronize([place])
-    return tuple(output.detach() for output in outputs), spent, time.perf_counter() - start
 
 
 def transfers(case: PeerCase, seconds: float) -> dict[str, Any]:

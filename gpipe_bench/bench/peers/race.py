@@ -141,8 +141,8 @@ def run_race(
 
 
 def _balance_key(case: PeerCase) -> tuple[Any, ...]:
-    """One balance per model and n, whatever the checkpoint mode: a step of the layers is what it divides."""
-    return case.model, case.model_args, case.partitions, case.batch_size, case.chunks
+    """One balance per model, n and checkpoint mode, which makes backward passes longer by recomputation."""
+    return case.model, case.model_args, case.partitions, case.batch_size, case.chunks, case.checkpoint
 
 
 def _probed(probe: Child, do: str, case: PeerCase, seconds: float) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class UNetRace(ModelRace):
     """A U-Net, whose skips cross the boundary."""
 
     model: Model = "unet"
-    model_args: ModelArgs = "depth=3;B=3;C=16;size=64;dropout=0"
+    model_args: ModelArgs = "depth=3;B=5;C=32;size=32;dropout=0"
     visit_s: Visit = 1.0
 
 

@@ -65,7 +65,9 @@ def step_records(raced: Sequence[Raced]) -> list[dict[str, Any]]:
     """A record per timed step."""
     return [
         {
-            **_keys(outcome),
+            "evidence": "measured",
+            "case": outcome.case.id,
+            "contender": outcome.contender.name,
             "round": visit.round,
             "position": visit.position,
             "step": step,
@@ -95,6 +97,7 @@ def ratio_records(raced: Sequence[Raced]) -> list[dict[str, Any]]:
                             "rounds": interval.n,
                             "time_ratio": interval.median,
                             **bounds,
+                            "case": outcome.case.id,
                         }
                     )
     return records
@@ -138,6 +141,7 @@ def _setting(outcome: Outcome) -> dict[str, Any]:
         **{name: getattr(case, name) for name in ("model", "model_args", "batch_size", "rounds", "seed")},
         "package": contender.package,
         "package_version": outcome.version,
+        "case": case.id,
         "cores": case.cores,
         "threads": case.cores if contender.all_threads else 1,
         "microbatches": case.chunks,

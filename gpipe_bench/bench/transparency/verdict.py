@@ -12,6 +12,8 @@ from statistics import mean, stdev
 from typing import Any, Final
 
 from gpipe_bench.intervals import median_interval
+from gpipe_bench.rows import SCHEMA_VERSION
+from gpipe_bench.transparency_rows import CLAIM_COLUMNS, GROUP, VERDICT_COLUMNS
 
 __all__ = ["paired_verdict", "size_verdict", "verdicts"]
 
@@ -29,7 +31,7 @@ _SIZES: Final = {
     "statistics_difference_first": "plain",
     "statistics_difference_last": "plain",
 }
-_GROUP: Final = ("evidence", "model", "precision", "normalisation", "checkpoint", "deferred_batch_norm")
+_PROVENANCE: Final = VERDICT_COLUMNS[len(CLAIM_COLUMNS) :]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -40,13 +42,28 @@ def verdicts(rows: Iterable[Mapping[str, Any]], margin: float) -> list[dict[str,
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in good:
         if row["arm"] == "pipeline":
-            groups.setdefault(tuple(row[name] for name in _GROUP), []).append(row)
+            groups.setdefault(tuple(row[name] for name in GROUP), []).append(row)
     found = []
     for key, group in groups.items():
-        head = dict(zip(_GROUP, key, strict=True))
-        plain = {r["seed"]: r for r in good if r["arm"] == "plain" and all(r[n] == head[n] for n in _GROUP[:4])}
-        found += [{**head, **record} for record in _claims(group, plain, margin)]
+        head = dict(zip(GROUP, key, strict=True))
+        plain = {r["seed"]: r for r in good if r["arm"] == "plain" and all(r[n] == head[n] for n in GROUP[:4])}
+        origin = _origin([*group, *plain.values()])
+        found += [{**head, **record, **origin} for record in _claims(group, plain, margin)]
     return found
+
+
+def _origin(rows: Rows) -> dict[str, Any]:
+    """The columns of provenance of some runs together: what all have, else each value that occurs; the first start."""
+    values = {name: list(dict.fromkeys(row[name] for row in rows)) for name in _PROVENANCE}
+    joined = {name: some[0] if len(some) == 1 else " + ".join(map(str, some)) for name, some in values.items()}
+    known = [dirty for dirty in values["dirty"] if dirty is not None]
+    starts = [start for start in values["started_utc"] if start]
+    return {
+        **joined,
+        "dirty": any(known) if known else None,
+        "started_utc": min(starts, default=""),
+        "schema_version": SCHEMA_VERSION,
+    }
 
 
 def _claims(group: Rows, plain: Mapping[int, Mapping[str, Any]], margin: float) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 "use strict";
-// Tables: a click on a column's name sorts by it, a word typed above shows the lines that have it.
+// Tables: a click on a column's name sorts by it, a word typed above shows the lines that have it, and the columns that
+// name a line stay in view.
 (() => {
   const value = (row, column) => {
     const cell = row.cells[column];
@@ -29,6 +30,33 @@
       });
     });
   }
+  // What names a line stays where it is while the rest scrolls: as many columns as fill no more than half of the window.
+  const share = 0.5;
+  const stick = (table) => {
+    const box = table.closest(".scroll");
+    const heads = [...table.tHead.rows[0].cells];
+    if (!box.clientWidth) return;
+    for (const cell of table.querySelectorAll(".stuck")) {
+      cell.classList.remove("stuck", "last");
+      cell.style.left = "";
+    }
+    const starts = [0];
+    heads.forEach((head, column) => starts.push(starts[column] + head.offsetWidth));
+    const wide = table.offsetWidth > box.clientWidth;
+    const keys = Math.min(Number(table.dataset.keys), heads.length - 1);
+    const fit = starts.slice(1, keys + 1).filter((end) => end <= share * box.clientWidth).length;
+    const count = wide ? Math.max(1, fit) : 0;
+    for (const row of table.rows) {
+      for (let column = 0; column < count; column += 1) {
+        row.cells[column].classList.add("stuck");
+        row.cells[column].classList.toggle("last", column === count - 1);
+        row.cells[column].style.left = `${starts[column]}px`;
+      }
+    }
+  };
+  const tables = [...document.querySelectorAll("table[data-keys]")];
+  const watcher = new ResizeObserver((entries) => entries.forEach((entry) => stick(entry.target.querySelector("table"))));
+  for (const table of tables) watcher.observe(table.closest(".scroll"));
   for (const input of document.querySelectorAll("input[data-filters]")) {
     const id = input.dataset.filters;
     const rows = [...document.getElementById(id).tBodies[0].rows];

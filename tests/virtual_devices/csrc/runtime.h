@@ -64,7 +64,8 @@ inline int thread_index() {
   return t_thread;
 }
 
-// A random wait of the host before it launches something: shakes what the host's threads do in which order.
+// A random wait of the host before it launches something: shakes what the host's threads do in which order. In some
+// runs a thread is many times slower than others throughout.
 inline void jitter() {
   const int most = g_jitter_us;
   if (most <= 0) {
@@ -72,11 +73,13 @@ inline void jitter() {
   }
   thread_local std::mt19937_64 numbers;
   thread_local uint64_t seed = 0;
+  thread_local int slowness = 1;
   if (seed != g_jitter_seed) {
     seed = g_jitter_seed;
     numbers.seed(seed * 1000003 + thread_index());
+    slowness = seed % 2 == 0 ? 1 : 1 << (numbers() % 5);
   }
-  std::this_thread::sleep_for(std::chrono::microseconds(numbers() % (most + 1)));
+  std::this_thread::sleep_for(std::chrono::microseconds(numbers() % (slowness * most + 1)));
 }
 
 } // namespace virtual_devices
