@@ -170,6 +170,13 @@ class Numbers:
         if torch.is_grad_enabled():
             self._next[worker] = max(self._next.get(worker, 0) + 1, self._tasks)
 
+    def count(self, worker: int, job: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Run a job of a worker whose nodes get a rank: the next ones come after them."""
+        start = _number()
+        outputs = job()
+        self._next[worker] = self._next.get(worker, 0) + _number() - start
+        return outputs
+
     def run(self, worker: int, inputs: Sequence[Any], job: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Run a job of a worker, and renumber the nodes between ``inputs`` and what it returns.
 

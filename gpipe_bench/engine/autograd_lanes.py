@@ -102,6 +102,8 @@ class AutogradLanes(BatchLanes):
             self._running[i, j] = _Running(task, flat, slot)
             self._checkpointed = True
             job = partial(self._run_checkpointed, i, j, slot, flat, phony)
+            if self._numbers is not None:
+                job = partial(self._numbers.count, stage.worker, job)
         else:
             if phony is not None:
                 count = len(self.microbatches[i].values)
@@ -109,8 +111,8 @@ class AutogradLanes(BatchLanes):
                     flat = (*join(flat[:count], phony), *flat[count:])
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
-        if self._numbers is not None:
-            job = partial(self._numbers.run, stage.worker, (*flat, phony), job)
+            if self._numbers is not None:
+                job = partial(self._numbers.run, stage.worker, (*flat, phony), job)
         self._issue(i, j, job)
 
     def collect(self, i: int, j: int) -> None:

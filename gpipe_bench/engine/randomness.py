@@ -132,8 +132,8 @@ class Draws:
         own = self.way in (_UNKNOWN, _OWN)
         saved = again and (self.way == _SAVED or self._device.type != "cpu")
         if own and saved:
-            return _both(self._saved(), self._own())
-        return self._own() if own else self._saved() if saved else nullcontext()
+            return _both(_Saved(self), self._own())
+        return self._own() if own else _Saved(self) if saved else nullcontext()
 
     def replay(self) -> AbstractContextManager[object]:
         """For the recomputation: the same numbers once more."""
@@ -154,17 +154,12 @@ class Draws:
         self.batch.drew |= redirect.drew
         self.batch.randomness.learn(self.j, self.batch.training, redirect.drew)
 
-    @contextmanager
-    def _saved(self) -> Iterator[None]:
-        devices = {self._device}
-        if not self.batch.concurrent:
-            devices.add(torch.device("cpu"))
-        before = [(generator, generator.get_state()) for generator in map(default_generator, devices)]
-        yield
-        # What was not drawn from need not be put back: devices recompute at the same time, and share the CPU's.
-        self.states = tuple(
-            (generator, state) for generator, state in before if not torch.equal(state, generator.get_state())
-        )
+    def _shared_generators(self) -> list[torch.Generator]:
+        """Those that the first pass may draw from as they are."""
+        shared = [default_generator(self._device)]
+        if not self.batch.concurrent and self._device.type != "cpu":
+            shared.append(torch.default_generator)
+        return shared
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
@@ -191,6 +186,25 @@ class Draws:
             )
 
 
+class _Saved(AbstractContextManager[None]):
+    """Notes the states of generators that the block draws from. A class: what it costs, every tiny task pays."""
+
+    __slots__ = ("_before", "_draws")
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+
+    def __enter__(self) -> None:
+        generators = self._draws._shared_generators()  # noqa: SLF001 - of this module
+        self._before = [(generator, generator.get_state()) for generator in generators]
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            # What was not drawn from need not be put back: devices recompute at the same time, and share the CPU's.
+            drawn = [pair for pair in self._before if _bytes(pair[1]) != _bytes(pair[0].get_state())]
+            self._draws.states = tuple(drawn)
+
+
 @contextmanager
 def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
     with outer, inner:
@@ -198,4 +212,9 @@ def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[o
 
 
 def _digest(state: Tensor) -> bytes:
-    return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(_bytes(state), digest_size=16).digest()
+
+
+def _bytes(state: Tensor) -> bytes:
+    """A generator's state, which is on the CPU whatever its device."""
+    return state.numpy().tobytes()
