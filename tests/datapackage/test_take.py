@@ -53,6 +53,14 @@ def test_rows_and_companions_are_parted_by_evidence(tmp_path):
     assert not (tmp_path / "reference" / "published").exists()
 
 
+def test_a_companion_of_rows_that_were_there_before_goes_with_them(table, tmp_path):
+    take_reference(table, tmp_path / "reference", "box")
+    table.with_name("ablation_events.csv").unlink()
+    take_reference(table, tmp_path / "reference", "box")
+    left = {path.name for path in (tmp_path / "reference" / "measured" / "box").iterdir()}
+    assert left == {"ablation.csv", "ablation_devices.csv", "ablation_steps.csv"}
+
+
 def test_hardware_without_a_name_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="pass --machine NAME"):
         place_name(" / ", tmp_path)

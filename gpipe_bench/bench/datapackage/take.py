@@ -75,11 +75,18 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
     if not groups:
         raise ConfigError([f"rows must hold simulated or measured ones, got none in {rows}; run the experiment first"])
     texts: dict[Path, str] = {}
+    targets = []
     for (evidence, where), members in groups.items():
         target = folder / evidence / where / rows.name
+        targets.append(target)
         texts[target] = csv_text(header, members)
         texts |= _companions(rows, target, members, alone=len(groups) == 1)
     write_files(texts)
+    for target in targets:
+        # What an earlier run left would lead to rows that are gone.
+        for path in (_companion(target, suffix) for suffix in COMPANION_SUFFIXES):
+            if path not in texts:
+                path.unlink(missing_ok=True)
     return list(texts)
 
 
@@ -95,7 +102,7 @@ def _companions(rows: Path, target: Path, members: Sequence[Record], *, alone: b
     cells = {record.get("cell", "") for record in members}
     texts: dict[Path, str] = {}
     for suffix in COMPANION_SUFFIXES:
-        companion = rows.with_name(f"{rows.stem}{suffix}.csv")
+        companion = _companion(rows, suffix)
         if not companion.exists():
             continue
         header, lines = _read(companion)
@@ -103,8 +110,12 @@ def _companions(rows: Path, target: Path, members: Sequence[Record], *, alone: b
             raise ConfigError([f"rows must be of one machine where {companion} names no cells, got several; part them"])
         own = [line for line in lines if "cell" not in header or line["cell"] in cells]
         if own:
-            texts[target.with_name(f"{target.stem}{suffix}.csv")] = csv_text(header, own)
+            texts[_companion(target, suffix)] = csv_text(header, own)
     return texts
+
+
+def _companion(rows: Path, suffix: str) -> Path:
+    return rows.with_name(f"{rows.stem}{suffix}.csv")
 
 
 def place_name(text: str, rows: Path) -> str:
