@@ -12,7 +12,7 @@ full     cached blocks that are whole segments go back to the device, then it tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.pools import MIB, SMALL, Pool, State, rounded, segment_length
 from gpipe_bench.simulator.streams import Event
 
-__all__ = ["MIB", "Allocator", "Block", "OutOfMemory", "Saved", "Watch"]
+__all__ = ["MIB", "Allocator", "Block", "OutOfMemory", "Saved", "Watch", "drop_all"]
 
 
 class Watch(Protocol):
@@ -69,6 +69,12 @@ class Block:
         self.holders -= 1
         if not self.holders:
             self.owner.free(self)
+
+
+def drop_all(blocks: Iterable[Block]) -> None:
+    """Every one of them is held by one less."""
+    for block in blocks:
+        block.drop()
 
 
 class Saved(NamedTuple):

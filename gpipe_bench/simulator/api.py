@@ -19,6 +19,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.simulator.arguments import check_request
 from gpipe_bench.simulator.build import Model, build_workload
+from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.events import Settings, run
 from gpipe_bench.simulator.hardware import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.outcome import enough_steps
@@ -132,6 +133,8 @@ def _model_facts(model: nn.Sequential | Model) -> dict[str, str]:
     return {"model": model.name, "model_args": format_arguments(check_arguments(model.name, model.arguments))}
 
 
+# What a simulation makes lives until its end, and the collector would go through it again and again.
+@no_collection()
 def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any]) -> Simulation:
     batch_size = sum(workload.microbatch_sizes)
     facts |= {"batch_size": batch_size, "device": f"cuda {profile.device}", "profile": profile.name}

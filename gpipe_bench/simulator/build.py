@@ -198,7 +198,10 @@ def _partitions(
     works: list[PartitionWork] = []
     entering = source.input_bytes(size)
     for j, span in enumerate(_spans(balance)):
-        arriving = tuple(number for number, route in crossing.items() if route[1] == j)
+        # A skip may be None.
+        arriving = tuple(
+            number for number, (begin, end) in crossing.items() if end == j and number in works[begin].departing
+        )
         departing = tuple(number for number, route in crossing.items() if route[0] == j)
         make = partial(
             compose,

@@ -7,7 +7,7 @@ graphs of the layers that kept it), which is free when the last one lets go.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,24 +15,23 @@ from gpipe_bench.simulator.cost import scratch_bytes, total
 from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.hardware import Profile
 from gpipe_bench.simulator.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, Port, Step
-from gpipe_bench.simulator.workload import Kernels, MemoryOp, TaskWork
+from gpipe_bench.simulator.workload import Kernels, MemoryOp, TaskWork, gradient_name, input_name
 
 __all__ = ["Costs", "PartitionWork", "compose"]
 
 
 @dataclass(slots=True)
 class _Blocks:
-    """Blocks of a task with their holders; blocks from outside are negative, and never allocated or freed here."""
+    """Blocks of a task with their holders; what came from outside is negative, and never allocated here."""
 
     costs: Costs
     ops: list[MemoryOp] = field(default_factory=list)
     holders: Counter[int] = field(default_factory=Counter)
     count: int = 0
-    outside: int = 0
 
-    def enter(self) -> int:
-        self.outside -= 1
-        return self.outside - 1
+    def leave(self, blocks: Iterable[int]) -> None:
+        """Whoever holds them from now on is no affair of the task."""
+        self.holders.subtract(blocks)
 
     def alloc(self, nbytes: int) -> int:
         block = self.count
@@ -44,12 +43,10 @@ class _Blocks:
     def hold(self, block: int) -> None:
         self.holders[block] += 1
 
-    def drop(self, block: int, kind: Literal["free", "gradient"] = "free") -> None:
+    def drop(self, block: int, kind: Literal["free", "gradient", "view"] = "free") -> None:
         self.holders[block] -= 1
-        if not self.holders[block]:
-            del self.holders[block]
-            if block >= 0:
-                self.ops.append(MemoryOp(kind, block))
+        if not self.holders[block] and block != NO_BLOCK:
+            self.ops.append(MemoryOp(kind if block >= 0 else "free", block))
 
     def run(self, steps: Sequence[Step], names: dict[int, int]) -> None:
         """The steps of a layer, whose blocks are called ``names`` in the partition."""
@@ -58,7 +55,8 @@ class _Blocks:
                 names[step.block] = self.alloc(step.bytes)
             elif isinstance(step, Free):
                 if step.block in names:
-                    self.drop(names.pop(step.block), "gradient" if step.gradient else "free")
+                    kind: Literal["gradient", "view"] = "view" if step.view else "gradient"
+                    self.drop(names.pop(step.block), kind if step.gradient else "free")
             else:
                 scratch = self.costs.scratch(step)
                 if scratch is not None:
@@ -113,76 +111,101 @@ class PartitionWork:
 
 
 class _Partition:
+    """Layers in a row, and the skips that come to them and go from them.
+
+    Args:
+        layers: trace of each layer.
+        facts: of each layer.
+        inputs: how many tensors enter, skips aside.
+        arriving: numbers of the skips that come from other partitions.
+        departing: numbers of the skips that go to others.
+    """
+
     def __init__(
-        self, layers: Sequence[LayerTrace], facts: Sequence[LayerFacts], inputs: int, departing: Sequence[int]
+        self,
+        layers: Sequence[LayerTrace],
+        facts: Sequence[LayerFacts],
+        *,
+        inputs: int,
+        arriving: Sequence[int],
+        departing: Sequence[int],
     ) -> None:
         self.layers, self.facts, self.inputs, self.departing = layers, facts, inputs, list(departing)
+        self.arriving = {number: input_name(inputs + place) for place, number in enumerate(arriving)}
         self.skip_bytes: dict[int, int] = {}
 
     def forward(self, blocks: _Blocks, *, graph: bool) -> tuple[list[Port], list[int], list[dict[int, int]]]:
         """Run the layers; gives outputs, block of each departing skip, and the names that the graph keeps."""
-        values = [Port(blocks.enter(), 0) for _ in range(self.inputs)]
-        for port in values:
-            blocks.hold(port.block)
-        skips: dict[int, Port] = {}
+        values = [Port(input_name(place), 0) for place in range(self.inputs)]
+        entered = [*(port.block for port in values), *self.arriving.values()]
+        # The micro-batch holds them until the pass has ended, and the first layer that takes them.
+        for block in (*entered, *entered):
+            blocks.hold(block)
+        skips = {number: Port(block, 0) for number, block in self.arriving.items()}
         graphs: list[dict[int, int]] = []
         for layer, facts in zip(self.layers, self.facts, strict=True):
-            popped = [facts.pops[index] for index in layer.popped]
-            incoming = [*values, *(skips.pop(number) if number in skips else self._arrive(blocks) for number in popped)]
-            names = {index: port.block for index, port in enumerate(incoming)}
-            ports = layer.outputs if graph else layer.plain_outputs
-            steps = layer.forward if graph else layer.plain
-            blocks.run([step for step in steps if not _frees_input(step, layer)], names)
-            leaving = [Port(names.get(port.block, NO_BLOCK), port.bytes) for port in ports]
-            kept = {block: names[block] for block in layer.kept if block in names} if graph else {}
-            for block in (*(port.block for port in leaving), *kept.values()):
-                blocks.hold(block)
-            # The layer itself, and whoever called it, let go.
-            own = [name for block, name in names.items() if block >= layer.inputs]
-            for block in (*own, *(port.block for port in incoming)):
-                blocks.drop(block)
+            incoming = [*values, *(skips.pop(facts.pops[index]) for index in layer.popped)]
+            leaving, kept = _forward(blocks, layer, [port.block for port in incoming], graph=graph)
             graphs.append(kept)
             split = len(leaving) - len(layer.stashed)
             values = leaving[:split]
             skips |= {facts.stashes[index]: port for index, port in zip(layer.stashed, leaving[split:], strict=True)}
         self.skip_bytes = {number: skips[number].bytes for number in self.departing if number in skips}
-        return values, [skips[number].block for number in self.skip_bytes], graphs
-
-    def _arrive(self, blocks: _Blocks) -> Port:
-        block = blocks.enter()
-        blocks.hold(block)
-        return Port(block, 0)
+        departed = [skips[number].block for number in self.skip_bytes]
+        blocks.leave([*entered, *(port.block for port in values), *departed])
+        return values, departed, graphs
 
     def backward(self, blocks: _Blocks, graphs: list[dict[int, int]]) -> tuple[list[int], dict[int, int]]:
         """Run the layers' backward passes; gives blocks of the gradients of inputs and of skips that arrived."""
         last = self.layers[-1]
-        values = [blocks.enter() for _ in range(len(last.outputs) - len(last.stashed))]
-        for block in values:
+        outputs = len(last.outputs) - len(last.stashed)
+        values = [gradient_name(place) for place in range(outputs)]
+        skips = {number: gradient_name(outputs + place) for place, number in enumerate(self.skip_bytes)}
+        for block in (*values, *skips.values()):
             blocks.hold(block)
-        skips: dict[int, int] = {}
         for layer, facts, kept in reversed(list(zip(self.layers, self.facts, graphs, strict=True))):
             stashed = [facts.stashes[index] for index in layer.stashed]
-            gradients = [
-                *values,
-                *(skips.pop(number) if number in skips else self._arrive(blocks).block for number in stashed),
-            ]
-            names = dict(kept)
-            for block, gradient in zip(layer.output_gradients, gradients, strict=True):
-                if block == NO_BLOCK and gradient != NO_BLOCK:
-                    blocks.drop(gradient)
-                elif block != NO_BLOCK:
-                    names[block] = gradient
-            blocks.run(layer.backward, names)
+            gradients = [*values, *(skips.pop(number, NO_BLOCK) for number in stashed)]
+            arrived = _backward(blocks, layer, dict(kept), gradients)
             split = layer.inputs - len(layer.popped)
-            arrived = [names.get(block, NO_BLOCK) for block in layer.input_gradients]
-            # One gradient may be that of several inputs, as of both operands of a sum.
-            for block in arrived:
-                blocks.hold(block)
-            for name in names.values():
-                blocks.drop(name)
             values = arrived[:split]
             skips |= {facts.pops[index]: block for index, block in zip(layer.popped, arrived[split:], strict=True)}
         return values, skips
+
+
+def _forward(
+    blocks: _Blocks, layer: LayerTrace, incoming: Sequence[int], *, graph: bool
+) -> tuple[list[Port], dict[int, int]]:
+    """Run a layer; gives what leaves it, and the names that its graph keeps."""
+    names = dict(enumerate(incoming))
+    steps, ports = (layer.forward, layer.outputs) if graph else (layer.plain, layer.plain_outputs)
+    blocks.run([step for step in steps if not _frees_input(step, layer)], names)
+    leaving = [Port(names.get(port.block, NO_BLOCK), port.bytes) for port in ports]
+    kept = {block: names[block] for block in layer.kept if block in names} if graph else {}
+    for block in (*(port.block for port in leaving), *kept.values()):
+        blocks.hold(block)
+    # The layer itself, and whoever called it, let go.
+    own = [name for block, name in names.items() if block >= layer.inputs]
+    for block in (*own, *incoming):
+        blocks.drop(block)
+    return leaving, kept
+
+
+def _backward(blocks: _Blocks, layer: LayerTrace, names: dict[int, int], gradients: Sequence[int]) -> list[int]:
+    """Run a layer's backward pass on the ``gradients`` of its outputs; gives those of its inputs."""
+    for block, gradient in zip(layer.output_gradients, gradients, strict=True):
+        if block != NO_BLOCK:
+            names[block] = gradient
+        elif gradient != NO_BLOCK:
+            blocks.drop(gradient)
+    blocks.run(layer.backward, names)
+    arrived = [names.get(block, NO_BLOCK) for block in layer.input_gradients]
+    # One gradient may be that of several inputs, as of both operands of a sum.
+    for block in arrived:
+        blocks.hold(block)
+    for name in names.values():
+        blocks.drop(name)
+    return arrived
 
 
 def compose(
@@ -206,27 +229,26 @@ def compose(
         first: whether the partition is the first one, whose inputs need no gradient.
         costs: of the layers on the device.
     """
-    partition = _Partition(layers, facts, len(input_bytes), departing)
+    partition = _Partition(layers, facts, inputs=len(input_bytes), arriving=arriving, departing=departing)
     plain = _Blocks(costs)
     plain_values, plain_skips, _ = partition.forward(plain, graph=False)
     graph = _Blocks(costs)
     values, skips, graphs = partition.forward(graph, graph=True)
     leaving = [*(port.block for port in values), *skips]
-    plain_leaving = [*(port.block for port in plain_values), *plain_skips]
+    renamed = _one_to_one([*(port.block for port in plain_values), *plain_skips], leaving)
     graph_memory = graph.take()
     gradients, skip_gradients = partition.backward(graph, graphs)
-    returning = () if first else _distinct([*gradients, *(skip_gradients.get(number, NO_BLOCK) for number in arriving)])
     task = TaskWork(
         forward=_duration(layers, "plain", costs),
         recompute=_duration(layers, "forward", costs),
         backward=_duration(layers, "backward", costs),
-        forward_memory=_renamed(plain.take(), dict(zip(plain_leaving, leaving, strict=True)), graph.count),
+        forward_memory=_renamed(plain.take(), renamed or {}, graph.count),
         graph_memory=graph_memory,
         backward_memory=graph.take(),
         output_bytes=tuple(port.bytes for port in values),
         input_bytes=tuple(input_bytes),
-        leaving=_distinct(leaving) if _distinct(plain_leaving) else (),
-        returning=returning,
+        leaving=() if renamed is None else _some(leaving),
+        returning=() if first else _some([*gradients, *(skip_gradients.get(number, NO_BLOCK) for number in arriving)]),
         nodes=sum(layer.nodes for layer in layers),
     )
     return PartitionWork(task, partition.skip_bytes)
@@ -236,9 +258,20 @@ def _frees_input(step: Step, layer: LayerTrace) -> bool:
     return isinstance(step, Free) and step.block < layer.inputs
 
 
-def _distinct(blocks: Sequence[int]) -> tuple[int, ...]:
-    """Blocks, or nothing if one is missing, not of this task or there twice: then whoever runs it makes its own."""
-    return tuple(blocks) if min(blocks, default=NO_BLOCK) >= 0 and len(set(blocks)) == len(blocks) else ()
+def _some(blocks: Sequence[int]) -> tuple[int, ...]:
+    """Blocks, or nothing if there is none."""
+    return tuple(blocks) if set(blocks) != {NO_BLOCK} else ()
+
+
+def _one_to_one(plain: Sequence[int], leaving: Sequence[int]) -> dict[int, int] | None:
+    """From what leaves the pass without graph to what leaves that with graph; None if they differ in kind."""
+    pairs = set(zip(plain, leaving, strict=True))
+    names = {block for block, _ in pairs}
+    if not len(pairs) == len(names) == len({name for _, name in pairs}):
+        return None
+    if any(block != name for block, name in pairs if min(block, name) < 0):
+        return None
+    return dict(pairs)
 
 
 def _renamed(ops: Sequence[MemoryOp], names: dict[int, int], first_free: int) -> tuple[MemoryOp, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.home_states import CopyStates, HomeStates
+from gpipe_bench.simulator.home_states import CopyStates, HomeStates, is_covered
 from gpipe_bench.simulator.passes import alike
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.pool_states import SEEN
@@ -54,6 +54,17 @@ class DevicePeaks:
         self._passes: dict[HomeStates, Integers] = {}
         self._copies = CopyStates()
         self._slots = _Slots(self._m, len(steps))
+        self._check()
+
+    def _check(self) -> None:
+        """Raise :class:`Unclear` unless tensors live as :mod:`gpipe_bench.simulator.home_states` has it."""
+        open_sizes = {
+            size for size, again in zip(self._sizes, self._tables.checkpoints.tolist(), strict=True) if not again
+        }
+        for j, works in enumerate(self._work.partitions):
+            for size, work in works.items():
+                if not is_covered(work, first=j == 0, is_open=size in open_sizes):
+                    raise Unclear
 
     def of(self, j: int) -> tuple[int, int, int]:
         """Peaks of live, allocated and reserved bytes of partition j's device.
@@ -97,7 +108,7 @@ class DevicePeaks:
         for i, (size, again) in reversed(list(enumerate(tasks))):
             if again:
                 step.append(home.number("recompute", size))
-            step.append(home.number("backward", size, (not again, i == self._m - 1, i == 0)))
+            step.append(home.number("backward", size, (not again, min(self._m - 1 - i, 2), i == 0)))
         ends = ["renew"] * (len(self._steps) - 1) + ["update"]
         return np.array([number for end in ends for number in (*step, home.number(end))])
 

@@ -22,7 +22,18 @@ from gpipe_bench.simulator.published import Setting, published_settings, publish
 from gpipe_bench.simulator.published_runs import PublishedRuns
 from gpipe_bench.simulator.workload import MemoryOp, TaskWork, Workload
 
-__all__ = ["COLUMNS", "DOCUMENT", "MARKERS", "MECHANISMS", "Mechanism", "effects", "main", "table", "with_table"]
+__all__ = [
+    "COLUMNS",
+    "DOCUMENT",
+    "MARKERS",
+    "MECHANISMS",
+    "Mechanism",
+    "effects",
+    "main",
+    "table",
+    "with_table",
+    "without_scratch",
+]
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator.md"
 MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
@@ -108,7 +119,9 @@ def _shares(profile: Profile, **shares: float | None) -> Profile:
     return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=shares)})
 
 
-def _without_scratch(work: Workload) -> Workload:
+def without_scratch(work: Workload) -> Workload:
+    """A workload whose kernels go without scratch memory."""
+
     def bare(operations: tuple[MemoryOp, ...]) -> tuple[MemoryOp, ...]:
         return tuple(operation for operation in operations if operation.kind != "scratch")
 
@@ -155,7 +168,7 @@ MECHANISMS: Final = (
     Mechanism("band: 140 us until a root", settings=_set(nesting_ns=(50_000, 140_000))),
     Mechanism("band: other latencies", settings=_set(seed=1)),
     Mechanism("band: others again", settings=_set(seed=2)),
-    Mechanism("scratch memory of convolutions", work=_without_scratch),
+    Mechanism("scratch memory of convolutions", work=without_scratch),
     Mechanism("capacity of the devices", _update(memory_gib=1e4)),
     Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated_bytes"),
 )

@@ -91,6 +91,7 @@ class _Simulation:
                 capacity=machine.capacity_bytes,
                 riding=riding,
                 keeps_gradients=settings.flavour == "published",
+                scheduled=settings.backward == "scheduled",
                 tally=settings.tally,
             )
             if settings.memory
@@ -189,11 +190,13 @@ class _Simulation:
                     self._submit(node)
                 else:
                     yield from self.host.forward(node)
-            elif what == COLLECT and self.workers:
-                if node not in self.done:
+            elif what == COLLECT:
+                if self.workers and node not in self.done:
                     self.collecting = node
                     yield None
                 self.done.discard(node)
+                if self.memory is not None:
+                    self.memory.collected(node)
 
     def _submit(self, node: Node) -> None:
         """Hand a task to its worker."""

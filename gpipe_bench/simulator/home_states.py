@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from gpipe_bench.simulator.allocator import Block
-from gpipe_bench.simulator.passes import OpenGraph, Passes, drop_all
+from gpipe_bench.simulator.allocator import Block, drop_all
+from gpipe_bench.simulator.passes import OpenGraph, Passes
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.pool_states import Automaton, Group, spots
 from gpipe_bench.simulator.pools import Spot
 from gpipe_bench.simulator.programs import Placed
-from gpipe_bench.simulator.workload import TaskWork, Workload
+from gpipe_bench.simulator.steps import NO_BLOCK
+from gpipe_bench.simulator.tally import Tally
+from gpipe_bench.simulator.ways import kept_names
+from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
 
-__all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates"]
+__all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates", "is_covered"]
 
 LEFT, RETURNED, SHARED = range(3)
 """Queues: outputs that were sent on, gradients that were sent back, outputs that a graph holds until it has run."""
@@ -39,6 +42,21 @@ class _Held(NamedTuple):
     loss: Group | None = None
     gradients: Group | None = None
     state: bool = False
+
+
+def is_covered(work: TaskWork, *, first: bool, is_open: bool) -> bool:
+    """Whether memory is what this file says: a task passes nothing on, and its graph keeps what was copied here.
+
+    Args:
+        work: the task.
+        first: whether it is of the first partition, to which nothing is copied.
+        is_open: whether a micro-batch of its size has no checkpoint.
+    """
+    for names in (work.leaving, work.returning):
+        if min(names, default=0) <= NO_BLOCK or len(set(names)) < len(names):
+            return False
+    inputs = {input_name(place) for place in range(len(work.input_bytes))}
+    return first or not is_open or inputs <= kept_names(work)
 
 
 class HomeStates(Automaton):
@@ -73,19 +91,20 @@ class HomeStates(Automaton):
     def forward(self, held: _Held, size: int) -> tuple[Group, _Held]:
         """The first pass of a checkpoint."""
         work = self._works[size]
-        left = self._passes.plain(0, work)
+        left = list(self._passes.plain(0, work).values())
         if not work.leaving:
             left = [self.new(nbytes) for nbytes in work.output_bytes]
         return self._leave(held, left, left)
 
     def forward_task(self, held: _Held, size: int) -> tuple[Group, _Held]:
-        """The forward pass of a task without checkpoint, whose graph holds what it gives out."""
+        """The forward pass of a task without checkpoint, whose graph may keep what it gives out."""
         work = self._works[size]
         graph, shared = self._passes.open_graph(0, work)
         assert isinstance(graph, OpenGraph)  # noqa: S101 - a device without limit is never full
         held = held._replace(stack=self.push(self._one_of(graph.placed), held.stack))
         if work.leaving:
-            return self._leave(held, [], shared)
+            own = [block for name, block in shared.items() if name not in graph.shared]
+            return self._leave(held, own, list(shared.values()))
         left = [self.new(nbytes) for nbytes in work.output_bytes]
         return self._leave(held, left, left)
 
@@ -116,31 +135,59 @@ class HomeStates(Automaton):
         assert isinstance(graph, Placed)  # noqa: S101 - a device without limit is never full
         return (), held._replace(graph=graph)
 
-    def backward(self, held: _Held, size: int, way: tuple[bool, bool, bool]) -> tuple[Group, _Held]:
-        """A backward pass; ``way``: whether it has no checkpoint, is a step's first, or its last."""
-        open_graph, first, last = way
+    def backward(self, held: _Held, size: int, place: tuple[bool, int, bool]) -> tuple[Group, _Held]:
+        """A backward pass.
+
+        Args:
+            held: what is held.
+            size: samples of the micro-batch.
+            place: whether it has no checkpoint, how many of the step came before it (2 stands for more), and whether
+                it is the last.
+        """
+        is_open, before, last = place
         work = self._works[size]
         graph: Any = held.graph
-        if open_graph:
+        if is_open:
             assert held.stack is not None  # noqa: S101 - a forward pass left it
             graph = self._opened(work, held.stack[0])
             held = held._replace(stack=held.stack[1])
-        self._passes.gradients = {} if first else {0: []}
-        returned = self._passes.backward(0, work, graph)
+        self._passes.lasting.gradients = {0: []} if before else {}
+        self._passes.lasting.alone = {0} if before == 1 and is_open else set()
+        lent = self._lent(work, held, is_open=is_open, last=last)
+        returned = list(self._passes.backward(0, work, graph, lent, is_open=is_open).values())
         held = held._replace(graph=None)
-        if first:
-            held = held._replace(gradients=self.intern(spots(self._passes.gradients[0])))
+        if not before:
+            held = held._replace(gradients=self.intern(spots(self._passes.lasting.gradients[0])))
         if not work.returning and not self._first:
             returned = [self.new(nbytes) for nbytes in work.input_bytes]
-        if open_graph and not self._last and not self.watch.passed:
+        drop_all(lent.values())
+        if is_open and not self._last and not self.watch.passed:
             self.send(SHARED, self.allocator.take_deferred())
         if self._last and last:
-            drop_all(map(self.block, held.loss or ()))
+            if len(work.output_bytes) > 1:
+                drop_all(map(self.block, held.loss or ()))
             held = held._replace(loss=None)
         if self._first:
             drop_all(returned)
             return (), held
         return self.send(RETURNED, returned), held
+
+    def _lent(self, work: TaskWork, held: _Held, *, is_open: bool, last: bool) -> dict[int, Block]:
+        """What a backward pass lets go of; what was copied here is counted, and given back, by :class:`CopyStates`."""
+        sizes: dict[int, int] = {}
+        if is_open and not self._first:
+            kept = self._passes.kept(work)
+            inputs = {input_name(place): nbytes for place, nbytes in enumerate(work.input_bytes)}
+            sizes |= {name: nbytes for name, nbytes in inputs.items() if name in kept}
+        if not self._last:
+            sizes |= {gradient_name(place): nbytes for place, nbytes in enumerate(work.output_bytes)}
+        elsewhere = Tally(self.watch)
+        lent = {name: elsewhere.alloc(nbytes, 0) for name, nbytes in sizes.items()}
+        if self._last and len(work.output_bytes) == 1:
+            lent[gradient_name(0)] = self.block(held.loss[0]) if held.loss else elsewhere.alloc(0, 0)
+            if not last:
+                lent[gradient_name(0)].hold()
+        return lent
 
     def _one_of(self, placed: Placed) -> Placed:
         """The one object for all graphs whose blocks are at the same places."""
@@ -148,7 +195,7 @@ class HomeStates(Automaton):
         return self._graphs.setdefault(where, placed)
 
     def _opened(self, work: TaskWork, placed: Placed) -> OpenGraph:
-        graph = self._passes.opened(0, work, placed)
+        graph = self._passes.opened(work, placed, self._passes.left(0, work, placed))
         if not self._last:
             for block in graph.shared.values():
                 block.users = (_USER,)
@@ -156,8 +203,8 @@ class HomeStates(Automaton):
 
     def update(self, held: _Held) -> tuple[Group, _Held]:
         """The optimizer's update."""
-        self._passes.has_state = held.state
-        self._passes.update()
+        self._passes.lasting.has_state = held.state
+        self._passes.lasting.update()
         return (), held._replace(state=True)
 
     def renew(self, held: _Held) -> tuple[Group, _Held]:

@@ -7,13 +7,17 @@ that needs it for its backward pass. What copies read and write on other streams
 
 from __future__ import annotations
 
-from gpipe_bench.simulator.allocator import Allocator, Block
+from collections.abc import Sequence
+
+from gpipe_bench.simulator.allocator import Allocator, Block, drop_all
 from gpipe_bench.simulator.clock import Clock
 from gpipe_bench.simulator.graph import Node
-from gpipe_bench.simulator.passes import Graph, Passes, drop_all
+from gpipe_bench.simulator.passes import Graph, Passes
 from gpipe_bench.simulator.places import Places
+from gpipe_bench.simulator.steps import NO_BLOCK
 from gpipe_bench.simulator.tally import Tally
-from gpipe_bench.simulator.workload import Workload
+from gpipe_bench.simulator.ways import passes_on
+from gpipe_bench.simulator.workload import Workload, gradient_name, input_name
 
 __all__ = ["Memory"]
 
@@ -31,6 +35,7 @@ class Memory:
         capacity: bytes of each device; 0 for no limit.
         riding: whether skips ride through the partitions between.
         keeps_gradients: whether gradients are set to zero between steps, rather than given up.
+        scheduled: whether the backward pass is scheduled.
         tally: whether to count the bytes of tensors only.
 
     Attributes:
@@ -46,6 +51,7 @@ class Memory:
         capacity: int,
         riding: bool,
         keeps_gradients: bool = False,
+        scheduled: bool = False,
         tally: bool = False,
     ) -> None:
         allocator = Tally if tally else Allocator
@@ -58,10 +64,10 @@ class Memory:
         self._skips = {skip.key: skip for skip in workload.skips}
         # Skips that a task of each partition takes in, and those that it stashes for another partition.
         self._incoming = [_incoming(workload, j, riding=riding) for j in range(workload.n)]
-        self._departing = [
-            [skip for skip in workload.skips if skip.source == j != skip.target] for j in range(workload.n)
-        ]
-        self._passes = Passes(workload, places, self.devices, keeps_gradients=keeps_gradients)
+        crossing = [skip for skip in workload.skips if skip.source != skip.target]
+        self._departing = [[skip for skip in crossing if skip.source == j] for j in range(workload.n)]
+        self._ending = [[skip.key for skip in crossing if skip.target == j] for j in range(workload.n)]
+        self._passes = Passes(workload, places, self.devices, keeps_gradients=keeps_gradients, scheduled=scheduled)
         # The caller holds the batch, of which micro-batches are views, all the time.
         inputs = zip(*(workload.task(i, 0).input_bytes for i in range(workload.m)), strict=True)
         self._batch = [self._passes.new(0, sum(nbytes)) for nbytes in inputs]
@@ -74,6 +80,8 @@ class Memory:
         self._passing: list[dict[str, Block]] = [{} for _ in range(m)]
         self._saved: dict[_Key, list[Block]] = {}
         self._graphs: dict[_Key, Graph] = {}
+        # Inputs that the graph of a task keeps, by the task's name for them.
+        self._lent: dict[_Key, dict[int, Block]] = {}
         # Gradients that have come to (i, j): of its outputs, and of skips.
         self._gradients: dict[_Key, list[Block]] = {}
         self._skip_gradients: dict[tuple[int, str], Block] = {}
@@ -92,48 +100,76 @@ class Memory:
         if again:
             self._graphs[i, j] = self._passes.graph(j, work)
             return
-        incoming, departing = self._incoming[j], self._departing[j]
-        popped = {key: self._passing[i].pop(key) for key in incoming}
-        self._saved[i, j] = [*self._values[i], *popped.values()]
+        popped = {key: self._passing[i].pop(key) for key in self._incoming[j]}
+        taken = [*self._values[i], *popped.values()]
+        # A micro-batch holds them until the pass has ended, a checkpoint until its backward pass has.
+        self._saved[i, j] = taken
+        named: dict[int, Block] = {}
+        if node.kind == "task" or passes_on(work.leaving):
+            inputs = [*self._values[i], *(popped[key] for key in self._ending[j])]
+            named = {input_name(place): block for place, block in enumerate(inputs)}
         if node.kind == "task":
-            self._graphs[i, j], shared = self._passes.open_graph(j, work)
-            left = [block.hold() for block in shared]
+            kept = self._passes.kept(work)
+            self._lent[i, j] = {name: block.hold() for name, block in named.items() if name in kept}
+            self._graphs[i, j], left = self._passes.open_graph(j, work)
         else:
             left = self._passes.plain(j, work)
-        if not work.leaving:
-            size = self._work.microbatch_sizes[i]
-            sizes = (*work.output_bytes, *(skip.bytes[size] for skip in departing))
-            left = [self._passes.new(j, nbytes) for nbytes in sizes]
-        split = len(left) - len(departing)
-        self._values[i] = left[:split]
-        if departing:
-            self._passing[i].update({skip.key: block for skip, block in zip(departing, left[split:], strict=True)})
+        if passes_on(work.leaving):
+            left |= {name: named[name].hold() for name in {*work.leaving} & named.keys()}
+        size = self._work.microbatch_sizes[i]
+        sizes = (*work.output_bytes, *(skip.bytes[size] for skip in self._departing[j]))
+        given = self._given(j, work.leaving, sizes, left)
+        split = len(work.output_bytes)
+        self._values[i] = given[:split]
+        self._passing[i].update(zip((skip.key for skip in self._departing[j]), given[split:], strict=True))
         for key, block in popped.items():
             if self._skips[key].target != j:
                 self._passing[i][key] = block.hold()
 
+    def collected(self, node: Node) -> None:
+        """The calling thread takes what a forward pass gave: its micro-batch holds that, and its inputs no more."""
+        if node.kind == "task":
+            drop_all(self._saved.pop((node.i, node.j)))
+
     def backward(self, node: Node) -> None:
         """A backward pass is issued."""
         i, j = node.i, node.j
-        work = self._work.task(i, j)
-        returned = self._passes.backward(j, work, self._graphs.pop((i, j)))
-        ending = [key for key in self._incoming[j] if self._skips[key].target == j]
-        if not work.returning and j:
-            size = self._work.microbatch_sizes[i]
-            sizes = (*work.input_bytes, *(self._skips[key].bytes[size] for key in ending))
-            returned = [self._passes.new(j, nbytes) for nbytes in sizes]
-        drop_all(self._saved.pop((i, j)))
-        drop_all(self._gradients.pop((i, j), ()))
-        for skip in self._departing[j]:
-            if (i, skip.key) in self._skip_gradients:
-                self._skip_gradients.pop((i, skip.key)).drop()
-        split = len(returned) - len(ending)
-        for key, block in zip(ending, returned[split:], strict=True):
+        work, ending, departing = self._work.task(i, j), self._ending[j], self._departing[j]
+        is_open, lent = node.kind == "task", self._lent.pop((i, j), {})
+        came: list[Block | None] = [*self._gradients.pop((i, j), ())]
+        if departing:
+            came += [self._skip_gradients.pop((i, skip.key), None) for skip in departing]
+        # The gradients of several outputs of the last partition are one block for all.
+        if (is_open or passes_on(work.returning)) and len(came) == len(work.output_bytes) + len(departing):
+            lent |= {gradient_name(place): block for place, block in enumerate(came) if block is not None}
+            came = []
+        passed_on = {name: lent[name].hold() for name in {*work.returning} & lent.keys()} if lent else lent
+        found = self._passes.backward(j, work, self._graphs.pop((i, j)), lent, is_open=is_open)
+        if passed_on:
+            found |= passed_on
+        size = self._work.microbatch_sizes[i]
+        sizes = (*work.input_bytes, *(self._skips[key].bytes[size] for key in ending)) if j else ()
+        returned = self._given(j, work.returning, sizes, found)
+        drop_all(self._saved.pop((i, j), ()))
+        drop_all(lent.values())
+        drop_all(block for block in came if block is not None)
+        if not j:
+            drop_all(found.values())
+            return
+        self._gradients[i, j - 1] = returned[: len(work.input_bytes)]
+        for key, block in zip(ending, returned[len(work.input_bytes) :], strict=True):
             self._skip_gradients[i, key] = block
-        if j:
-            self._gradients[i, j - 1] = returned[:split]
-        else:
-            drop_all(returned)
+
+    def _given(self, j: int, names: Sequence[int], sizes: Sequence[int], found: dict[int, Block]) -> list[Block]:
+        """A block for each of some tensors; ``found`` are held for the first that asks for them."""
+        given: list[Block] = []
+        for place, nbytes in enumerate(sizes):
+            name = names[place] if names else NO_BLOCK
+            if name in found:
+                given.append(found[name].hold() if name in names[:place] else found[name])
+            else:
+                given.append(self._passes.new(j, nbytes))
+        return given
 
     def loss(self) -> None:
         """The outputs are concatenated, and every micro-batch gets its share of the gradient."""
@@ -152,11 +188,11 @@ class Memory:
 
     def update(self) -> None:
         """The optimizer changes the parameters; the first time it makes its state."""
-        self._passes.update()
+        self._passes.lasting.update()
 
     def next_step(self) -> None:
         """The step is over, and the next batch comes in."""
-        self._passes.next_step()
+        self._passes.lasting.next_step()
         self._reset()
 
     # --- copies --------------------------------------------------------------------------------------------------

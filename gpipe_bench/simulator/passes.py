@@ -1,6 +1,6 @@
-"""Carries out the requests of passes, and holds what stays between steps: parameters, gradients, optimizer state.
+"""Carries out the requests of passes.
 
-A first backward pass makes the gradients of its parameters; later ones add to them, and free what they added.
+What a pass asks for, and of what, is said by :mod:`gpipe_bench.simulator.ways`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,26 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator.allocator import Allocator, Block
+from gpipe_bench.simulator.allocator import Allocator, Block, drop_all
+from gpipe_bench.simulator.lasting import Lasting
 from gpipe_bench.simulator.places import Places
+from gpipe_bench.simulator.pools import rounded
 from gpipe_bench.simulator.programs import Placed, Program
+from gpipe_bench.simulator.steps import NO_BLOCK
+from gpipe_bench.simulator.ways import (
+    GRAPH,
+    PLAIN,
+    Lent,
+    Way,
+    backward_requests,
+    kept_names,
+    last_needed,
+    new_gradients,
+    own_names,
+)
 from gpipe_bench.simulator.workload import MemoryOp, TaskWork, Workload
 
-__all__ = ["Graph", "OpenGraph", "Passes", "alike", "drop_all"]
+__all__ = ["Graph", "OpenGraph", "Passes", "alike"]
 
 Table = dict[int, Block]
 """Blocks of a task by name."""
@@ -24,8 +38,8 @@ class OpenGraph(NamedTuple):
     """What a pass with graph leaves in use, where others hold or use blocks of it.
 
     Attributes:
-        placed: where all its blocks are.
-        shared: those that others know.
+        placed: where all its blocks are, and those that it does not keep.
+        shared: those of its own that others know.
     """
 
     placed: Placed
@@ -42,206 +56,211 @@ Graph = Placed | OpenGraph | Table
 """What a pass with graph leaves in use for its backward pass."""
 
 
-def drop_all(blocks: Iterable[Block]) -> None:
-    """Every one of them is held by one less."""
-    for block in blocks:
-        block.drop()
-
-
 class Passes:
-    """The passes of all partitions, and their static memory.
+    """The passes of all partitions.
 
     Args:
         workload: sizes.
         places: devices and streams.
         devices: an allocator each.
         keeps_gradients: whether gradients are set to zero between steps, rather than given up.
+        scheduled: whether the backward pass is scheduled: then each task sums up its gradients by itself, keeps those
+            that come to it until it has run, and lets go of what it gave out.
 
     Attributes:
         without_scratch: kinds of kernels for whose scratch memory there was no room once; they do without from then on.
-        gradients: of each partition's parameters, once they are there.
-        has_state: whether there is an optimizer's state.
+        lasting: parameters, gradients and optimizer state.
     """
 
     def __init__(
-        self, workload: Workload, places: Places, devices: Sequence[Allocator], *, keeps_gradients: bool
+        self,
+        workload: Workload,
+        places: Places,
+        devices: Sequence[Allocator],
+        *,
+        keeps_gradients: bool,
+        scheduled: bool = False,
     ) -> None:
         self.without_scratch: set[int] = set()
         self._work, self._places = workload, places
         # Allocator and compute stream of each partition.
         self._homes = [(devices[place], stream) for place, stream in zip(places.devices, places.computing, strict=True)]
-        self._programs: dict[tuple[int, str, frozenset[int]], Program] = {}
+        self._programs: dict[tuple[int, Way, frozenset[int], Lent], Program] = {}
         # Partitions that are alike share programs, and so what these remember.
         self._alike = alike(work for works in workload.partitions for work in works.values())
-        self._keeps_gradients = keeps_gradients
-        self.gradients: dict[int, list[Block]] = {}
-        self.has_state = False
-        self._settle()
+        self._keeps_gradients, self._scheduled = keeps_gradients, scheduled
+        self._kept: dict[int, frozenset[int]] = {}
+        self.lasting = Lasting(workload, places, self._homes, keeps_gradients=keeps_gradients)
 
     def new(self, j: int, nbytes: int) -> Block:
         """A block of partition j, on its compute stream."""
         allocator, stream = self._homes[j]
         return allocator.alloc(nbytes, stream)
 
-    def plain(self, j: int, work: TaskWork) -> list[Block]:
-        """Run a pass without graph; gives what leaves."""
-        placed = self._at_once(j, work, "plain")
+    def kept(self, work: TaskWork) -> frozenset[int]:
+        """What the graph of a task keeps of what others know: names of inputs and of what leaves."""
+        key = self._alike[id(work)]
+        if key not in self._kept:
+            self._kept[key] = kept_names(work)
+        return self._kept[key]
+
+    def plain(self, j: int, work: TaskWork) -> Table:
+        """Run a pass without graph; gives what leaves of its own."""
+        names = own_names(work.leaving)
+        placed = self._at_once(j, work, PLAIN)
         if placed is None:
-            table = self._one_by_one(j, work.forward_memory, {})
-            drop_all(block for name, block in table.items() if name not in work.leaving)
-            return [table[name] for name in work.leaving]
-        return self._blocks(j, work, "plain", placed, work.leaving)
+            table = self._one_by_one(j, self._requests(work, PLAIN), {}, {})
+            drop_all(block for name, block in table.items() if name not in names)
+            return {name: table[name] for name in names}
+        return self._blocks(j, work, PLAIN, placed, names)
 
-    def graph(self, j: int, work: TaskWork) -> Graph:
+    def graph(self, j: int, work: TaskWork) -> Placed | Table:
         """Run a pass with graph, of which all that is left belongs to the backward pass."""
-        placed = self._at_once(j, work, "graph")
-        return self._one_by_one(j, work.graph_memory, {}) if placed is None else placed
+        placed = self._at_once(j, work, GRAPH)
+        return self._one_by_one(j, self._requests(work, GRAPH), {}, {}) if placed is None else placed
 
-    def open_graph(self, j: int, work: TaskWork) -> tuple[OpenGraph | Table, list[Block]]:
-        """Run a pass with graph; gives that and what leaves, which the graph holds too."""
-        graph = self.graph(j, work)
-        if isinstance(graph, Placed):
-            graph = self.opened(j, work, graph)
-        shared = graph.shared if isinstance(graph, OpenGraph) else graph
-        return graph, [shared[name] for name in work.leaving]
+    def open_graph(self, j: int, work: TaskWork) -> tuple[OpenGraph | Table, Table]:
+        """Run a pass with graph; gives that, and what leaves of its own, held once more where the graph keeps it."""
+        made, kept = self.graph(j, work), self.kept(work)
+        graph: OpenGraph | Table
+        if isinstance(made, Placed):
+            left = self.left(j, work, made)
+            graph = self.opened(work, made, left)
+        else:
+            left = {name: made[name] for name in own_names(work.leaving)}
+            graph = {name: block for name, block in made.items() if name not in left or name in kept}
+        for name in left.keys() & kept:
+            left[name].hold()
+        return graph, left
 
-    def opened(self, j: int, work: TaskWork, placed: Placed) -> OpenGraph:
-        """A graph of which others know what leaves."""
-        names = tuple(dict.fromkeys(work.leaving))
-        return OpenGraph(placed, dict(zip(names, self._blocks(j, work, "graph", placed, names), strict=True)))
+    def left(self, j: int, work: TaskWork, placed: Placed) -> Table:
+        """What leaves a pass with graph of its own."""
+        return self._blocks(j, work, GRAPH, placed, own_names(work.leaving))
 
-    def backward(self, j: int, work: TaskWork, graph: Graph) -> list[Block]:
-        """Run a backward pass; gives what returns."""
-        first = j not in self.gradients
-        gradients = self._gradients(work) if first else ()
-        returned = None
-        if not isinstance(graph, dict):
-            returned = self._backward_at_once(j, work, graph, gradients)
-        if returned is None:
-            ops = [op for op in work.backward_memory if op.kind != "gradient" or not gradients]
-            table = self._one_by_one(j, ops, self._table(j, work, graph))
-            returned = [table.pop(name) for name in (*work.returning, *gradients)]
+    def opened(self, work: TaskWork, placed: Placed, left: Table) -> OpenGraph:
+        """A graph of which others know what left, as far as it keeps that."""
+        kept = self.kept(work)
+        return OpenGraph(placed, {name: block for name, block in left.items() if name in kept})
+
+    def backward(self, j: int, work: TaskWork, graph: Graph, lent: Table, *, is_open: bool) -> Table:
+        """Run a backward pass; gives what returns of its own.
+
+        Args:
+            j: the partition.
+            work: the task.
+            graph: its graph.
+            lent: by name the gradients that came to it and the inputs that its graph kept. Whoever calls this gives
+                them back afterwards; those that nobody else holds count as in use until the pass needs them no more.
+            is_open: whether the graph was made by the forward pass.
+        """
+        way = self._way(j, work, is_open=is_open)
+        made = new_gradients(work) if way.gradients == "made" else ()
+        names = (*own_names(work.returning), *made)
+        found = None if isinstance(graph, dict) else self._backward_at_once(j, work, graph, (way, names, lent))
+        if found is None:
+            requests = self._requests(work, way, last_needed(way, lent))
+            table = self._one_by_one(j, requests, self._table(j, work, graph, way), lent)
+            found = {name: table.pop(name) for name in names}
             drop_all(table.values())
-        split = len(work.returning)
-        if first:
-            self.gradients[j] = returned[split:]
-            self._complete_gradients(j)
-        return returned[:split]
+        if j in self.lasting.gradients:
+            self.lasting.alone.discard(j)
+        else:
+            self.lasting.make(j, [found.pop(name) for name in made], is_open=is_open)
+        return found
 
-    def next_step(self) -> None:
-        """Gradients are set to zero or given up."""
-        if not self._keeps_gradients:
-            for gradients in self.gradients.values():
-                drop_all(gradients)
-            self.gradients.clear()
+    def _way(self, j: int, work: TaskWork, *, is_open: bool) -> Way:
+        """How a backward pass is run."""
+        if j not in self.lasting.gradients and self._work.static and new_gradients(work):
+            return Way("backward", "made", is_open, self._scheduled)
+        # Those that are kept from step to step were summed up by older rules.
+        summed = is_open and j in self.lasting.alone and not self._scheduled and not self._keeps_gradients
+        return Way("backward", "summed" if summed else "added", is_open, self._scheduled)
 
-    def _settle(self) -> None:
-        """Parameters and buffers come to their devices."""
-        workload = self._work
-        if workload.static:
-            for j, static in enumerate(workload.static):
-                for nbytes in static.resident:
-                    self._on_default_stream(j, nbytes)
-            return
-        for j, nbytes in enumerate(workload.static_bytes):
-            if nbytes:
-                self._on_default_stream(j, nbytes)
-
-    def _on_default_stream(self, j: int, nbytes: int) -> None:
-        allocator, device = self._homes[j][0], self._places.devices[j]
-        allocator.alloc(nbytes, device)
-
-    def update(self) -> None:
-        """The optimizer changes the parameters; the first time it makes its state."""
-        for j, static in enumerate(self._work.static):
-            if not self.has_state:
-                for nbytes in static.state:
-                    self.new(j, nbytes)
-            if static.temporary:
-                self.new(j, static.temporary).drop()
-        self.has_state = True
-
-    def _complete_gradients(self, j: int) -> None:
-        """Gradients that were no blocks of the backward pass, such as copies of views."""
-        if self._work.static:
-            there = sum(block.requested for block in self.gradients[j])
-            missing = self._work.static[j].gradients - there
-            if missing > 0:
-                self.gradients[j].append(self.new(j, missing))
-
-    def _gradients(self, work: TaskWork) -> tuple[int, ...]:
-        """Blocks that become the gradients of parameters that have none."""
-        if not self._work.static:
-            return ()
-        return tuple(op.block for op in work.backward_memory if op.kind == "gradient")
-
-    def _program(self, work: TaskWork, way: str, awaited: frozenset[int] = frozenset()) -> Program:
-        """``plain``, ``graph``, ``backward`` of a task, or its ``first`` backward pass in a step."""
-        key = self._alike[id(work)], way, awaited
+    def _program(self, work: TaskWork, way: Way, awaited: frozenset[int] = frozenset(), lent: Lent = ()) -> Program:
+        """The requests of a pass of a task."""
+        key = self._alike[id(work)], way, awaited, lent
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._make(work, way, awaited)
+            program = self._programs[key] = self._make(work, way, awaited, lent)
         return program
 
-    def _make(self, work: TaskWork, way: str, awaited: frozenset[int]) -> Program:
-        if way == "plain":
-            return Program(self._possible(work.forward_memory), kept=work.leaving)
-        if way == "graph":
-            return Program(self._possible(work.graph_memory), kept=None)
-        ops, kept = self._possible(work.backward_memory), work.returning
-        before = self._program(work, "graph").left if work.graph_memory else {}
-        if way == "first":
-            ops, kept = [op for op in ops if op.kind != "gradient"], (*kept, *self._gradients(work))
-        return Program(ops, kept=kept, before=before, awaited=awaited)
+    def _make(self, work: TaskWork, way: Way, awaited: frozenset[int], lent: Lent) -> Program:
+        requests = self._requests(work, way, lent)
+        if way == PLAIN:
+            return Program(requests, kept=work.leaving)
+        if way == GRAPH:
+            return Program(requests, kept=None)
+        kept = (*work.returning, *(new_gradients(work) if way.gradients == "made" else ()))
+        before = self._program(work, GRAPH).left if work.graph_memory else {}
+        gone = self._gone(work, way)
+        before = {name: nbytes for name, nbytes in before.items() if name not in gone}
+        return Program(requests, kept=kept, before=before, awaited=awaited, lent=dict(lent))
 
-    def _possible(self, ops: Iterable[MemoryOp]) -> list[MemoryOp]:
+    def _gone(self, work: TaskWork, way: Way) -> frozenset[int]:
+        """What a graph made and does not keep, once the pipeline has passed it on."""
+        return frozenset(own_names(work.leaving)) - self.kept(work) if way.is_open else frozenset()
+
+    def _requests(self, work: TaskWork, way: Way, lent: Lent = ()) -> Sequence[MemoryOp]:
+        """The requests of a pass, without those for scratch memory that kernels do without."""
+        ops: Sequence[MemoryOp] = work.forward_memory if way == PLAIN else work.graph_memory
+        if way.name == "backward":
+            ops = backward_requests(work, way, {name for name, _ in lent}, self.kept(work))
+        if not self.without_scratch:
+            return ops
         return [op for op in ops if op.kind != "scratch" or op.block not in self.without_scratch]
 
-    def _at_once(self, j: int, work: TaskWork, way: str, before: Placed | None = None) -> Placed | None:
+    def _at_once(self, j: int, work: TaskWork, way: Way, before: Placed | None = None) -> Placed | None:
         """Run a pass as a program; None where that cannot be done."""
         return self._program(work, way).run(*self._homes[j], before)
 
     def _backward_at_once(
-        self, j: int, work: TaskWork, graph: Placed | OpenGraph, gradients: tuple[int, ...]
-    ) -> list[Block] | None:
-        """Run a backward pass as a program; gives what returns, and the gradients of parameters that had none."""
+        self, j: int, work: TaskWork, graph: Placed | OpenGraph, asked: tuple[Way, Sequence[int], Table]
+    ) -> Table | None:
+        """Run a backward pass as a program; ``asked``: how, what it is to leave, and what it is lent."""
+        way, names, lent = asked
         graph = OpenGraph(graph, {}) if isinstance(graph, Placed) else graph
         awaited = graph.awaited()
         if awaited is None:
             return None
-        way = "first" if gradients else "backward"
-        program = self._program(work, way, awaited)
+        program = self._program(work, way, awaited, last_needed(way, lent))
         done = program.run(*self._homes[j], graph.placed)
         if done is None:
             return None
         for name in program.outstanding:
             self._homes[j][0].retire(graph.shared[name])
-        return self._blocks(j, work, way, done, (*work.returning, *gradients))
+        return {name: done.block(name, program.left[name], *self._homes[j]) for name in names}
 
-    def _blocks(self, j: int, work: TaskWork, way: str, placed: Placed, names: Iterable[int]) -> list[Block]:
-        """What a program left, in the order of ``names``."""
+    def _blocks(self, j: int, work: TaskWork, way: Way, placed: Placed, names: Iterable[int]) -> Table:
+        """What a program left, by name."""
         requested = self._program(work, way).left
-        return [placed.block(name, requested[name], *self._homes[j]) for name in names]
+        return {name: placed.block(name, requested[name], *self._homes[j]) for name in names}
 
-    def _table(self, j: int, work: TaskWork, graph: Graph) -> Table:
+    def _table(self, j: int, work: TaskWork, graph: Graph, way: Way) -> Table:
         """The blocks of a graph."""
-        if isinstance(graph, OpenGraph):
-            return self._table(j, work, graph.placed) | graph.shared
         if isinstance(graph, dict):
             return graph
-        names = self._program(work, "graph").left
-        return dict(zip(names, self._blocks(j, work, "graph", graph, names), strict=True))
+        placed, shared = graph if isinstance(graph, OpenGraph) else (graph, {})
+        gone = self._gone(work, way)
+        names = [name for name in self._program(work, GRAPH).left if name not in gone]
+        return self._blocks(j, work, GRAPH, placed, names) | shared
 
-    def _one_by_one(self, j: int, ops: Iterable[MemoryOp], table: Table) -> Table:
+    def _one_by_one(self, j: int, ops: Iterable[MemoryOp], table: Table, lent: Table) -> Table:
         """Make requests that cannot be made at once, as on a full device."""
         allocator, stream = self._homes[j]
+        # Bytes that count as in use no more, asked for and as allocated, until whoever lent them gives them back.
+        live = allocated = 0
         for op in ops:
             if op.kind == "alloc":
                 table[op.block] = allocator.alloc(op.bytes, stream)
             elif op.kind == "scratch":
                 self._scratch(allocator, op.block, op.bytes, stream)
+            elif op.block < NO_BLOCK:
+                nbytes = lent[op.block].requested
+                allocator.count(-nbytes, -rounded(nbytes), 0, 0)
+                live, allocated = live + nbytes, allocated + rounded(nbytes)
             else:
                 table.pop(op.block).drop()
+        allocator.count(live, allocated, 0, 0)
         return table
 
     def _scratch(self, allocator: Allocator, kind: int, nbytes: int, stream: int) -> None:

@@ -94,6 +94,8 @@ class Program:
         kept: blocks that are not given back; None for all that is left.
         before: blocks in use when the program starts, with their bytes.
         awaited: blocks among those that other streams still use, so that their memory comes back after the program.
+        lent: blocks of others with their bytes, which the program is the last one to need. It lets go of them where it
+            frees them; whoever runs it gives them back afterwards.
 
     Attributes:
         outstanding: those of them that it gave back, so that they count as in use no more.
@@ -106,9 +108,10 @@ class Program:
         kept: Iterable[int] | None,
         before: Mapping[int, int] | None = None,
         awaited: Collection[int] = (),
+        lent: Mapping[int, int] | None = None,
     ) -> None:
-        alive = dict(before or {})
-        rows = _Rows(alive, awaited)
+        alive = {**(before or {}), **(lent or {})}
+        rows = _Rows(alive, {*awaited, *(lent or ())})
         live = peak = 0
         for kind, block, nbytes in ops:
             if kind == "alloc":
@@ -127,8 +130,10 @@ class Program:
         for block in [block for block in alive if block not in held]:
             live -= alive.pop(block)
             rows.give(block)
-        self.live, self.live_peak = live, peak
-        self.left, self.outstanding = alive, tuple(rows.outstanding)
+        lent = lent or {}
+        self.live, self.live_peak = live + sum(lent.values()), peak
+        self.left, self.outstanding = alive, tuple(name for name in rows.outstanding if name not in lent)
+        self._let_go = [(name, rounded(lent[name]) if name in lent else 0) for name in rows.outstanding]
         self._rows = [Row(requests) for requests in rows.requests]
         # From the order of both rows and the outstanding blocks one after the other to that of the program.
         places = [place for row in rows.places for place in row]
@@ -180,8 +185,9 @@ class Program:
                 ]
         except Full:
             return None
-        outstanding = tuple(-incoming.spot(block)[1] for block in self.outstanding) if incoming else ()
-        return Placed((done[0], done[1]), *self._in_use(done[0].changes, done[1].changes, outstanding))
+        outstanding = tuple(-(size or incoming.spot(block)[1]) for block, size in self._let_go) if incoming else ()
+        used, peak = self._in_use(done[0].changes, done[1].changes, outstanding)
+        return Placed((done[0], done[1]), used + sum(size for _, size in self._let_go), peak)
 
     def _in_use(self, small: tuple[int, ...], large: tuple[int, ...], outstanding: tuple[int, ...]) -> Spot:
         """By how much the bytes in use changed, and how much they grew on the way."""

@@ -52,9 +52,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._next = 0
         self._quiet = False
-        # Gradients of parameters, and blocks that were added to them.
+        # Gradients of parameters, and blocks that were added to them: whether as a view.
         self._sums: set[int] = set()
-        self._added: set[int] = set()
+        self._added: dict[int, bool] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
                     self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
         self.steps += kernels_of(func, args, kwargs, result)
         if func is torch.ops.aten.add_.Tensor and _key(args[0]) in self._sums and args[1].is_contiguous():
-            self._added.add(self.block(args[1]))
+            self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
 
     def accumulate(self, gradients: Iterable[Tensor | None]) -> None:
         """Say which tensors are gradients of parameters."""
@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
     def _died(self, key: int, _: object) -> None:
         del self._watches[key]
         block = self._blocks.pop(key)
-        self.steps.append(Free(block, block in self._added))
+        self.steps.append(Free(block, block in self._added, self._added.get(block, False)))
 
     def take(self) -> tuple[Step, ...]:
         """The steps since the last call."""

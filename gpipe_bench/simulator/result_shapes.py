@@ -1,12 +1,12 @@
-"""Shapes of results that are plain to see: elementwise operations and batch norm on contiguous tensors of one type.
+"""Shapes of results that are plain to see: elementwise, concatenated and normalized contiguous tensors of one type.
 
-PyTorch computes these in Python on the meta device, up to two milliseconds each, and a model asks for hundreds of them.
+PyTorch computes these in Python on the meta device, up to two milliseconds each, and a model asks for hundreds of them;
+and for the first product or concatenation it loads its compiler, which takes as long as all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -20,11 +20,12 @@ _ELEMENTWISE: Final = frozenset(
         _aten.add.Tensor,
         _aten.leaky_relu.default,
         _aten.leaky_relu_backward.default,
+        _aten.mul.Tensor,
         _aten.relu.default,
         _aten.threshold_backward.default,
     }
 )
-_NUMBERS: Final = (bool, int, float)
+_Number = bool | int | float
 # Types that batch norm keeps its statistics in; those of a half are of another type.
 _PRECISE: Final = (torch.float32, torch.float64)
 
@@ -55,6 +56,8 @@ def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
         return None
     if func in _ELEMENTWISE:
         return _elementwise(args)
+    if func is _aten.cat.default:
+        return _together(*args)
     if func is _aten.native_batch_norm.default:
         x, *others, training = args[:6]
         same = _of_channels(x, others)
@@ -63,16 +66,37 @@ def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
         grad, x, *others, training, _, mask = args
         same = _of_channels(x, others)
         ordered = grad.dtype == x.dtype and grad.shape == x.shape and _in_order(grad)
-        plain = training and same and ordered and all(mask) and all(isinstance(value, Tensor) for value in others[-2:])
-        return (_of(x), same, same) if plain else None
+        plain = training and same and ordered and all(isinstance(value, Tensor) for value in others[-2:])
+        return (_of(x), *(same if wanted else None for wanted in mask[1:])) if plain else None
     return None
 
 
 def _elementwise(args: Sequence[Any]) -> Shape | None:
-    # One shape for all, which is None where one of them is not contiguous.
+    """Of tensors of one shape, or that repeat themselves to come to it."""
+    # None is among the shapes where a tensor is not contiguous.
     found = {_of(value) for value in args if isinstance(value, Tensor)}
-    others = [value for value in args if not isinstance(value, Tensor)]
-    return found.pop() if len(found) == 1 and all(isinstance(value, _NUMBERS) for value in others) else None
+    if not all(isinstance(value, Tensor | _Number) for value in args):
+        return None
+    return next((shape for shape in found if all(_spreads(other, shape) for other in found)), None)
+
+
+def _spreads(shape: Shape | None, whole: Shape | None) -> bool:
+    """Whether a tensor has the shape of the whole, or takes it by repeating itself."""
+    if shape is None or whole is None or shape.dtype != whole.dtype or len(shape.shape) != len(whole.shape):
+        return False
+    return all(length in {1, full} for length, full in zip(shape.shape, whole.shape, strict=True))
+
+
+def _together(tensors: Sequence[Tensor], dim: int = 0) -> Shape | None:
+    """Of tensors one after the other along a dimension."""
+    found = [_of(tensor) for tensor in tensors]
+    others = {shape and (*shape.shape[:dim], *shape.shape[dim:][1:], len(shape.shape), shape.dtype) for shape in found}
+    first = found[0] if len(others) == 1 else None
+    if first is None or not -len(first.shape) <= dim < len(first.shape):
+        return None
+    whole = [*first.shape]
+    whole[dim] = sum(shape.shape[dim] for shape in found if shape is not None)
+    return Shape(tuple(whole), _contiguous(whole), first.dtype)
 
 
 def _of_channels(x: Tensor, others: Sequence[Tensor | None]) -> Shape | None:
@@ -87,16 +111,21 @@ def _of_channels(x: Tensor, others: Sequence[Tensor | None]) -> Shape | None:
 
 def _in_order(tensor: Tensor) -> bool:
     """Whether the last dimension is the innermost in memory, and so on, as in a part of a contiguous tensor."""
-    strides = tensor.stride()
-    return all(outer >= inner > 0 for outer, inner in pairwise(strides))
+    inner = zip(tensor.stride(), tensor.shape, strict=True)
+    return all(step >= own * length > 0 for step, (own, length) in zip(tensor.stride(), [*inner][1:], strict=False))
 
 
 def _of(tensor: Tensor) -> Shape | None:
     """The shape of a contiguous tensor of single or double precision; None for others."""
     shape = tuple(tensor.shape)
-    expected, step = [], 1
-    for length in reversed(shape):
-        expected.append(step)
-        step *= max(length, 1)
-    stride = tuple(reversed(expected))
+    stride = _contiguous(shape)
     return Shape(shape, stride, tensor.dtype) if tensor.stride() == stride and tensor.dtype in _PRECISE else None
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    found, step = [], 1
+    for length in reversed(shape):
+        found.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(found))

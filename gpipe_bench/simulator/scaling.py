@@ -101,10 +101,14 @@ def _encode_step(step: Step) -> list[Any]:
         return list(step)
     if isinstance(step, Alloc):
         return [step.block, step.bytes]
-    return [step.block, 0, 1] if step.gradient else [step.block]
+    return [step.block, 0, 1 + step.view] if step.gradient else [step.block]
 
 
 def _decode_step(encoded: list[Any]) -> Step:
+    """What :func:`_encode_step` made: a kernel has many numbers, an allocation two, a free one or three."""
     if len(encoded) == len(Kernel._fields):
         return Kernel(*encoded)
-    return Alloc(*encoded) if len(encoded) == 2 else Free(encoded[0], len(encoded) == 3)
+    if len(encoded) == 2:
+        return Alloc(*encoded)
+    block, *added = encoded
+    return Free(block, bool(added), view=added == [0, 2])

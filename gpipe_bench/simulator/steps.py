@@ -59,10 +59,12 @@ class Free:
     Attributes:
         block: the storage.
         gradient: whether it was added to the gradient of a parameter, which it becomes where there is none yet.
+        view: whether what was added is a view, as the gradient of a linear layer's weight, which autograd transposes.
     """
 
     block: int
     gradient: bool = False
+    view: bool = False
 
 
 Step = Kernel | Alloc | Free

@@ -17,7 +17,7 @@ __all__ = ["kept_workload"]
 
 # The files of this package that decide what a workload holds and how it is stored, besides those that trace.
 _COMPOSING: Final = (*TRACING, "build", "compose", "cost", "hardware", "stored_workloads", "workload")
-_LETTERS: Final = {"alloc": "a", "free": "f", "scratch": "s", "gradient": "g"}
+_LETTERS: Final = {"alloc": "a", "free": "f", "scratch": "s", "gradient": "g", "view": "v"}
 _KINDS: Final = {letter: kind for kind, letter in _LETTERS.items()}
 _MEMORIES: Final = ("forward_memory", "graph_memory", "backward_memory")
 _PASSES: Final = ("forward", "recompute", "backward")

@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol
 
-__all__ = ["HOST", "NOTHING", "Kernels", "Machine", "MemoryOp", "SkipWork", "StaticMemory", "TaskWork", "Workload"]
+__all__ = [
+    "HOST",
+    "NOTHING",
+    "Kernels",
+    "Machine",
+    "MemoryOp",
+    "SkipWork",
+    "StaticMemory",
+    "TaskWork",
+    "Workload",
+    "gradient_name",
+    "input_name",
+]
 
 HOST: Final = -1
 """Host memory, as source or target of :meth:`Machine.copy_ns`."""
@@ -37,23 +49,35 @@ class MemoryOp(NamedTuple):
 
     Attributes:
         kind: ``alloc`` or ``free``; ``scratch`` for memory that one kernel asks for and gives back, and can do without;
-            ``gradient`` for a free that does not happen while its parameter has no gradient: then the block becomes it.
-        block: names the block within its task; for ``scratch`` the kind of kernel, throughout the workload.
+            ``gradient`` for a free that does not happen while its parameter has no gradient: then the block becomes it;
+            ``view`` for such a gradient that is a view.
+        block: names the block within its task, or what came to it: :func:`input_name`, :func:`gradient_name`; for
+            ``scratch`` the kind of kernel, throughout the workload.
         bytes: requested size; 0 for frees.
     """
 
-    kind: Literal["alloc", "free", "scratch", "gradient"]
+    kind: Literal["alloc", "free", "scratch", "gradient", "view"]
     block: int
     bytes: int = 0
+
+
+def input_name(place: int) -> int:
+    """What a task calls one of its inputs: those of the micro-batch, then the skips that arrive."""
+    return -2 - 2 * place
+
+
+def gradient_name(place: int) -> int:
+    """What a task calls the gradient of one of its outputs: those of the micro-batch, then the skips that depart."""
+    return -3 - 2 * place
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
     """Partition j for one micro-batch size.
 
-    Block ids of ``graph_memory`` and ``backward_memory`` are of one space: backward frees what the graph kept. Inputs
-    of a task are no blocks of it. What a pass leaves allocated and names in ``leaving`` or ``returning`` is freed when
-    the pipeline has passed it on; everything else that it leaves is freed with its backward pass, or, where no graph
+    Block ids of ``graph_memory`` and ``backward_memory`` are of one space: backward frees what the graph kept. That
+    may be an input or an output of the task; one that the backward pass does not free is not kept, and goes when the
+    pipeline has passed it on. Everything else that a pass leaves is freed with its backward pass, or, where no graph
     was kept, at the end of the pass.
 
     Attributes:
@@ -66,10 +90,11 @@ class TaskWork:
         output_bytes: tensors that leave for the next partition, without skips.
         input_bytes: tensors that come from the one before, without skips.
         leaving: blocks of the outputs, in the order of ``output_bytes``, then of the skips that depart from this
-            partition, in the order of :attr:`Workload.skips`; ids of ``forward_memory`` and ``graph_memory`` alike.
-            Empty: the simulation allocates these tensors itself when the pass has ended.
-        returning: blocks of ``backward_memory`` that hold the gradients of the inputs, then of the skips that arrive,
-            in the same order. Empty: as above.
+            partition, in the order of :attr:`Workload.skips`; ids of ``forward_memory`` and ``graph_memory`` alike. An
+            input that is passed on keeps its name. -1: the simulation allocates the tensor itself when the pass has
+            ended. Empty: all of them are -1.
+        returning: blocks that hold the gradients of the inputs, then of the skips that arrive, in the same order: of
+            ``backward_memory``, or the gradient of an output that is passed on. -1 and empty: as above.
         nodes: autograd nodes that the task makes when it is not checkpointed: among tasks without checkpoint, their
             sequence numbers decide.
     """

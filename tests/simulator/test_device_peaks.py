@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.events import Settings, run_whole
 from gpipe_bench.simulator.steady import run_large
-from gpipe_bench.simulator.workload import NOTHING, Kernels, MemoryOp, StaticMemory, TaskWork, Workload
+from gpipe_bench.simulator.workload import (
+    NOTHING,
+    Kernels,
+    MemoryOp,
+    StaticMemory,
+    TaskWork,
+    Workload,
+    gradient_name,
+    input_name,
+)
 from tests.simulator.support import SETTINGS, Plain
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=150)
@@ -36,12 +45,16 @@ def passes(draw, inputs, outputs):
         MemoryOp("alloc", 200 + place, nbytes) for place, nbytes in enumerate(draw(st.lists(SIZES, max_size=2)))
     ]
     back = [MemoryOp("alloc", block, inputs[block - len(outputs)]) for block in returning]
-    gone = [MemoryOp("free", block) for block in leaving] if draw(st.booleans()) else []
+    kept_names = [*(leaving if draw(st.booleans()) else ()), *map(input_name, range(len(inputs)))]
+    gone = [MemoryOp("free", block) for block in kept_names]
+    if draw(st.booleans()):
+        gone += [MemoryOp("free", gradient_name(place)) for place in range(len(outputs))]
+    kind = st.sampled_from(["gradient", "view"])
     return {
         "forward_memory": (*own, *out, MemoryOp("scratch", 0, draw(SIZES)), *freed),
         "graph_memory": (*own, *out, *freed[kept:]),
         "backward_memory": (
-            *extra, *parameters, *gone, *back, *freed[:kept], *(MemoryOp("gradient", op.block) for op in parameters),
+            *extra, *parameters, *gone, *back, *freed[:kept], *(MemoryOp(draw(kind), op.block) for op in parameters),
         ),
         "leaving": leaving,
         "returning": returning,
@@ -121,7 +134,7 @@ def test_threads_in_step_with_copies_of_different_lengths():
         work = TaskWork(
             *(Kernels(time, 2 if j == 3 and time == 70 else 1) for time in (forward, forward, backward)),
             graph_memory=memory,
-            backward_memory=(*memory, *made),
+            backward_memory=(*memory, *made, *(MemoryOp("free", input_name(k)) for k in range(len(borders[j])))),
             input_bytes=borders[j],
             output_bytes=borders[j + 1],
             returning=tuple(op.block for op in made),

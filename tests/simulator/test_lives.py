@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.allocator import MIB, OutOfMemory
 from gpipe_bench.simulator.events import Settings, run
-from gpipe_bench.simulator.workload import MemoryOp, SkipWork, Workload
+from gpipe_bench.simulator.workload import MemoryOp, SkipWork, Workload, input_name
 from tests.simulator.support import MS, Plain, task, workload
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
@@ -25,11 +25,11 @@ def free(block):
 
 
 def heavy(**options):
-    """Keeps 30 MiB and its output, 2 MiB, for its backward pass, which needs 3 MiB more; its input has 4 MiB."""
+    """Keeps 30 MiB, its input, 4 MiB, and its output, 2 MiB, for its backward pass, which needs 3 MiB more."""
     return task(
         forward_memory=(alloc(0, GRAPH), alloc(1, OUTPUT), free(0)),
         graph_memory=(alloc(0, GRAPH), alloc(1, OUTPUT)),
-        backward_memory=(alloc(2, GRADIENT), free(0), free(1)),
+        backward_memory=(alloc(2, GRADIENT), free(0), free(1), free(input_name(0))),
         leaving=(1,),
         input_bytes=(INPUT * MIB,),
         output_bytes=(OUTPUT * MIB,),

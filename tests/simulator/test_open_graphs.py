@@ -5,14 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.allocator import MIB, Allocator
-from gpipe_bench.simulator.passes import Passes, drop_all
+from gpipe_bench.simulator.allocator import MIB, Allocator, drop_all
+from gpipe_bench.simulator.passes import Passes
 from gpipe_bench.simulator.places import Places
-from gpipe_bench.simulator.workload import NOTHING, MemoryOp, TaskWork, Workload
+from gpipe_bench.simulator.workload import NOTHING, MemoryOp, TaskWork, Workload, gradient_name, input_name
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=150)
 SIZES = st.sampled_from([1, 512, 700_000, MIB, MIB + 1, 3 * MIB, 9 * MIB, 11 * MIB, 30 * MIB])
 STREAM = 7
+LENT = (input_name(0), gradient_name(0))
 
 
 class Stream:
@@ -59,6 +60,8 @@ def tasks(draw):
             backward.append(MemoryOp("scratch", 1000, nbytes))
         elif alive:
             backward.append(MemoryOp("free", alive.pop(place % len(alive))))
+    for name in draw(st.lists(st.sampled_from(LENT), unique=True)):
+        backward.insert(draw(st.integers(0, len(backward))), MemoryOp("free", name))
     made = [block for block in alive if block >= len(sizes)]
     returning = tuple(made[: draw(st.integers(0, 2))])
     rows = {"graph_memory": tuple(graph), "backward_memory": tuple(backward)}
@@ -74,21 +77,25 @@ class Device:
         self.work, self.graphs = work, []
 
     def forward(self, used, held):
-        graph, shared = self.passes.open_graph(0, self.work)
-        for block, is_used in zip(shared, used, strict=False):
+        graph, left = self.passes.open_graph(0, self.work)
+        for block, is_used in zip(left.values(), used, strict=False):
             if is_used:
                 self.memory.record_stream(block, STREAM)
-        self.graphs.append((graph, [block.hold() for block in shared] if held else []))
+        if not held:
+            drop_all(left.values())
+        lent = {name: self.memory.alloc(3 * MIB, STREAM) for name in LENT}
+        self.graphs.append((graph, list(left.values()) if held else [], lent))
 
     def backward(self, has_run):
         if has_run:
             self.stream.run()
         self.stream.has_run = has_run
-        graph, held = self.graphs.pop()
-        returned = self.passes.backward(0, self.work, graph)
+        graph, held, lent = self.graphs.pop()
+        returned = self.passes.backward(0, self.work, graph, lent, is_open=True).values()
         places = [(block.address, block.size, block.requested) for block in returned]
         drop_all(returned)
         drop_all(held)
+        drop_all(lent.values())
         return places
 
     def facts(self):

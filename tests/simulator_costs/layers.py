@@ -46,7 +46,10 @@ def frees(steps):
 
 
 def live_after(work: TaskWork, *passes: str) -> tuple[dict[int, int], int]:
-    """Blocks that are left after passes of a task, and the most bytes on the way; fails on a wrong free."""
+    """Blocks that are left after passes of a task, and the most bytes on the way; fails on a wrong free.
+
+    What came to the task is none of its blocks.
+    """
     live: dict[int, int] = {}
     peak = 0
     for name in passes:
@@ -57,6 +60,6 @@ def live_after(work: TaskWork, *passes: str) -> tuple[dict[int, int], int]:
                 peak = max(peak, sum(live.values()))
             elif op.kind == "scratch":
                 peak = max(peak, sum(live.values()) + op.bytes)
-            else:
+            elif op.block >= 0:
                 del live[op.block]
     return live, peak

@@ -12,7 +12,8 @@ from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator import model_trace, optimizer_trace, optimizers, sources
 from gpipe_bench.simulator.build import Model, build_workload, microbatch_sizes
 from gpipe_bench.simulator.hardware import load_profile
-from gpipe_bench.simulator.workload import Workload
+from gpipe_bench.simulator.ways import kept_names
+from gpipe_bench.simulator.workload import Workload, gradient_name, input_name
 from models.table import MODELS
 from tests.simulator_costs.layers import F32, live_after
 
@@ -67,17 +68,52 @@ def test_every_block_is_freed_once_or_leaves(cache, balance):
     for part in unet(cache, balance, batch_size=15).partitions:
         for work in part.values():
             left, _ = live_after(work, "graph_memory", "backward_memory")
-            assert set(left) == {*work.leaving, *work.returning}
+            kept = {op.block for op in work.backward_memory if op.kind == "free"}.intersection(work.leaving)
+            assert set(left) == {*work.leaving, *work.returning} - kept
             plain, _ = live_after(work, "forward_memory")
             assert set(work.leaving) <= set(plain)
             assert len(plain) <= len(work.output_bytes) + 2, "without a graph only outputs and skips are left"
 
 
-def test_a_tensor_that_leaves_twice_is_left_to_the_simulation(cache):
+def test_a_tensor_that_leaves_twice_is_one_block(cache):
     """Cut behind a stash, the output is the skip as well: one block with two ways out."""
     first = unet(cache, [9, LAYERS - 9]).partitions[0][4]
-    assert first.leaving == ()
-    assert len(live_after(first, "graph_memory", "backward_memory")[0]) == 1
+    assert len(first.leaving) == 2
+    assert len(set(first.leaving)) == 1
+
+
+def linear_chain(layers, balance):
+    model = nn.Sequential(*layers)
+    sample = torch.ones(4, 8)
+    parts = build_workload(model, balance=balance, batch_size=4, profile=P40, sample=sample).partitions
+    return [part[4] for part in parts]
+
+
+def test_an_input_that_passes_through_keeps_its_name():
+    _, middle, _ = linear_chain([nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 8)], [1, 1, 1])
+    assert (middle.leaving, middle.returning) == ((input_name(0),), (gradient_name(0),))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "keeps_output", "keeps_input"),
+    [
+        (nn.Linear(8, 8), nn.Linear(8, 8), False, True),
+        (nn.ReLU(), nn.Linear(8, 8), True, True),
+        (nn.Linear(8, 8), nn.ReLU(), False, False),
+        (nn.Linear(8, 8), nn.GELU(), False, True),
+        (nn.Sigmoid(), nn.Tanh(), True, False),
+    ],
+)
+def test_graphs_keep_what_autograd_saves_of_what_crosses_a_boundary(first, second, keeps_output, keeps_input):
+    one, two = linear_chain([nn.Sequential(nn.Linear(8, 8), first), second], [1, 1])
+    assert (one.leaving[0] in kept_names(one)) == keeps_output
+    assert (input_name(0) in kept_names(two)) == keeps_input
+
+
+@pytest.mark.parametrize(("layer", "kinds"), [(nn.Linear(8, 8), {"view"}), (nn.LayerNorm(8), {"gradient"})])
+def test_gradients_that_are_views_are_named(layer, kinds):
+    (work,) = linear_chain([layer], [1])
+    assert {op.kind for op in work.backward_memory} & {"view", "gradient"} == kinds
 
 
 def test_graphs_keep_more_than_passes_without(cache):

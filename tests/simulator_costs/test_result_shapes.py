@@ -48,6 +48,25 @@ def call_of_elements(random: Random):
     )
 
 
+def call_of_two(random: Random):
+    """Operands of which one may repeat itself."""
+    shape, dtype = random.choices(LENGTHS, k=random.randrange(6)), random.choice(TYPES)
+    other = some_tensor(random, [random.choice((1, length)) for length in shape], random.choice((dtype, *TYPES)))
+    pair = [some_tensor(random, shape, dtype), random.choice((other, other, other, 2, 0.5, True))]
+    turned = pair[::-1] if isinstance(pair[1], Tensor) and random.random() < 0.5 else pair
+    return random.choice((aten.add.Tensor, aten.mul.Tensor)), tuple(turned)
+
+
+def call_of_cat(random: Random):
+    shape, dtype = random.choices(LENGTHS, k=random.randrange(1, 6)), random.choice(TYPES)
+    dim = random.randrange(-len(shape), len(shape))
+    parts = []
+    for _ in range(random.randrange(1, 4)):
+        shape[dim] = random.choice((0, 1, 2, 3))
+        parts.append(some_tensor(random, shape, random.choice((dtype, dtype, dtype, torch.float32))))
+    return aten.cat.default, (parts, dim) if dim or random.random() < 0.5 else (parts,)
+
+
 def call_of_batch_norm(random: Random):
     # An empty batch, and a single value, make PyTorch divide by zero.
     shape = [random.choice((2, 3)), *random.choices((1, 2, 3), k=random.randrange(1, 4))]
@@ -69,7 +88,7 @@ def shape_of(value):
     return tuple(map(shape_of, value)) if isinstance(value, tuple | list) else value
 
 
-@pytest.mark.parametrize("call", [call_of_elements, call_of_batch_norm])
+@pytest.mark.parametrize("call", [call_of_elements, call_of_two, call_of_cat, call_of_batch_norm])
 def test_they_are_those_of_pytorch(call):
     known = 0
     for seed in range(CASES):
@@ -91,3 +110,18 @@ def test_an_error_is_that_of_the_operation():
     with pytest.raises(RuntimeError, match="dim"):
         evaluate(aten.mm.default, (x, x), {})
     assert evaluate(aten.mm.default, (x, x.t()), {}).shape == (2, 2)
+
+
+def test_one_channel_keeps_the_order_of_its_gradient():
+    x = torch.empty(3, 1, 2, 1, device="meta")
+    grad, stats = torch.empty_strided((3, 1, 2, 1), (2, 1, 1, 1), device="meta"), torch.empty(1, device="meta")
+    args = grad, x, None, None, None, stats, stats, True, 1e-5, [True, False, False]
+    found = plain_result(aten.native_batch_norm_backward.default, args, {})
+    assert found is None or found == shape_of(aten.native_batch_norm_backward.default(*args))
+
+
+def test_tensors_that_do_not_fit_are_not_put_together():
+    of = [torch.empty(2, 3, device="meta"), torch.empty(2, 4, device="meta")]
+    assert plain_result(aten.cat.default, (of, 0), {}) is None
+    assert plain_result(aten.cat.default, (of, 2), {}) is None
+    assert plain_result(aten.cat.default, (of, 1), {}).shape == (2, 7)
