@@ -34,7 +34,7 @@ except GpipeBenchError as error:
 # of all processors, for results that are the same with one.
 shell.prefix(
     f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; '
-    f"export {PROCESSES}={usable_processes(workflow.cores or 1)}; "
+    f"export {PROCESSES}={usable_processes(workflow.resource_settings.cores or 1)}; "
 )
 
 

@@ -93,8 +93,8 @@ def _print(advice: Advice) -> None:
         return
     row = best.row
     console.print(
-        f"recommended: {row.partitions} devices, balance {row.balance}, chunks {row.chunks}, checkpoint "
-        f"{row.checkpoint}: {row.throughput_samples_per_s:.1f} samples/s simulated\n",
+        f"recommended: {row.partitions} device{'s' * (row.partitions != 1)}, balance {row.balance}, "
+        f"chunks {row.chunks}, checkpoint {row.checkpoint}: {row.throughput_samples_per_s:.1f} samples/s simulated\n",
         style="bold",
         soft_wrap=True,
     )

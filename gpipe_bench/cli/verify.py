@@ -48,6 +48,9 @@ def verify(
         record,
     )
 
+    known = {"all", *(table.stem for table in tables or [])}
+    if unknown := sorted(set(part or ()) - known):
+        raise typer.BadParameter(f"--part must be one of {', '.join(sorted(known))}, got {', '.join(unknown)}")
     check_writable(out)
     limits, found = read_tolerances(tolerances), []
     found += list(checks_of_predictions(predictions)) if predictions else []

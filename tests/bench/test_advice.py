@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -124,7 +125,7 @@ def test_the_command_prints_the_recommendation_and_writes_table_and_figure(tmp_p
         main(["advise", *words, *files])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert "recommended: " in printed
+    assert re.search(r"recommended: (1 device|2 devices), balance ", printed)
     assert "unet (depth=1;B=1;C=8;size=16;in=3;out=1;dropout=0.1), batch 4" in printed
     assert "published" not in printed
     assert "samples/s simulated" in printed

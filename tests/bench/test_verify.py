@@ -168,6 +168,7 @@ def test_the_command_fails_where_cells_are_missing_unless_a_part_is_allowed(tmp_
     assert printed.count("MISSING: sweep n2-m") == 5
     assert "and 2 more cells of sweep that are not here" in printed
     assert "7 MISSING, 16 ok" in printed
-    assert status("--part", "other") == 1
+    assert status("--part", "other") == 2
+    assert "--part must be one of all, sweep, got other" in capsys.readouterr().err
     assert status("--part", "sweep") == 0
     assert "7 left out, 16 ok" in capsys.readouterr().out
