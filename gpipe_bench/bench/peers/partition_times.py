@@ -23,9 +23,9 @@ from gpipe_bench.bench.peers.skips import Stage, make_stages
 from gpipe_bench.bench.peers.split import makespan
 from gpipe_bench.bench.peers.workloads import make_work
 
-__all__ = ["Times", "even_balance", "partition_times"]
+__all__ = ["FEWEST_ROUNDS", "Times", "even_balance", "partition_times"]
 
-_SMALLEST: Final = 3
+FEWEST_ROUNDS: Final = 3
 """Rounds of a measurement, however long they take."""
 
 _REACH: Final = 6
@@ -76,7 +76,7 @@ def _times_of(case: PeerCase, balances: Sequence[Sequence[int]], seconds: float)
     taken: list[list[Times]] = [[] for _ in balances]
     deadline = time.perf_counter() + seconds
     rounds = 0
-    while rounds < _SMALLEST or time.perf_counter() < deadline:
+    while rounds < FEWEST_ROUNDS or time.perf_counter() < deadline:
         for stages, times in zip(pipelines, taken, strict=True):
             found = _walk(stages, places, part, loss, again=recomputed(case) > 0)
             if rounds:

@@ -12,23 +12,20 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gpipe_bench.bench.peers.cases import PeerCase
-from gpipe_bench.bench.peers.partition_times import even_balance, partition_times
+from gpipe_bench.bench.peers.partition_times import FEWEST_ROUNDS, even_balance, partition_times
 from gpipe_bench.bench.peers.ranks import start_group
 from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.measure.environment import environment_facts
 
 __all__ = ["balance", "facts", "partitions", "transfers"]
-
-_SMALLEST: Final = 3
-"""Rounds of a measurement, however long they take."""
 
 
 def facts(case: PeerCase, seconds: float) -> dict[str, Any]:  # noqa: ARG001 - all take the same arguments
@@ -96,7 +93,7 @@ def _round_trips(rank: int, payload: list[Tensor], seconds: float) -> float:
             for tensor in payload:
                 move(tensor, 1 - rank)
         taken.append(time.perf_counter() - start)
-        more.fill_(float(len(taken) < _SMALLEST or time.perf_counter() < deadline))
+        more.fill_(float(len(taken) < FEWEST_ROUNDS or time.perf_counter() < deadline))
         dist.broadcast(more, 0)
     return median(taken)
 
