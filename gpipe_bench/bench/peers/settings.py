@@ -46,7 +46,7 @@ class CellsRace(Section):
     checkpoints: Modes = ("always", "except_last", "never")
     width: Width = 4
     rounds: Rounds = 8
-    visit_s: Visit = 0.02
+    visit_s: Visit = 0.1
 
     def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
         """A case per n, m and mode; micro-batches of two samples."""
@@ -66,7 +66,7 @@ class CombinationsRace(Section):
     checkpoints: Modes = ("always", "never")
     width: Width = 4
     rounds: Rounds = 5
-    visit_s: Visit = 0.02
+    visit_s: Visit = 0.1
 
     def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
         """A case per mode and combination."""
@@ -182,8 +182,10 @@ def _changes(given: dict[str, Any], default: dict[str, Any], prefix: str) -> lis
 _TINY: Final[dict[str, Any]] = {"batch_size": 8, "chunks": 4, "rounds": 3, "visit_s": 0.01}
 QUICK: Final = PeersSettings(
     probe_s=0.1,
-    cells=CellsRace(partitions=(2,), chunks=(4,), checkpoints=("always",), rounds=3),
-    combinations=CombinationsRace(variants=("baseline",), partitions=2, chunks=4, checkpoints=("always",), rounds=3),
+    cells=CellsRace(partitions=(2,), chunks=(4,), checkpoints=("always",), rounds=3, visit_s=0.01),
+    combinations=CombinationsRace(
+        variants=("baseline",), partitions=2, chunks=4, checkpoints=("always",), rounds=3, visit_s=0.01
+    ),
     convnet=ModelRace(model_args="L=2;C=4;size=8", checkpoints=("never",), **_TINY),
     unet=UNetRace(model_args="depth=2;B=1;C=4;size=16;dropout=0", checkpoints=("always",), **_TINY),
 )
