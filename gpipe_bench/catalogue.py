@@ -27,7 +27,7 @@ PUBLISHED_ROWS: Final = REFERENCE / "published" / "rows.csv"
 """The published values as rows."""
 
 SUFFIXES: Final = ("svg", "pdf", "png")
-COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdict", "_ratios")
+COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdict", "_ratios", "_configurations")
 """Ends of the names of tables that lie beside a table of rows."""
 
 _TRAINED: Final = ("amoebanet-d", "unet")
@@ -85,6 +85,7 @@ def _figures(table: Path) -> Iterator[ReferenceFigure]:
         yield ReferenceFigure("advice", table, place, table.stem)
     elif table.stem == "peers":
         yield ReferenceFigure("peers", table, place, "peers")
+        yield ReferenceFigure("host", table, place, "peers_host")
     elif table.stem == "transparency":
         for model in _TRAINED:
             yield ReferenceFigure("transparency", table, place, f"transparency_{model}", model)

@@ -93,7 +93,7 @@ class Row(Record):
     python: str = column("", "version of Python", "")
     commit: str = column("", "commit of gpipe_bench", "")
     dirty: bool | None = column("", "whether the checkout had uncommitted changes")
-    config_sha256: str = column("", "digest of the cell's configuration", "")
+    config_sha256: str = column("", "digest of the cell's configuration, which the table _configurations has", "")
     started_utc: str = column("", "start of the run, ISO 8601", "")
     schema_version: int = column("", "version of this schema", SCHEMA_VERSION)
     cell: str = column("", "name of the cell; with repeat the key of its devices, steps and events", "")

@@ -25,17 +25,18 @@ STEP_COLUMNS: Final = (*KEYS, "step", "loss", "gradient_difference_plain", "grad
 LAYER_COLUMNS: Final = (*KEYS, "step", "layer", "name", "mean_difference", "variance_difference")
 """A record per batch normalisation after the first and the last step: ||running - plain|| / ||plain||."""
 
-GROUP: Final = tuple(name for name in KEYS if name not in ("seed", "arm"))
+GROUP: Final = tuple(name for name in KEYS if name != "seed")
 """What the runs of one claim have in common."""
 
 CLAIM_COLUMNS: Final = (*GROUP, "quantity", "reference", "n", "estimate", "low", "high", "margin", "verdict")
-"""A claim over seeds. Accuracies: mean paired difference, 95 % t interval. Others: median, 95 % bootstrap interval."""
+"""A claim over seeds. Accuracies, last losses: mean paired difference, 95 % t interval; others: bootstrapped median."""
 
 VERDICT_COLUMNS: Final = (
-    *CLAIM_COLUMNS,
-    *("device", "profile", "torch", "python", "commit", "dirty", "started_utc", "schema_version"),
+    *(*CLAIM_COLUMNS, "batch_norms"),
+    *("device", "profile", "torch", "python", "commit", "dirty", "config_sha256", "started_utc", "schema_version"),
 )
-"""A claim, and the provenance of the runs behind it: each value that occurs, and the start of the first."""
+"""A claim, how many layers there are whose statistics could be deferred, and the provenance of the runs behind it: each
+value that occurs, and the start of the first. The configuration of a claim is its margins and those of its runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class TransparencyRow(Record):
     normalisation: str = column("", "batch: by statistics of the batch; frozen: by running statistics", "batch")
     arm: str = column("", "plain, accumulated (micro-batches without pipeline) or pipeline", "")
     checkpoint: str = like("checkpoint", text="always, except_last or never; empty without pipeline")
-    deferred_batch_norm: bool | None = column("", "running statistics updated once per batch")
+    deferred_batch_norm: bool | None = column("", "running statistics updated once per batch, if there are any")
     partitions: int | None = like("partitions")
     chunks: int | None = like("chunks")
     microbatches: int | None = like("microbatches")
@@ -61,6 +62,9 @@ class TransparencyRow(Record):
     learning_rate: float | None = column("", "peak learning rate of SGD")
     held_out: int | None = column("samples", "held-out images")
     seed: int | None = like("seed", text="seed of split, order, weights and noise")
+    batch_norms: int | None = column(
+        "", "batch normalisations with running statistics in the model; with 0 there is nothing to defer"
+    )
     status: str = like("status", text="ok or error")
     reason: str = like("reason")
     loss_last: float | None = column("1", "training loss of the last step")

@@ -93,16 +93,16 @@ def peers_table(records: Sequence[Record]) -> str:
 
 
 def host_table(records: Sequence[Record]) -> str:
-    """A line per checkpoint mode and number of partitions: host time per cell over torchgpipe's, with most cells."""
+    """A line per checkpoint mode and n, a column per engine and m: host time per cell over torchgpipe's."""
     rows = [record for record in records if record["workload"] == "cells"]
-    most = max(rows, key=lambda record: int(record["chunks"]))["chunks"]
-    names = [name for name in dict.fromkeys(r["contender"] for r in rows) if name.startswith(("engine", "fairscale"))]
-    found = {(r["contender"], r["checkpoint"], r["partitions"]): r for r in rows if r["chunks"] == most}
+    found = {(r["contender"], r["chunks"], r["checkpoint"], r["partitions"]): r for r in rows}
+    columns = [key for key in dict.fromkeys((r["contender"], r["chunks"]) for r in rows) if key[0].startswith("engine")]
+    columns.sort(key=lambda column: column[0])
     lines = [
-        [f"`{mode}`, n = {n}, m = {most}", *(_ratio(found.get((name, mode, n))) for name in names)]
+        [f"`{mode}`, n = {n}", *(_ratio(found.get((*column, mode, n))) for column in columns)]
         for mode, n in dict.fromkeys((record["checkpoint"], record["partitions"]) for record in rows)
     ]
-    return markdown(["cells", *(f"`{name}`" for name in names)], lines)
+    return markdown(["cells", *(f"`{name}`, m = {m}" for name, m in columns)], lines)
 
 
 TABLES: Final[Mapping[str, Callable[[Sequence[Record]], str]]] = {

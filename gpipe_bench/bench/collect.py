@@ -11,6 +11,7 @@ from gpipe_bench.bench.files import write_files
 from gpipe_bench.bench.published import published_for
 from gpipe_bench.bench.raw import RawResult, read_results
 from gpipe_bench.bench.tables import COMPANIONS, companion_path, csv_text
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 
@@ -86,15 +87,32 @@ def write_tables(results: Sequence[RawResult], experiment: str, out: Path, publi
     """Write the tables of ``results``, with published rows before them; see :func:`collect`.
 
     Raises:
+        ConfigError: rows whose configuration is not there; all of them.
         OutputError: a table cannot be written.
     """
+    configurations = _configurations(results)
     rows = [replace(row, experiment=experiment) for row in (*published, *(result.row for result in results))]
     texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
     for name, columns in COMPANIONS.items():
         records = [record for result in results for record in _keyed(result, getattr(result, name), columns)]
         texts[companion_path(out, name)] = csv_text(columns, records)
+    texts[companion_path(out, CONFIGURATIONS)] = csv_text(CONFIGURATION_COLUMNS, configurations)
     write_files(texts)
     return rows
+
+
+def _configurations(results: Iterable[RawResult]) -> list[dict[str, str]]:
+    """What the digests of the rows lead to."""
+    known, problems = [], []
+    for result in results:
+        if digest(result.configuration) == result.row.config_sha256:
+            known.append(result.configuration)
+            continue
+        found = f"got {'another' if result.configuration else 'none'} in {result.cell}"
+        problems.append(f"raw result must hold the configuration that its row has the digest of, {found}; run it again")
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return configuration_records(known)
 
 
 def _keyed(result: RawResult, records: Iterable[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:

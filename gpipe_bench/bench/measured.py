@@ -74,7 +74,8 @@ def measure_cell(cell: Cell, repeat: int) -> RawResult:
         {"step": k, "step_time_ms": s * 1e3, "throughput_samples_per_s": cell.batch_size / s}
         for k, s in enumerate(seconds)
     ]
-    return RawResult(cell.id, row, _device_records(trial, shares, peaks), steps, [e.to_dict() for e in events])
+    devices, timeline = _device_records(trial, shares, peaks), [event.to_dict() for event in events]
+    return RawResult(cell.id, row, devices, steps, timeline, cell.configuration)
 
 
 def _fractions(share: Breakdown) -> dict[str, float]:

@@ -6,16 +6,15 @@ those of a whole mini-batch.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.published import published_rows
 from gpipe_bench.bench.raw import RawResult
 from gpipe_bench.bench.simulated import device_records, simulation_facts
+from gpipe_bench.configurations import digest
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from models.arguments import nearest
 
@@ -59,18 +58,13 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
     results = []
     for setting, row in zip(settings, printed, strict=True):
         own = replace(row, evidence="simulated", status="ok", reason="", profile=_PROFILE, flavour="published",
-                      repeat=0, config_sha256=_digest(setting),
+                      repeat=0, config_sha256=digest(setting.configuration(_PROFILE)),
                       cell=f"published-{table}-{setting.experiment}", **_NOT_SIMULATED, **facts)  # fmt: skip
-        results.append(_result(setting, own, runs))
+        result = _result(setting, own, runs)
+        results.append(replace(result, configuration=setting.configuration(_PROFILE)))
         if report:
             report(results[-1].row)
     return results
-
-
-def _digest(setting: Setting) -> str:
-    """Of all that decides the row, as :attr:`gpipe_bench.bench.settings.PipelineSettings.config_sha256` of a cell."""
-    settings = {**asdict(setting), "profile": _PROFILE, "flavour": "published"}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _result(setting: Setting, row: Row, runs: Any) -> RawResult:

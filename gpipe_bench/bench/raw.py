@@ -1,6 +1,7 @@
 """The raw result of one run: what a fresh process leaves behind, before anything is averaged or joined.
 
-{"cell": id, "row": {...}, "devices": [one per partition], "steps": [one per timed step], "events": [of one step]}
+{"cell": id, "row": {...}, "devices": [one per partition], "steps": [one per timed step], "events": [of one step],
+ "configuration": "{...}"}
 
 Repeats of a cell, and simulations, which share one process, leave a list of those.
 """
@@ -48,6 +49,7 @@ class RawResult:
         devices: a record of :data:`DEVICE_COLUMNS` for each partition.
         steps: a record of :data:`STEP_COLUMNS` for each timed step.
         events: timeline events of one untimed step.
+        configuration: what the row's ``config_sha256`` is the digest of; see :mod:`gpipe_bench.configurations`.
     """
 
     cell: str
@@ -55,6 +57,7 @@ class RawResult:
     devices: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    configuration: str = ""
 
     def to_json(self) -> str:
         """The text of the file."""

@@ -57,7 +57,8 @@ def run_cell(cell: Cell, repeat: int, measure: Measure | None = None) -> RawResu
 
 def failed_result(cell: Cell, repeat: int, status: str, reason: str) -> RawResult:
     """The result of a run without values: its row says why, and what would have run it where."""
-    return RawResult(cell.id, cell_row(cell, repeat, status=status, reason=reason, **_facts(cell)))
+    row = cell_row(cell, repeat, status=status, reason=reason, **_facts(cell))
+    return RawResult(cell.id, row, configuration=cell.configuration)
 
 
 def _facts(cell: Cell) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from gpipe_bench.bench.gpu_tests import run_gpu_tests
 from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.raw import RawResult
 from gpipe_bench.bench.run import failed_result
+from gpipe_bench.bench.tables import companion_path
 from gpipe_bench.bench.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
@@ -195,7 +196,7 @@ class Session:
         return rows
 
     def bundle(self) -> Path:
-        """Pack the folder into ``bundle.tar.gz`` in it, and keep raw results, traces, race only there: many files."""
+        """Pack the folder into ``bundle.tar.gz`` in it, and keep raw results, timelines and race only there."""
         out = self.plan.out
         with staging(out) as folder:
             with tarfile.open(folder / "bundle.tar.gz", "w:gz") as archive:
@@ -205,6 +206,7 @@ class Session:
             (folder / "bundle.tar.gz").replace(out / "bundle.tar.gz")
         for name in ("raw", "traces", "race"):
             shutil.rmtree(out / name, ignore_errors=True)
+        companion_path(self.tables, "events").unlink(missing_ok=True)
         return out / "bundle.tar.gz"
 
     @property

@@ -5,8 +5,6 @@ The command line, the configuration file, its schema and its comments are all ma
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -15,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.components import Components
+from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from models.table import format_arguments, model_spec, parse_arguments
 
@@ -141,9 +140,14 @@ class PipelineSettings(Section):
     backward: Backward = "autograd"
 
     @cached_property
+    def configuration(self) -> str:
+        """All settings as text, the same whether or not defaults of the model are spelled out."""
+        return canonical(self.settings())
+
+    @cached_property
     def config_sha256(self) -> str:
-        """Digest of all settings, the same whether or not defaults of the model are spelled out."""
-        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
+        """Digest of :attr:`configuration`."""
+        return digest(self.configuration)
 
     @property
     def microbatches(self) -> int:

@@ -114,7 +114,7 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
     own = {"flavour": cell.flavour, "repeat": 0, "config_sha256": cell.config_sha256, "cell": cell.id}
     row = step.row(**own, **facts)
     events = [event.to_dict() for event in step.events] if timeline else []
-    return RawResult(cell.id, row, device_records(step.devices, balance), _steps(step), events)
+    return RawResult(cell.id, row, device_records(step.devices, balance), _steps(step), events, cell.configuration)
 
 
 def device_records(uses: Iterable[DeviceUse], balance: Sequence[int]) -> list[dict[str, Any]]:

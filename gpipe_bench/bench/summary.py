@@ -14,6 +14,7 @@ from rich.text import Text
 from gpipe_bench.bench.comparison import comparison_table, shares_table
 from gpipe_bench.bench.outcomes import THROUGHPUT, Outcome, OutcomeGroup, group_outcomes, published_beside
 from gpipe_bench.bench.tables import COMPANIONS, companion_path
+from gpipe_bench.configurations import CONFIGURATIONS
 from gpipe_bench.intervals import Interval
 from gpipe_bench.rows import Row
 
@@ -78,7 +79,7 @@ def result_files(rows: Path) -> list[Path]:
 
     Companions lie beside it, traces in ``traces/<experiment>`` beside it, figures in ``figures`` beside ``results``.
     """
-    companions = [companion_path(rows, name) for name in COMPANIONS]
+    companions = [companion_path(rows, name) for name in (*COMPANIONS, CONFIGURATIONS)]
     traces = sorted((rows.parent / "traces" / rows.stem).glob("*.json"))
     folder = rows.parent.parent / "figures"
     names = (rows.stem, f"{rows.stem}_*", "timeline_*")

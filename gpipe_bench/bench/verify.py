@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import Row
+from gpipe_bench.rows import SCHEMA_VERSION, Row
 
 __all__ = ["AGAINST", "CHECK_COLUMNS", "Check", "Tolerance", "checks_of_claims", "checks_of_predictions",
-           "checks_of_rows", "judge", "missing_cells", "read_tolerances"]  # fmt: skip
+           "checks_of_rows", "judge", "missing_cells", "read_tolerances", "records"]  # fmt: skip
 
 AGAINST: Final = ("published", "reference", "claim")
 """What a number is held to: print, a committed row of the same cell, or a promise of the engine."""
@@ -72,6 +72,12 @@ class Check:
         reason: of the tolerance.
         expected_status: why there is no number to be held to, such as ``oom``; ``ok`` where nothing is said.
         status: the same of the number itself.
+        evidence: of the number, and so on: what its row says of the run that gave it.
+        profile: its hardware.
+        commit: its code.
+        dirty: whether that had uncommitted changes.
+        config_sha256: its configuration.
+        expected_commit: the code that gave the number which it is held to; empty for print and promises.
     """
 
     against: str
@@ -85,6 +91,12 @@ class Check:
     reason: str = ""
     expected_status: str = "ok"
     status: str = "ok"
+    evidence: str = ""
+    profile: str = ""
+    commit: str = ""
+    dirty: bool | None = None
+    config_sha256: str = ""
+    expected_commit: str = ""
 
     @property
     def error(self) -> float:
@@ -103,7 +115,11 @@ class Check:
         return f"{self.verdict}: {self.table} {self.cell} {self.metric}: {got}, {self.against} {expected}, {off}"
 
 
-CHECK_COLUMNS: Final = tuple(column.name for column in fields(Check))
+_CHECKED: Final = {"checked_commit": "commit", "checked_dirty": "dirty", "checked_utc": "started_utc",
+                   "torch": "torch", "python": "python"}  # fmt: skip
+"""Columns that say by what the checks were made -> the same of a run."""
+
+CHECK_COLUMNS: Final = (*(column.name for column in fields(Check)), *_CHECKED, "schema_version")
 
 
 def read_tolerances(path: Path) -> list[Tolerance]:
@@ -136,7 +152,7 @@ def checks_of_predictions(path: Path) -> Iterator[Check]:
         printed = "oom" if expected is None else "ok"
         status = "oom" if got is None and expected is None else "ok"
         place = line["table"], line["experiment"], line["metric"]
-        yield Check("published", *place, expected, got, expected_status=printed, status=status)
+        yield Check("published", *place, expected, got, expected_status=printed, status=status, **_origin(line))
 
 
 def checks_of_rows(table: str, rows: Iterable[Row], reference: Iterable[Row]) -> Iterator[Check]:
@@ -149,8 +165,8 @@ def checks_of_rows(table: str, rows: Iterable[Row], reference: Iterable[Row]) ->
         for metric in _METRICS:
             expected, got = getattr(old, metric), getattr(new, metric)
             if expected is not None or got is not None:
-                check = Check("reference", table, _name(old), metric, expected, got)
-                yield replace(check, expected_status=old.status, status=new.status)
+                check = Check("reference", table, _name(old), metric, expected, got, **_origin(new.to_dict()))
+                yield replace(check, expected_status=old.status, status=new.status, expected_commit=old.commit)
 
 
 def missing_cells(
@@ -161,16 +177,18 @@ def missing_cells(
     for key, old in {_key(row): row for row in reference if row.evidence == "simulated"}.items():
         if key not in here:
             verdict = "left out" if allowed else "MISSING"
-            yield Check("reference", table, _name(old), "", None, None, tolerance=0.0, verdict=verdict)
+            check = Check("reference", table, _name(old), "", None, None, tolerance=0.0, verdict=verdict)
+            yield replace(check, evidence=old.evidence, profile=old.profile, expected_commit=old.commit)
 
 
 def checks_of_claims(path: Path) -> Iterator[Check]:
-    """What the verdicts of the transparency experiment are held to: zero, or a difference of accuracies."""
-    for line in _read(path, ("model", "quantity", "estimate", "low", "high")):
+    """What the verdicts of the transparency experiment are held to: zero, or a difference of accuracies or losses."""
+    for line in _read(path, ("model", "arm", "quantity", "estimate", "low", "high")):
         ends = [abs(float(line[name])) for name in ("estimate", "low", "high") if line[name]]
         deferred = "deferred" if line["deferred_batch_norm"] == "True" else "plain"
-        cell = f"{line['model']}-{line['precision']}-{line['normalisation']}-{line['checkpoint']}-{deferred}"
-        yield Check("claim", "transparency", cell, line["quantity"], 0.0, max(ends))
+        way = f"{line['checkpoint']}-{deferred}" if line["arm"] == "pipeline" else line["arm"]
+        cell = f"{line['model']}-{line['precision']}-{line['normalisation']}-{way}"
+        yield Check("claim", "transparency", cell, line["quantity"], 0.0, max(ends), **_origin(line))
 
 
 def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Check]:
@@ -198,9 +216,21 @@ def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Chec
     return judged
 
 
-def record(check: Check) -> dict[str, Any]:
-    """A check as a line of a table."""
-    return asdict(check)
+def records(checks: Iterable[Check], facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The checks as records of :data:`CHECK_COLUMNS`.
+
+    Args:
+        checks: with their verdicts.
+        facts: by which code, when and with what they were made, from :func:`gpipe_bench.measure.host.host_facts`.
+    """
+    by = {name: facts[column] for name, column in _CHECKED.items()}
+    return [{**asdict(check), **by, "schema_version": SCHEMA_VERSION} for check in checks]
+
+
+def _origin(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line says of the run that gave its number; a table from elsewhere may say less."""
+    found = {name: str(line.get(name) or "") for name in ("evidence", "profile", "commit", "config_sha256")}
+    return {**found, "dirty": {"True": True, "False": False}.get(str(line.get("dirty")))}
 
 
 def _limit(text: str) -> float | None:

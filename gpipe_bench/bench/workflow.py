@@ -41,6 +41,7 @@ class Plan:
         training: settings of each workload of the transparency experiment, and its seeds.
         parts: experiments that do not ask for all simulations of the defaults, which the reference results hold.
         margin: accuracies that differ by less count as equivalent.
+        loss_margin: the same of losses.
         advice: for each request for advice the options of ``advise``.
         racing: options of ``peers run``.
         racing_gpus: the accelerators that the race needs.
@@ -53,6 +54,7 @@ class Plan:
     training: dict[str, tuple[list[str], int]] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     margin: float = 0.0
+    loss_margin: float = 0.0
     advice: dict[str, list[str]] = field(default_factory=dict)
     racing: list[str] = field(default_factory=list)
     racing_gpus: int = 0
@@ -180,6 +182,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         suite.transparency.training(),
         _parts(experiments),
         suite.transparency.margin,
+        suite.transparency.loss_margin,
         {name: request.arguments() for name, request in suite.advice.items()},
         ["--device", machine.device, *suite.peers.changes()],
         0 if machine.device == "cpu" else machine.count,

@@ -150,7 +150,7 @@ def gpu(
     tests: Annotated[Path | None, typer.Option(help="Folder of the GPU tests.  [default: beside the package]")] = None,
     no_tests: Annotated[bool, typer.Option("--no-tests", help="Leave the GPU tests out.")] = False,
     bundle: Annotated[
-        bool, typer.Option("--bundle", help="Pack all into bundle.tar.gz, and raw results and traces only there.")
+        bool, typer.Option("--bundle", help="Pack all into bundle.tar.gz, and raw results and timelines only there.")
     ] = False,
     config: Annotated[list[Path] | None, typer.Option(help="Configuration; its cuda section is measured.")] = None,
 ) -> None:

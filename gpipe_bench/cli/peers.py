@@ -29,7 +29,7 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="A rehearsal of seconds; its numbers mean nothing.")] = False,
     changes: Set = None,
 ) -> None:
-    """Run the race and write rows, timed steps and ratios; about eleven minutes on two cores.
+    """Run the race and write rows, timed steps and ratios; about 25 minutes on two cores.
 
     A race that is cut off leaves its finished cases beside the table, and the same command goes on with them.
     """
@@ -47,7 +47,7 @@ def run(
         settings.cases(machine), contenders_of(settings.contenders), log=log,
         timeout_s=settings.timeout_s, probe_s=settings.probe_s, report=typer.echo, kept=kept,
     )  # fmt: skip
-    rows = write_race(raced, {**facts, "config_sha256": settings.config_sha256}, settings.tolerance, out)
+    rows = write_race(raced, facts, settings.tolerance, out, settings.configuration)
     kept.remove()
     for name, reason in dict.fromkeys((row.contender, row.reason) for row in rows if row.reason):
         typer.echo(f"{name}: {reason}")
@@ -57,12 +57,14 @@ def run(
 @app.command("figure")
 def figure(
     rows: Annotated[Path, typer.Option(help="Table of rows.")],
-    out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
+    out: Annotated[Path, typer.Option(help="Path of the first figure without its suffix.")],
 ) -> None:
-    """Draw host time per cell and throughput from the table alone."""
+    """Draw two figures from the table alone: throughput of networks, and, as <out>_host, host time of tiny layers."""
+    from gpipe_bench.figures.host_time import draw_host_time
     from gpipe_bench.figures.peers import draw_peers
 
-    typer.echo(f"wrote {', '.join(map(str, draw_peers(rows, out)))}")
+    paths = [*draw_peers(rows, out), *draw_host_time(rows, out.with_name(f"{out.name}_host"))]
+    typer.echo(f"wrote {', '.join(map(str, paths))}")
 
 
 def _settings(changes: list[str] | None, start: PeersSettings) -> PeersSettings:

@@ -9,8 +9,9 @@ import typer
 
 from gpipe_bench.bench.files import check_writable, write_files
 from gpipe_bench.bench.simulated_cells import SimulatedCell
-from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.bench.tables import companion_path, csv_text
 from gpipe_bench.bench.validation import validated
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from models.table import MODELS, parse_arguments
@@ -47,7 +48,9 @@ def simulate(
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
     flavour: Annotated[str, _setting("flavour")] = "current",
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
-    rows: Annotated[Path | None, typer.Option(help="Write the row as a table, a CSV file.")] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="Write the row as a table, a CSV file, and beside it its configuration.")
+    ] = None,
 ) -> None:
     """Simulate one training step of a pipeline on hardware that need not be here.
 
@@ -88,5 +91,7 @@ def _write(result: RawResult, trace: Path | None, rows: Path | None) -> None:
         write_trace(trace, row.variant, row, [TimelineEvent(**event) for event in result.events], row.reason)
         typer.echo(f"wrote {trace}")
     if rows is not None:
-        write_files({rows: csv_text(Row.columns(), [row.to_dict()])})
+        configurations = csv_text(CONFIGURATION_COLUMNS, configuration_records([result.configuration]))
+        texts = {rows: csv_text(Row.columns(), [row.to_dict()])}
+        write_files({**texts, companion_path(rows, CONFIGURATIONS): configurations})
         typer.echo(f"wrote {rows}")

@@ -13,6 +13,7 @@ from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.cli.options import Processes
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.transparency_rows import arm_label
 from models.arguments import nearest
 
 __all__ = ["app"]
@@ -24,6 +25,7 @@ app = typer.Typer(
 _DEFAULT = TransparencySettings()
 Out = Annotated[Path, typer.Option(help="Table of rows; its companions go beside it.")]
 Margin = Annotated[float, typer.Option(help="Accuracies that differ by less count as equivalent.")]
+LossMargin = Annotated[float, typer.Option(help="Training losses that differ by less count as equivalent.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting, such as amoebanet.steps=20; may be repeated.")]
 
 
@@ -43,7 +45,7 @@ def run(
     from gpipe_bench.bench.transparency.run import run_seeds
 
     settings = _settings(changes)
-    names = [name for name, value in settings if name != "margin"]
+    names = [name for name, value in settings if not isinstance(value, float)]
     if workload not in names:
         raise ConfigError([f"workload must be one of {', '.join(names)}, got {workload!r}; {nearest(workload, names)}"])
     cell = getattr(settings, workload).cells()[0]
@@ -59,6 +61,7 @@ def run(
 def everything(out: Out = Path("results/transparency.csv"), changes: Set = None, processes: Processes = 1) -> None:
     """Train all models and seeds, and write rows, steps, layers and verdicts; some minutes."""
     from gpipe_bench.bench.transparency.run import collect_transparency, run_transparency
+    from gpipe_bench.bench.transparency.verdict import Margins
 
     settings = _settings(changes)
     check_writable(out)
@@ -66,17 +69,21 @@ def everything(out: Out = Path("results/transparency.csv"), changes: Set = None,
     for cell in track(settings.cells(), description="training"):
         paths.append(out.parent / "raw" / f"{cell.id}.json")
         write_files({paths[-1]: json_text(run_transparency(cell, processes))})
-    _say(collect_transparency(paths, out, settings.margin))
+    _say(collect_transparency(paths, out, Margins(settings.margin, settings.loss_margin)))
 
 
 @app.command("collect")
 def collect(
-    raw: Annotated[list[Path], typer.Argument(help="Raw results.")], out: Out, margin: Margin = _DEFAULT.margin
+    raw: Annotated[list[Path], typer.Argument(help="Raw results.")],
+    out: Out,
+    margin: Margin = _DEFAULT.margin,
+    loss_margin: LossMargin = _DEFAULT.loss_margin,
 ) -> None:
     """Join raw results into tables, and print the verdicts."""
     from gpipe_bench.bench.transparency.run import collect_transparency
+    from gpipe_bench.bench.transparency.verdict import Margins
 
-    _say(collect_transparency(raw, out, margin))
+    _say(collect_transparency(raw, out, Margins(margin, loss_margin)))
 
 
 @app.command("figure")
@@ -106,7 +113,7 @@ def _settings(changes: list[str] | None) -> TransparencySettings:
 
 def _say(found: list[dict[str, object]]) -> None:
     for v in found:
-        setting = f"{v['checkpoint']}{', deferred' if v['deferred_batch_norm'] else ''}"
+        setting = arm_label(str(v["arm"]), str(v["checkpoint"]), v["deferred_batch_norm"])
         interval = "" if v["low"] is None else f" [{v['low']:.3g}, {v['high']:.3g}]"
         head = f"{v['model']} {v['precision']} {v['normalisation']} {setting}"
         typer.echo(f"{head}: {v['quantity']} {v['estimate']:.3g}{interval} n={v['n']}: {v['verdict']}")

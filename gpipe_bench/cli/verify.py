@@ -45,8 +45,9 @@ def verify(
         checks_of_predictions,
         judge,
         read_tolerances,
-        record,
+        records,
     )
+    from gpipe_bench.measure.host import host_facts
 
     known = {"all", *(table.stem for table in tables or [])}
     if unknown := sorted(set(part or ()) - known):
@@ -58,7 +59,7 @@ def verify(
         found += _of_table(table, reference, allowed=bool({"all", table.stem} & set(part or ())))
     found += list(checks_of_claims(claims)) if claims else []
     checks = judge(found, limits)
-    write_files({out: csv_text(CHECK_COLUMNS, [record(check) for check in checks])})
+    write_files({out: csv_text(CHECK_COLUMNS, records(checks, host_facts()))})
     counts = Counter(check.verdict for check in checks)
     for check in checks:
         if check.verdict == "OUTSIDE":

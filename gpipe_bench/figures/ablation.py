@@ -66,7 +66,8 @@ def _check_variants(rows: Sequence[Row], rows_csv: Path) -> None:
 
 
 def _add_group(page: Page, group: Group, published: Group | None) -> None:
-    page.heading(f"{group.head.model}: ablation", group.head.evidence)
+    twin = ["published"] if published else []
+    page.heading(f"{group.head.model}: ablation", *twin, group.head.evidence)
     page.paragraph(setting_words(group.head), colour=FAINT)
     page.space(0.06)
     if set(group.outcomes) & set(PUBLISHED):

@@ -42,7 +42,7 @@ _SHORT_IN: Final = 0.36
 _RIGHT_IN: Final = 0.34
 _LANE_IN: Final = {"compute": 0.24, "copy": 0.15}
 _GAP_IN: Final = 0.05
-_LOW: Final = 0.85
+_LOW: Final = 0.75
 # In a narrower box, edge and hatch would hide the colour.
 _HATCHED_FROM_PT: Final = 2.5
 _RIM_PT: Final = 0.4

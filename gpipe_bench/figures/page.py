@@ -16,6 +16,7 @@ __all__ = ["Frame", "Page"]
 
 _MARGIN_IN = 0.06
 _LEADING = 1.25
+_BADGE_IN = FONT_PT / 72 + 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +71,19 @@ class Page:
 
         self.strip(len(lines) * leading, draw)
 
-    def heading(self, title: str, evidence: str) -> None:
-        """Add a title with the badge of its evidence at the right."""
-        badge_in = (text_width_pt(evidence, FONT_PT, bold=True) + 8) / 72
+    def heading(self, title: str, *evidence: str) -> None:
+        """Add a title, at its right a badge for each kind of evidence that is shown, one below the other."""
+        badge_in = (max(text_width_pt(kind, FONT_PT, bold=True) for kind in evidence) + 8) / 72
         lines = wrap(title, (self.width_in - 2 * _MARGIN_IN - badge_in - 0.06) * 72, TITLE_PT, bold=True)
         leading = TITLE_PT * _LEADING / 72
 
         def draw(frame: Frame) -> None:
             for k, line in enumerate(lines):
                 frame.text(_MARGIN_IN, 0.03 + k * leading, line, fontsize=TITLE_PT, fontweight="bold")
-            _draw_badge(frame, evidence)
+            for k, kind in enumerate(evidence):
+                _draw_badge(frame, kind, 0.05 + k * _BADGE_IN)
 
-        self.strip(max(len(lines) * leading, FONT_PT / 72 + 0.08) + 0.05, draw)
+        self.strip(max(len(lines) * leading, len(evidence) * _BADGE_IN) + 0.05, draw)
 
     def render(self) -> Figure:
         """Draw all strips into a figure as high as they are together."""
@@ -94,11 +96,11 @@ class Page:
         return figure
 
 
-def _draw_badge(frame: Frame, evidence: str) -> None:
+def _draw_badge(frame: Frame, evidence: str, top_in: float) -> None:
     colour = EVIDENCE_COLOURS[evidence]
     # A dashed frame for what did not run here and now, so that the badge reads without its colour too.
     line = "solid" if evidence == "measured" else "dashed"
     box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": colour, "linewidth": 0.8, "linestyle": line}
     frame.text(
-        frame.width_in - _MARGIN_IN - 3 / 72, 0.05, evidence, ha="right", color=colour, fontweight="bold", bbox=box
+        frame.width_in - _MARGIN_IN - 3 / 72, top_in, evidence, ha="right", color=colour, fontweight="bold", bbox=box
     )

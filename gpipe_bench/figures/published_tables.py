@@ -95,9 +95,7 @@ def published_tables_figure(rows: Sequence[Row], metric: str) -> Figure:
         if own[0] is not rows[0]:
             page.space(0.12)
         kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in own)]
-        badge = "simulated" if "simulated" in kinds else kinds[0]
-        # What the simulator says of what was printed: the badge is its evidence, marks tell the others apart.
-        page.heading(f"{model}: published {METRICS[metric].partition(' ')[0]}", badge)
+        page.heading(f"{model}: published {METRICS[metric].partition(' ')[0]} again", *kinds)
         page.paragraph("; ".join([*_devices(own), *_brackets(own)]), colour=FAINT)
         lines = _lines(own, metric)
         page.space(0.05)

@@ -16,6 +16,7 @@ from gpipe_bench.catalogue import PUBLISHED_ROWS, REFERENCE, ReferenceFigure, re
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ablation_figure
 from gpipe_bench.figures.advice import advice_figure
+from gpipe_bench.figures.host_time import draw_host_time
 from gpipe_bench.figures.peers import draw_peers
 from gpipe_bench.figures.published_tables import printed_metric, published_tables_figure
 from gpipe_bench.figures.shares import shares_figure
@@ -80,6 +81,8 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
         return draw_transparency(figure.table, stem, figure.model)
     if figure.kind == "peers":
         return draw_peers(figure.table, stem)
+    if figure.kind == "host":
+        return draw_host_time(figure.table, stem)
     rows = read_rows(figure.table, _NEEDED)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = with_published(rows, [replace(row, experiment=rows[0].experiment) for row in published])

@@ -92,7 +92,8 @@ def _complete(group: Group) -> bool:
 
 
 def _add_group(page: Page, group: Group, published: Group | None) -> None:
-    page.heading(f"{group.head.model}: share of each component", group.head.evidence)
+    beside = ["published"] if published else []
+    page.heading(f"{group.head.model}: share of each component", *beside, group.head.evidence)
     page.paragraph(setting_words(group.head), colour=FAINT)
     page.space(0.06)
     scale, unit = group.memory_scale

@@ -28,10 +28,10 @@ __all__ = ["draw_sweep", "sweep_figure", "sweep_groups"]
 
 _LEFT_IN: Final = 0.42
 _RIGHT_IN: Final = 0.08
-_ROW_IN: Final = 0.15
-_TITLE_IN: Final = 0.17
+_ROW_IN: Final = 0.125
+_TITLE_IN: Final = 0.15
 _TOP_IN: Final = 0.15
-_GAP_IN: Final = 0.06
+_GAP_IN: Final = 0.04
 _AXIS_IN: Final = 0.34
 _MAP: Final = "cividis"
 _DARK: Final = 0.45

@@ -10,27 +10,17 @@ from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.claims import ARM_STYLES, add_claims
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import FAINT, FONT_PT, INK, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN, drawing, save
-from gpipe_bench.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow, arm_label
+from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN, drawing, save
+from gpipe_bench.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow
 
 __all__ = ["draw_transparency", "transparency_figure"]
 
 _LEFT_IN: Final = 0.55
 _FLOOR: Final = 1e-18
-# Colour, line and marker of the arms that are told apart; each differs from the others in two of them.
-_STYLES: Final = {
-    "plain": (OKABE_ITO["black"], "-", "o"),
-    "accumulated": (OKABE_ITO["orange"], "--", "^"),
-    "always": (OKABE_ITO["vermilion"], "-", "v"),
-    "except_last": (OKABE_ITO["purple"], "--", "s"),
-    "never": (OKABE_ITO["sky"], ":", "D"),
-    "deferred": (OKABE_ITO["blue"], "-", "o"),
-}
-
 Record = Mapping[str, str]
 Tables = Mapping[str, Sequence[Record]]
 
@@ -92,21 +82,25 @@ def transparency_figure(tables: Tables) -> Figure:
 
 
 def _add_model(page: Page, model: str, tables: Tables, head: Record) -> None:
-    page.heading(f"{model}: transparency", head["evidence"])
+    page.heading(f"{model}: training with and without the pipeline", head["evidence"])
     seeds = len({row["seed"] for row in tables[""]})
     setting = f"batch {head['batch_size']}, {head['chunks']} chunks, {head['partitions']} partitions, {seeds} seeds"
     page.paragraph(f"{head['data']}; {head['model_args'].replace(';', ', ')}; {setting}", colour=FAINT)
     steps = [r for r in tables["_steps"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
-    _strip(page, "Training loss", lambda axes: _losses(axes, steps), 0.75)
-    _strip(page, "Gradient difference at each step (relative)", lambda axes: _gradients(axes, steps), 0.8)
+    _strip(page, "Training loss", lambda axes: _losses(axes, steps), 0.7)
+    _strip(page, "Gradient difference at each step (relative)", lambda axes: _gradients(axes, steps), 0.65)
     layers = [r for r in tables["_layers"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
     if layers:
         title = "Running variance after step 1, difference to plain"
-        _strip(page, title, lambda axes: _statistics(axes, layers), 0.85)
+        _strip(page, title, lambda axes: _statistics(axes, layers), 0.75)
     claims = [r for r in tables["_verdict"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
-    _add_accuracies(page, claims)
+    # Without running statistics there is nothing to defer: the runs that ask for it repeat the others.
+    add_claims(page, claims if layers else [r for r in claims if r["deferred_batch_norm"] != "True"])
     page.space(0.04)
-    page.paragraph("Lines: medians of the seeds; thin: each. Bars: 95% intervals of paired differences; grey: margin.")
+    if not layers:
+        page.paragraph("No batch normalisation in this model: deferring it changes nothing, and is left out.")
+    reading = "Lines: medians of the seeds; thin: each. Bars: 95% intervals of paired differences; grey: margin."
+    page.paragraph(f"{reading} 'pipeline': all checkpoint modes, the same to the bit.")
 
 
 def _strip(page: Page, title: str, draw: Callable[[Axes], None], height_in: float) -> None:
@@ -134,7 +128,7 @@ def _line(
     by_seed: dict[str, dict[int, float]] = {}
     for record in records:
         by_seed.setdefault(record["seed"], {})[int(record[x])] = max(float(record[y]), _FLOOR)
-    colour, dash, marker = _STYLES[style]
+    colour, dash, marker = ARM_STYLES[style]
     places = sorted(next(iter(by_seed.values()), {}))
     if x == "step":
         for values in by_seed.values():
@@ -155,6 +149,7 @@ def _of(records: Sequence[Record], arm: str, checkpoint: str = "", deferred: str
 
 def _losses(axes: Axes, steps: Sequence[Record]) -> None:
     _line(axes, _of(steps, "plain"), ("step", "loss"), "plain", "plain", beneath=True)
+    _line(axes, _of(steps, "accumulated"), ("step", "loss"), "accumulated", "accumulated micro-batches", beneath=True)
     _line(axes, _of(steps, "pipeline", "except_last", "True"), ("step", "loss"), "deferred", "pipeline")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("step")
@@ -183,44 +178,3 @@ def _statistics(axes: Axes, layers: Sequence[Record]) -> None:
     axes.set_yticks([1e-8, 1e-6, 1e-4, 1e-2, 1], ["1e-8", "1e-6", "1e-4", "1e-2", "1"])
     axes.minorticks_off()
     axes.set_xlabel("normalisation layer, from the image on")
-
-
-def _add_accuracies(page: Page, claims: Sequence[Record]) -> None:
-    names = {
-        "accuracy_fraction": "accuracy, evaluation",
-        "accuracy_batch_fraction": "the same, norms by held-out batch",
-        "iou_fraction": "intersection over union",
-    }
-    present = [name for name in names if any(claim["quantity"] == name for claim in claims)]
-    if "iou_fraction" in present:
-        present.remove("accuracy_batch_fraction")
-    for name in present:
-        records = [claim for claim in claims if claim["quantity"] == name]
-        _add_differences(page, f"Pipeline minus plain: {names[name]}", records)
-
-
-def _add_differences(page: Page, title: str, records: Sequence[Record]) -> None:
-    height = 0.125 * len(records) + 0.06
-
-    def body(frame: Frame) -> None:
-        frame.text(0.06, 0.02, title, fontweight="bold")
-        axes = frame.axes(1.22, WIDTH_IN - 1.22 - 0.9, 0.18, height)
-        margin = float(records[0]["margin"])
-        axes.axvspan(-margin, margin, color="#E8E8E8", linewidth=0)
-        axes.axvline(0, color=INK, linewidth=0.4)
-        labels = []
-        for y, record in enumerate(records):
-            low, high = float(record["low"] or record["estimate"]), float(record["high"] or record["estimate"])
-            style = "deferred" if record["deferred_batch_norm"] == "True" else record["checkpoint"]
-            colour, _, marker = _STYLES[style]
-            axes.plot([low, high], [y, y], color=colour)
-            axes.plot(float(record["estimate"]), y, marker, color=colour, markersize=3.2)
-            labels.append(arm_label("pipeline", record["checkpoint"], record["deferred_batch_norm"]))
-            axes.text(1.03, y, record["verdict"], transform=axes.get_yaxis_transform(), va="center", fontsize=FONT_PT)
-        axes.set_yticks(range(len(records)), labels)
-        axes.set_ylim(len(records) - 0.5, -0.5)
-        reach = max([margin, *(abs(float(r[end] or 0)) for r in records for end in ("low", "high"))]) * 1.15
-        axes.set_xlim(-reach, reach)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=4, symmetric=True))
-
-    page.strip(0.18 + height + 0.2, body)

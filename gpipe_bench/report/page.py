@@ -29,7 +29,7 @@ from gpipe_bench.rows import Row
 __all__ = ["write_report"]
 
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
-_COMPANIONS: Final = ("_devices", "_steps", "_events", "_layers", "_ratios")
+_COMPANIONS: Final = ("_devices", "_steps", "_events", "_layers", "_ratios", "_configurations")
 _FIRST: Final = ("ablation", "speed", "memory", "sweep", "advice", "timeline", "predictions", "transparency", "peers")
 _PART_OF: Final = {"why": "sweep"}
 _OTHER: Final = "figures"

@@ -6,6 +6,7 @@ What every line says alike stands above the table, once; what names a line stays
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ _LINES_AT_MOST: Final = 2000
 _SMALL: Final = 1e-3
 _LONG: Final = 40
 _SPLIT: Final = "model"
+_VERDICT: Final = "verdict"
+_FINE: Final = "ok"
 _SAID: Final = ("evidence", _SPLIT)  # of a table in its heading
 
 
@@ -97,6 +100,8 @@ def lifted(table: PageTable) -> PageTable:
 def plain_tables(path: Path) -> list[PageTable]:
     """A CSV file line by line, a table for each of its models; of a long one the beginning, and the table says so.
 
+    Lines with a verdict other than ok come first, and verdicts are counted.
+
     Raises:
         ConfigError: it cannot be read.
     """
@@ -115,8 +120,9 @@ def plain_tables(path: Path) -> list[PageTable]:
 
 def _plain_table(stem: str, model: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> PageTable:
     kinds = {line[header.index("evidence")] for line in lines} if "evidence" in header else set()
-    note = f"The first {_LINES_AT_MOST} of {len(lines)} lines." if len(lines) > _LINES_AT_MOST else ""
-    note = note or ("" if lines else "No line: nothing was run, or nothing gave a value.")
+    lines, counts = _worst_first(header, lines)
+    note = f"The first {_LINES_AT_MOST} of {len(lines)} lines. " if len(lines) > _LINES_AT_MOST else ""
+    note = f"{note}{counts}" if lines else "No line: nothing was run, or nothing gave a value."
     shown = [[_plain(text) for text in line] for line in lines[:_LINES_AT_MOST]]
     numbers = [any(line[place].number is not None for line in shown) for place in range(len(header))]
     title = f"{stem.replace('_', ' ')}{f': {model}' if model else ''}"
@@ -125,6 +131,19 @@ def _plain_table(stem: str, model: str, header: Sequence[str], lines: Sequence[S
     # Texts name a line, up to the first number.
     keys = numbers.index(True) if True in numbers else 1
     return PageTable(title, evidence, names, shown, note, keys=max(1, keys))
+
+
+def _worst_first(header: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], str]:
+    """Lines of checks with those that are not ok first, and how many there are of each; others as they are."""
+    if _VERDICT not in header:
+        return lines, ""
+    place = header.index(_VERDICT)
+    counts = Counter(line[place] for line in lines)
+    if _FINE not in counts:
+        return lines, ""
+    ordered = sorted(lines, key=lambda line: line[place] == _FINE)
+    verdicts = sorted(counts, key=lambda verdict: verdict == _FINE)
+    return ordered, f"Verdicts: {', '.join(f'{counts[verdict]} {verdict}' for verdict in verdicts)}."
 
 
 def number_words(value: float) -> str:

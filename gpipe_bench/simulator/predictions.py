@@ -3,7 +3,8 @@
     python -m gpipe_bench.simulator.predictions --out results/predictions.csv
 
 writes a row per published cell and prints the table and its mean error. In the file a cell without a number ran out of
-memory; then it has no error either, and the printed table says which of the two ran out.
+memory; then it has no error either, and the printed table says which of the two ran out. Beside it lies
+``predictions_configurations.csv``: how the cell of each row was run.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpipe_bench.checkout import checkout
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import GpipeBenchError, OutputError
 from gpipe_bench.rows import SCHEMA_VERSION
 from gpipe_bench.simulator.collection import no_collection
@@ -31,7 +33,7 @@ __all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "summary", 
 
 COLUMNS: Final = (
     *("table", "experiment", "metric", "published", "simulated", "error_fraction", "role"),
-    *("evidence", "profile", "commit", "dirty", "schema_version"),
+    *("evidence", "profile", "commit", "dirty", "config_sha256", "schema_version"),
 )
 
 TABLES: Final = (
@@ -63,6 +65,7 @@ class Prediction:
         simulated: the simulator's value; None for out of memory.
         role: ``fitted`` if constants were fitted to it, else ``predicted``.
         reason: how the simulation ran out of memory; not in the file.
+        configuration: how the cell was run; in the file as its digest.
     """
 
     table: str
@@ -72,6 +75,7 @@ class Prediction:
     simulated: float | None
     role: str
     reason: str = ""
+    configuration: str = ""
 
     @property
     def error_fraction(self) -> float | None:
@@ -103,39 +107,55 @@ def predictions(tables: Sequence[str] = TABLES, cache: Path | None = None) -> It
 
 
 def _of_row(row: Setting, runs: PublishedRuns) -> Iterator[Prediction]:
-    outcome = runs.outcome(row)
+    outcome, configuration = runs.outcome(row), row.configuration(_PROFILE)
     for metric, published in published_cells(row).items():
         if metric in METRICS:
             role = _FITTED if metric == _THROUGHPUT and is_fitted(row) else _PREDICTED
             simulated = outcome.values.get(metric)
             reason = outcome.reason if simulated is None else ""
-            yield Prediction(row.table, row.experiment, metric, published, simulated, role, reason)
+            place = row.table, row.experiment, metric
+            yield Prediction(*place, published, simulated, role, reason, configuration)
 
 
 def write(rows: Sequence[Prediction], path: Path) -> None:
-    """Write the file, whole or not at all: the same bytes on every machine, by the commit that runs.
+    """Write the file and its companion, whole or not at all: the same bytes on every machine, by the commit that runs.
 
     Numbers have six digits.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: one of them cannot be written.
     """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
     commit, dirty = checkout()
-    origin = ["simulated", _PROFILE, commit, "" if dirty is None else dirty, SCHEMA_VERSION]
-    own = COLUMNS[: -len(origin)]
-    table.writerows([*(_text(getattr(row, column)) for column in own), *origin] for row in rows)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    origin = ["simulated", _PROFILE, commit, "" if dirty is None else dirty]
+    own = COLUMNS[: -len(origin) - 2]
+    lines = [
+        [*(_text(getattr(row, column)) for column in own), *origin, digest(row.configuration), SCHEMA_VERSION]
+        for row in rows
+    ]
+    configurations = configuration_records(row.configuration for row in rows)
+    beside = path.with_name(f"{path.stem}_{CONFIGURATIONS}{path.suffix}")
+    texts = {path: _csv(COLUMNS, lines)}
+    texts[beside] = _csv(CONFIGURATION_COLUMNS, [list(record.values()) for record in configurations])
+    temporaries = {target: target.with_name(f".{target.name}.{os.getpid()}") for target in texts}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text.getvalue(), encoding="utf-8")
-        temporary.replace(path)
+        for target, temporary in temporaries.items():
+            temporary.write_text(texts[target], encoding="utf-8")
+        for target, temporary in temporaries.items():
+            temporary.replace(target)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
+        for temporary in temporaries.values():
+            with suppress(OSError):
+                temporary.unlink()
         raise OutputError(f"{path} must be writable, got {error.strerror}; name another file with --out") from error
+
+
+def _csv(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(lines)
+    return text.getvalue()
 
 
 def _text(value: str | float | None) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from gpipe_bench.configurations import canonical
+
 __all__ = ["PUBLISHED_FOLDER", "Setting", "published_cells", "published_settings", "published_value"]
 
 PUBLISHED_FOLDER: Final = Path(__file__).resolve().parents[2] / "results" / "reference" / "published"
+
+
+_UNCUT: Final = (10**6,)
+"""Layers of a model that was not partitioned: more than it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,11 @@ class Setting:
         """Arguments of the model as text."""
         return dict(pair.split("=", 1) for pair in self.model_args.split(";"))
 
+    def configuration(self, profile: str) -> str:
+        """All that decides its simulation on a hardware profile; see :mod:`gpipe_bench.configurations`."""
+        balance = "" if self.balance == _UNCUT else "-".join(map(str, self.balance))
+        return canonical({**asdict(self), "balance": balance, "profile": profile, "flavour": "published"})
+
 
 @cache
 def published_settings(folder: Path = PUBLISHED_FOLDER) -> tuple[Setting, ...]:
@@ -64,7 +75,7 @@ def published_settings(folder: Path = PUBLISHED_FOLDER) -> tuple[Setting, ...]:
                 chunks=int(row["chunks"]),
                 checkpoint=row["checkpoint"],
                 batch_size=int(row["batch_size"]),
-                balance=tuple(int(count) for count in (row["balance"] or str(10**6)).split("-")),
+                balance=tuple(int(count) for count in row["balance"].split("-")) if row["balance"] else _UNCUT,
                 full_steps=int(row["full_steps"] or 0),
                 rest_batch_size=int(row["rest_batch_size"] or 0),
                 optimizer=row["optimizer"],

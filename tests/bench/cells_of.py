@@ -44,4 +44,4 @@ def ok_result(variant="baseline", repeat=0, throughput=10.0, **values):
     event = {"device": "cpu", "stream": "compute", "kind": "forward", "microbatch": 0, "partition": 0}
     times = {"issue_us": 0.5, "start_us": 0.5, "end_us": 2.5, "bytes": 64}
     row = cell_row(made, repeat, **{**known, **values})
-    return RawResult(made.id, row, [device], [step], [{**event, **times}])
+    return RawResult(made.id, row, [device], [step], [{**event, **times}], made.configuration)

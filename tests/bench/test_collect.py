@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -97,7 +99,26 @@ def test_the_same_raw_results_give_the_same_bytes(tmp_path, out):
     first = {path.name: path.read_bytes() for path in out.parent.glob("*.csv")}
     collect(paths, "ablation", out)
     assert {path.name: path.read_bytes() for path in out.parent.glob("*.csv")} == first
-    assert len(first) == 4
+    assert len(first) == 5
+
+
+def test_every_digest_leads_to_all_settings(tmp_path, out):
+    """Two repeats have one configuration; a cell that was not run has one too."""
+    collect(stored(tmp_path, *RESULTS), "ablation", out)
+    records = table(out.with_name("ablation_configurations.csv"))
+    known = {record["config_sha256"]: json.loads(record["configuration"]) for record in records}
+    assert list(known) == list(dict.fromkeys(result.row.config_sha256 for result in RESULTS))
+    settings = known[cell(variant="baseline").config_sha256]
+    assert settings == cell(variant="baseline").settings()
+    assert (settings["threads"], settings["warmup"], settings["steps"]) == (1, 0, 2)
+
+
+def test_a_row_without_its_configuration_is_refused(tmp_path, out):
+    for text, word in (("", "none"), ("{}", "another")):
+        paths = stored(tmp_path, replace(RESULTS[0], configuration=text))
+        with pytest.raises(ConfigError, match=f"the configuration that its row has the digest of, got {word} in"):
+            collect(paths, "ablation", out)
+    assert not out.exists()
 
 
 def test_all_wrong_files_are_named_and_nothing_is_written(tmp_path, out):

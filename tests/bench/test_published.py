@@ -59,7 +59,8 @@ def test_how_tensors_cross_does_not_matter():
 
 
 def test_published_rows_go_before_the_collected_ones(tmp_path):
-    result = replace(ok_result(), cell="x", row=like(CELLS[0], repeat=0))
+    row = like(CELLS[0], repeat=0, config_sha256=CELLS[0].config_sha256)
+    result = replace(ok_result(), cell="x", row=row, configuration=CELLS[0].configuration)
     (tmp_path / "a.json").write_text(result.to_json())
     rows = collect([tmp_path / "a.json"], "ablation", tmp_path / "out.csv", PUBLISHED_FOLDER)
     assert [(row.evidence, row.experiment) for row in rows] == [("published", "ablation"), ("measured", "ablation")]

@@ -155,10 +155,10 @@ def test_a_bundle_leaves_at_most_eight_files(tmp_path):
         packed = {name for name in archive.getnames() if "." in name}
         text = archive.extractfile("gpu/raw/a/1.json").read()
     assert text == b"raw/a/1.json"
-    tables = ["ablation.csv", "ablation_devices.csv", "ablation_steps.csv", "ablation_events.csv"]
+    tables = ["ablation.csv", "ablation_devices.csv", "ablation_steps.csv", "ablation_configurations.csv"]
     kept = [*tables, "profile.json", "log.txt", "environment.json"]
     inside = ["race/peers.csv", "raw/a/0.json", "raw/a/1.json", "traces/baseline.json", "traces/dep-x-x.json"]
-    assert packed == {f"gpu/{name}" for name in [*kept, *inside]}
+    assert packed == {f"gpu/{name}" for name in [*kept, *inside, "ablation_events.csv"]}
     assert {path.name for path in folder.iterdir()} == {*kept, "bundle.tar.gz"}
     assert len(list(folder.rglob("*"))) == 8
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpipe_bench.bench.tables import csv_text
 from gpipe_bench.bench.verify import (
+    CHECK_COLUMNS,
     Check,
     Tolerance,
     checks_of_claims,
@@ -17,6 +18,7 @@ from gpipe_bench.bench.verify import (
     judge,
     missing_cells,
     read_tolerances,
+    records,
 )
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
@@ -103,12 +105,34 @@ def test_a_blank_says_why_it_is_blank():
 
 def test_claims_are_their_largest_end(tmp_path):
     path = tmp_path / "verdict.csv"
-    columns = ("model", "precision", "normalisation", "checkpoint", "deferred_batch_norm", "quantity")
+    columns = ("model", "precision", "normalisation", "arm", "checkpoint", "deferred_batch_norm", "quantity")
+    lines = ("unet,float32,batch,pipeline,always,True,loss,0.1,-0.5,0.3", "unet,float32,batch,accumulated,,,loss,,,0.1")
+    path.write_text("\n".join((",".join((*columns, "estimate", "low", "high")), *lines)) + "\n")
+    found = [(check.cell, check.expected, check.got) for check in checks_of_claims(path)]
+    assert found == [("unet-float32-batch-always-deferred", 0.0, 0.5), ("unet-float32-batch-accumulated", 0.0, 0.1)]
+
+
+def test_a_check_says_by_which_code_its_numbers_came_and_by_which_it_was_made(tmp_path):
+    """Of the number that is checked, of the one that it is held to, and of the check itself."""
+    new, old = replace(ROW, commit="b" * 40, dirty=True), replace(ROW, commit="a" * 40)
+    facts = {"commit": "c" * 40, "dirty": False, "started_utc": "2026-01-01T00:00:00+00:00"}
+    found = records(checks_of_rows("sweep", [new], [old]), {**facts, "torch": "2", "python": "3"})[0]
+    assert tuple(found) == CHECK_COLUMNS
+    assert (found["evidence"], found["commit"], found["dirty"]) == ("simulated", "b" * 40, True)
+    assert (found["config_sha256"], found["expected_commit"]) == (ROW.config_sha256, "a" * 40)
+    assert (found["checked_commit"], found["checked_dirty"]) == ("c" * 40, False)
+    assert (found["checked_utc"], found["torch"], found["python"]) == ("2026-01-01T00:00:00+00:00", "2", "3")
+
+
+def test_a_check_of_a_table_names_the_run_of_its_line(tmp_path):
+    path = tmp_path / "p.csv"
     path.write_text(
-        ",".join((*columns, "estimate", "low", "high")) + "\nunet,float32,batch,always,True,loss,0.1,-0.5,0.3\n"
+        PREDICTIONS.strip() + ",evidence,profile,commit,dirty,config_sha256\n"
+        f"speed,n2m4,throughput_samples_per_s,10,11,0.1,predicted,simulated,p40,{'a' * 40},False,{'d' * 64}\n"
     )
-    (found,) = checks_of_claims(path)
-    assert (found.cell, found.expected, found.got) == ("unet-float32-batch-always-deferred", 0.0, 0.5)
+    (found,) = checks_of_predictions(path)
+    assert (found.evidence, found.profile, found.commit) == ("simulated", "p40", "a" * 40)
+    assert (found.dirty, found.config_sha256) == (False, "d" * 64)
 
 
 def test_an_empty_published_cell_ran_out_of_memory(tmp_path):
@@ -144,8 +168,9 @@ def test_the_command_fails_and_names_the_cell(tmp_path, capsys):
     printed = capsys.readouterr().err
     assert "OUTSIDE: speed n2m4 throughput_samples_per_s: 20, published 10, off by 1, allowed 0.1" in printed
     with (tmp_path / "v.csv").open() as file:
-        verdicts = [line["verdict"] for line in csv.DictReader(file)]
-    assert sorted(set(verdicts)) == ["OUTSIDE", "ok"]
+        lines = list(csv.DictReader(file))
+    assert {line["verdict"] for line in lines} == {"OUTSIDE", "ok"}
+    assert all(line["checked_utc"] and line["torch"] and line["python"] for line in lines)
 
 
 def test_the_command_fails_where_cells_are_missing_unless_a_part_is_allowed(tmp_path, capsys):

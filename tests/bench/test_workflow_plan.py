@@ -65,7 +65,7 @@ def test_training_says_what_differs_from_the_defaults():
         "unet": ["--set", "unet.steps=7", "--seeds", "2"],
     }
     assert changed.transparency == ["results/transparency/amoebanet.json", "results/transparency/unet.json"]
-    assert changed.margin == 0.1
+    assert (changed.margin, changed.loss_margin) == (0.1, 0.05)
 
 
 def test_requests_for_advice_are_commands_by_name(plan):

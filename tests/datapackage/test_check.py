@@ -66,6 +66,24 @@ def test_a_step_of_a_run_that_is_not_there_or_twice_is_named(package, table, old
     assert words in problem.lower()
 
 
+def test_a_configuration_that_is_not_what_its_digest_says_is_named(package, table):
+    take_reference(table, package, "box")
+    path = package / "measured" / "box" / "ablation_configurations.csv"
+    edit(path, '""threads"": 1', '""threads"": 2')
+    write_descriptor(package)
+    (problem,) = check_folder(package)
+    assert problem.startswith("measured/box/ablation_configurations.csv, line 2: config_sha256 must be the digest")
+
+
+def test_a_row_whose_configuration_is_not_there_is_named(package, table):
+    take_reference(table, package, "box")
+    path = package / "measured" / "box" / "ablation_configurations.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    write_descriptor(package)
+    (problem,) = check_folder(package)
+    assert "foreign key" in problem.lower()
+
+
 def test_a_table_that_is_not_described_is_named(package, table):
     take_reference(table, package, "box")
     (problem,) = check_folder(package)

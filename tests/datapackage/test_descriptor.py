@@ -11,6 +11,7 @@ import pytest
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, REFERENCE_FOLDER, describe_folder, write_descriptor
 from gpipe_bench.bench.datapackage.fields import table_schema
 from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
+from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from tests.project.tree import ROOT
@@ -80,13 +81,17 @@ def test_every_reference_row_says_where_it_comes_from_or_leads_to_one_that_does(
     for path in sorted(REFERENCE_FOLDER.glob("*/*/*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
+        # A configuration is what others lead to.
+        if path.stem.endswith("_configurations"):
+            continue
         if "commit" not in lines[0]:
             assert links[path.relative_to(REFERENCE_FOLDER).as_posix()], f"{path.relative_to(ROOT)} leads nowhere"
             continue
-        # A simulation says the same whatever runs it and whenever; a number derived from rows has no settings.
+        # A simulation says the same whatever runs it and whenever.
         needed = ["evidence", "profile", "commit", "dirty", "schema_version"]
         needed += ["torch", "python", "started_utc"] if path.parent.parent.name == "measured" else []
-        needed += ["torch", "config_sha256"] if "config_sha256" in lines[0] else []
+        needed += ["config_sha256"]
+        needed += ["torch"] if "torch" in lines[0] else []
         for line in lines:
             assert line["evidence"] == path.parent.parent.name
             missing = [name for name in needed if not line[name]]
@@ -100,7 +105,38 @@ def test_every_companion_leads_to_its_rows():
         schema = resource["schema"]
         kind = kinds[tuple(field["name"] for field in schema["fields"])]
         declared = [tuple(key["fields"]) for key in schema.get("foreignKeys", [])]
-        assert declared == [link.columns for link in kind.links], resource["path"]
+        # Nobody ran a published row here, so that it has no configuration.
+        expected = [] if resource["path"] == "published/rows.csv" else [link.columns for link in kind.links]
+        assert declared == expected, resource["path"]
+
+
+def test_every_table_says_its_evidence_or_leads_to_one_that_does():
+    for path in sorted(REFERENCE_FOLDER.rglob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        folder = path.relative_to(REFERENCE_FOLDER).parts[0]
+        companion = path.stem.endswith(COMPANION_SUFFIXES)
+        assert companion or {line["evidence"] for line in lines} == {folder}, path.name
+
+
+def test_every_run_can_be_looked_up_by_its_digest():
+    """How a measurement was taken: threads, untimed and timed steps, seed; of a simulation hardware and optimizer."""
+    for path in sorted(REFERENCE_FOLDER.glob("*/*/*_configurations.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            known = [json.loads(line["configuration"]) for line in csv.DictReader(file)]
+        assert known, path.name
+        if path.stem in ("ablation_configurations", "sweep_measured_configurations"):
+            measured = path.parent.parent.name == "measured"
+            names = {"threads", "warmup", "steps", "seed"} if measured else {"profile", "optimizer"}
+            assert all(names <= set(one) for one in known), path.name
+
+
+def test_rows_without_their_configurations_are_refused(tmp_path, table):
+    table.with_name("ablation_configurations.csv").unlink()
+    with pytest.raises(
+        ConfigError, match=r"must lie beside its configurations, got ablation\.csv without ablation_con"
+    ):
+        describe_folder(table.parent)
 
 
 def test_a_companion_without_its_rows_is_refused(tmp_path, table):

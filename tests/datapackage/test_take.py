@@ -14,6 +14,7 @@ from gpipe_bench.bench.datapackage.take import place_name, result_tables, take_r
 from gpipe_bench.bench.files import write_files
 from gpipe_bench.bench.tables import csv_text
 from gpipe_bench.cli import main
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, configuration_records
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.transparency_rows import GROUP, VERDICT_COLUMNS, TransparencyRow
 from tests.bench.cells_of import ok_result
@@ -50,6 +51,9 @@ def test_rows_and_companions_are_parted_by_evidence(tmp_path):
     assert {line["variant"] for line in lines(simulated / "ablation_steps.csv")} == {"dep-x-ptl"}
     box = tmp_path / "reference" / "measured" / "box"
     assert {line["variant"] for line in lines(box / "ablation_steps.csv")} == {"baseline"}
+    for folder, result in ((simulated, other), (box, measured)):
+        (line,) = lines(folder / "ablation_configurations.csv")
+        assert line["configuration"] == result.configuration
     assert not (tmp_path / "reference" / "published").exists()
 
 
@@ -58,7 +62,7 @@ def test_a_companion_of_rows_that_were_there_before_goes_with_them(table, tmp_pa
     table.with_name("ablation_events.csv").unlink()
     take_reference(table, tmp_path / "reference", "box")
     left = {path.name for path in (tmp_path / "reference" / "measured" / "box").iterdir()}
-    assert left == {"ablation.csv", "ablation_devices.csv", "ablation_steps.csv"}
+    assert left == {"ablation.csv", "ablation_configurations.csv", "ablation_devices.csv", "ablation_steps.csv"}
 
 
 def test_hardware_without_a_name_is_refused(tmp_path):
@@ -80,12 +84,15 @@ def test_published_rows_alone_are_not_taken(tmp_path):
 
 
 def training(path, profiles):
-    """A table of training runs and one of its companions."""
-    rows = [TransparencyRow(model="unet", arm="plain", profile=name, config_sha256="d" * 64) for name in profiles]
+    """A table of training runs and two of its companions."""
+    given = configuration_records(["{}", '{"runs": []}'])
+    own, whole = (record["config_sha256"] for record in given)
+    rows = [TransparencyRow(model="unet", arm="plain", profile=name, config_sha256=own) for name in profiles]
     setting = {name: rows[0].to_dict()[name] for name in GROUP}
-    claim = {**setting, "quantity": "iou_fraction", "commit": "c" * 40, "schema_version": 2}
+    claim = {**setting, "quantity": "iou_fraction", "commit": "c" * 40, "config_sha256": whole, "schema_version": 2}
     texts = {path: csv_text(TransparencyRow.columns(), [row.to_dict() for row in rows])}
     texts[path.with_name(f"{path.stem}_verdict.csv")] = csv_text(VERDICT_COLUMNS, [claim])
+    texts[path.with_name(f"{path.stem}_configurations.csv")] = csv_text(CONFIGURATION_COLUMNS, given)
     write_files(texts)
     return path
 
@@ -93,7 +100,10 @@ def training(path, profiles):
 def test_training_runs_are_taken_with_their_verdicts(tmp_path):
     table = training(tmp_path / "transparency.csv", ["box"])
     written = take_reference(table, tmp_path / "reference")
-    assert [path.name for path in written] == ["transparency.csv", "transparency_verdict.csv"]
+    names = ["transparency.csv", "transparency_configurations.csv", "transparency_verdict.csv"]
+    assert sorted(path.name for path in written) == names
+    write_descriptor(tmp_path / "reference")
+    assert check_folder(tmp_path / "reference") == []
 
 
 def test_verdicts_over_several_machines_are_refused(tmp_path):
@@ -103,7 +113,8 @@ def test_verdicts_over_several_machines_are_refused(tmp_path):
 
 def test_a_folder_is_taken_table_by_table(table, tmp_path):
     training(table.with_name("transparency.csv"), ["box"])
-    (table.parent / "predictions.csv").write_text((REFERENCE_FOLDER / "simulated/p40/predictions.csv").read_text())
+    for name in ("predictions.csv", "predictions_configurations.csv"):
+        (table.parent / name).write_text((REFERENCE_FOLDER / "simulated/p40" / name).read_text())
     (table.parent / "verify.csv").write_text("cell,verdict\n")
     assert [path.stem for path in result_tables(table.parent)] == ["ablation", "predictions", "transparency"]
     call = ["datapackage", "take", str(table.parent), "--folder", str(tmp_path / "reference"), "--machine", "box"]

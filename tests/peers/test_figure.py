@@ -1,4 +1,4 @@
-"""The figure of the race: from the table alone, whatever took part."""
+"""The figures of the race: from the table alone, whatever took part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from gpipe_bench.bench.peers.contenders import CONTENDERS
 from gpipe_bench.bench.peers.tables import write_race
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.peers import _STYLES, draw_peers, peers_figure
+from gpipe_bench.figures.host_time import draw_host_time, host_time_figure
+from gpipe_bench.figures.peers import draw_peers, peers_figure
+from gpipe_bench.figures.race import LOOKS
 from gpipe_bench.figures.style import drawing
 from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
 
@@ -30,7 +32,7 @@ def table(tmp_path):
         found = [outcome(case, name, [0.01 * (k + 1), 0.011 * (k + 1)]) for k, name in enumerate(CONTENDERS)]
         found[3].status, found[3].reason, found[3].visits = "skipped", "fairscale is not installed", []
         done.append(raced(case, found))
-    write_race(done, FACTS, 1e-4, tmp_path / "peers.csv")
+    write_race(done, FACTS, 1e-4, tmp_path / "peers.csv", "{}")
     return tmp_path / "peers.csv"
 
 
@@ -54,16 +56,17 @@ def test_combinations_are_a_line_per_backward_mode(table, tmp_path):
     for seconds, variant in ((0.01, "baseline"), (0.02, "dep-x-ptl")):
         case = tiny_cells(workload="combinations", variant=variant)
         done.append(raced(case, [outcome(case, "engine-autograd", [seconds]), outcome(case, "torchgpipe", [0.04])]))
-    write_race(done, FACTS, 1e-4, tmp_path / "combinations.csv")
+    write_race(done, FACTS, 1e-4, tmp_path / "combinations.csv", "{}")
     with drawing():
-        figure = peers_figure(read(table) + read(tmp_path / "combinations.csv"))
+        figure = host_time_figure(read(table) + read(tmp_path / "combinations.csv"))
     assert "engine-autograd, 2 combinations: 0.25 to 0.50 of torchgpipe's." in texts(figure)
 
 
-def test_files_are_drawn_and_drawn_alike(table, tmp_path):
-    paths = draw_peers(table, tmp_path / "first" / "peers")
+@pytest.mark.parametrize("draw", [draw_peers, draw_host_time])
+def test_files_are_drawn_and_drawn_alike(table, tmp_path, draw):
+    paths = draw(table, tmp_path / "first" / "peers")
     assert [path.suffix for path in paths] == [".svg", ".pdf", ".png"]
-    again = draw_peers(table, tmp_path / "second" / "peers")
+    again = draw(table, tmp_path / "second" / "peers")
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
 
 
@@ -78,6 +81,17 @@ def test_what_the_figure_says(table):
     assert any("checkpoint always" in text for text in said)
 
 
+def test_what_the_figure_of_tiny_layers_says(table):
+    with drawing():
+        said = texts(host_time_figure(read(table)))
+    assert "measured" in said
+    assert "Time per cell of tiny layers, µs; checkpoint never" in said
+    assert "checkpoint always" in said
+    for name in CONTENDERS:
+        assert (name in said) == (not name.endswith("-threads"))
+    assert "Not everywhere here: fairscale: skipped; the table has the reasons." in said
+
+
 def test_the_limit_is_drawn(table):
     with drawing():
         figure = peers_figure(read(table))
@@ -89,16 +103,17 @@ def test_the_limit_is_drawn(table):
 
 
 def test_everybody_looks_different():
-    assert set(_STYLES) == set(CONTENDERS)
-    looks = [(colour, marker) for colour, _, marker in _STYLES.values()]
-    assert len(set(looks)) == len({marker for _, marker in looks}) == len(_STYLES)
+    assert set(LOOKS) == set(CONTENDERS)
+    looks = [(colour, marker) for colour, _, marker in LOOKS.values()]
+    assert len(set(looks)) == len({marker for _, marker in looks}) == len(LOOKS)
 
 
 def test_tables_without_cells_or_without_networks(table):
     rows = read(table)
     with drawing():
-        peers_figure([row for row in rows if row["workload"] == "cells"])
-        peers_figure([row for row in rows if row["workload"] != "cells"])
+        assert "No network in this table." in texts(peers_figure([row for row in rows if row["workload"] == "cells"]))
+        kept = [row for row in rows if row["workload"] != "cells"]
+        assert "No tiny layers in this table." in texts(host_time_figure(kept))
 
 
 def test_without_the_plain_loop_there_is_no_limit(table):
@@ -129,8 +144,10 @@ def test_it_is_drawn_without_torch(table, tmp_path):
 import sys
 from pathlib import Path
 sys.modules["torch"] = None
+from gpipe_bench.figures.host_time import draw_host_time
 from gpipe_bench.figures.peers import draw_peers
 draw_peers(Path({str(table)!r}), Path({str(tmp_path / "figure")!r}))
+draw_host_time(Path({str(table)!r}), Path({str(tmp_path / "host")!r}))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -137,18 +137,18 @@ def test_every_step_is_kept():
 
 
 def test_a_race_can_be_taken_into_the_reference_results(tmp_path):
-    facts = {"profile": "2x-some-cpu", "device": "cpu Some CPU", "config_sha256": "0" * 64}
-    write_race([cells_race(), unet_race()], facts, 1e-4, tmp_path / "peers.csv")
+    facts = {"profile": "2x-some-cpu", "device": "cpu Some CPU"}
+    write_race([cells_race(), unet_race()], facts, 1e-4, tmp_path / "peers.csv", '{"seed": 0}')
     take_reference(tmp_path / "peers.csv", tmp_path / "reference")
     write_descriptor(tmp_path / "reference")
     assert check_folder(tmp_path / "reference") == []
     taken = sorted(path.name for path in (tmp_path / "reference" / "measured" / "2x-some-cpu").iterdir())
-    assert taken == ["peers.csv", "peers_ratios.csv", "peers_steps.csv"]
-    assert [figure.name for figure in reference_figures(tmp_path / "reference")] == ["peers"]
+    assert taken == ["peers.csv", "peers_configurations.csv", "peers_ratios.csv", "peers_steps.csv"]
+    assert [figure.name for figure in reference_figures(tmp_path / "reference")] == ["peers", "peers_host"]
 
 
 def test_tables_have_the_columns_of_the_schema(tmp_path):
-    write_race([cells_race(), unet_race()], {}, 1e-4, tmp_path / "peers.csv")
+    write_race([cells_race(), unet_race()], {}, 1e-4, tmp_path / "peers.csv", "{}")
     for name, columns in (("", PeerRow.columns()), ("_steps", STEP_COLUMNS), ("_ratios", RATIO_COLUMNS)):
         with (tmp_path / f"peers{name}.csv").open(newline="") as file:
             assert tuple(csv.DictReader(file).fieldnames) == tuple(columns)

@@ -67,3 +67,20 @@ def test_many_reasons_are_folded(tmp_path):
         text = write_report(tmp_path, tmp_path, tmp_path, tmp_path / "report.html").read_text()
         assert (f"<summary>{count} reasons</summary>" in text) == folded
         assert f"[{count}] needed {count} GiB" in text
+
+
+def test_checks_that_are_not_ok_come_first_and_are_counted(tmp_path):
+    path = tmp_path / "verify.csv"
+    checks = [("a", "ok"), ("b", "OUTSIDE"), ("c", "ok"), ("d", "not required"), ("e", "OUTSIDE")]
+    path.write_text("cell,verdict\n" + "".join(f"{cell},{verdict}\n" for cell, verdict in checks))
+    (table,) = plain_tables(path)
+    assert [line[0].text for line in table.lines] == ["b", "d", "e", "a", "c"]
+    assert table.note == "Verdicts: 2 OUTSIDE, 1 not required, 2 ok."
+
+
+def test_a_failed_check_far_down_a_long_table_is_shown(tmp_path):
+    path = tmp_path / "verify.csv"
+    path.write_text("cell,verdict\n" + "".join(f"c{k},ok\n" for k in range(3000)) + "last,OUTSIDE\n")
+    (table,) = plain_tables(path)
+    assert table.lines[0][0].text == "last"
+    assert table.note == "The first 2000 of 3001 lines. Verdicts: 1 OUTSIDE, 3000 ok."

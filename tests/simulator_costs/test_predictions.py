@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections import Counter
 
 import pytest
 
+from gpipe_bench.configurations import digest
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator import published_runs
 from gpipe_bench.simulator.events import run
@@ -34,7 +36,11 @@ def setting(table, experiment):
 
 
 def cell(published, simulated, metric="peak_reserved_gib", role="predicted"):
-    return Prediction("unet-memory", "baseline", metric, published, simulated, role, "" if simulated else "too small")
+    reason = "" if simulated else "too small"
+    return Prediction("unet-memory", "baseline", metric, published, simulated, role, reason, '{"chunks": 8}')
+
+
+DIGEST = digest('{"chunks": 8}')
 
 
 def test_every_published_cell_has_one_row(instant):
@@ -84,12 +90,24 @@ def test_the_file_has_the_columns_and_numbers_or_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("gpipe_bench.simulator.predictions.checkout", lambda: ("c" * 40, False))
     write([cell(20.0, 21.0), cell(None, None), cell(20.0, None)], tmp_path / "new" / "predictions.csv")
     text = (tmp_path / "new" / "predictions.csv").read_text(encoding="utf-8")
+    head = "table,experiment,metric,published,simulated,error_fraction,role,evidence,profile,commit,dirty"
     assert text.splitlines() == [
-        "table,experiment,metric,published,simulated,error_fraction,role,evidence,profile,commit,dirty,schema_version",
-        f"unet-memory,baseline,peak_reserved_gib,20,21,0.05,predicted,simulated,p40,{'c' * 40},False,2",
-        f"unet-memory,baseline,peak_reserved_gib,,,,predicted,simulated,p40,{'c' * 40},False,2",
-        f"unet-memory,baseline,peak_reserved_gib,20,,,predicted,simulated,p40,{'c' * 40},False,2",
+        f"{head},config_sha256,schema_version",
+        f"unet-memory,baseline,peak_reserved_gib,20,21,0.05,predicted,simulated,p40,{'c' * 40},False,{DIGEST},2",
+        f"unet-memory,baseline,peak_reserved_gib,,,,predicted,simulated,p40,{'c' * 40},False,{DIGEST},2",
+        f"unet-memory,baseline,peak_reserved_gib,20,,,predicted,simulated,p40,{'c' * 40},False,{DIGEST},2",
     ]
+    beside = (tmp_path / "new" / "predictions_configurations.csv").read_text(encoding="utf-8")
+    assert beside.splitlines() == ["config_sha256,configuration", f'{DIGEST},"{{""chunks"": 8}}"']
+
+
+def test_a_prediction_has_the_configuration_of_the_simulated_row(instant):
+    """Settings of print, hardware and autograd engine decide both."""
+    row = next(row for row in predictions(["unet-memory"]) if row.experiment == "baseline")
+    known = json.loads(row.configuration)
+    assert (known["profile"], known["flavour"], known["balance"]) == ("p40", "published", "")
+    assert row.configuration == setting("unet-memory", "baseline").configuration("p40")
+    assert json.loads(setting("unet-memory", "pipeline-2").configuration("p40"))["balance"].count("-") == 1
 
 
 def test_the_mean_is_over_predicted_cells():
@@ -169,4 +187,4 @@ def test_a_file_that_cannot_be_written_is_one_line_and_status_2(instant, tmp_pat
 def test_outside_a_checkout_the_commit_stays_empty(tmp_path, monkeypatch):
     monkeypatch.setattr("gpipe_bench.simulator.predictions.checkout", lambda: ("", None))
     write([cell(20.0, 21.0)], tmp_path / "predictions.csv")
-    assert (tmp_path / "predictions.csv").read_text().splitlines()[1].endswith(",predicted,simulated,p40,,,2")
+    assert (tmp_path / "predictions.csv").read_text().splitlines()[1].endswith(f",predicted,simulated,p40,,,{DIGEST},2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from gpipe_bench.bench.transparency.data import load_images
 from gpipe_bench.bench.transparency.lockstep import train_arms
 from gpipe_bench.bench.transparency.run import collect_transparency, run_seeds, run_transparency
 from gpipe_bench.bench.transparency.settings import TransparencyCell, TransparencySettings
+from gpipe_bench.bench.transparency.verdict import Margins
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.transparency import draw_transparency
@@ -34,6 +36,12 @@ AMOEBANET = TransparencyCell(**SMALL)
 def amoebanet():
     runs = train_arms(AMOEBANET, load_images(AMOEBANET), [Training("float32", False, 2, ARMS)])
     return dict(zip((PLAIN, ACCUMULATED, *ARMS), runs, strict=True))
+
+
+@pytest.fixture(scope="module")
+def unet():
+    """The raw result of the U-Net."""
+    return run_transparency(UNET)
 
 
 def test_the_pipeline_is_accumulated_microbatches_bit_for_bit(amoebanet):
@@ -80,14 +88,13 @@ def test_training_and_held_out_images_are_real_and_apart():
     assert not bool((again.train == images.train).all())
 
 
-def test_from_cell_to_figure(tmp_path):
-    raw = run_transparency(UNET)
-    (tmp_path / "raw.json").write_text(json.dumps(raw))
-    rows = raw["rows"]
+def test_from_cell_to_figure(tmp_path, unet):
+    (tmp_path / "raw.json").write_text(json.dumps(unet))
+    rows = unet["rows"]
     assert {row["status"] for row in rows} == {"ok"}
     assert {row["evidence"] for row in rows} == {"measured"}
     assert all(row["torch"] and row["device"] and row["config_sha256"] for row in rows)
-    found = collect_transparency([tmp_path / "raw.json"], tmp_path / "t.csv", 0.05)
+    found = collect_transparency([tmp_path / "raw.json"], tmp_path / "t.csv", Margins(0.05, 0.05))
     exact = [v["verdict"] for v in found if v["quantity"] == "gradient_difference_accumulated_largest"]
     assert exact
     assert set(exact) == {"exact"}
@@ -140,5 +147,20 @@ def test_all_wrong_settings_are_named():
 def test_a_file_that_is_no_result_is_named(tmp_path):
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"x\.json"):
-        collect_transparency([tmp_path / "x.json"], tmp_path / "t.csv", 0.05)
+        collect_transparency([tmp_path / "x.json"], tmp_path / "t.csv", Margins(0.05, 0.05))
     assert not (tmp_path / "t.csv").exists()
+
+
+def test_every_digest_leads_to_its_settings(tmp_path, unet):
+    """Those of the runs to their settings, those of the claims to the runs behind them."""
+    (tmp_path / "raw.json").write_text(json.dumps(unet))
+    found = collect_transparency([tmp_path / "raw.json"], tmp_path / "t.csv", Margins(0.05, 0.05))
+    with (tmp_path / "t_configurations.csv").open(newline="") as file:
+        known = {line["config_sha256"]: json.loads(line["configuration"]) for line in csv.DictReader(file)}
+    assert known[UNET.config_sha256]["learning_rate"] == UNET.learning_rate
+    assert {known[claim["config_sha256"]]["runs"][0] for claim in found} == {UNET.config_sha256}
+
+
+def test_a_model_without_batch_normalisation_says_that_there_is_nothing_to_defer(amoebanet, unet):
+    assert {row["batch_norms"] for row in unet["rows"]} == {0}
+    assert {run.values["batch_norms"] for run in amoebanet.values()} == {len(amoebanet[PLAIN].layers) // 2}

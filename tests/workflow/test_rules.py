@@ -82,7 +82,8 @@ def test_figures_and_nothing_else_are_in_the_report():
     drawn = {name for name in RULES if name.startswith("figure_")}
     assert {name for name, body in RULES.items() if "report(" in body} == drawn
     captions = re.findall(r'caption="\.\./report/(\w+\.rst)"', TEXT)
-    assert len(captions) == len(drawn)
+    # The figures of one table of peers are drawn by one rule.
+    assert len(captions) == len(set(captions)) == len(drawn) + 1
     assert {path.name for path in (ROOT / "workflows" / "report").glob("*.rst")} == {*captions, "suite.rst"}
 
 

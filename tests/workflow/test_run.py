@@ -14,7 +14,7 @@ ABLATION = ("ablation", "--configfile", "tiny.yaml")
 PUBLISHED = ("baseline", "dep-str-ptl")
 SIMULATED = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
 OUTPUTS = {
-    *(f"results/ablation{table}.csv" for table in ("", "_devices", "_steps", "_events")),
+    *(f"results/ablation{table}.csv" for table in ("", "_devices", "_steps", "_events", "_configurations")),
     *(f"figures/ablation{name}.{suffix}" for name in ("", "_shares", "_timelines") for suffix in ("svg", "pdf", "png")),
     *(f"figures/timeline_{variant}.{suffix}" for variant in PUBLISHED for suffix in ("svg", "pdf", "png")),
     *(f"results/traces/ablation/{variant}.json" for variant in PUBLISHED),

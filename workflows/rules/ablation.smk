@@ -5,7 +5,10 @@
 rule ablation:
     """Table, figures, and timeline figure and trace of each published variant."""
     input:
-        expand("results/ablation{table}.csv", table=["", "_devices", "_steps", "_events"]),
+        expand(
+            "results/ablation{table}.csv",
+            table=["", "_devices", "_steps", "_events", "_configurations"],
+        ),
         expand(
             "figures/ablation{figure}.{suffix}",
             figure=["", "_shares", "_timelines"],

@@ -15,6 +15,7 @@ rule advise:
         devices=ensure("results/advice_{advice}_devices.csv", non_empty=True),
         steps=ensure("results/advice_{advice}_steps.csv", non_empty=True),
         events=ensure("results/advice_{advice}_events.csv", non_empty=True),
+        configurations=ensure("results/advice_{advice}_configurations.csv", non_empty=True),
     log:
         "logs/advise/{advice}.log",
     conda:

@@ -69,6 +69,7 @@ rule collect:
         devices=ensure("results/{experiment}_devices.csv", non_empty=True),
         steps=ensure("results/{experiment}_steps.csv", non_empty=True),
         events=ensure("results/{experiment}_events.csv", non_empty=True),
+        configurations=ensure("results/{experiment}_configurations.csv", non_empty=True),
     log:
         "logs/collect/{experiment}.log",
     conda:

@@ -2,10 +2,10 @@
 
 
 rule peers:
-    """Host time, throughput, memory and gradients of the engine and its peers, and the figure."""
+    """Host time, throughput, memory and gradients of the engine and its peers, and the figures."""
     input:
-        expand("results/peers{table}.csv", table=["", "_steps", "_ratios"]),
-        expand("figures/peers.{suffix}", suffix=["svg", "pdf", "png"]),
+        expand("results/peers{table}.csv", table=["", "_steps", "_ratios", "_configurations"]),
+        expand("figures/peers{part}.{suffix}", part=["", "_host"], suffix=["svg", "pdf", "png"]),
 
 
 rule race_peers:
@@ -14,6 +14,7 @@ rule race_peers:
         rows=ensure("results/peers.csv", non_empty=True),
         steps=ensure("results/peers_steps.csv", non_empty=True),
         ratios=ensure("results/peers_ratios.csv", non_empty=True),
+        configurations=ensure("results/peers_configurations.csv", non_empty=True),
     log:
         "logs/race_peers.log",
     conda:
@@ -30,7 +31,7 @@ rule race_peers:
 
 
 rule figure_peers:
-    """Draw host time per cell and throughput beside the limit."""
+    """Draw throughput beside the limit, and host time per cell."""
     input:
         rows="results/peers.csv",
     output:
@@ -38,10 +39,18 @@ rule figure_peers:
             ensure("figures/peers.svg", non_empty=True),
             caption="../report/peers.rst",
             category="Peers",
-            labels={"figure": "engine, other pipelines, plain module", "evidence": "measured"},
+            labels={"figure": "throughput of pipelines over the plain module", "evidence": "measured"},
         ),
         pdf=ensure("figures/peers.pdf", non_empty=True),
         png=ensure("figures/peers.png", non_empty=True),
+        host=report(
+            ensure("figures/peers_host.svg", non_empty=True),
+            caption="../report/peers_host.rst",
+            category="Peers",
+            labels={"figure": "host time of pipelines and the plain module", "evidence": "measured"},
+        ),
+        host_pdf=ensure("figures/peers_host.pdf", non_empty=True),
+        host_png=ensure("figures/peers_host.png", non_empty=True),
     log:
         "logs/figure_peers.log",
     conda:

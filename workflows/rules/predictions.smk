@@ -7,7 +7,8 @@ rule predictions:
         "results/reference/published/published.csv",
         "results/reference/published/settings.csv",
     output:
-        ensure("results/predictions.csv", non_empty=True),
+        rows=ensure("results/predictions.csv", non_empty=True),
+        configurations=ensure("results/predictions_configurations.csv", non_empty=True),
     log:
         "logs/predictions.log",
     conda:
@@ -16,4 +17,4 @@ rule predictions:
         sources=source_digest("gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench.simulator.predictions --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench.simulator.predictions --out {output.rows:q} > {log:q} 2>&1"

@@ -4,14 +4,14 @@
 rule speed:
     """Throughput of U-Net (5, 64) and AmoebaNet-D (18, 256): table and figure."""
     input:
-        expand("results/speed{table}.csv", table=["", "_devices", "_steps"]),
+        expand("results/speed{table}.csv", table=["", "_devices", "_steps", "_configurations"]),
         expand("figures/speed.{suffix}", suffix=["svg", "pdf", "png"]),
 
 
 rule memory:
     """Memory of the largest models that fit: table and figure."""
     input:
-        expand("results/memory{table}.csv", table=["", "_devices", "_steps"]),
+        expand("results/memory{table}.csv", table=["", "_devices", "_steps", "_configurations"]),
         expand("figures/memory.{suffix}", suffix=["svg", "pdf", "png"]),
 
 

@@ -4,7 +4,10 @@
 rule transparency:
     """Tables, verdicts and figures of transparency on real data."""
     input:
-        expand("results/transparency{table}.csv", table=["", "_steps", "_layers", "_verdict"]),
+        expand(
+            "results/transparency{table}.csv",
+            table=["", "_steps", "_layers", "_verdict", "_configurations"],
+        ),
         expand(
             "figures/transparency_{model}.{suffix}",
             model=["amoebanet-d", "unet"],
@@ -38,15 +41,18 @@ rule collect_transparency:
         steps=ensure("results/transparency_steps.csv", non_empty=True),
         layers=ensure("results/transparency_layers.csv", non_empty=True),
         verdict=ensure("results/transparency_verdict.csv", non_empty=True),
+        configurations=ensure("results/transparency_configurations.csv", non_empty=True),
     log:
         "logs/collect_transparency.log",
     conda:
         "../../environment.yml"
     params:
         margin=PLAN.margin,
+        loss_margin=PLAN.loss_margin,
         sources=source_digest("gpipe_bench.bench.transparency.run"),
     shell:
-        "python -m gpipe_bench transparency collect {input:q} --out {output.rows:q} --margin {params.margin:q} > {log:q} 2>&1"
+        "python -m gpipe_bench transparency collect {input:q} --out {output.rows:q} --margin {params.margin:q}"
+        " --loss-margin {params.loss_margin:q} > {log:q} 2>&1"
 
 
 rule figure_transparency:

@@ -1,15 +1,19 @@
 """Whether a folder of results is what its descriptor says: hashes, sizes, types, constraints, keys.
 
-Frictionless (https://framework.frictionlessdata.io) does the checking, as anybody who cites the data would.
+Frictionless (https://framework.frictionlessdata.io) does the checking, as anybody who cites the data would. What no
+descriptor can say is checked here: that the digest of a configuration is its digest.
 """
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
 from gpipe_bench.errors import ConfigError
 
 __all__ = ["check_folder"]
@@ -29,7 +33,7 @@ def check_folder(folder: Path) -> list[str]:
         written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError([f"data package must have a descriptor, got {path} ({error}); {_WRITE}"]) from error
-    problems = _invalid(path)
+    problems = [*_invalid(path), *_false_digests(folder)]
     try:
         expected = describe_folder(folder)
     except ConfigError as error:
@@ -51,6 +55,21 @@ def _invalid(path: Path) -> list[str]:
         found += [f"{task.place}: {error.message}" for error in task.errors]
     rest = len(found) - _AT_MOST
     return found[:_AT_MOST] + ([f"and {rest} more like these"] if rest > 0 else [])
+
+
+def _false_digests(folder: Path) -> Iterator[str]:
+    """Configurations that are not what their digest says."""
+    for path in sorted(folder.rglob(f"*_{CONFIGURATIONS}.csv")):
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                lines = list(csv.DictReader(file))
+        except (UnicodeDecodeError, csv.Error):
+            continue  # said already
+        for number, line in enumerate(lines, start=2):
+            key, text = (line.get(name) or "" for name in CONFIGURATION_COLUMNS)
+            if digest(text) != key:
+                place = f"{path.relative_to(folder).as_posix()}, line {number}"
+                yield f"{place}: config_sha256 must be the digest of the configuration, got {key!r}; take it again"
 
 
 def _outdated(written: dict[str, Any], expected: dict[str, Any]) -> list[str]:

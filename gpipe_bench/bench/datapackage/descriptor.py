@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gpipe_bench import __version__
 from gpipe_bench.bench.datapackage.fields import table_schema
-from gpipe_bench.bench.datapackage.kinds import ROWS_BESIDE, TableKind, kind_of
+from gpipe_bench.bench.datapackage.kinds import CONFIGURATIONS_BESIDE, ROWS_BESIDE, TableKind, kind_of
 from gpipe_bench.bench.files import json_text, write_files
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError
@@ -128,21 +128,32 @@ def _keys(kind: TableKind, place: Path, places: Collection[Path]) -> dict[str, A
     """What no two lines share, and which columns lead to lines of other tables of the package.
 
     Raises:
-        ConfigError: a companion without the table of rows that its lines lead to.
+        ConfigError: a companion without the table of rows that its lines lead to, or rows without their configurations.
     """
-    found: dict[str, Any] = {}
-    # A published row is of no cell: nobody ran it here.
-    if kind.key and not (kind.records and place.parts[0] == "published"):
-        found["primaryKey"] = list(kind.key)
+    # A published row is of no cell and has no configuration: nobody ran it here.
+    if kind.records and place.parts[0] == "published":
+        return {}
     links = []
     for columns, path, others in kind.links:
-        target = _rows_of(place) if path == ROWS_BESIDE else Path(path)
+        target = _target(place, path)
         if target in places:
             reference = {"resource": _name(target), "fields": list(others or columns)}
             links.append({"fields": list(columns), "reference": reference})
         elif path == ROWS_BESIDE:
             raise ConfigError([f"companion must lie beside its rows, got {place} without {target.name}; take it again"])
+        elif path == CONFIGURATIONS_BESIDE:
+            rule = "table must lie beside its configurations"
+            raise ConfigError([f"{rule}, got {place} without {target.name}; make it anew, and take it again"])
+    found: dict[str, Any] = {"primaryKey": list(kind.key)} if kind.key else {}
     return {**found, "foreignKeys": links} if links else found
+
+
+def _target(place: Path, link: str) -> Path:
+    """The table that a link of the one at ``place`` leads to."""
+    if link not in (ROWS_BESIDE, CONFIGURATIONS_BESIDE):
+        return Path(link)
+    rows = _rows_of(place)
+    return rows.with_name(f"{rows.stem}{link}{rows.suffix}")
 
 
 def _rows_of(companion: Path) -> Path:

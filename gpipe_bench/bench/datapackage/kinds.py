@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpipe_bench.bench.tables import COMPANIONS
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.peer_rows import RATIO_COLUMNS, PeerRow
 from gpipe_bench.peer_rows import STEP_COLUMNS as PEER_STEP_COLUMNS
@@ -16,11 +17,14 @@ from gpipe_bench.rows import Row
 from gpipe_bench.transparency_rows import GROUP, LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
 from gpipe_bench.transparency_rows import KEYS as RUN_KEYS
 
-__all__ = ["KINDS", "ROWS_BESIDE", "Link", "TableKind", "kind_of"]
+__all__ = ["CONFIGURATIONS_BESIDE", "KINDS", "ROWS_BESIDE", "Link", "TableKind", "kind_of"]
 
 _GLOSSARY: Final = "columns.yaml"
 ROWS_BESIDE: Final = ""
 """Target of a link: the table of rows that this one is a companion of."""
+
+CONFIGURATIONS_BESIDE: Final = "_configurations"
+"""Target of a link: the configurations of the same experiment."""
 
 
 class Link(NamedTuple):
@@ -28,7 +32,8 @@ class Link(NamedTuple):
 
     Attributes:
         columns: here.
-        target: path of the other table below the folder of results, or :data:`ROWS_BESIDE`.
+        target: path of the other table below the folder of results, :data:`ROWS_BESIDE` or
+            :data:`CONFIGURATIONS_BESIDE`.
         others: their names there; empty where they are the same.
     """
 
@@ -61,26 +66,31 @@ class TableKind:
 
 
 _PUBLISHED: Final = (
-    *("source", "table", "experiment", "model", "model_args", "partitions", "chunks"),
+    *("evidence", "source", "table", "experiment", "model", "model_args", "partitions", "chunks"),
     *("metric", "value", "unit", "status", "notes"),
 )
 _SETTINGS: Final = (
-    *("table", "experiment", "model", "model_args", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
-    *("microbatches", "microbatch_size", "last_microbatch_size", "full_steps", "rest_batch_size"),
+    *("evidence", "table", "experiment", "model", "model_args", "partitions", "chunks", "checkpoint", "batch_size"),
+    *("balance", "microbatches", "microbatch_size", "last_microbatch_size", "full_steps", "rest_batch_size"),
     *("optimizer", "loss", "notes"),
 )
 _PREDICTIONS: Final = (
     *("table", "experiment", "metric", "published", "simulated", "error_fraction", "role"),
-    *("evidence", "profile", "commit", "dirty", "schema_version"),
+    *("evidence", "profile", "commit", "dirty", "config_sha256", "schema_version"),
 )
 _PRINTED: Final = "published/published.csv"
 _RUN: Final = ("cell", "repeat")
 _RACED: Final = ("case", "contender")
+_CONFIGURED: Final = Link(("config_sha256",), CONFIGURATIONS_BESIDE)
 _OF_RUN: Final = (Link(_RUN),)
 _OF_TRAINING: Final = (Link(RUN_KEYS),)
 
 KINDS: Final = (
-    TableKind("rows", "Rows", "one repeat of one cell", Row.columns(), _RUN, Row),
+    TableKind("rows", "Rows", "one repeat of one cell", Row.columns(), _RUN, Row, (_CONFIGURED,)),
+    TableKind(
+        *("configurations", "Configurations", "all settings of some rows, and their digest", CONFIGURATION_COLUMNS),
+        key=("config_sha256",),
+    ),
     TableKind(
         *("devices", "Partitions", "one partition of one repeat of a cell", tuple(COMPANIONS["devices"])),
         key=(*_RUN, "partition"),
@@ -104,9 +114,12 @@ KINDS: Final = (
     TableKind(
         *("predictions", "Predictions", "one published cell and what the simulator says of it", _PREDICTIONS),
         key=("table", "experiment", "metric"),
-        links=(Link(("table", "experiment", "metric"), _PRINTED),),
+        links=(Link(("table", "experiment", "metric"), _PRINTED), _CONFIGURED),
     ),
-    TableKind("transparency", "Training", "one training run", TransparencyRow.columns(), RUN_KEYS, TransparencyRow),
+    TableKind(
+        *("transparency", "Training", "one training run", TransparencyRow.columns(), RUN_KEYS, TransparencyRow),
+        links=(_CONFIGURED,),
+    ),
     TableKind(
         *("transparency-steps", "Training by step", "one step of a training run", STEP_COLUMNS),
         key=(*RUN_KEYS, "step"),
@@ -120,9 +133,9 @@ KINDS: Final = (
     TableKind(
         *("transparency-verdicts", "Verdicts", "one claim over seeds", VERDICT_COLUMNS),
         key=(*GROUP, "quantity", "reference"),
-        links=(Link(GROUP),),
+        links=(Link(GROUP), _CONFIGURED),
     ),
-    TableKind("peers", "Race", "one contender on one workload", PeerRow.columns(), _RACED, PeerRow),
+    TableKind("peers", "Race", "one contender on one workload", PeerRow.columns(), _RACED, PeerRow, (_CONFIGURED,)),
     TableKind(
         *("peers-steps", "Race by step", "one timed step of a contender", PEER_STEP_COLUMNS),
         key=(*_RACED, "round", "step"),

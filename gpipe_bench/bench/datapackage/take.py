@@ -17,6 +17,7 @@ from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
 from gpipe_bench.bench.files import write_files
 from gpipe_bench.bench.tables import csv_text
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.errors import ConfigError
 
 __all__ = ["place_name", "result_tables", "take_reference"]
@@ -63,8 +64,9 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
     kind = kind_of(header, rows)
     if kind.name == _PREDICTIONS:
         target = folder / "simulated" / _PUBLISHED_ON / rows.name
-        write_files({target: csv_text(header, records)})
-        return [target]
+        texts = {target: csv_text(header, records), **_companions(rows, target, records, alone=True)}
+        write_files(texts)
+        return list(texts)
     if kind.records is None:
         raise ConfigError([f"table must be one of rows, got {kind.name} in {rows}; name <experiment>.csv itself"])
     groups: dict[tuple[str, str], list[Record]] = {}
@@ -74,8 +76,7 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
             groups.setdefault((record["evidence"], place_name(where, rows)), []).append(record)
     if not groups:
         raise ConfigError([f"rows must hold simulated or measured ones, got none in {rows}; run the experiment first"])
-    texts: dict[Path, str] = {}
-    targets = []
+    texts, targets = {}, []
     for (evidence, where), members in groups.items():
         target = folder / evidence / where / rows.name
         targets.append(target)
@@ -99,16 +100,22 @@ def _companions(rows: Path, target: Path, members: Sequence[Record], *, alone: b
         members: rows of one evidence and hardware.
         alone: whether these are all rows; needed where companions do not name cells.
     """
-    cells = {record.get("cell", "") for record in members}
+    cells, digests = ({record.get(name, "") for record in members} for name in ("cell", "config_sha256"))
     texts: dict[Path, str] = {}
     for suffix in COMPANION_SUFFIXES:
         companion = _companion(rows, suffix)
         if not companion.exists():
             continue
         header, lines = _read(companion)
-        if "cell" not in header and not alone:
+        if tuple(header) == CONFIGURATION_COLUMNS:
+            own = [line for line in lines if line["config_sha256"] in digests]
+        elif "cell" in header:
+            own = [line for line in lines if line["cell"] in cells]
+        elif alone:
+            own = lines
+            digests |= {line.get("config_sha256", "") for line in lines}
+        else:
             raise ConfigError([f"rows must be of one machine where {companion} names no cells, got several; part them"])
-        own = [line for line in lines if "cell" not in header or line["cell"] in cells]
         if own:
             texts[_companion(target, suffix)] = csv_text(header, own)
     return texts

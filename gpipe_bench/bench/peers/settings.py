@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from itertools import product
@@ -17,6 +16,7 @@ from gpipe_bench.bench.peers.workloads import RACED, raced_arguments
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.settings import BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Seed
 from gpipe_bench.bench.variants import Variants, labels_of
+from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
 from models.arguments import nearest
@@ -150,9 +150,14 @@ class PeersSettings(Section):
                 yield Problem(("contenders",), text.removeprefix("contender "))
 
     @property
+    def configuration(self) -> str:
+        """All settings as text."""
+        return canonical(self.model_dump(mode="json"))
+
+    @property
     def config_sha256(self) -> str:
-        """Digest of all settings."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        """Digest of :attr:`configuration`."""
+        return digest(self.configuration)
 
     def cases(self, machine: Machine) -> list[PeerCase]:
         """All cases on the devices of ``machine``."""

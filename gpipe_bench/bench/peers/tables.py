@@ -19,6 +19,7 @@ from gpipe_bench.bench.peers.race import Outcome, Raced
 from gpipe_bench.bench.peers.split import Gap, limit_s, split_gap
 from gpipe_bench.bench.tables import companion_path, csv_text
 from gpipe_bench.components import Components
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.intervals import Interval, median_interval
 from gpipe_bench.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
 
@@ -29,24 +30,30 @@ _PLAIN: Final = "loop"
 _ALL_ON: Final = Components().label
 
 
-def write_race(raced: Sequence[Raced], common: dict[str, Any], tolerance: float, out: Path) -> list[PeerRow]:
-    """Write ``out`` and its companions ``_steps`` and ``_ratios``: all or none.
+def write_race(
+    raced: Sequence[Raced], common: dict[str, Any], tolerance: float, out: Path, configuration: str
+) -> list[PeerRow]:
+    """Write ``out`` and its companions ``_steps``, ``_ratios`` and ``_configurations``: all or none.
 
     Args:
         raced: the cases.
         common: columns that all rows share.
         tolerance: gradients that differ by less are equal.
         out: the table of rows.
+        configuration: the settings of the race; see :mod:`gpipe_bench.configurations`.
 
     Raises:
         OutputError: a table cannot be written.
     """
-    rows = peer_rows(raced, common, tolerance)
+    rows = peer_rows(raced, {**common, "config_sha256": digest(configuration)}, tolerance)
     write_files(
         {
             out: csv_text(PeerRow.columns(), [row.to_dict() for row in rows]),
             companion_path(out, "steps"): csv_text(STEP_COLUMNS, step_records(raced)),
             companion_path(out, "ratios"): csv_text(RATIO_COLUMNS, ratio_records(raced)),
+            companion_path(out, CONFIGURATIONS): csv_text(
+                CONFIGURATION_COLUMNS, configuration_records([configuration])
+            ),
         }
     )
     return rows

@@ -116,6 +116,7 @@ def _summary(record: Record, accumulated: Course, steps: int) -> dict[str, Any]:
     plain = [step["gradient_difference_plain"] for step in record.steps]
     losses = [abs(step["loss"] - loss) for step, loss in zip(record.steps, accumulated.losses, strict=True)]
     values: dict[str, Any] = {
+        "batch_norms": sum(layer["step"] == 0 for layer in record.layers),
         "loss_last": record.steps[-1]["loss"],
         "gradient_difference_plain_first": plain[0],
         "gradient_difference_plain_largest": max(plain),

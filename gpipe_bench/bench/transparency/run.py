@@ -13,7 +13,8 @@ from gpipe_bench.bench.files import write_files
 from gpipe_bench.bench.kept import KeptParts
 from gpipe_bench.bench.tables import companion_path, csv_text
 from gpipe_bench.bench.transparency.settings import TransparencyCell
-from gpipe_bench.bench.transparency.verdict import verdicts
+from gpipe_bench.bench.transparency.verdict import Margins, claim_configurations, verdicts
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import host_facts
 from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
@@ -21,7 +22,7 @@ from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_C
 __all__ = ["collect_transparency", "run_seeds", "run_transparency"]
 
 Raw = dict[str, list[dict[str, Any]]]
-_TABLES: Final = ("rows", "steps", "layers")
+_TABLES: Final = ("rows", "steps", "layers", CONFIGURATIONS)
 
 
 def run_seeds(cells: Iterable[TransparencyCell], kept: KeptParts, processes: int = 1) -> Raw:
@@ -44,7 +45,7 @@ def run_seeds(cells: Iterable[TransparencyCell], kept: KeptParts, processes: int
 
 
 def run_transparency(cell: TransparencyCell, processes: int = 1) -> Raw:
-    """Train all arms of ``cell``; its raw result: {"rows": [...], "steps": [...], "layers": [...]}.
+    """Train all arms of ``cell``; its raw result: rows, steps, layers and configurations, a list of records each.
 
     A failure is a row with status ``error`` and the reason.
 
@@ -64,7 +65,7 @@ def run_transparency(cell: TransparencyCell, processes: int = 1) -> Raw:
         status, reason = status_of(error)
         row = TransparencyRow(**common, **host_facts(), status=status, reason=reason)
         raw = {"rows": [row.to_dict()], "steps": [], "layers": []}
-    return raw
+    return {**raw, CONFIGURATIONS: configuration_records([cell.configuration])}
 
 
 def _trained(cell: TransparencyCell, common: dict[str, Any], processes: int) -> Raw:
@@ -95,13 +96,13 @@ def _trained(cell: TransparencyCell, common: dict[str, Any], processes: int) -> 
     }
 
 
-def collect_transparency(paths: Iterable[Path], out: Path, margin: float) -> list[dict[str, Any]]:
-    """Join raw results into ``out`` and its companions ``_steps``, ``_layers`` and ``_verdict``: all or none.
+def collect_transparency(paths: Iterable[Path], out: Path, margins: Margins) -> list[dict[str, Any]]:
+    """Join raw results into ``out`` and its companions, ``_verdict`` among them: all or none.
 
     Args:
         paths: raw results.
         out: the table of rows.
-        margin: accuracies that differ by less count as equivalent.
+        margins: differences that count as none.
 
     Returns:
         The verdicts.
@@ -111,13 +112,15 @@ def collect_transparency(paths: Iterable[Path], out: Path, margin: float) -> lis
         OutputError: a table cannot be written.
     """
     raws = _read(paths)
-    rows, steps, layers = ([record for raw in raws for record in raw[name]] for name in _TABLES)
-    found = verdicts(rows, margin)
+    rows, steps, layers, given = ([record for raw in raws for record in raw[name]] for name in _TABLES)
+    found = verdicts(rows, margins)
+    settings = [*(record["configuration"] for record in given), *claim_configurations(rows, margins)]
     texts = {out: csv_text(TransparencyRow.columns(), rows)}
     for name, columns, records in (
         ("steps", STEP_COLUMNS, steps),
         ("layers", LAYER_COLUMNS, layers),
         ("verdict", VERDICT_COLUMNS, found),
+        (CONFIGURATIONS, CONFIGURATION_COLUMNS, configuration_records(settings)),
     ):
         texts[companion_path(out, name)] = csv_text(columns, records)
     write_files(texts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -22,6 +20,7 @@ from gpipe_bench.bench.settings import (
     Seed,
     Threads,
 )
+from gpipe_bench.configurations import canonical, digest
 
 __all__ = ["TransparencyCell", "TransparencySettings", "TransparencyWorkload"]
 
@@ -32,6 +31,7 @@ Rate = Annotated[float, Field(gt=0, description="peak learning rate of SGD; warm
 HeldOut = Annotated[int, Field(strict=True, ge=1, le=1000, description="held-out images, at most 1000 of the 1797")]
 Seeds = Annotated[int, Field(strict=True, ge=2, description="seeds 0, 1, ...: split, order, weights, noise")]
 Margin = Annotated[float, Field(gt=0, lt=1, description="accuracies that differ by less count as equivalent")]
+LossMargin = Annotated[float, Field(gt=0, description="training losses that differ by less count as equivalent")]
 
 
 class _Training(Section):
@@ -64,9 +64,14 @@ class TransparencyCell(_Training):
     seed: Seed = 0
 
     @property
+    def configuration(self) -> str:
+        """All settings as text."""
+        return canonical(self.model_dump(mode="json"))
+
+    @property
     def config_sha256(self) -> str:
-        """Digest of all settings."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        """Digest of :attr:`configuration`."""
+        return digest(self.configuration)
 
     @property
     def id(self) -> str:
@@ -101,6 +106,7 @@ class TransparencySettings(Section):
     """Training on real images with and without the pipeline."""
 
     margin: Margin = 0.05
+    loss_margin: LossMargin = 0.05
     amoebanet: Annotated[TransparencyWorkload, Field(description="classifies handwritten digits")] = (
         TransparencyWorkload()
     )

@@ -169,7 +169,9 @@
       `${data.kinds[event[at.kind]].name} of micro-batch ${event[at.microbatch]}, partition ${event[at.partition]}`,
       `${run.devices[event[at.device]]}, ${lane.stream} stream`,
       times,
-      `issued at ${duration(event[at.issue_us])}`,
+      event[at.issue_us] < 0
+        ? `issued ${duration(-event[at.issue_us])} before the first task began: the host runs ahead`
+        : `issued at ${duration(event[at.issue_us])}`,
       event[at.bytes] ? `${bytes(event[at.bytes])}` : "no bytes moved",
     ].join("\n");
   }

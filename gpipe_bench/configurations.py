@@ -1,0 +1,39 @@
+"""What a ``config_sha256`` leads to: the configuration itself, in a table beside the rows.
+
+A configuration is all settings of a run as JSON with sorted keys, a space behind each comma and colon, in ASCII. Its
+SHA-256 is the digest that stands in the rows, so that nobody has to trust the table: whoever hashes a line of it gets
+the key of the rows it belongs to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+__all__ = ["CONFIGURATIONS", "CONFIGURATION_COLUMNS", "canonical", "configuration_records", "digest"]
+
+CONFIGURATIONS: Final = "configurations"
+"""Name of the companion: ``ablation.csv`` -> ``ablation_configurations.csv``."""
+
+CONFIGURATION_COLUMNS: Final = ("config_sha256", "configuration")
+
+
+def canonical(settings: Mapping[str, Any]) -> str:
+    """Settings, which are plain data, as the text of a configuration.
+
+    Raises:
+        TypeError, ValueError: a value that JSON does not have.
+    """
+    return json.dumps(settings, sort_keys=True, allow_nan=False)
+
+
+def digest(configuration: str) -> str:
+    """The ``config_sha256`` of a configuration: 64 hexadecimal digits."""
+    return hashlib.sha256(configuration.encode()).hexdigest()
+
+
+def configuration_records(configurations: Iterable[str]) -> list[dict[str, str]]:
+    """A record of :data:`CONFIGURATION_COLUMNS` for each configuration, none twice, in their order."""
+    return [{"config_sha256": digest(text), "configuration": text} for text in dict.fromkeys(configurations)]

@@ -1,0 +1,83 @@
+"""What the figures of the race share: the table, the looks of the contenders, the head of the page."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.page import Page
+from gpipe_bench.figures.style import FAINT, OKABE_ITO
+from gpipe_bench.peer_rows import PeerRow
+
+__all__ = ["LOOKS", "MODES", "Record", "add_absent", "add_head", "present", "read_race"]
+
+MODES: Final = ("never", "except_last", "always")
+LOOKS: Final = {
+    "engine-autograd": (OKABE_ITO["blue"], "-", "o"),
+    "engine-scheduled": (OKABE_ITO["sky"], "-", "D"),
+    "torchgpipe": (OKABE_ITO["vermilion"], "--", "^"),
+    "fairscale": (OKABE_ITO["orange"], "--", "v"),
+    "pipelining-gpipe": (OKABE_ITO["green"], "-.", "s"),
+    "pipelining-1f1b": (OKABE_ITO["purple"], "-.", "P"),
+    "loop": (OKABE_ITO["black"], ":", "x"),
+    "plain": (FAINT, ":", "+"),
+    "loop-threads": (OKABE_ITO["black"], ":", "X"),
+    "plain-threads": (FAINT, ":", "*"),
+}
+"""Colour, line and marker of each contender; none shares more than the colour with another."""
+
+Record = Mapping[str, str]
+
+
+def read_race(rows_csv: Path) -> list[dict[str, str]]:
+    """The rows of a race.
+
+    Args:
+        rows_csv: rows with the columns of :class:`gpipe_bench.peer_rows.PeerRow`.
+
+    Raises:
+        ConfigError: the table cannot be read, lacks columns, or has nothing to draw; all such problems.
+    """
+    try:
+        with rows_csv.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+            missing = sorted(set(PeerRow.columns()) - set(reader.fieldnames or ()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(
+            [f"table must be a readable CSV file, got {rows_csv} ({error}); run the race first"]
+        ) from error
+    problems = [f"columns of {rows_csv} must include {name!r}, got none; run the race again" for name in missing]
+    if not problems and not any(row["status"] == "ok" for row in rows):
+        problems = [f"table must have a row that is ok, got none in {rows_csv}; read their reasons"]
+    if problems:
+        raise ConfigError(problems)
+    return rows
+
+
+def add_head(page: Page, title: str, rows: Sequence[Record]) -> None:
+    """Add the title, and on what was raced."""
+    head = next(row for row in rows if row["status"] == "ok")
+    page.heading(title, head["evidence"])
+    page.paragraph(f"{head['device']}, {head['cores']} cores, torch {head['torch']}; {_versions(rows)}", colour=FAINT)
+
+
+def add_absent(page: Page, rows: Sequence[Record]) -> None:
+    """Add who could not take part everywhere."""
+    absent = sorted({f"{row['contender']}: {row['status']}" for row in rows if row["status"] != "ok"})
+    if absent:
+        page.paragraph(f"Not everywhere here: {', '.join(absent)}; the table has the reasons.", colour=FAINT)
+
+
+def present(rows: Sequence[Record]) -> list[str]:
+    """Contenders with a row, in the order of the legend."""
+    known = {row["contender"] for row in rows}
+    return [name for name in LOOKS if name in known]
+
+
+def _versions(rows: Sequence[Record]) -> str:
+    peers = {row["package"]: row["package_version"] for row in rows if row["package"] in {"torchgpipe", "fairscale"}}
+    return ", ".join(f"{name} {version or '-'}" for name, version in peers.items())
