@@ -147,7 +147,7 @@ class MeasuredSweep(_Grid):
                 yield Problem(names, problem.text)
 
     def runs(self, machine: Machine) -> list[CellRun]:
-        """A run per repeat, point and balance; on GPUs of balances that they suffice for."""
+        """A run per repeat, point and balance, none twice; on GPUs of balances that they suffice for."""
         known = {name: getattr(self, name) for name in CellSettings.model_fields if name in type(self).model_fields}
         shared = {**known, "variant": self.variant, "device": machine.device}
         runs = []
@@ -159,7 +159,7 @@ class MeasuredSweep(_Grid):
             transfer: Literal["direct", "host"] = "host" if machine.device == "cpu" and n > 1 else "direct"
             devices = 1 if machine.device == "cpu" else n
             place = {**shared, "partitions": n, "balance": sizes, "transfer": transfer, "devices": devices}
-            for chunks, size, mode in self.points():
+            for chunks, size, mode in dict.fromkeys(self.points()):
                 cell = Cell.model_validate({**place, "chunks": chunks, "batch_size": size, "checkpoint": mode})
                 runs += [CellRun(cell, repeat) for repeat in range(self.repeats)]
         return runs
@@ -170,7 +170,7 @@ class CpuSweep(MeasuredSweep):
 
     chunks: ChunkCounts = (1, 4)
     batch_size: FixedBatch = 8
-    microbatch_size: FixedMicrobatch = 0
+    microbatch_size: FixedMicrobatch = 2
     repeats: Repeats = 2
 
 

@@ -108,8 +108,10 @@ def test_measured_cells_go_as_far_as_the_devices():
 
 def test_every_measured_cell_on_a_cpu_can_run():
     runs = SuiteConfig().runs("sweep_measured", CPU)
-    points = {(run.cell.partitions, run.cell.chunks, run.cell.checkpoint) for run in runs}
-    assert points == set(product((1, 2, 4), (1, 4), CHECKPOINT_MODES))
+    points = {(run.cell.partitions, run.cell.chunks, run.cell.batch_size, run.cell.checkpoint) for run in runs}
+    fixed_batch = set(product((1, 2, 4), (1, 4), (8,), CHECKPOINT_MODES))
+    fixed_microbatch = {(n, m, 2 * m, mode) for n, m, mode in product((1, 2, 4), (1, 4), CHECKPOINT_MODES)}
+    assert points == fixed_batch | fixed_microbatch
     assert len(runs) == 2 * len(points)
     assert not any(run.cell.unsupported() for run in runs)
 
