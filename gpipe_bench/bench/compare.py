@@ -1,9 +1,10 @@
 """Two result sets, cell by cell: what became faster, slower, or fails, and whether that is more than scatter.
 
 Where many cells are compared some differ by chance. The p-values of measured cells are therefore adjusted together
-(Holm 1979), which needs more repeats the more cells there are; a cell with too few says so instead of "no difference".
+(Holm 1979). From six cells on, each is tested by the scatter that all of them share, for which two repeats are enough;
+fewer cells are tested one by one, which needs more repeats, and a cell with too few says so instead of "no difference".
 One more test asks all cells at once whether the sets are shifted against each other, which a few repeats of many
-cells can answer. Simulated and published values have no scatter: there any difference is one.
+cells can answer. Simulated and published values have no scatter: there any difference beyond rounding is one.
 
 Rows of experiments and rows of the race of peers are compared alike; a key that one kind does not have is empty there.
 """
@@ -16,13 +17,14 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Final
 
+from gpipe_bench.bench.pooled import Pool, compare_pooled, pool_of
 from gpipe_bench.bench.statistics import Comparison, Shift, compare_samples, enough_repeats, holm, shift
 from gpipe_bench.intervals import Interval
 from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.rows import Record, Row
 
-__all__ = ["CELL_KEYS", "METRICS", "CellComparison", "cells_tested", "compare_rows", "distinct_rows", "key_of",
-           "shifted", "usual_metrics", "whole_shift"]  # fmt: skip
+__all__ = ["CELL_KEYS", "EXACT", "METRICS", "CellComparison", "cells_tested", "common_scatter", "compare_rows",
+           "distinct_rows", "key_of", "shifted", "usual_metrics", "whole_shift"]  # fmt: skip
 
 AnyRow = Row | PeerRow
 
@@ -41,8 +43,10 @@ METRICS: Final = (
 _TAKEN_ALONG: Final = {"evidence": ("flavour",)}
 """Keys that only rows of some evidence have: across that, they tell nothing apart."""
 
+EXACT: Final = 1e-9
+"""Relative difference up to which values without scatter are equal: the last digits of a sum may differ."""
+
 _LEVEL: Final = 0.05
-_EXACT: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class CellComparison:
         values: of the new set, one per repeat that ended well.
         reference_values: the same of the reference.
         comparison: of the two, where both sides have some.
+        test: ``mann-whitney`` or ``pooled``; empty where the cell was not tested.
         p_adjusted: for all cells of the same call together; None where the cell was not tested.
         verdict: ``differs``, ``equal``, ``no difference shown``, ``too few repeats``, ``status changed``,
             ``missing``, ``new``, ``value missing`` on one side, or ``no value`` to compare on either.
@@ -67,6 +72,7 @@ class CellComparison:
     values: tuple[float, ...]
     reference_values: tuple[float, ...]
     comparison: Comparison | None
+    test: str = ""
     p_adjusted: float | None = None
     verdict: str = ""
 
@@ -105,7 +111,9 @@ def compare_rows(
         raise ValueError(f"across must name keys of a cell, got {strange[0]!r}; use one of {', '.join(CELL_KEYS)}")
     new, old = _grouped(rows, across), _grouped(reference, across)
     cells = [_compare(new.get(key, []), old.get(key, []), metric) for key in dict.fromkeys([*old, *new])]
-    tested = [position for position, cell in enumerate(cells) if _testable(cell)]
+    pool = common_scatter(cells)
+    cells = [_with_test(cell, pool) for cell in cells]
+    tested = [position for position, cell in enumerate(cells) if cell.test]
     adjusted = holm([_p_value(cells[position]) for position in tested])
     for position, p_value in zip(tested, adjusted, strict=True):
         cells[position] = replace(cells[position], p_adjusted=p_value)
@@ -134,10 +142,29 @@ def cells_tested(cells: Iterable[CellComparison]) -> int:
 
 def whole_shift(cells: Iterable[CellComparison]) -> Shift | None:
     """Whether the measured cells as a whole lie above or below the reference; None where none can be compared."""
-    found = [cell for cell in cells if cell.comparison and cell.row.evidence == "measured"]
-    pairs = [(cell.values, cell.reference_values) for cell in found]
-    positive = [pair for pair in pairs if min(map(min, pair)) > 0]
-    return shift(positive) if positive else None
+    pairs = [_pair(cell) for cell in cells if _comparable(cell)]
+    return shift(pairs) if pairs else None
+
+
+def common_scatter(cells: Iterable[CellComparison]) -> Pool | None:
+    """How much the measured cells scatter; None where they are too few to say, and each is tested by itself.
+
+    Rows of the race of peers are no repeats, but medians over rounds, and scatter otherwise.
+    """
+    return pool_of([_pair(cell) for cell in cells if _poolable(cell)])
+
+
+def _poolable(cell: CellComparison) -> bool:
+    return _comparable(cell) and isinstance(cell.row, Row)
+
+
+def _comparable(cell: CellComparison) -> bool:
+    """Whether a cell has measured values on both sides, all of them positive."""
+    return cell.row.evidence == "measured" and cell.comparison is not None and min(map(min, _pair(cell))) > 0
+
+
+def _pair(cell: CellComparison) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return cell.values, cell.reference_values
 
 
 def shifted(whole: Shift | None) -> bool:
@@ -185,9 +212,14 @@ def _status(rows: Sequence[AnyRow]) -> str:
     return next((row.status for row in rows if row.status != "ok"), "ok" if rows else "missing")
 
 
-def _testable(cell: CellComparison) -> bool:
+def _with_test(cell: CellComparison, pool: Pool | None) -> CellComparison:
+    """The cell with the test that it is put to: by the scatter of all, or by itself where its repeats suffice."""
     found = cell.comparison
-    return cell.row.evidence == "measured" and found is not None and enough_repeats(found.n, found.n_reference)
+    if cell.row.evidence != "measured" or found is None:
+        return cell
+    if pool and _poolable(cell):
+        return replace(cell, comparison=compare_pooled(*_pair(cell), pool), test="pooled")
+    return replace(cell, test="mann-whitney") if enough_repeats(found.n, found.n_reference) else cell
 
 
 def _p_value(cell: CellComparison) -> float:
@@ -207,12 +239,12 @@ def _verdict(cell: CellComparison, tests: int) -> str:
         return "no value"
     if cell.row.evidence != "measured" or len({*cell.values, *cell.reference_values}) == 1:
         pair = median(cell.values), median(cell.reference_values)
-        return "equal" if math.isclose(*pair, rel_tol=_EXACT) else "differs"
+        return "equal" if math.isclose(*pair, rel_tol=EXACT) else "differs"
     found = cell.comparison
     if found is None:
         return "no value"
     if cell.p_adjusted is not None and cell.p_adjusted <= _LEVEL:
         return "differs"
-    if not enough_repeats(found.n, found.n_reference, max(tests, 1)):
+    if cell.test != "pooled" and not enough_repeats(found.n, found.n_reference, max(tests, 1)):
         return "too few repeats"
     return "no difference shown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -11,26 +12,43 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpipe_bench.bench.compare import CELL_KEYS, CellComparison, cells_tested, key_of, shifted, whole_shift
+from gpipe_bench.bench.compare import (
+    CELL_KEYS,
+    EXACT,
+    CellComparison,
+    cells_tested,
+    common_scatter,
+    key_of,
+    shifted,
+    whole_shift,
+)
 from gpipe_bench.bench.statistics import repeats_needed
 from gpipe_bench.intervals import Interval
 
-__all__ = ["RECORD_COLUMNS", "comparison_records", "comparison_view", "differ", "verdict_view"]
+__all__ = ["RECORD_COLUMNS", "comparison_records", "comparison_view", "differ", "undecided", "verdict_view"]
 
 RECORD_COLUMNS: Final = (
     *CELL_KEYS,
     *("profile", "metric", "status_reference", "status_new", "n_reference", "n_new", "median_reference", "median_new"),
-    *("ratio", "ratio_low", "ratio_high", "p_value", "p_adjusted", "verdict"),
+    *("ratio", "ratio_low", "ratio_high", "test", "p_value", "p_adjusted", "verdict"),
 )
 _STYLES: Final = {"differs": "bold yellow", "status changed": "bold red", "missing": "bold red", "new": "yellow",
                   "value missing": "bold red"}  # fmt: skip
 _APART: Final = ("evidence", "workload", "model", "model_args")
 _LONG: Final = 24
+_LISTED: Final = 10
+"""Cells that one set alone has, of one kind of evidence and model, up to which each has a line."""
 _TITLE: Final = ("partitions", "chunks", "batch_size", "checkpoint")
+_FEW: Final = "too few repeats"
 _READING: Final = (
-    "ratio: median of B over median of A [bootstrapped 95 % interval]; p: Mann-Whitney, two-sided, adjusted for all "
-    "measured cells of this table (Holm). Simulated and published values have no scatter: there any difference is one."
+    "ratio: B over A [95 % interval]; p: two-sided, adjusted for all measured cells of one column (Holm); the test is "
+    "said with each column. No test tells slower code from a slower machine. Simulated and published values have no "
+    f"scatter: they are equal within {EXACT:g} of the value, and any other difference is one."
 )
+_TESTS: Final = {
+    "mann-whitney": "Mann-Whitney on the repeats of each cell; ratio of medians, bootstrapped interval",
+    "pooled": "t by the scatter that all cells share (at most 10 degrees of freedom); ratio of geometric means",
+}
 
 
 def comparison_records(cells: Sequence[CellComparison], metric: str) -> list[dict[str, Any]]:
@@ -50,8 +68,23 @@ def comparison_view(cells: Sequence[CellComparison], metric: str, *, every: bool
     for cell in cells:
         if every or not cell.alike:
             groups.setdefault(tuple(key_of(cell.row, name) for name in _apart(cell)), []).append(cell)
-    tables = [part for members in groups.values() for part in (_table(members, metric), Text())]
-    return Group(*tables, _summary(cells, metric))
+    parts: list[RenderableType] = []
+    for members in groups.values():
+        counted = {} if every else {word: n for word, n in _alone(members).items() if n > _LISTED}
+        listed = [cell for cell in members if cell.verdict not in counted]
+        parts += [_table(listed, metric)] if listed else []
+        facts = ", ".join(
+            str(key_of(members[0].row, name)) for name in _apart(members[0]) if key_of(members[0].row, name)
+        )
+        for word, n in counted.items():
+            side = "A" if word == "missing" else "B"
+            parts.append(Text(f"{metric}; {facts}: {n} cells in {side} alone (--all: each of them)", _STYLES[word]))
+        parts.append(Text())
+    return Group(*parts, _summary(cells, metric))
+
+
+def _alone(cells: Sequence[CellComparison]) -> Counter[str]:
+    return Counter(cell.verdict for cell in cells if cell.verdict in ("missing", "new"))
 
 
 def verdict_view(compared: Mapping[str, Sequence[CellComparison]]) -> RenderableType:
@@ -66,6 +99,8 @@ def verdict_view(compared: Mapping[str, Sequence[CellComparison]]) -> Renderable
     reasons += [f"{name} as a whole is shifted" for name, members in compared.items() if shifted(whole_shift(members))]
     if reasons:
         text, style = f"the two sets differ: {', '.join(reasons)}", "bold yellow"
+    elif untold := undecided(compared):
+        text, style = _untold(untold, compared), "bold yellow"
     elif any(cell.row.evidence == "measured" and cell.comparison for cell in cells):
         text, style = "no difference shown", "bold"
     else:
@@ -76,6 +111,24 @@ def verdict_view(compared: Mapping[str, Sequence[CellComparison]]) -> Renderable
 def differ(compared: Mapping[str, Sequence[CellComparison]]) -> bool:
     """Whether a cell differs in some metric, or the measured cells as a whole do."""
     return any(shifted(whole_shift(cells)) or not all(cell.alike for cell in cells) for cells in compared.values())
+
+
+def undecided(compared: Mapping[str, Sequence[CellComparison]]) -> dict[str, int]:
+    """For each metric how many measured cells have too few repeats for any test, if there are some."""
+    few = {name: sum(cell.verdict == _FEW for cell in cells) for name, cells in compared.items()}
+    return {name: count for name, count in few.items() if count}
+
+
+def _untold(few: Mapping[str, int], compared: Mapping[str, Sequence[CellComparison]]) -> str:
+    """What a comparison cannot tell, and what it can."""
+    parts = []
+    for name, count in few.items():
+        cells = compared[name]
+        among = sum(cell.row.evidence == "measured" and bool(cell.comparison) for cell in cells)
+        whole = whole_shift(cells)
+        said = "" if whole is None else f"; all {whole.cells} together: no difference shown (p = {whole.p_value:.4f})"
+        parts.append(f"{name}: {count} of {among} measured cells have too few repeats{said}")
+    return f"cannot tell cell by cell: {'. '.join(parts)}"
 
 
 def _apart(cell: CellComparison) -> Sequence[str]:
@@ -125,7 +178,7 @@ def _numbers(cell: CellComparison) -> list[str]:
 
 
 def _interval(ratio: Interval) -> str:
-    if ratio.n == 1:
+    if math.isnan(ratio.low):
         return f"{ratio.median:.4f}"
     return rf"{ratio.median:.3f} \[{ratio.low:.3f}, {ratio.high:.3f}]"
 
@@ -142,7 +195,9 @@ def _summary(cells: Sequence[CellComparison], metric: str) -> Text:
     counts = Counter(cell.verdict for cell in cells)
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     text = Text(f"{metric}, {len(cells)} cells: {words}.")
-    if counts["too few repeats"]:
+    for used in dict.fromkeys(cell.test for cell in cells if cell.test):
+        text.append(f"\nTest: {_TESTS[used]}{_scatter(cells) if used == 'pooled' else ''}.")
+    if counts[_FEW]:
         tests = max(cells_tested(cells), 1)
         among = f" among the {tests} cells tested together" if tests > 1 else ""
         text.append(f"\nToo few repeats: a difference{among} can show from {repeats_needed(tests)} on each side on.")
@@ -155,13 +210,28 @@ def _summary(cells: Sequence[CellComparison], metric: str) -> Text:
     return text
 
 
+def _scatter(cells: Sequence[CellComparison]) -> str:
+    """How much the cells scatter, and from which ratio on one of them would differ."""
+    pool, tests = common_scatter(cells), cells_tested(cells)
+    if pool is None:
+        return ""
+    n = min(min(len(cell.values), len(cell.reference_values)) for cell in cells if cell.test)
+    factor = pool.resolution(n, tests)
+    more = f"{pool.inflation:.1f} times" if pool.inflation > 1 else "no more than"
+    between = f"cells between A and B {more} what follows from that"
+    repeats = f"{n} repeat{'s' * (n > 1)}"
+    seen = f"with {repeats} on each side a cell differs from a ratio of {1 / factor:.2f} or {factor:.2f} on"
+    return f".\nRepeats scatter by {pool.scatter:.1%}, {between}; {seen}"
+
+
 def _record(cell: CellComparison, metric: str) -> dict[str, Any]:
     found, keys = cell.comparison, {name: key_of(cell.row, name) for name in CELL_KEYS}
     record = {**dict.fromkeys(RECORD_COLUMNS), **keys, "profile": cell.row.profile, "metric": metric}
     record |= {"status_reference": cell.reference_status, "status_new": cell.status, "verdict": cell.verdict}
     if found is not None:
-        sized = found.ratio.n > 1
+        sized = not math.isnan(found.ratio.low)
         record |= {
+            "test": cell.test,
             "n_reference": found.n_reference,
             "n_new": found.n,
             "median_reference": median(cell.reference_values),

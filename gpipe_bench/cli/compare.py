@@ -28,8 +28,14 @@ _Across = Annotated[
     list[str] | None, typer.Option(help="Column in which the two sides of a cell may differ, such as evidence.")
 ]
 _Check = Annotated[
-    bool, typer.Option("--check", help="Exit with status 1 where a cell differs, or all measured ones together.")
+    bool,
+    typer.Option(
+        "--check",
+        help="Exit with status 1 where a cell differs, or all measured ones together; with status 3 where nothing "
+        "differs, but measured cells have too few repeats to tell; with 0 where all are equal, or no difference shows.",
+    ),
 ]
+_CANNOT_TELL: Final = 3
 
 
 def compare(
@@ -45,8 +51,10 @@ def compare(
     """Tell whether two result sets differ, cell by cell, with ratio, 95 % interval, test and verdict.
 
     Cells are the same when model, variant and setting are; machine and versions may differ. P-values are adjusted
-    for the number of measured cells, and a cell with too few repeats for that says how many it needs. One more test
-    asks all measured cells together. Where nothing differs, each of the two finds something once in twenty times.
+    for the number of measured cells. From six cells on, one of them is tested by the scatter that all share, with two
+    repeats or more; of fewer cells each is tested by itself, and one with too few repeats says how many it needs. One
+    more test asks all measured cells together. Where nothing differs, not even the machine, each of the two finds
+    something once in twenty times at most. Simulated cells are equal within 1e-9 of each value, or differ.
     """
     from rich.console import Console
 
@@ -56,6 +64,7 @@ def compare(
         comparison_records,
         comparison_view,
         differ,
+        undecided,
         verdict_view,
     )
     from gpipe_bench.bench.files import write_files
@@ -74,6 +83,8 @@ def compare(
         typer.echo(f"wrote {out}")
     if check and differ(compared):
         raise typer.Exit(1)
+    if check and undecided(compared):
+        raise typer.Exit(_CANNOT_TELL)
 
 
 def _compared(

@@ -10,6 +10,7 @@ import pytest
 from gpipe_bench.bench.collect import write_tables
 from gpipe_bench.bench.tables import csv_text
 from gpipe_bench.cli import main
+from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import Row
 from tests.bench.cells_of import ok_result
 
@@ -31,6 +32,11 @@ def call(*arguments):
     return caught.value.code
 
 
+def words(capsys):
+    """What was printed, on one line."""
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_folders_are_compared_by_their_tables_of_rows(sides, capsys):
     assert call(*sides) == 0
     text = capsys.readouterr().out
@@ -45,15 +51,43 @@ def test_files_are_compared(sides, capsys):
     assert "Verdict: no difference shown." in capsys.readouterr().out
 
 
-def test_few_repeats_of_many_cells_fail_the_check_together(tmp_path, capsys):
+NAMES = ("baseline", "dep-x-x", "dep-x-ptl", "x-x-ptl", "x-x-x-x-x", "dep-x-x-x-x")
+
+
+def test_few_repeats_of_several_cells_fail_the_check_together(tmp_path, capsys):
     """No cell has repeats enough, all of them are halved."""
-    names = ("baseline", "dep-x-x", "dep-x-ptl", "x-x-ptl", "x-x-x-x-x", "dep-x-x-x-x")
-    sides = [folder(tmp_path / name, scale, names, repeats=2) for name, scale in (("a", 1.0), ("b", 0.5))]
+    sides = [folder(tmp_path / name, scale, NAMES[:5], repeats=2) for name, scale in (("a", 1.0), ("b", 0.5))]
     assert call(*sides, "--check") == 1
     text = capsys.readouterr().out
-    assert "6 cells: 6 too few repeats." in text
+    assert "5 cells: 5 too few repeats." in text
     assert "differ: throughput_samples_per_s as a whole is shifted." in text
-    assert call(sides[0], sides[0], "--check") == 0
+
+
+def test_what_cannot_be_told_is_said_and_has_a_status_of_its_own(tmp_path, capsys):
+    side = folder(tmp_path / "a", variants=NAMES[:5], repeats=2)
+    assert call(side, side, "--check") == 3
+    text = words(capsys)
+    assert "Verdict: cannot tell cell by cell: throughput_samples_per_s: 5 of 5 measured cells have too few" in text
+    assert "all 5 together: no difference shown (p = 1.0000)." in text
+
+
+def test_from_six_cells_on_two_repeats_are_enough(tmp_path, capsys):
+    """One of them is a third slower; the terminal says by which test, and what would not have been seen."""
+    a = folder(tmp_path / "a", variants=NAMES, repeats=2)
+    rows = read_rows(a / "ablation.csv", ("evidence",))
+    slow = [replace(row, throughput_samples_per_s=row.throughput_samples_per_s * 2 / 3) for row in rows[:2]]
+    b = tmp_path / "b.csv"
+    b.write_text(csv_text(Row.columns(), [row.to_dict() for row in (*slow, *rows[2:])]))
+    assert call(a, b, "--check", "--out", tmp_path / "out.csv") == 1
+    text = words(capsys)
+    assert "6 cells: 1 differs, 5 no difference shown." in text
+    assert "Test: t by the scatter that all cells share" in text
+    assert "with 2 repeats on each side a cell differs from a ratio of 0.9" in text
+    with (tmp_path / "out.csv").open(newline="") as file:
+        found = {line["variant"]: line for line in csv.DictReader(file)}
+    assert {line["test"] for line in found.values()} == {"pooled"}
+    assert float(found["baseline"]["ratio_high"]) < 1 < float(found["dep-x-x"]["ratio_high"])
+    assert call(a, a, "--check") == 0
 
 
 def simulated(path, rows):
@@ -87,6 +121,28 @@ def test_ratio_and_verdict_are_shown_beside_long_balances(tmp_path, long_rows, c
     assert len(lines) == 6
     assert all("1.1000" in line and "(64)" in line and len(line) <= 150 for line in lines)
     assert "7-9-10-...-14-8 (64)" in lines[3]
+
+
+def test_many_cells_that_one_side_lacks_are_counted(tmp_path, long_rows, capsys):
+    rows = [replace(long_rows[0], batch_size=8 * k) for k in range(1, 13)]
+    a, b = simulated(tmp_path / "a.csv", rows), simulated(tmp_path / "b.csv", rows[:1])
+    assert call(a, b, "--metric", "throughput_samples_per_s", "--check") == 1
+    text = words(capsys)
+    assert "11 cells in A alone (--all: each of them)" in text
+    assert text.count("in A alone") == 1
+    assert call(a, b, "--metric", "throughput_samples_per_s", "--all") == 0
+    assert capsys.readouterr().out.count("in A alone") == 11
+    assert call(a, simulated(tmp_path / "c.csv", rows[:2]), "--metric", "throughput_samples_per_s") == 0
+    assert capsys.readouterr().out.count("in A alone") == 10
+
+
+def test_what_counts_as_equal_is_said(tmp_path, long_rows, capsys):
+    """The last digits of a sum may differ, and nothing more."""
+    a = simulated(tmp_path / "a.csv", long_rows)
+    for scale, status in ((1 + 1e-10, 0), (1 + 1e-8, 1)):
+        near = [replace(row, throughput_samples_per_s=row.throughput_samples_per_s * scale) for row in long_rows]
+        assert call(a, simulated(tmp_path / "b.csv", near), "--check") == status
+        assert "equal within 1e-09 of the value" in words(capsys)
 
 
 def test_every_value_of_a_simulation_is_compared(tmp_path, long_rows, capsys):
