@@ -4,7 +4,7 @@ Without a full device memory decides nothing about time. So with the times of :m
 order of a device's requests is known, and what had come back before each; what they do to free memory is looked up in
 :mod:`gpipe_bench.simulator.home_states`. Bytes in use are sums along the order:
 
-    forward    i ascending     copy (i, j) comes, copy (i-1, j+1) goes, F(i,j)
+    forward    i ascending     copy (i, j) comes, copy (i-1, j+1) goes, F(i,j), of its inputs go those it does not keep
     backward   i descending    gradient of (i, j+1) comes     among R(i,j), B(i,j), gradient of (i, j) goes, by time
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.home_states import CopyStates, HomeStates, is_covered
+from gpipe_bench.simulator.home_states import CopyStates, HomeStates, is_covered, not_kept
 from gpipe_bench.simulator.passes import alike
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.pool_states import SEEN
@@ -58,13 +58,8 @@ class DevicePeaks:
 
     def _check(self) -> None:
         """Raise :class:`Unclear` unless tensors live as :mod:`gpipe_bench.simulator.home_states` has it."""
-        open_sizes = {
-            size for size, again in zip(self._sizes, self._tables.checkpoints.tolist(), strict=True) if not again
-        }
-        for j, works in enumerate(self._work.partitions):
-            for size, work in works.items():
-                if not is_covered(work, first=j == 0, is_open=size in open_sizes):
-                    raise Unclear
+        if not all(is_covered(work) for works in self._work.partitions for work in works.values()):
+            raise Unclear
 
     def of(self, j: int) -> tuple[int, int, int]:
         """Peaks of live, allocated and reserved bytes of partition j's device.
@@ -77,13 +72,13 @@ class DevicePeaks:
         if home not in self._passes:
             self._passes[home] = self._numbers(home, last=j == self._n - 1)
         rows, reserved = home.run(_coded(self._passes[home], times.back()))
-        copied, more = self._copied(j, times)
+        copied, gone, more = self._copied(j, times)
         base = np.array(home.base)
         peak = base
         per_step = len(rows) // len(self._steps)
         for number in range(len(self._steps)):
             done = rows[number * per_step : (number + 1) * per_step]
-            change, growth = self._sequence(done, copied[number], times.order(number))
+            change, growth = self._sequence(done, (copied[number], gone[number]), times.order(number))
             before = base + np.cumsum(change, axis=0) - change
             peak = np.maximum(peak, (before + growth).max(axis=0))
             base = base + change.sum(axis=0)
@@ -112,43 +107,54 @@ class DevicePeaks:
         ends = ["renew"] * (len(self._steps) - 1) + ["update"]
         return np.array([number for end in ends for number in (*step, home.number(end))])
 
-    def _copied(self, j: int, times: DeviceTimes) -> tuple[NDArray[np.int64], int]:
-        """Bytes that come with each copy and each gradient, (steps, 2, m, 2), and what copy streams reserve."""
+    def _copied(self, j: int, times: DeviceTimes) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Bytes of copies.
+
+        Returns:
+            Those that come with each copy and each gradient, (steps, 2, m, 2); of those that come with a copy, what
+            goes with the forward pass, (steps, m, 2); and what copy streams reserve.
+        """
         copies, work, sizes = self._copies, self._work, self._sizes
-        arriving = {size: one.input_bytes for size, one in work.partitions[j].items()}
+        arriving = {size: (one.input_bytes, not_kept(one)) for size, one in work.partitions[j].items()}
         coming = {size: one.input_bytes for size, one in work.partitions[j + 1].items()} if j + 1 < self._n else {}
-        arrive = [copies.number("arrive", arriving[size]) for size in sizes]
+        tasks = zip((arriving[size] for size in sizes), self._tables.checkpoints.tolist(), strict=True)
+        inputs = [(nbytes, () if again or not j else gone) for (nbytes, gone), again in tasks]
+        arrive = [copies.number("arrive", *one) for one in inputs]
         leave = [copies.number("leave", coming.get(size, ())) for size in reversed(sizes)]
         numbers = np.array([arrive, leave])
-        counts = times.copies_back()
-        found = np.zeros((len(self._steps), 2, self._m, 2), dtype=np.int64)
+        early = np.array([bool(gone) for _, gone in inputs])
+        counts = times.copies_back(early)
+        found, sent = np.zeros((2, len(self._steps), 2, self._m, 2), dtype=np.int64)
         reserved = 0
-        for place, counted in self._slots.of(counts, both=j > 0):
+        for place, counted in self._slots.of(counts, early, both=j > 0):
             codes = _coded(numbers[place[1], place[2]], [counted])
             rows, more = copies.run(codes)
-            found[place] = rows[:, [0, 2]]
+            found[place], sent[place] = rows[:, [0, 2]], rows[:, [4, 5]]
             reserved += more
-        return found, reserved
+        return found, sent[:, 0], reserved
 
-    def _sequence(self, rows: Integers, copied: NDArray[np.int64], order: Integers) -> tuple[_Bytes, _Bytes]:
+    def _sequence(
+        self, rows: Integers, copies: tuple[NDArray[np.int64], NDArray[np.int64]], order: Integers
+    ) -> tuple[_Bytes, _Bytes]:
         """By how much bytes in use change with each request of a step, and by how much they grow on the way.
 
         Args:
             rows: of the passes, as :meth:`gpipe_bench.simulator.pool_states.Automaton.run` gives them.
-            copied: (2, m, 2) bytes that come with each copy and each gradient.
+            copies: of a step, (2, m, 2) bytes that come with each copy and each gradient, and (m, 2) of those of
+                copies that go with the forward pass.
             order: places of the gradients among what the device's own thread does.
         """
-        m, again = self._m, self._again
+        m, again, (copied, gone) = self._m, self._again, copies
         used, grown, sent = rows[:, [0, 2]], rows[:, [1, 3]], rows[:, [4, 5]]
         forward, backward = np.zeros((2, 2, m, 3, 2), dtype=np.int64)
         forward[:, :, 0] = copied[0]
         forward[0, 1:, 1] = -sent[: m - 1]
-        forward[:, :, 2] = used[:m], grown[:m]
+        forward[:, :, 2] = used[:m] - gone, grown[:m]
         # The loss, which only the last device has, and the backward pass; its last passes of each task.
         begin = len(rows) - 1 - m - int(again.sum())
         last = begin - 1 + np.cumsum(1 + again)
         backward[:, again, 0] = used[last[again] - 1], grown[last[again] - 1]
-        backward[:, :, 1] = used[last] - copied[0, ::-1] - copied[1], grown[last]
+        backward[:, :, 1] = used[last] - (copied[0] - gone)[::-1] - copied[1], grown[last]
         backward[0, :, 2] = -sent[last]
         changes, growths = (
             np.concatenate(
@@ -174,9 +180,10 @@ class _Slots:
     """
 
     def __init__(self, m: int, steps: int) -> None:
-        left = (m - 1 - np.arange(m)) % POOL
+        self._steps = steps
+        self._slot: Integers = np.arange(m) % POOL
         self._places: list[_Places] = []
-        self._counts: list[Integers] = []
+        self._counts: dict[bytes, list[Integers]] = {}
         for slot in range(min(m, POOL)):
             own = np.arange(slot, m, POOL)
             # Copies of a step in the order of i, then gradients, whose order is that of the backward pass.
@@ -184,20 +191,28 @@ class _Slots:
             which = np.concatenate([own, m - 1 - own[::-1]])
             step = np.repeat(np.arange(steps), 2 * len(own))
             self._places.append((step, np.tile(way, steps), np.tile(which, steps)))
-            self._counts.append(np.concatenate([[0], np.cumsum(np.tile(left == slot, steps))]))
 
-    def of(self, back: NDArray[np.int64], *, both: bool) -> Iterator[tuple[_Places, Integers]]:
+    def of(self, back: NDArray[np.int64], early: Flags, *, both: bool) -> Iterator[tuple[_Places, Integers]]:
         """For each copy stream the places of what it gets, and how much of its own had come back before each.
 
         Args:
-            back: (steps, 2, m) how many tasks' blocks had come back before each copy and each gradient.
+            back: (steps, 2, m) how many groups had come back before each copy and each gradient.
+            early: (m,) which micro-batches have a group that comes back in the forward pass.
             both: whether there are copies, and not only gradients.
         """
-        for places, counts in zip(self._places, self._counts, strict=True):
+        for places, counts in zip(self._places, self._counted(early), strict=True):
             step, way, which = places
             chosen = slice(None) if both else way == 1
             own = step[chosen], way[chosen], which[chosen]
             yield own, counts[np.maximum.accumulate(back[own])]
+
+    def _counted(self, early: Flags) -> list[Integers]:
+        """For each copy stream, how many of the groups that came back first are its own."""
+        key = early.tobytes()
+        if key not in self._counts:
+            groups = np.tile(np.concatenate([self._slot[early], self._slot[::-1]]), self._steps)
+            self._counts[key] = [np.concatenate([[0], np.cumsum(groups == slot)]) for slot in range(len(self._places))]
+        return self._counts[key]
 
 
 def _coded(numbers: Integers, back: Sequence[Integers]) -> Integers:

@@ -63,12 +63,16 @@ class DeviceTimes:
             passed(*edges, times, turns) for edges in (self._ended("copy", j + 1), self._ended("copy_grad", j), shared)
         ]
 
-    def copies_back(self) -> NDArray[np.int64]:
-        """(steps, 2, m): how many tasks' inputs and gradients had come back before each copy, and each gradient.
+    def copies_back(self, early: Flags | None = None) -> NDArray[np.int64]:
+        """(steps, 2, m): how many groups of blocks had come back before each copy, and each gradient.
 
-        What comes back in a turn that ties with a copy's may be missing; it belongs to another copy stream.
+        A task's gradients, and inputs that it kept until then, are a group, in the order of the backward pass. What
+        comes back in a turn that ties with a copy's may be missing; it belongs to another copy stream.
+
+        Args:
+            early: (m,) which micro-batches have inputs that go with their forward pass: a group before all others.
         """
-        back = self._used()
+        back = self._used() if early is None or not early.any() else self._with_forward(early)
         found = np.zeros((len(self._steps), 2, self._m), dtype=np.int64)
         for way, (times, entries) in enumerate((self._copies(), self._turns("copy_grad", self._j + 1))):
             if times.size:
@@ -131,6 +135,15 @@ class DeviceTimes:
         issued, turns = self._tasks.reshape(-1), self._entries.reshape(-1)
         late = (ends < issued) | ((ends == issued) & (2 * starts < turns))
         return np.where(late, issued, ends), np.where(late, turns, 2 * starts)
+
+    def _with_forward(self, early: Flags) -> tuple[Integers, Integers]:
+        """The same of some forward passes, in whose end their inputs come back, and then of all tasks, step by step."""
+        first = self._column("end", "forward", self._j), 2 * self._column("start", "forward", self._j)
+        ends, entries = (
+            np.concatenate([ahead[:, early], then.reshape(-1, self._m)], axis=1).reshape(-1)
+            for ahead, then in zip(first, self._used(), strict=True)
+        )
+        return ends, entries
 
     def _ended(self, kind: str, j: int) -> tuple[Integers, Integers]:
         """Ends and entries of the copies into partition j, or of the gradients out of it, in order."""

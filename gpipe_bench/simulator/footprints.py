@@ -59,7 +59,7 @@ class Footprint:
         self._left = [(bisect_right(starts, start) - 1, start, size) for start, size in left]
         self._spots = [(block, bisect_right(starts, start) - 1, start, size) for block, (start, size) in spots.items()]
         # What would have suited better; of equal ones the first is taken, which a piece may be or not.
-        suited = _union((wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in chosen)
+        suited = _union({(wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in chosen})
         self._suited = [size << SHIFT for size in suited]
         # The interval that may be smaller, and what is left of it at its end.
         self._number, self._room, self._first = -1, 0, -1

@@ -16,7 +16,7 @@ from gpipe_bench.simulator.tally import Tally
 from gpipe_bench.simulator.ways import kept_names
 from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
 
-__all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates", "is_covered"]
+__all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates", "is_covered", "not_kept"]
 
 LEFT, RETURNED, SHARED = range(3)
 """Queues: outputs that were sent on, gradients that were sent back, outputs that a graph holds until it has run."""
@@ -44,19 +44,17 @@ class _Held(NamedTuple):
     state: bool = False
 
 
-def is_covered(work: TaskWork, *, first: bool, is_open: bool) -> bool:
-    """Whether memory is what this file says: a task passes nothing on, and its graph keeps what was copied here.
+def is_covered(work: TaskWork) -> bool:
+    """Whether memory is what this file says: a task passes nothing on, and gives nothing out twice."""
+    return all(
+        min(names, default=0) > NO_BLOCK and len(set(names)) == len(names) for names in (work.leaving, work.returning)
+    )
 
-    Args:
-        work: the task.
-        first: whether it is of the first partition, to which nothing is copied.
-        is_open: whether a micro-batch of its size has no checkpoint.
-    """
-    for names in (work.leaving, work.returning):
-        if min(names, default=0) <= NO_BLOCK or len(set(names)) < len(names):
-            return False
-    inputs = {input_name(place) for place in range(len(work.input_bytes))}
-    return first or not is_open or inputs <= kept_names(work)
+
+def not_kept(work: TaskWork) -> tuple[int, ...]:
+    """Places of the inputs that the graph of a task does not keep: without a checkpoint they go when it has run."""
+    kept = kept_names(work)
+    return tuple(place for place in range(len(work.input_bytes)) if input_name(place) not in kept)
 
 
 class HomeStates(Automaton):
@@ -221,9 +219,18 @@ class CopyStates(Automaton):
         super().__init__(1)
         self.start = self.enter(((),), (None,))
 
-    def arrive(self, held: tuple[Any], sizes: Sequence[int]) -> tuple[Group, tuple[Any]]:
-        """Inputs come, and are kept until their task's backward pass has run."""
-        return (), (self.push(spots([self.new(nbytes) for nbytes in sizes]), held[0]),)
+    def arrive(self, held: tuple[Any], sizes: Sequence[int], gone: Sequence[int]) -> tuple[Group, tuple[Any]]:
+        """Inputs come, and are kept until their task's backward pass has run.
+
+        Those at the places ``gone`` are on their way as soon as its forward pass has run; nothing else comes here in
+        between.
+        """
+        made = spots([self.new(nbytes) for nbytes in sizes])
+        going: Group = self.intern(tuple(made[place] for place in gone))
+        if going:
+            self.queues[0] += (going,)
+        kept = tuple(spot for place, spot in enumerate(made) if place not in gone)
+        return going, (self.push(kept, held[0]),)
 
     def leave(self, held: tuple[Any], sizes: Sequence[int]) -> tuple[Group, tuple[Any]]:
         """Gradients come; with the backward pass that follows they go, and so do its inputs if any are kept."""

@@ -136,10 +136,17 @@ def trace_layer(
         wanted: for each tensor that leaves, whether a gradient comes back for it; for all by default.
     """
     for parameter in layer.parameters():
-        parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        parameter.grad = _gradient_of(parameter) if parameter.requires_grad else None
     with no_collection(), AcceleratorFunctions():
         plain, plain_ports = _trace_plain(layer, inputs, skips)
         return _Tracing(layer, inputs, skips).run(plain, plain_ports, wanted)
+
+
+def _gradient_of(parameter: nn.Parameter) -> Tensor:
+    if type(parameter) is nn.Parameter and parameter.is_contiguous():
+        # ``empty_like`` on the meta device loads a library for symbols, which takes a third of a second.
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    return torch.empty_like(parameter)
 
 
 def _trace_plain(layer: nn.Module, inputs: object, skips: Any) -> tuple[tuple[Step, ...], tuple[Port, ...]]:

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from gpipe_bench.simulator.result_shapes import Shape, plain_result
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "operation_key"]
 
 _PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_EXACT: Final = frozenset(_PLAIN)
 _results: Final[dict[Hashable, Any]] = {}
 _tried: Final[set[Any]] = set()
 
 
-def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``func(*args, **kwargs)`` gives."""
-    key = _key(func, args, kwargs)
+def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Hashable | None) -> Any:
+    """What ``func(*args, **kwargs)`` gives; ``key``: as :func:`operation_key` has it."""
     if key is None:
         if func not in _tried:
             _tried.add(func)
@@ -99,8 +99,12 @@ def _copied(value: Any) -> Any:
     return type(value)(_copied(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
-    """What the result depends on; None if the operation writes to its operands, gives views, or takes other things."""
+def operation_key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """What the result of a call depends on.
+
+    None if the operation writes to its operands or gives views of them, and if it takes other things than tensors on
+    the meta device and plain values.
+    """
     if func.is_view or func._schema.is_mutable:  # noqa: SLF001 - what PyTorch declares of the operation
         return None
     try:
@@ -110,6 +114,9 @@ def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable 
 
 
 def _plain(value: Any) -> Hashable:
+    if type(value) in _EXACT:
+        # 1, 1.0 and True are equal, but operations tell them apart.
+        return type(value), value
     if isinstance(value, Tensor):
         if value.device.type != "meta" or value.layout is not torch.strided:
             raise TypeError
@@ -117,7 +124,6 @@ def _plain(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return tuple(_plain(item) for item in value)
     if isinstance(value, _PLAIN):
-        # 1, 1.0 and True are equal, but operations tell them apart.
         return type(value), value
     raise TypeError
 

@@ -56,11 +56,12 @@ class Tracer:
     Args:
         module: the model, on any device.
         sample: one sample or more, as the model takes them: a Tensor or a tuple of Tensors on any device.
+        owned: whether the module is on the meta device and nobody else's, so that its layers need not be copied.
     """
 
-    def __init__(self, module: nn.Sequential, sample: Tensor | tuple[Tensor, ...]) -> None:
+    def __init__(self, module: nn.Sequential, sample: Tensor | tuple[Tensor, ...], *, owned: bool = False) -> None:
         verify_skippables(module)
-        self.module = module
+        self.module, self._owned = module, owned
         self._sample = map_specs(TensorSpec.of, sample)
         # Signatures may compare objects by identity, so the layers that they stand for are kept alive by the model.
         signatures = []
@@ -151,7 +152,8 @@ class Tracer:
             with _explained(f"layer {place} ({type(self.module[place]).__name__})", value):
                 twin = self._twins.get(kind)
                 if twin is None:
-                    twin = self._twins[kind] = _meta_twin(self.module[place])
+                    own = self.module[place]
+                    twin = self._twins[kind] = own if self._owned else _meta_twin(own)
                 _, theirs = declared_skips(twin)
                 runs[key] = trace_layer(twin, value, dict(zip(theirs, popped.values(), strict=True)), wanted)
         return runs[key]

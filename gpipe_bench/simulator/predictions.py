@@ -24,7 +24,7 @@ from gpipe_bench.checkout import checkout
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import GpipeBenchError, OutputError
 from gpipe_bench.rows import SCHEMA_VERSION
-from gpipe_bench.simulator.collection import no_collection
+from gpipe_bench.simulator.collection import no_collection, retire_collection
 from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.published import Setting, published_cells, published_settings
 from gpipe_bench.simulator.published_runs import METRICS, PublishedRuns, is_fitted
@@ -237,4 +237,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with no_collection():
+        status = main()
+        retire_collection()
+    sys.exit(status)

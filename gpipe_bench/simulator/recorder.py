@@ -6,7 +6,7 @@ It holds no tensor that it sees, so storages die exactly when the layer and its 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpipe_bench.simulator.attention import attention, fused_inside
 from gpipe_bench.simulator.fused_kernels import dropout, gru_cell, lstm_cell, mish, rms_norm
-from gpipe_bench.simulator.meta_results import evaluate
-from gpipe_bench.simulator.operations import kernels_of, tensors_of
+from gpipe_bench.simulator.meta_results import evaluate, operation_key
+from gpipe_bench.simulator.operations import known_kernels, tensors_of
 from gpipe_bench.simulator.recurrent import RECURRENT, fused
 from gpipe_bench.simulator.steps import NO_BLOCK, Alloc, Free, Step
 
@@ -71,20 +71,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         kwargs = kwargs or {}
         # Below autograd the modes above it have no say, but every look at a tensor would ask them.
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
-            result = evaluate(func, args, kwargs)
+            known_as = operation_key(func, args, kwargs)
+            result = evaluate(func, args, kwargs, known_as)
             if not self._quiet:
-                self._account(func, args, kwargs, result)
+                self._account(known_as, func, args, kwargs, result)
         return result
 
-    def _account(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        operands = {_key(tensor) for tensor in tensors_of([*args, *kwargs.values()])}
+    def _account(
+        self, known_as: Hashable, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        operands = tensors_of([*args, *kwargs.values()])
+        keys = set(map(_key, operands))
         for tensor in tensors_of(result):
             key = _key(tensor)
-            if key not in operands and key not in self._blocks:
+            if key not in keys and key not in self._blocks:
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
-        self.steps += kernels_of(func, args, kwargs, result)
+        self.steps += known_kernels((known_as, operands), func, args, kwargs, result)
         if func is torch.ops.aten.add_.Tensor and _key(args[0]) in self._sums and args[1].is_contiguous():
             self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
 

@@ -9,6 +9,7 @@ layers, and so a row its parts: those that differ in the names of their blocks o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 from gpipe_bench.simulator.allocator import Allocator
@@ -65,6 +66,7 @@ class Row:
             self._parts.append((_Part(requests), []))
         # By what was found free, and where the blocks were that were in use.
         self._known: dict[object, Done] = {}
+        # By the ids of those of the parts, which keep them.
         self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def run(self, allocator: Allocator, pool: Pool, incoming: Done | None) -> Done:
@@ -93,9 +95,10 @@ class Row:
         spots: dict[int, Spot] = {}
         for done, (_, names) in zip(found, self._parts, strict=True):
             spots |= {names[number]: spot for number, spot in done.spots.items()}
-        changes = tuple(change for done in found for change in done.changes)
-        changes = self._changes.setdefault(changes, changes)
-        return Done(found[-1].state, spots, changes, grown=any(done.grown for done in found))
+        key = tuple(id(done.changes) for done in found)
+        if key not in self._changes:
+            self._changes[key] = tuple(chain.from_iterable(done.changes for done in found))
+        return Done(found[-1].state, spots, self._changes[key], grown=any(done.grown for done in found))
 
 
 class _Part:

@@ -18,10 +18,14 @@ _aten: Final = torch.ops.aten
 _ELEMENTWISE: Final = frozenset(
     {
         _aten.add.Tensor,
+        _aten.div.Tensor,
         _aten.leaky_relu.default,
         _aten.leaky_relu_backward.default,
         _aten.mul.Tensor,
         _aten.relu.default,
+        _aten.sigmoid.default,
+        _aten.sqrt.default,
+        _aten.sub.Tensor,
         _aten.threshold_backward.default,
     }
 )
@@ -58,6 +62,8 @@ def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
         return _elementwise(args)
     if func is _aten.cat.default:
         return _together(*args)
+    if func is _aten.binary_cross_entropy_with_logits.default:
+        return _entropy(*args)
     if func is _aten.native_batch_norm.default:
         x, *others, training = args[:6]
         same = _of_channels(x, others)
@@ -72,17 +78,25 @@ def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 
 def _elementwise(args: Sequence[Any]) -> Shape | None:
-    """Of tensors of one shape, or that repeat themselves to come to it."""
-    # None is among the shapes where a tensor is not contiguous.
-    found = {_of(value) for value in args if isinstance(value, Tensor)}
+    """Of tensors of one shape, maybe parts of others, or that repeat themselves to come to it."""
+    tensors = [value for value in args if isinstance(value, Tensor)]
     if not all(isinstance(value, Tensor | _Number) for value in args):
         return None
+    # None is among the shapes where a tensor is not contiguous.
+    found = {_of(value) for value in tensors}
+    if None in found:
+        found = {_of_part(value) for value in tensors}
+        return found.pop() if len(found) == 1 else None
     return next((shape for shape in found if all(_spreads(other, shape) for other in found)), None)
 
 
 def _spreads(shape: Shape | None, whole: Shape | None) -> bool:
-    """Whether a tensor has the shape of the whole, or takes it by repeating itself."""
-    if shape is None or whole is None or shape.dtype != whole.dtype or len(shape.shape) != len(whole.shape):
+    """Whether a tensor has the shape of the whole, or takes it by repeating itself, as a number without axes does."""
+    if shape is None or whole is None or shape.dtype != whole.dtype:
+        return False
+    if not shape.shape:
+        return True
+    if len(shape.shape) != len(whole.shape):
         return False
     return all(length in {1, full} for length, full in zip(shape.shape, whole.shape, strict=True))
 
@@ -97,6 +111,16 @@ def _together(tensors: Sequence[Tensor], dim: int = 0) -> Shape | None:
     whole = [*first.shape]
     whole[dim] = sum(shape.shape[dim] for shape in found if shape is not None)
     return Shape(tuple(whole), _contiguous(whole), first.dtype)
+
+
+def _entropy(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, positive: Tensor | None = None, reduction: int = 1
+) -> Shape | None:
+    """Of binary cross-entropy without weights: a number for all elements, or one for each."""
+    whole = _of(x)
+    if whole is None or whole != _of(target) or weight is not None or positive is not None:
+        return None
+    return Shape((), (), whole.dtype) if reduction else whole
 
 
 def _of_channels(x: Tensor, others: Sequence[Tensor | None]) -> Shape | None:
@@ -120,6 +144,13 @@ def _of(tensor: Tensor) -> Shape | None:
     shape = tuple(tensor.shape)
     stride = _contiguous(shape)
     return Shape(shape, stride, tensor.dtype) if tensor.stride() == stride and tensor.dtype in _PRECISE else None
+
+
+def _of_part(tensor: Tensor) -> Shape | None:
+    """The shape of a tensor, as if it were contiguous, whose dimensions are in one order only; None for others."""
+    shape = tuple(tensor.shape)
+    plain = tensor.dtype in _PRECISE and min(shape, default=0) > 1 and _in_order(tensor)
+    return Shape(shape, _contiguous(shape), tensor.dtype) if plain else None
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -239,6 +239,6 @@ def _stored_source(
         from gpipe_bench.simulator.model_trace import Tracer
 
         with torch.device("meta"), no_collection():
-            return Tracer(build(), torch.empty(1, *shape))
+            return Tracer(build(), torch.empty(1, *shape), owned=True)
 
     return ModelSource(tracer, (prod(shape) * _FLOAT_BYTES,), *loss, shelf=Shelf(folder, key))

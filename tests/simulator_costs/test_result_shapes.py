@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.meta_results import evaluate
+from gpipe_bench.simulator.meta_results import evaluate, operation_key
 from gpipe_bench.simulator.result_shapes import Shape, plain_result
 
 aten = torch.ops.aten
@@ -40,6 +40,8 @@ def call_of_elements(random: Random):
     return random.choice(
         [
             (aten.relu.default, (x,)),
+            (aten.sigmoid.default, (x,)),
+            (aten.sqrt.default, (x,)),
             (aten.leaky_relu.default, (x, 0.1)),
             (aten.add.Tensor, (x, other)),
             (aten.threshold_backward.default, (x, y, 0)),
@@ -52,9 +54,11 @@ def call_of_two(random: Random):
     """Operands of which one may repeat itself."""
     shape, dtype = random.choices(LENGTHS, k=random.randrange(6)), random.choice(TYPES)
     other = some_tensor(random, [random.choice((1, length)) for length in shape], random.choice((dtype, *TYPES)))
+    if random.random() < 0.2:
+        other = torch.empty((), dtype=other.dtype, device="meta")
     pair = [some_tensor(random, shape, dtype), random.choice((other, other, other, 2, 0.5, True))]
     turned = pair[::-1] if isinstance(pair[1], Tensor) and random.random() < 0.5 else pair
-    return random.choice((aten.add.Tensor, aten.mul.Tensor)), tuple(turned)
+    return random.choice((aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor, aten.div.Tensor)), tuple(turned)
 
 
 def call_of_cat(random: Random):
@@ -82,13 +86,20 @@ def call_of_batch_norm(random: Random):
     return aten.native_batch_norm_backward.default, (grad, x, weight, *running, saved, saved, training, 1e-5, wanted)
 
 
+def call_of_entropy(random: Random):
+    shape, dtype = random.choices(LENGTHS, k=random.randrange(4)), random.choice(TYPES[:5])
+    x, target = some_tensor(random, shape, dtype), some_tensor(random, shape, random.choice((dtype, dtype, TYPES[0])))
+    more = [random.choice((None, None, None, x)), None, random.randrange(3)][: random.randrange(4)]
+    return aten.binary_cross_entropy_with_logits.default, (x, target, *more)
+
+
 def shape_of(value):
     if isinstance(value, Tensor):
         return Shape(tuple(value.shape), value.stride(), value.dtype)
     return tuple(map(shape_of, value)) if isinstance(value, tuple | list) else value
 
 
-@pytest.mark.parametrize("call", [call_of_elements, call_of_two, call_of_cat, call_of_batch_norm])
+@pytest.mark.parametrize("call", [call_of_elements, call_of_two, call_of_cat, call_of_batch_norm, call_of_entropy])
 def test_they_are_those_of_pytorch(call):
     known = 0
     for seed in range(CASES):
@@ -108,8 +119,9 @@ def test_a_single_value_has_no_variance():
 def test_an_error_is_that_of_the_operation():
     x = torch.empty(2, 3, device="meta")
     with pytest.raises(RuntimeError, match="dim"):
-        evaluate(aten.mm.default, (x, x), {})
-    assert evaluate(aten.mm.default, (x, x.t()), {}).shape == (2, 2)
+        evaluate(aten.mm.default, (x, x), {}, operation_key(aten.mm.default, (x, x), {}))
+    fits = x, x.t()
+    assert evaluate(aten.mm.default, fits, {}, operation_key(aten.mm.default, fits, {})).shape == (2, 2)
 
 
 def test_one_channel_keeps_the_order_of_its_gradient():
