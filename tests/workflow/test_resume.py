@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -9,6 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -29,13 +33,21 @@ ARGUMENTS = (*TARGETS, "--configfile", "resume.yaml")
 JOBS = 2 * len(NAMES)
 
 
+class Whole(NamedTuple):
+    """The tables of a run that nobody interrupted, and how long it took."""
+
+    tables: dict[str, bytes]
+    seconds: float
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The tables of a run that nobody interrupted."""
+    """A run that nobody interrupts."""
     place = prepared(tmp_path_factory.mktemp("whole"))
+    start = time.monotonic()
     done = snakemake_in(place)(*ARGUMENTS)
     assert done.returncode == 0, done.stdout
-    return {name: (place / name).read_bytes() for name in TARGETS}
+    return Whole({name: (place / name).read_bytes() for name in TARGETS}, time.monotonic() - start)
 
 
 def prepared(place):
@@ -44,13 +56,13 @@ def prepared(place):
     return place
 
 
-def killed(place, logs):
-    """Kill a run with all of its jobs as soon as ``logs`` of them have begun; whether it was still running."""
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", *ARGUMENTS]
+def killed(place, due: Callable[[], bool], *options):
+    """Kill a run with all of its jobs as soon as that is ``due``; whether it was still running."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", *options, *ARGUMENTS]
     run = subprocess.Popen(
         command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    while run.poll() is None and len(list((place / "logs").rglob("*.log"))) < logs:
+    while run.poll() is None and not due():
         time.sleep(0.005)
     running = run.poll() is None
     if running:
@@ -59,35 +71,90 @@ def killed(place, logs):
     return running
 
 
-def finished(place):
-    """Every result that is there, with the time of its last change; one that cannot be read fails the test."""
+def begun(place, jobs):
+    """Whether so many jobs have begun."""
+    return len(list((place / "logs").rglob("*.log"))) >= jobs
+
+
+def soon_after(place, files, seconds):
+    """Due so long after a run has changed one of some files: the logs of jobs that begin, or results."""
+
+    def state():
+        found = {}
+        for path in place.glob(files):
+            # Snakemake removes what it makes again.
+            with suppress(FileNotFoundError):
+                found[path] = path.stat().st_mtime_ns
+        return found
+
+    before, moments = state(), []
+
+    def due():
+        if not moments and state() != before:
+            moments.append(time.monotonic() + seconds)
+        return bool(moments) and time.monotonic() >= moments[0]
+
+    return due
+
+
+def unlock(place):
+    """What has to be said after a Snakemake that was killed outright."""
+    command = [sys.executable, "-m", "snakemake", "--unlock", *ARGUMENTS]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def finished(place, whole):
+    """Every finished result, with the time of its last change; one that is not whole fails the test, and so a table.
+
+    Snakemake makes a result again whose job it did not see end, though it is there and whole: a mark says so.
+    """
     found = {}
     for path in (place / "results" / "simulated").glob("*.json"):
         json.loads(path.read_text())
-        found[path] = path.stat().st_mtime_ns
+        mark = base64.urlsafe_b64encode(str(path.relative_to(place)).encode()).decode()
+        if not (place / ".snakemake" / "incomplete" / mark).exists():
+            found[path] = path.stat().st_mtime_ns
+    tables = {name: (place / name).read_bytes() for name in TARGETS if (place / name).exists()}
+    assert tables == {name: whole.tables[name] for name in tables}
     return found
 
 
+def resumed(place, kept, whole):
+    """Run what is left: the tables are those of the whole run, and what was there is as it was."""
+    done = snakemake_in(place)(*ARGUMENTS)
+    assert done.returncode == 0, done.stdout
+    assert {name: (place / name).read_bytes() for name in TARGETS} == whole.tables
+    assert {path: finished(place, whole)[path] for path in kept} == kept
+    assert list(place.rglob(".writing-*")) == []
+
+
 @pytest.mark.timeout(600)  # four starts of Snakemake with their jobs
-def test_a_run_killed_at_random_points_ends_with_the_same_tables(whole, tmp_path):
+def test_a_run_killed_as_jobs_begin_ends_with_the_same_tables(whole, tmp_path):
     place = prepared(tmp_path)
     points = sorted(random.Random(20200421).sample(range(1, JOBS), 3))
     kept = {}
-    for logs in points:
-        assert killed(place, logs)
-        now = finished(place)
+    for jobs in points:
+        assert killed(place, lambda jobs=jobs: begun(place, jobs))
+        now = finished(place, whole)
         assert {path: now.get(path) for path in kept} == kept, "what was done is done once"
         kept = now
-        unlocked = subprocess.run(
-            [sys.executable, "-m", "snakemake", "--unlock", *ARGUMENTS],
-            cwd=place,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert unlocked.returncode == 0, unlocked.stderr
-    done = snakemake_in(place)(*ARGUMENTS)
-    assert done.returncode == 0, done.stdout
-    assert {name: (place / name).read_bytes() for name in TARGETS} == whole
-    assert {path: finished(place)[path] for path in kept} == kept
-    assert list(place.rglob(".writing-*")) == []
+        unlock(place)
+    resumed(place, kept, whole)
+
+
+@pytest.mark.timeout(600)  # as many starts
+def test_a_run_killed_at_any_moment_ends_with_the_same_tables(whole, tmp_path):
+    """Seeded times after a job began, and after a file appeared: in the middle of it, or before Snakemake knows it."""
+    place, chance = prepared(tmp_path), random.Random(20200421)
+    kept, kills = {}, 0
+    for files, longest in (("results/simulated/*.json", 0.02), ("logs/*/*.log", 0.4), ("results/*.csv", 0.02)):
+        # What unlocks is tried above.
+        if not killed(place, soon_after(place, files, chance.uniform(0, longest) * whole.seconds), "--nolock"):
+            break
+        kills += 1
+        now = finished(place, whole)
+        assert {path: now.get(path) for path in kept} == kept, "what was done is done once"
+        kept = now
+    assert kills
+    resumed(place, kept, whole)
