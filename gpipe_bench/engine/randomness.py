@@ -16,6 +16,7 @@ the forward pass; recomputations of that batch then watch what they draw, and ra
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -217,4 +218,5 @@ def _digest(state: Tensor) -> bytes:
 
 def _bytes(state: Tensor) -> bytes:
     """A generator's state, which is on the CPU whatever its device."""
-    return state.numpy().tobytes()
+    # By its address: numpy() is an operation, which whoever watches operations would see.
+    return ctypes.string_at(state.data_ptr(), state.numel())

@@ -36,6 +36,7 @@ __all__ = ["BackwardPass", "attach"]
 _CPU = torch.device("cpu")
 _Task = tuple[int, int]
 _Failure = tuple[_Task, BaseException]
+_Lend = Callable[[Sequence[int]], AbstractContextManager[Workers]]
 
 
 class BackwardPass:
@@ -56,7 +57,7 @@ class BackwardPass:
         lanes: ScheduledLanes,
         places: list[tuple[torch.device, Stream, Stream]],
         workers: list[int],
-        lend: Callable[[Sequence[int]], AbstractContextManager[Workers]],
+        lend: _Lend,
         *,
         contest: Contest | None,
     ) -> None:
@@ -64,7 +65,7 @@ class BackwardPass:
         self._plan = plan
         self._lanes: ScheduledLanes | None = lanes
         self._workers = workers
-        self._lend = lend
+        self._lend: _Lend | None = lend
         self._contest = contest
         self._failed = False
         self._input_grads: list[Tensor | None] = []
@@ -94,8 +95,9 @@ class BackwardPass:
         Raises:
             Exception: the first that a task raised; the tasks after it are left out.
         """
-        lanes, self._lanes = self._lanes, None
-        if lanes is None:
+        # A loss that is kept keeps neither what the forward pass left nor the workers.
+        lanes, self._lanes, lend, self._lend = self._lanes, None, self._lend, None
+        if lanes is None or lend is None:
             return
         order = backward_order(self._plan)
         # The thread of a device, in a backward pass within a backward pass, is itself needed to run tasks.
@@ -103,7 +105,7 @@ class BackwardPass:
         contest = None if inline or not undisturbed() else self._contest
         inline = inline or (contest is not None and contest.inline())
         with timed(contest, inline=inline):
-            errors = self._tasks(lanes, order) if inline else self._spread(lanes, order)
+            errors = self._tasks(lanes, order) if inline else self._spread(lanes, order, lend)
             # Compute streams of their own wait for the caller's before every batch and every backward pass, and these
             # for those afterwards: so what passes between them needs no record_stream.
             for device, computing, callers in self.places:
@@ -119,10 +121,10 @@ class BackwardPass:
         grads, self._input_grads = self._input_grads, []
         return grads
 
-    def _spread(self, lanes: ScheduledLanes, order: list[_Task]) -> list[_Failure]:
+    def _spread(self, lanes: ScheduledLanes, order: list[_Task], lend: _Lend) -> list[_Failure]:
         errors = []
         indices = sorted(set(self._workers))
-        with self._lend(indices) as workers:
+        with lend(indices) as workers:
             for index in indices:
                 mine = [(i, j) for i, j in order if self._workers[j] == index]
                 workers.submit(index, partial(self._tasks, lanes, mine))
@@ -130,8 +132,9 @@ class BackwardPass:
                 for index in indices:
                     errors += workers.collect(index)[0]
             except BaseException:
-                # An interrupt, of the thread that only waits: let the workers come to their end.
+                # An interrupt, of the thread that only waits: no task begins, and no gradient comes after it.
                 self._failed = True
+                workers.end()
                 raise
         return errors
 

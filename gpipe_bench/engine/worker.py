@@ -28,9 +28,12 @@ class Workers:
     def __init__(self, indices: Sequence[int]) -> None:
         self._inboxes: dict[int, SimpleQueue[_Job]] = {index: SimpleQueue() for index in indices}
         self._outboxes: dict[int, SimpleQueue[Result]] = {index: SimpleQueue() for index in indices}
+        self._threads = []
         for index, inbox in self._inboxes.items():
             name = f"gpipe-worker-{index}"
-            threading.Thread(target=_serve, args=(inbox, self._outboxes[index]), name=name, daemon=True).start()
+            thread = threading.Thread(target=_serve, args=(inbox, self._outboxes[index]), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def submit(self, index: int, job: Callable[[], Any]) -> None:
         """Hand a job to worker ``index``; jobs of one worker run in order."""
@@ -45,6 +48,12 @@ class Workers:
         for inbox in self._inboxes.values():
             inbox.put(None)
 
+    def end(self) -> None:
+        """Dismiss all threads and wait until they have finished."""
+        self.dismiss()
+        for thread in self._threads:
+            thread.join()
+
 
 class WorkerPool:
     """Workers that outlive a step; whoever borrows some has them alone, so that batches may overlap."""
@@ -53,16 +62,24 @@ class WorkerPool:
         self._idle: dict[tuple[int, ...], list[Workers]] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
+        self._inside = torch.get_num_threads()
 
     @contextmanager
     def lend(self, indices: Sequence[int]) -> Iterator[Workers]:
-        """Workers for the block, one per index; after an exception they may be busy still, and are not lent again."""
+        """Workers for the block, one per index; after an exception they may be busy still, and are not lent again.
+
+        A thread keeps the number of threads inside an operation with which it began: where the caller's is another one
+        now, all begin anew.
+        """
         key = tuple(indices)
         with self._lock:
             if self._process != os.getpid():  # threads do not come along into a forked process
                 self._process = os.getpid()
                 self._idle.clear()
-            idle = self._idle.setdefault(key, [])
+            if self._inside != torch.get_num_threads():
+                self._inside = torch.get_num_threads()
+                self._dismiss()
+            inside, idle = self._inside, self._idle.setdefault(key, [])
             workers = idle.pop() if idle else Workers(key)
         try:
             yield workers
@@ -70,12 +87,19 @@ class WorkerPool:
             workers.dismiss()
             raise
         with self._lock:
-            self._idle.setdefault(key, []).append(workers)
+            if inside == self._inside:
+                self._idle.setdefault(key, []).append(workers)
+            else:
+                workers.dismiss()
 
     def __del__(self) -> None:
+        self._dismiss()
+
+    def _dismiss(self) -> None:
         for idle in self._idle.values():
             for workers in idle:
                 workers.dismiss()
+        self._idle.clear()
 
 
 def result_of(job: Callable[[], Any]) -> Result:

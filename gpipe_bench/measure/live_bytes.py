@@ -29,7 +29,7 @@ from gpipe_bench.measure.ledger import Ledger
 from gpipe_bench.measure.watch import Watch, is_watched, switch_off, switch_on
 from gpipe_bench.timeline import COPY_KINDS
 
-__all__ = ["LiveBytes"]
+__all__ = ["LiveBytes", "LivePoint"]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +47,26 @@ class _Thread(threading.local):
         self.nodes = BackwardNodes()
 
 
+@dataclass(frozen=True, slots=True)
+class LivePoint:
+    """What was alive when a task had ended.
+
+    Attributes:
+        task: the task.
+        live_bytes: of each partition.
+    """
+
+    task: Task
+    live_bytes: tuple[int, ...]
+
+
 class LiveBytes:
     """Counts live tensor bytes, and is an :class:`gpipe_bench.engine.observer.Observer` for a pipeline.
 
         with LiveBytes(pipe) as live, pipe.observe(live):
             step()
         live.peak_bytes
+        live.timeline  # what was alive after each task
 
     Enter it in the thread that calls ``backward``. It slows every operation down: never time a step under it.
 
@@ -69,8 +83,14 @@ class LiveBytes:
         if isinstance(partitions, (list, tuple, nn.ModuleList)):
             self._partitions, self._default = list(partitions), None
         self._ledger = Ledger(len(self._partitions))
+        self._timeline: list[LivePoint] = []
         self._thread = _Thread()
         self._watch: Watch | None = None
+
+    @property
+    def timeline(self) -> list[LivePoint]:
+        """What was alive after each task, in the order in which tasks ended."""
+        return list(self._timeline)
 
     @property
     def peak_bytes(self) -> list[int]:
@@ -119,6 +139,7 @@ class LiveBytes:
         """
         if token in token.among:
             token.among.remove(token)
+            self._timeline.append(LivePoint(token.task, tuple(self._ledger.live_bytes)))
         watch, token.watch = token.watch, None
         switch_off(watch)
 

@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from gpipe_bench import Components, is_recomputing
-from gpipe_bench.engine.worker import WorkerPool
 from tests.engine.support import (
     FACTORIAL,
     MODES,
@@ -359,32 +358,3 @@ def test_a_pipeline_that_has_worked_can_be_copied_and_pickled(pair):
     score(pipe(x)).backward()
     for twin in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
         assert_same(train_step(twin, x), train_step(plain, x))
-
-
-class TestWorkerPool:
-    def test_borrowers_at_the_same_time_get_different_workers(self):
-        pool = WorkerPool()
-        with pool.lend([0]) as one, pool.lend([0]) as other:
-            assert one is not other
-
-    def test_workers_come_back(self):
-        pool = WorkerPool()
-        with pool.lend([0, 1]) as one:
-            pass
-        with pool.lend([0, 1]) as other:
-            assert one is other
-
-    def test_after_an_exception_they_do_not(self):
-        pool = WorkerPool()
-        with pytest.raises(ZeroDivisionError), pool.lend([0]) as one:
-            raise ZeroDivisionError
-        with pool.lend([0]) as other:
-            assert one is not other
-
-    def test_in_a_forked_process_there_are_new_ones(self, monkeypatch):
-        pool = WorkerPool()
-        with pool.lend([0]) as one:
-            pass
-        monkeypatch.setattr("os.getpid", lambda: -1)
-        with pool.lend([0]) as other:
-            assert one is not other

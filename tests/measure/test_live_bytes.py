@@ -6,6 +6,7 @@ backward, allocates exactly what is counted here.
 
 import threading
 import weakref
+from itertools import pairwise
 
 import pytest
 import torch
@@ -366,3 +367,27 @@ class TestPipeline:
         for plain, watched in zip(*found, strict=True):
             assert torch.equal(plain, watched)
         assert _get_current_dispatch_mode_stack() == []
+
+
+@pytest.mark.parametrize("mode", ["always", "except_last", "never"])
+def test_the_timeline_shows_that_each_task_of_the_backward_pass_frees_its_micro_batch(mode):
+    layers = nn.Sequential(*(Scale() for _ in range(8)))
+    pipe = GPipe(layers, [4, 4], devices=["cpu"] * 2, chunks=3, checkpoint=mode, backward="scheduled", workers="never")
+    batch = torch.ones(3, 256)
+    with LiveBytes(pipe) as live, pipe.observe(live):
+        pipe(batch).sum().backward()
+    kinds = [point.task.kind for point in live.timeline]
+    assert kinds.count("forward") == kinds.count("backward") == 6
+    assert kinds.count("recompute") == {"always": 6, "except_last": 4, "never": 0}[mode]
+    grads, held = set(), []
+    for point in live.timeline:
+        if point.task.kind == "backward":
+            # The first micro-batch of a partition to go backward leaves the gradients of its four weights.
+            grads.add(point.task.partition)
+            held.append(round(sum(point.live_bytes) / UNIT) - 4 * len(grads))
+    # At most weights, batch and the gradient of the sum are left. Without checkpoints a task frees three activations or
+    # more; with them its input, in exchange for the gradient that it sends on.
+    assert held[-1] <= 8 + 3 + 1
+    falls = [before - after for before, after in pairwise(held)]
+    assert min(falls) >= {"always": 0, "except_last": -1, "never": 3}[mode]
+    assert sum(falls) >= {"always": 3, "except_last": 5, "never": 17}[mode]

@@ -154,6 +154,8 @@ def test_without_the_plain_module_there_is_nothing_to_compare_with(tmp_path):
     assert outcomes["loop"].gradient_difference is None
 
 
-def test_gradients_of_other_shapes_or_none_are_no_match():
-    assert race._difference([np.ones(2)], [np.ones(3)]) is None
-    assert race._difference([np.array([np.nan])], [np.ones(1)]) is None
+def test_gradients_of_other_shapes_or_that_are_no_numbers_are_no_match():
+    assert race._difference([np.ones(2)], [np.ones(3)]) == np.inf
+    assert race._difference([np.array([np.nan])], [np.ones(1)]) == np.inf
+    assert race._difference([np.ones(1)], [np.zeros(1)]) == np.inf
+    assert race._difference([np.zeros(1)], [np.zeros(1)]) == 0

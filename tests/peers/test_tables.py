@@ -85,6 +85,11 @@ def test_the_verdict_on_gradients(difference, verdict):
     assert (row.gradients, row.gradient_tolerance) == (verdict, 1e-4)
 
 
+def test_gradients_that_are_no_numbers_differ():
+    row = rows_of(cells_race(gradient_difference=float("inf")))["cells", "engine-scheduled"]
+    assert (row.gradients, row.gradient_difference) == ("differ", None)
+
+
 def test_no_gradients_no_verdict():
     assert rows_of(cells_race())["cells", "engine-scheduled"].gradients == ""
 

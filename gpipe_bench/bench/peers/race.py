@@ -7,6 +7,7 @@ tasks where it did when it was timed. One that fails is out for this case and ta
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -221,13 +222,15 @@ def _gradients(path: Path) -> list[Any]:
         return [file[name] for name in file.files]
 
 
-def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> float | None:
-    """Largest absolute difference over the largest absolute value wanted; None for gradients of other shapes or NaN."""
+def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """Largest absolute difference over the largest absolute value wanted; infinite for other shapes or NaN."""
     if [a.shape for a in found] != [b.shape for b in wanted]:
-        return None
+        return math.inf
     scale = max(float(np.abs(b).max()) for b in wanted)
     largest = max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
-    return largest / scale if np.isfinite(largest) and scale > 0 else None
+    if largest == 0:
+        return 0.0
+    return largest / scale if np.isfinite(largest) and scale > 0 else math.inf
 
 
 def _count(child: Child, outcome: Outcome) -> None:

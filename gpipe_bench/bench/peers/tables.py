@@ -188,7 +188,9 @@ def _gradients(outcome: Outcome, tolerance: float) -> dict[str, Any]:
     if difference is None:
         return {}
     verdict = "equal" if difference <= tolerance else "differ"
-    return {"gradients": verdict, "gradient_difference": difference, "gradient_tolerance": tolerance}
+    # Of gradients of other shapes, or that are no numbers, nobody can say how far off they are.
+    known = difference if math.isfinite(difference) else None
+    return {"gradients": verdict, "gradient_difference": known, "gradient_tolerance": tolerance}
 
 
 def _limit(outcome: Outcome, one: Raced, raced: Sequence[Raced], seconds: float) -> dict[str, Any]:
