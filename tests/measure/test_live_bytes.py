@@ -385,9 +385,9 @@ def test_the_timeline_shows_that_each_task_of_the_backward_pass_frees_its_micro_
             # The first micro-batch of a partition to go backward leaves the gradients of its four weights.
             grads.add(point.task.partition)
             held.append(round(sum(point.live_bytes) / UNIT) - 4 * len(grads))
-    # At most weights, batch and the gradient of the sum are left. Without checkpoints a task frees three activations or
+    # Weights, batch and the gradient of the sum are left. Without checkpoints a task frees three activations or
     # more; with them its input, in exchange for the gradient that it sends on.
-    assert held[-1] <= 8 + 3 + 1
+    assert held[-1] == 8 + 3 + 1
     falls = [before - after for before, after in pairwise(held)]
     assert min(falls) >= {"always": 0, "except_last": -1, "never": 3}[mode]
-    assert sum(falls) >= {"always": 3, "except_last": 5, "never": 17}[mode]
+    assert sum(falls) == {"always": 3, "except_last": 5, "never": 17}[mode]
