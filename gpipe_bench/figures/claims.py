@@ -32,7 +32,7 @@ _NAMES: Final = {
     "accuracy_batch_fraction": "accuracy, norms by held-out batch",
     "iou_fraction": "intersection over union",
 }
-_LEFT_IN: Final = 1.22
+_LEFT_IN: Final = 1.37
 _RIGHT_IN: Final = 0.9
 _ROW_IN: Final = 0.125
 
@@ -79,15 +79,18 @@ def _lines(records: Sequence[Record]) -> dict[str, Record]:
         key = [record[name] for name in ("arm", "deferred_batch_norm", "estimate", "low", "high", "verdict")]
         alike.setdefault(tuple(key), []).append(record)
     modes = {record["checkpoint"] for record in records if record["arm"] == "pipeline"}
-    return {_label(members, len(modes)): members[0] for members in alike.values()}
+    both = any(record["deferred_batch_norm"] == "True" for record in records)
+    return {_label(members, len(modes), both=both): members[0] for members in alike.values()}
 
 
-def _label(members: Sequence[Record], modes: int) -> str:
-    """The arm; a pipeline by its checkpoint modes unless they are all alike."""
+def _label(members: Sequence[Record], modes: int, *, both: bool) -> str:
+    """The arm; a pipeline by its checkpoint modes unless they are all alike, and by deferral where some defer."""
     head = members[0]
-    if head["arm"] == "pipeline" and len(members) == modes > 1:
-        return arm_label("pipeline", "pipeline", head["deferred_batch_norm"])
-    return ", ".join(arm_label(r["arm"], r["checkpoint"], r["deferred_batch_norm"]) for r in members)
+    if head["arm"] != "pipeline":
+        return arm_label(head["arm"], "", "")
+    deferred = head["deferred_batch_norm"] == "True"
+    kind = ", deferred" if deferred else ", not deferred" if both else ""
+    return ("pipeline" if len(members) == modes > 1 else ", ".join(r["checkpoint"] for r in members)) + kind
 
 
 def _style(record: Record) -> str:

@@ -177,4 +177,4 @@ def _statistics(axes: Axes, layers: Sequence[Record]) -> None:
     axes.set_ylim(1e-8, 10)
     axes.set_yticks([1e-8, 1e-6, 1e-4, 1e-2, 1], ["1e-8", "1e-6", "1e-4", "1e-2", "1"])
     axes.minorticks_off()
-    axes.set_xlabel("normalisation layer, from the image on")
+    axes.set_xlabel("layer, from the image on (modes: not deferred)")

@@ -25,7 +25,7 @@ TINY = {
 }
 RUN_ONCE = {"warmup": 0, "steps": 1, "repeats": 1}
 SIMULATED = {"tiny": {**TINY, "checkpoints": ["except_last"], "partitions": [1, 2], "profile": "p40"}}
-ON_CPU = {"cpu": {**TINY, **RUN_ONCE, "balances": ["8-9"]}}
+ON_CPU = {"cpu": {**TINY, **RUN_ONCE, "checkpoints": ["except_last"], "balances": ["8-9"]}}
 ON_GPUS = {"cuda": {**TINY, **RUN_ONCE, "chunks": [2], "checkpoints": ["always"], "balances": ["8-9"]}}
 OPTIONS = (
     *("--workflow-profile", "profiles/slurm", "--slurm-status-command", "squeue"),
