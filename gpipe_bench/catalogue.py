@@ -18,6 +18,7 @@ __all__ = [
     "REFERENCE",
     "SUFFIXES",
     "ReferenceFigure",
+    "reference_companions",
     "reference_figures",
     "reference_tables",
 ]
@@ -60,6 +61,11 @@ def reference_tables(folder: Path = REFERENCE) -> list[Path]:
     """The simulated and measured tables of rows, companions left out."""
     tables = sorted(path for evidence in ("simulated", "measured") for path in folder.glob(f"{evidence}/*/*.csv"))
     return [path for path in tables if not path.stem.endswith(COMPANION_SUFFIXES) and path.stem != "predictions"]
+
+
+def reference_companions(name: str, folder: Path = REFERENCE) -> list[Path]:
+    """The simulated and measured tables of one name that :func:`reference_tables` leaves out."""
+    return sorted(path for evidence in ("simulated", "measured") for path in folder.glob(f"{evidence}/*/{name}.csv"))
 
 
 def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:

@@ -1,7 +1,8 @@
 """The best balance, number of micro-batches and checkpoint mode for a model on a hardware profile, by simulation.
 
     every number of devices x chunks x checkpoint mode, balanced by the cost of the layers
-        -> the fastest that fits the memory
+        -> where those of a number of devices do not fit the memory, other balances that do
+        -> the fastest that fits
         -> other numbers of chunks, the even balance, and balances that differ by one layer, as long as it helps
 
 Everything that was tried is kept, so that what another choice costs can be said too.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
+from gpipe_bench.bench.advice_fit import Fitter, busy_shares
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.raw import RawResult
 from gpipe_bench.bench.settings import (
@@ -39,6 +41,7 @@ __all__ = ["Advice", "AdviceRequest", "advise"]
 
 _MOST_CHUNKS: Final = 128
 _MOVES: Final = 12
+_BOUNDLESS_GIB: Final = 1e9
 
 Devices = Annotated[int, Field(strict=True, ge=1, le=64, description="devices there are; fewer may be used")]
 Limit = Annotated[float, Field(ge=0, description="GiB for the tensors of a device; 0: all that it has for them")]
@@ -165,12 +168,24 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
         advice.results.append(result)
         return result
 
+    def probe(cell: SimulatedCell) -> RawResult:
+        (result,) = simulate_cells([cell], timelines=(), hardware=boundless, facts=facts)
+        return result
+
+    boundless = hardware.model_copy(update={"memory_gib": _BOUNDLESS_GIB})
     advice.results += simulate_cells(cells, tell, timelines=(), hardware=hardware, facts=facts, processes=processes)
-    _refine(advice, simulate)
+    fitter = Fitter(limit, simulate, probe)
+    fitter.fit_all(list(zip(cells, advice.results, strict=True)))
+    _refine(advice, simulate, fitter.fit)
+    _vary_fitted(advice, simulate)
     return advice
 
 
-def _refine(advice: Advice, simulate: Callable[[SimulatedCell], RawResult]) -> None:
+def _refine(
+    advice: Advice,
+    simulate: Callable[[SimulatedCell], RawResult],
+    fit: Callable[[SimulatedCell], None] | None = None,
+) -> None:
     """Other numbers of chunks beside the best, then balances, one layer at a time."""
     best = advice.best
     if best is None:
@@ -179,7 +194,9 @@ def _refine(advice: Advice, simulate: Callable[[SimulatedCell], RawResult]) -> N
     beside = {(row.chunks or 1) * 3 // 4, (row.chunks or 1) * 3 // 2}
     for chunks in sorted(beside - {row.chunks, 0}):
         if chunks <= advice.request.batch_size:
-            simulate(advice.request.cell(partitions=row.partitions, chunks=chunks, checkpoint=row.checkpoint))
+            cell = advice.request.cell(partitions=row.partitions, chunks=chunks, checkpoint=row.checkpoint)
+            if simulate(cell).row.status == "oom" and fit and cell.partitions > 1:
+                fit(cell)
     best = advice.best or best
     row, n = best.row, best.row.partitions or 1
     balance = [int(count) for count in row.balance.split("-")]
@@ -198,9 +215,32 @@ def _refine(advice: Advice, simulate: Callable[[SimulatedCell], RawResult]) -> N
             queue = _moves(result, other)
 
 
+def _vary_fitted(advice: Advice, simulate: Callable[[SimulatedCell], RawResult]) -> None:
+    """The other modes and numbers of chunks with the balance of the best, where the balance by time did not fit it."""
+    best = advice.best
+    if best is None:
+        return
+    row = best.row
+    setting = {"partitions": row.partitions, "chunks": row.chunks, "checkpoint": row.checkpoint}
+    if not any(
+        result.row.status == "oom" and all(getattr(result.row, name) == value for name, value in setting.items())
+        for result in advice.results
+    ):
+        return
+    balance = [int(count) for count in row.balance.split("-")]
+    chunks = {result.row.chunks for result in advice.results if result.row.partitions == row.partitions}
+    others: list[dict[str, Any]] = [{"checkpoint": mode} for mode in CHECKPOINT_MODES if mode != row.checkpoint]
+    others += [{"chunks": m} for m in sorted(m for m in chunks if m and m != row.chunks)]
+    known = {result.cell for result in advice.results}
+    for other in others:
+        cell = advice.request.cell(**{**setting, **other, "balance": balance})
+        if cell.id not in known:
+            simulate(cell)
+
+
 def _moves(result: RawResult, balance: list[int]) -> list[list[int]]:
     """Balances in which a neighbour of the busiest partition takes one of its layers, or one of another of it."""
-    busy = [record["compute_fraction"] + record["recompute_fraction"] for record in result.devices]
+    busy = busy_shares(result)
     ranked = sorted(range(len(busy)), key=lambda j: -busy[j])[:2]
     found = []
     for j in ranked:

@@ -17,14 +17,14 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Final
 
-from gpipe_bench.bench.pooled import Pool, compare_pooled, pool_of
-from gpipe_bench.bench.statistics import Comparison, Shift, compare_samples, enough_repeats, holm, shift
+from gpipe_bench.bench.pooled import FEWEST_CELLS, Pool, compare_pooled, pool_of
+from gpipe_bench.bench.statistics import Comparison, Shift, compare_samples, enough_repeats, holm, repeats_needed, shift
 from gpipe_bench.intervals import Interval
 from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.rows import Record, Row
 
 __all__ = ["CELL_KEYS", "EXACT", "METRICS", "CellComparison", "cells_tested", "common_scatter", "compare_rows",
-           "distinct_rows", "key_of", "shifted", "usual_metrics", "whole_shift"]  # fmt: skip
+           "distinct_rows", "key_of", "repeats_wanted", "shifted", "usual_metrics", "whole_shift"]  # fmt: skip
 
 AnyRow = Row | PeerRow
 
@@ -138,6 +138,19 @@ def key_of(row: Record, name: str) -> object:
 def cells_tested(cells: Iterable[CellComparison]) -> int:
     """How many cells were tested together: those that alone have repeats enough to show a difference."""
     return sum(cell.p_adjusted is not None for cell in cells)
+
+
+def repeats_wanted(cells: Iterable[CellComparison]) -> tuple[int, int]:
+    """How many repeats on each side would show a difference where they are too few, and among how many cells.
+
+    With six cells or more two are enough, by the scatter that all share; fewer cells, and the race of peers, are tested
+    one by one, the more repeats the more cells there are to be tested together.
+    """
+    measured = [cell for cell in cells if cell.row.evidence == "measured" and cell.comparison]
+    shared = [cell for cell in measured if _poolable(cell)]
+    if len(shared) == len(measured) >= FEWEST_CELLS and any(len(side) < 2 for cell in shared for side in _pair(cell)):
+        return 2, len(measured)
+    return repeats_needed(max(len(measured), 1)), len(measured)
 
 
 def whole_shift(cells: Iterable[CellComparison]) -> Shift | None:

@@ -19,10 +19,10 @@ from gpipe_bench.bench.compare import (
     cells_tested,
     common_scatter,
     key_of,
+    repeats_wanted,
     shifted,
     whole_shift,
 )
-from gpipe_bench.bench.statistics import repeats_needed
 from gpipe_bench.intervals import Interval
 
 __all__ = ["RECORD_COLUMNS", "comparison_records", "comparison_view", "differ", "undecided", "verdict_view"]
@@ -38,6 +38,8 @@ _APART: Final = ("evidence", "workload", "model", "model_args")
 _LONG: Final = 24
 _LISTED: Final = 10
 """Cells that one set alone has, of one kind of evidence and model, up to which each has a line."""
+_EVERY_DIGIT: Final = 17
+"""Significant digits that tell any two numbers apart."""
 _TITLE: Final = ("partitions", "chunks", "batch_size", "checkpoint")
 _FEW: Final = "too few repeats"
 _READING: Final = (
@@ -172,9 +174,29 @@ def _numbers(cell: CellComparison) -> list[str]:
     found, sides = cell.comparison, (cell.reference_values, cell.values)
     if not any(sides):
         return [""] * 5
-    medians = [f"{median(side):.4g}" if side else "" for side in sides]
+    medians = _medians(cell)
     p_value = "" if cell.p_adjusted is None else f"{cell.p_adjusted:.3f}"
-    return [f"{len(sides[0])}, {len(sides[1])}", *medians, _interval(found.ratio) if found else "", p_value]
+    return [f"{len(sides[0])}, {len(sides[1])}", *medians, _ratio(cell) if found else "", p_value]
+
+
+def _medians(cell: CellComparison) -> list[str]:
+    """The medians of both sides, with four digits, or as many as show that they differ; empty where there is none."""
+    values = [median(side) if side else None for side in (cell.reference_values, cell.values)]
+    apart = cell.verdict == "differs" and values[0] != values[1]
+    for digits in range(4, _EVERY_DIGIT + 1):
+        words = ["" if value is None else f"{value:.{digits}g}" for value in values]
+        if not apart or words[0] != words[1]:
+            break
+    return words
+
+
+def _ratio(cell: CellComparison) -> str:
+    """The ratio with its interval; of values without scatter that are almost the same, how far it is from 1."""
+    ratio = cell.comparison.ratio if cell.comparison else Interval(0, math.nan, math.nan, math.nan)
+    if math.isnan(ratio.low) and cell.verdict == "differs" and f"{ratio.median:.4f}" == "1.0000":
+        off = ratio.median - 1
+        return f"1 {'-' if off < 0 else '+'} {abs(off):.1e}"
+    return _interval(ratio)
 
 
 def _interval(ratio: Interval) -> str:
@@ -198,9 +220,9 @@ def _summary(cells: Sequence[CellComparison], metric: str) -> Text:
     for used in dict.fromkeys(cell.test for cell in cells if cell.test):
         text.append(f"\nTest: {_TESTS[used]}{_scatter(cells) if used == 'pooled' else ''}.")
     if counts[_FEW]:
-        tests = max(cells_tested(cells), 1)
-        among = f" among the {tests} cells tested together" if tests > 1 else ""
-        text.append(f"\nToo few repeats: a difference{among} can show from {repeats_needed(tests)} on each side on.")
+        needed, tests = repeats_wanted(cells)
+        among, each = (f" among these {tests} cells", " of each") if tests > 1 else ("", "")
+        text.append(f"\nToo few repeats: a difference{among} can show from {needed} repeats{each} on each side on.")
     if whole := whole_shift(cells):
         ratio = _interval(whole.ratio).replace("\\", "")
         words = "geometric mean of ratios; permutation test within cells"

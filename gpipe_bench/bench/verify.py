@@ -6,19 +6,17 @@ that no tolerance fits is a problem of the tolerances, so that nothing goes unch
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import SCHEMA_VERSION, Row
 
-__all__ = ["AGAINST", "CHECK_COLUMNS", "Check", "Tolerance", "checks_of_claims", "checks_of_predictions",
-           "checks_of_rows", "judge", "missing_cells", "read_tolerances", "records"]  # fmt: skip
+__all__ = ["AGAINST", "CHECK_COLUMNS", "Check", "Tolerance", "checks_of_rows", "judge", "missing_cells", "origin_of",
+           "records"]  # fmt: skip
 
 AGAINST: Final = ("published", "reference", "claim")
 """What a number is held to: print, a committed row of the same cell, or a promise of the engine."""
@@ -64,11 +62,11 @@ class Check:
         against: one of :data:`AGAINST`.
         table: name of the table.
         cell: name of the cell.
-        metric: the column; empty for a cell that is missing as a whole.
+        metric: the column; empty for a cell of a table of rows that is missing.
         expected: the number that it is held to; None where there is none, see ``expected_status``.
         got: the number; None where there is none, see ``status``.
         tolerance: the largest error that is allowed.
-        verdict: ``ok``, ``OUTSIDE``, ``not required``; of a missing cell ``MISSING`` or ``left out``.
+        verdict: ``ok``, ``OUTSIDE``, ``not required``; of what is missing ``MISSING`` or ``left out``.
         reason: of the tolerance.
         expected_status: why there is no number to be held to, such as ``oom``; ``ok`` where nothing is said.
         status: the same of the number itself.
@@ -109,7 +107,9 @@ class Check:
     def line(self) -> str:
         """The check in a line."""
         if self.verdict in ("MISSING", "left out"):
-            return f"{self.verdict}: {self.table} {self.cell}: a cell of the {self.against} that is not here"
+            what = f" {self.metric}: a line" if self.metric else ": a cell"
+            whose = "required by the tolerances" if self.against == "claim" else f"of the {self.against}"
+            return f"{self.verdict}: {self.table} {self.cell}{what} {whose} that is not here"
         expected, got = _said(self.expected, self.expected_status), _said(self.got, self.status)
         off = f"off by {self.error:.3g}, allowed {self.tolerance:.3g}"
         return f"{self.verdict}: {self.table} {self.cell} {self.metric}: {got}, {self.against} {expected}, {off}"
@@ -122,39 +122,6 @@ _CHECKED: Final = {"checked_commit": "commit", "checked_dirty": "dirty", "checke
 CHECK_COLUMNS: Final = (*(column.name for column in fields(Check)), *_CHECKED, "schema_version")
 
 
-def read_tolerances(path: Path) -> list[Tolerance]:
-    """The tolerances in a CSV file with the columns of :class:`Tolerance`; an empty tolerance requires nothing.
-
-    Raises:
-        ConfigError: it cannot be read, or lines are wrong; all problems.
-    """
-    lines = _read(path, ("against", "table", "cell", "metric", "tolerance", "reason"))
-    found, problems = [], []
-    for number, line in enumerate(lines, start=2):
-        limit = _limit(line["tolerance"])
-        if limit is None or line["against"] not in AGAINST:
-            rule = f"must hold a tolerance of at least 0 and one of {', '.join(AGAINST)}"
-            got = f"{line['tolerance']!r} and {line['against']!r}"
-            problems.append(f"{path}, line {number} {rule}, got {got}; correct it")
-            continue
-        place = {name: line[name] for name in ("against", "table", "cell", "metric")}
-        found.append(Tolerance(**place, tolerance=limit, reason=line["reason"]))
-    if problems:
-        raise ConfigError(problems)
-    return found
-
-
-def checks_of_predictions(path: Path) -> Iterator[Check]:
-    """Every published cell and its simulated value, from the table that the predictions wrote."""
-    for line in _read(path, ("table", "experiment", "metric", "published", "simulated")):
-        expected, got = (float(line[name]) if line[name] else None for name in ("published", "simulated"))
-        # Print leaves a cell empty that ran out of memory; a prediction is empty for that reason where print is.
-        printed = "oom" if expected is None else "ok"
-        status = "oom" if got is None and expected is None else "ok"
-        place = line["table"], line["experiment"], line["metric"]
-        yield Check("published", *place, expected, got, expected_status=printed, status=status, **_origin(line))
-
-
 def checks_of_rows(table: str, rows: Iterable[Row], reference: Iterable[Row]) -> Iterator[Check]:
     """Every value of every simulated reference row, and the same cell's here; :func:`missing_cells` has the others."""
     here = {_key(row): row for row in rows if row.evidence == "simulated"}
@@ -165,7 +132,7 @@ def checks_of_rows(table: str, rows: Iterable[Row], reference: Iterable[Row]) ->
         for metric in _METRICS:
             expected, got = getattr(old, metric), getattr(new, metric)
             if expected is not None or got is not None:
-                check = Check("reference", table, _name(old), metric, expected, got, **_origin(new.to_dict()))
+                check = Check("reference", table, _name(old), metric, expected, got, **origin_of(new.to_dict()))
                 yield replace(check, expected_status=old.status, status=new.status, expected_commit=old.commit)
 
 
@@ -179,16 +146,6 @@ def missing_cells(
             verdict = "left out" if allowed else "MISSING"
             check = Check("reference", table, _name(old), "", None, None, tolerance=0.0, verdict=verdict)
             yield replace(check, evidence=old.evidence, profile=old.profile, expected_commit=old.commit)
-
-
-def checks_of_claims(path: Path) -> Iterator[Check]:
-    """What the verdicts of the transparency experiment are held to: zero, or a difference of accuracies or losses."""
-    for line in _read(path, ("model", "arm", "quantity", "estimate", "low", "high")):
-        ends = [abs(float(line[name])) for name in ("estimate", "low", "high") if line[name]]
-        deferred = "deferred" if line["deferred_batch_norm"] == "True" else "plain"
-        way = f"{line['checkpoint']}-{deferred}" if line["arm"] == "pipeline" else line["arm"]
-        cell = f"{line['model']}-{line['precision']}-{line['normalisation']}-{way}"
-        yield Check("claim", "transparency", cell, line["quantity"], 0.0, max(ends), **_origin(line))
 
 
 def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Check]:
@@ -208,7 +165,8 @@ def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Chec
             unknown[kind] = f"tolerances must cover every check, got none for {kind}; add a line"
             continue
         verdict = "not required" if math.isinf(tolerance.tolerance) else "ok"
-        if check.error > tolerance.tolerance:
+        # What is no number is within nothing.
+        if math.isnan(check.error) or check.error > tolerance.tolerance:
             verdict = "OUTSIDE"
         judged.append(replace(check, tolerance=tolerance.tolerance, verdict=verdict, reason=tolerance.reason))
     if unknown:
@@ -227,19 +185,10 @@ def records(checks: Iterable[Check], facts: Mapping[str, Any]) -> list[dict[str,
     return [{**asdict(check), **by, "schema_version": SCHEMA_VERSION} for check in checks]
 
 
-def _origin(line: Mapping[str, Any]) -> dict[str, Any]:
+def origin_of(line: Mapping[str, Any]) -> dict[str, Any]:
     """What a line says of the run that gave its number; a table from elsewhere may say less."""
     found = {name: str(line.get(name) or "") for name in ("evidence", "profile", "commit", "config_sha256")}
     return {**found, "dirty": {"True": True, "False": False}.get(str(line.get("dirty")))}
-
-
-def _limit(text: str) -> float | None:
-    """A tolerance; infinite for none, None for what is no tolerance."""
-    try:
-        limit = float(text or "inf")
-    except ValueError:
-        return None
-    return limit if limit >= 0 else None
 
 
 def _said(value: float | None, status: str) -> str:
@@ -255,18 +204,3 @@ def _name(row: Row) -> str:
 
 def _key(row: Row) -> tuple[object, ...]:
     return tuple(getattr(row, name) for name in _CELL)
-
-
-def _read(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            lines = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); make it first"]) from error
-    missing = [name for name in needed if name not in (reader.fieldnames or ())]
-    if missing:
-        raise ConfigError(
-            [f"columns of {path} must include {name!r}, got none; make the table again" for name in missing]
-        )
-    return lines

@@ -13,7 +13,7 @@ from gpipe_bench.bench.experiment import Experiment
 from gpipe_bench.bench.machine import find_machine
 from gpipe_bench.bench.simulated_cells import SimulatedCell
 from gpipe_bench.bench.simulation_groups import SimulationGroup, group_cells
-from gpipe_bench.catalogue import reference_figures, reference_tables
+from gpipe_bench.catalogue import reference_companions, reference_figures, reference_tables
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 
@@ -39,7 +39,8 @@ class Plan:
         groups: the jobs that simulate them.
         tables: the published tables that each experiment simulates.
         training: settings of each workload of the transparency experiment, and its seeds.
-        parts: experiments that do not ask for all simulations of the defaults, which the reference results hold.
+        parts: experiments and requests for advice that do not ask for all simulations of the defaults, which the
+            reference results hold.
         margin: accuracies that differ by less count as equivalent.
         loss_margin: the same of losses.
         advice: for each request for advice the options of ``advise``.
@@ -121,15 +122,21 @@ class Plan:
         return [str(path) for path in reference_tables()]
 
     @property
+    def reference_lines(self) -> list[str]:
+        """The committed tables whose lines ``verify`` asks for beside the rows."""
+        names = ("predictions", "transparency_verdict")
+        return [str(path) for name in names for path in reference_companions(name)]
+
+    @property
     def reference_figures(self) -> list[str]:
         """The figures that are redrawn from those."""
         return [str(path) for figure in reference_figures() for path in figure.paths(REDRAWN)]
 
     @property
     def verified(self) -> list[str]:
-        """The experiments with a simulated reference table."""
+        """The experiments and requests for advice with a simulated reference table."""
         known = {path.stem for path in reference_tables() if path.parent.parent.name == "simulated"}
-        return [name for name in self.runs if name in known]
+        return [name for name in (*self.runs, *map(_advice_table, self.advice)) if name in known]
 
     @property
     def allowed_parts(self) -> list[str]:
@@ -180,7 +187,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         group_cells(asked),
         {name: experiment.tables() for name, experiment in experiments.items()},
         suite.transparency.training(),
-        _parts(experiments),
+        [*_parts(experiments), *_parts_of_advice(suite)],
         suite.transparency.margin,
         suite.transparency.loss_margin,
         {name: request.arguments() for name, request in suite.advice.items()},
@@ -216,3 +223,14 @@ def _parts(experiments: Mapping[str, Experiment]) -> list[str]:
             if not {cell.id for cell in default.simulations()} <= cells or not set(default.tables()) <= tables:
                 found.append(name)
     return found
+
+
+def _parts_of_advice(suite: SuiteConfig) -> list[str]:
+    """The requests for advice that ask for something else than the default one of their name."""
+    defaults = SuiteConfig().advice
+    return [_advice_table(name) for name, asked in suite.advice.items() if asked != defaults.get(name, asked)]
+
+
+def _advice_table(name: str) -> str:
+    """Name of the table of a request for advice."""
+    return f"advice_{name}"

@@ -43,7 +43,8 @@ def advise(
 ) -> None:
     """Recommend a balance, a number of chunks and a checkpoint mode, and say what other choices cost.
 
-    Everything is simulated; no device is needed. Takes seconds for a few devices, about a minute for 64. Exit status 1
+    Everything is simulated; no device is needed. Takes seconds for a few devices, about a minute for 64,
+    and longer where the memory is tight: then balances that fit are looked for. Exit status 1
     when nothing fits the memory.
     """
     given = {name: value for name, value in locals().items() if name in AdviceRequest.model_fields}
@@ -127,7 +128,9 @@ def _cells(name: str, result: RawResult, best: RawResult) -> list[str]:
     row, speed = result.row, result.row.throughput_samples_per_s
     setting = [name, str(row.partitions), str(row.chunks), row.checkpoint]
     if speed is None:
-        return [*setting, row.status, "", *[""] * 4]
+        # It stands for all of its kind that were tried; a balance for itself.
+        unfit = "does not fit" if name.startswith("balance") else "none of those tried fits"
+        return [*setting, unfit if row.status == "oom" else row.status, "", *[""] * 4]
     fullest = max((record["peak_reserved_gib"] or 0.0 for record in result.devices), default=0.0)
     reference: Any = best.row.throughput_samples_per_s
     shares = [f"{getattr(row, f'{share}_fraction') or 0.0:.0%}" for share in ("recompute", "bubble", "imbalance")]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpipe_bench.catalogue import REFERENCE, reference_tables
+from gpipe_bench.catalogue import REFERENCE, reference_companions, reference_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpipe_bench.bench.verify import Check
+    from gpipe_bench.bench.verify import Check, Tolerance
 
 __all__ = ["verify"]
 
 _SHOWN: Final = 5
+_PREDICTIONS: Final = "predictions"
+_CLAIMS: Final = "claims"
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
 
 
@@ -33,38 +36,42 @@ def verify(
     reference: Annotated[Path, typer.Option(help="Folder of the reference results.")] = REFERENCE,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a table that may lack cells of the reference, or all; repeat for several."),
+        typer.Option(help="Name of a table that may lack cells of the reference, predictions, claims, or all; repeat."),
     ] = None,
 ) -> None:
     """Check results and say which cell is outside which tolerance, or not there; exit status 1 when there is one."""
     from gpipe_bench.bench.files import check_writable, write_files
     from gpipe_bench.bench.tables import csv_text
-    from gpipe_bench.bench.verify import (
-        CHECK_COLUMNS,
-        checks_of_claims,
-        checks_of_predictions,
-        judge,
-        read_tolerances,
-        records,
-    )
+    from gpipe_bench.bench.verify import CHECK_COLUMNS, judge, records
+    from gpipe_bench.bench.verify_tables import read_tolerances
     from gpipe_bench.measure.host import host_facts
 
-    known = {"all", *(table.stem for table in tables or [])}
+    others = {_PREDICTIONS: predictions, _CLAIMS: claims}
+    known = {"all", *(table.stem for table in tables or []), *(name for name, path in others.items() if path)}
     if unknown := sorted(set(part or ()) - known):
         raise typer.BadParameter(f"--part must be one of {', '.join(sorted(known))}, got {', '.join(unknown)}")
     check_writable(out)
-    limits, found = read_tolerances(tolerances), []
-    found += list(checks_of_predictions(predictions)) if predictions else []
+    limits = read_tolerances(tolerances)
+
+    def allowed(name: str) -> bool:
+        return bool({"all", name} & set(part or ()))
+
+    found: defaultdict[str, list[Check]] = defaultdict(list)
+    if predictions:
+        found[_PREDICTIONS] += _of_predictions(predictions, reference, allowed=allowed(_PREDICTIONS))
     for table in tables or []:
-        found += _of_table(table, reference, allowed=bool({"all", table.stem} & set(part or ())))
-    found += list(checks_of_claims(claims)) if claims else []
-    checks = judge(found, limits)
+        found[table.stem] += _of_table(table, reference, allowed=allowed(table.stem))
+    if claims:
+        found[_CLAIMS] += _of_claims(claims, reference, limits, allowed=allowed(_CLAIMS))
+    checks = judge(chain(*found.values()), limits)
     write_files({out: csv_text(CHECK_COLUMNS, records(checks, host_facts()))})
     counts = Counter(check.verdict for check in checks)
     for check in checks:
         if check.verdict == "OUTSIDE":
             typer.echo(check.line(), err=True)
-    _report_missing(checks)
+    judged = iter(checks)
+    for name, some in found.items():
+        _report_missing(name, list(islice(judged, len(some))))
     bad = counts["OUTSIDE"] + counts["MISSING"]
     summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     typer.echo(f"{len(checks)} checks: {summary or 'nothing to check'}; wrote {out}", err=bool(bad))
@@ -72,16 +79,32 @@ def verify(
         raise typer.Exit(1)
 
 
-def _report_missing(checks: Sequence[Check]) -> None:
-    """Name the first missing cells of each table, and count the others."""
+def _report_missing(name: str, checks: Sequence[Check]) -> None:
+    """Name the first cells or lines that one table lacks, and count the others."""
     missing = [check for check in checks if check.verdict == "MISSING"]
-    for table in dict.fromkeys(check.table for check in missing):
-        own = [check for check in missing if check.table == table]
-        for check in own[:_SHOWN]:
-            typer.echo(check.line(), err=True)
-        if len(own) > _SHOWN:
-            typer.echo(f"and {len(own) - _SHOWN} more cells of {table} that are not here", err=True)
-        typer.echo(f"run the rest of it, or allow a part: --part {table}", err=True)
+    for check in missing[:_SHOWN]:
+        typer.echo(check.line(), err=True)
+    if len(missing) > _SHOWN:
+        what = "lines" if missing[0].metric else "cells"
+        typer.echo(f"and {len(missing) - _SHOWN} more {what} of {name} that are not here", err=True)
+    if missing:
+        typer.echo(f"run the rest of it, or allow a part: --part {name}", err=True)
+
+
+def _of_predictions(path: Path, reference: Path, *, allowed: bool) -> list[Check]:
+    """The checks of the predictions, and the lines that the reference predictions have beyond them."""
+    from gpipe_bench.bench.verify_tables import checks_of_predictions, missing_predictions
+
+    found = checks_of_predictions(path)
+    return [*found, *missing_predictions(found, reference_companions("predictions", reference), allowed=allowed)]
+
+
+def _of_claims(path: Path, reference: Path, limits: Sequence[Tolerance], *, allowed: bool) -> list[Check]:
+    """The checks of the claims, and what the reference and the tolerances ask for beyond them."""
+    from gpipe_bench.bench.verify_tables import checks_of_claims, missing_claims
+
+    olds = reference_companions("transparency_verdict", reference)
+    return [*checks_of_claims(path), *missing_claims(path, olds, limits, allowed=allowed)]
 
 
 def _of_table(table: Path, reference: Path, *, allowed: bool) -> list[Check]:

@@ -37,6 +37,8 @@ def ok_result(variant="baseline", repeat=0, throughput=10.0, **values):
         "device_count": 1,
         "profile": "2x-model-x",
         "torch": "2.13.0",
+        "python": "3.11.7",
+        "commit": "0" * 40,
         "dirty": False,
     }
     device = {"partition": 0, "device": "cpu", "layers": 14, "peak_allocated_gib": 0.125, "compute_fraction": 1 / 3}

@@ -12,13 +12,17 @@ from gpipe_bench.bench.verify import (
     CHECK_COLUMNS,
     Check,
     Tolerance,
-    checks_of_claims,
-    checks_of_predictions,
     checks_of_rows,
     judge,
     missing_cells,
-    read_tolerances,
     records,
+)
+from gpipe_bench.bench.verify_tables import (
+    checks_of_claims,
+    checks_of_predictions,
+    missing_claims,
+    missing_predictions,
+    read_tolerances,
 )
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
@@ -29,6 +33,8 @@ from tests.bench.test_config import ROOT
 HEAD = "against,table,cell,metric,tolerance,reason\n"
 PREDICTIONS = "table,experiment,metric,published,simulated,error_fraction,role\n"
 ROW = replace(ok_result("dep-x-ptl").row, evidence="simulated", profile="p40")
+CLAIMS = "model,precision,normalisation,arm,checkpoint,deferred_batch_norm,quantity,estimate,low,high\n"
+REFERENCE = ROOT / "results/reference/simulated/p40/predictions.csv"
 EVERYTHING = [Tolerance("reference", "*", "*", "*", 1e-6)]
 
 
@@ -46,7 +52,14 @@ def test_the_error_is_relative_and_running_out_of_memory_counts(expected, got, e
 
 @pytest.mark.parametrize(
     ("got", "limit", "verdict"),
-    [(10.9, 0.1, "ok"), (11.1, 0.1, "OUTSIDE"), (8.9, 0.1, "OUTSIDE"), (99.0, float("inf"), "not required")],
+    [
+        (10.9, 0.1, "ok"),
+        (11.1, 0.1, "OUTSIDE"),
+        (8.9, 0.1, "OUTSIDE"),
+        (99.0, float("inf"), "not required"),
+        (float("nan"), 0.1, "OUTSIDE"),
+        (float("nan"), float("inf"), "OUTSIDE"),
+    ],
 )
 def test_a_verdict(got, limit, verdict):
     (judged,) = judge([check(10.0, got)], [Tolerance("published", "*", "*", "*", limit)])
@@ -105,9 +118,8 @@ def test_a_blank_says_why_it_is_blank():
 
 def test_claims_are_their_largest_end(tmp_path):
     path = tmp_path / "verdict.csv"
-    columns = ("model", "precision", "normalisation", "arm", "checkpoint", "deferred_batch_norm", "quantity")
     lines = ("unet,float32,batch,pipeline,always,True,loss,0.1,-0.5,0.3", "unet,float32,batch,accumulated,,,loss,,,0.1")
-    path.write_text("\n".join((",".join((*columns, "estimate", "low", "high")), *lines)) + "\n")
+    path.write_text(CLAIMS + "\n".join(lines) + "\n")
     found = [(check.cell, check.expected, check.got) for check in checks_of_claims(path)]
     assert found == [("unet-float32-batch-always-deferred", 0.0, 0.5), ("unet-float32-batch-accumulated", 0.0, 0.1)]
 
@@ -148,9 +160,88 @@ def test_an_empty_published_cell_ran_out_of_memory(tmp_path):
 
 def test_the_reference_predictions_are_inside_the_tolerances():
     tolerances = read_tolerances(ROOT / "config/tolerances.csv")
-    checks = judge(checks_of_predictions(ROOT / "results/reference/simulated/p40/predictions.csv"), tolerances)
+    checks = judge(checks_of_predictions(REFERENCE), tolerances)
     assert [found.line() for found in checks if found.verdict == "OUTSIDE"] == []
     assert sum(found.verdict == "not required" for found in checks) == 1
+
+
+def test_a_claim_of_which_one_end_is_no_number_is_none(tmp_path):
+    path = tmp_path / "verdict.csv"
+    path.write_text(CLAIMS + "unet,float32,batch,accumulated,,,loss,0,nan,0.1\n")
+    (judged,) = judge(checks_of_claims(path), [Tolerance("claim", "*", "*", "*", float("inf"))])
+    assert judged.verdict == "OUTSIDE"
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "words"),
+    [
+        (
+            checks_of_predictions,
+            PREDICTIONS + "a,b,c,1,1,0,x\na,b,c,1,fast,0,x\n",
+            "3 must hold a number in simulated, got 'fast'",
+        ),
+        (checks_of_predictions, PREDICTIONS + "a,b,c,many,1,0,x\n", "2 must hold a number in published, got 'many'"),
+        (checks_of_claims, CLAIMS + "unet,f,b,plain,,,loss,0,low,0\n", "2 must hold a number in low, got 'low'"),
+        (
+            checks_of_claims,
+            CLAIMS + "unet,f,b,plain,,,loss,,,\n",
+            "2 must hold a number in one of .*, got none for loss",
+        ),
+        (checks_of_claims, CLAIMS + "unet,f,b,plain,,,loss\n", "2 must hold a number in one of .*, got none for loss"),
+        (checks_of_claims, CLAIMS, "table of claims must have lines, got none"),
+    ],
+)
+def test_what_is_no_number_is_named(tmp_path, reader, text, words):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        reader(path)
+
+
+def test_a_line_of_the_reference_predictions_that_is_not_here_is_missing():
+    checks = checks_of_predictions(REFERENCE)
+    kept = [found for found in checks if (found.table, found.cell) != ("unet-speed", "pipeline-4")]
+    (missing,) = missing_predictions(kept, [REFERENCE])
+    name = "unet-speed pipeline-4 throughput_samples_per_s"
+    assert missing.line() == f"MISSING: {name}: a line of the reference that is not here"
+    assert [found.verdict for found in missing_predictions(kept, [REFERENCE], allowed=True)] == ["left out"]
+    assert list(missing_predictions(checks, [REFERENCE])) == []
+
+
+def test_a_claim_that_is_held_to_something_must_be_there_for_each_model(tmp_path):
+    held, free = "unet,f,b,accumulated,,,loss,0,0,0\n", "unet,f,b,accumulated,,,time,1,1,1\n"
+    tolerances = [Tolerance("claim", "*", "*-f-*", "loss", 0.0), Tolerance("claim", "*", "*", "*", float("inf"))]
+    reference, path = tmp_path / "reference.csv", tmp_path / "verdict.csv"
+    reference.write_text(CLAIMS + held + free + held.replace("unet", "vit"))
+    path.write_text(CLAIMS + free.replace("time", "updates"))
+    (missing,) = missing_claims(path, [reference], tolerances)
+    assert (missing.cell, missing.metric, missing.verdict) == ("unet-f-b-accumulated", "loss", "MISSING")
+    path.write_text(CLAIMS + held)
+    assert list(missing_claims(path, [reference], tolerances)) == []
+
+
+def test_a_quantity_that_the_tolerances_require_must_be_there_without_a_reference_too(tmp_path):
+    path = tmp_path / "verdict.csv"
+    path.write_text(CLAIMS + "vit,f,b,accumulated,,,time,1,1,1\n")
+    found = list(missing_claims(path, [], read_tolerances(ROOT / "config/tolerances.csv")))
+    assert {check.metric for check in found} == {
+        "gradient_difference_accumulated_largest",
+        "loss_difference_accumulated_largest",
+        "loss_last_to_accumulated",
+    }
+    assert {(check.cell, check.verdict) for check in found} == {("vit", "MISSING")}
+
+
+def test_the_command_fails_where_lines_of_predictions_are_missing(tmp_path, capsys):
+    path = tmp_path / "predictions.csv"
+    path.write_text("".join(REFERENCE.read_text().splitlines(keepends=True)[:-1]))
+    call = ["verify", "--predictions", str(path), "--reference", str(ROOT / "results/reference")]
+    call += ["--tolerances", str(ROOT / "config/tolerances.csv"), "--out", str(tmp_path / "v.csv")]
+    for words, status in (((), 1), (("--part", "predictions"), 0)):
+        with pytest.raises(SystemExit) as ended:
+            main([*call, *words])
+        assert ended.value.code == status
+    assert "run the rest of it, or allow a part: --part predictions" in capsys.readouterr().err
 
 
 def test_the_command_fails_and_names_the_cell(tmp_path, capsys):

@@ -99,6 +99,12 @@ def test_planning_is_quick_enough_to_be_done_at_every_start(plan):
     assert simulated_cells._read.cache_info().misses == before
 
 
+def test_advice_is_verified_as_far_as_there_is_a_reference(plan):
+    assert "advice_unet" in plan.verified
+    asked = make_plan({"device": "cpu", "advice": {"mine": {"model": "vit", "devices": 2}}}, [])
+    assert not [name for name in asked.verified if name.startswith("advice")]
+
+
 def test_only_what_was_changed_may_lack_cells_of_the_reference(plan):
     assert plan.verified
     assert plan.allowed_parts == []
@@ -106,5 +112,7 @@ def test_only_what_was_changed_may_lack_cells_of_the_reference(plan):
     less = make_plan({"device": "cpu", **changes}, [])
     assert sorted(less.allowed_parts[1::2]) == ["speed", "sweep_unet"]
     assert set(less.allowed_parts[::2]) == {"--part"}
+    advised = make_plan({"device": "cpu", "advice": {"unet": {"model": "unet", "devices": 4}}}, [])
+    assert advised.allowed_parts == ["--part", "advice_unet"]
     more = {"sweep": {"simulated": {"unet": {"chunks": [1, 2, 3, 4, 8, 16, 32, 128]}}}}
     assert make_plan({"device": "cpu", **more}, []).allowed_parts == []

@@ -90,6 +90,20 @@ def test_from_six_cells_on_two_repeats_are_enough(tmp_path, capsys):
     assert call(a, a, "--check") == 0
 
 
+@pytest.mark.parametrize(
+    ("cells", "repeats", "said"),
+    [
+        (1, 1, "a difference can show from 4 repeats on each side on"),
+        (5, 2, "a difference among these 5 cells can show from 5 repeats of each on each side on"),
+        (6, 1, "a difference among these 6 cells can show from 2 repeats of each on each side on"),
+    ],
+)
+def test_how_many_repeats_would_do_is_said(tmp_path, capsys, cells, repeats, said):
+    sides = [folder(tmp_path / name, scale, NAMES[:cells], repeats) for name, scale in (("a", 1.0), ("b", 1.01))]
+    assert call(*sides) == 0
+    assert said in words(capsys)
+
+
 def simulated(path, rows):
     path.write_text(csv_text(Row.columns(), [row.to_dict() for row in rows]))
     return path
@@ -121,6 +135,16 @@ def test_ratio_and_verdict_are_shown_beside_long_balances(tmp_path, long_rows, c
     assert len(lines) == 6
     assert all("1.1000" in line and "(64)" in line and len(line) <= 150 for line in lines)
     assert "7-9-10-...-14-8 (64)" in lines[3]
+
+
+@pytest.mark.parametrize(("scale", "ratio"), [(1 + 2e-7, "1 + 2.0e-07"), (1 - 2e-7, "1 - 2.0e-07"), (1.5, "1.5000")])
+def test_digits_are_enough_to_see_a_difference(tmp_path, long_rows, capsys, scale, ratio):
+    rows = long_rows[:1]
+    other = [replace(row, throughput_samples_per_s=row.throughput_samples_per_s * scale) for row in rows]
+    assert call(simulated(tmp_path / "a.csv", rows), simulated(tmp_path / "b.csv", other)) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("differs")]
+    assert ratio in line
+    assert f"{10 * scale:.8g}" in line.split()
 
 
 def test_many_cells_that_one_side_lacks_are_counted(tmp_path, long_rows, capsys):

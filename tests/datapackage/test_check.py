@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from gpipe_bench.bench.datapackage.check import check_folder
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, REFERENCE_FOLDER, write_descriptor
 from gpipe_bench.bench.datapackage.take import take_reference
+from gpipe_bench.bench.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+from tests.bench.cells_of import ok_result
 
 
 def edit(path, old, new):
@@ -82,6 +86,28 @@ def test_a_row_whose_configuration_is_not_there_is_named(package, table):
     write_descriptor(package)
     (problem,) = check_folder(package)
     assert "foreign key" in problem.lower()
+
+
+@pytest.mark.parametrize(
+    ("evidence", "name"),
+    [
+        *(("measured", name) for name in ("commit", "config_sha256", "torch", "python")),
+        *(("simulated", name) for name in ("commit", "config_sha256", "profile")),
+        ("published", "source"),
+    ],
+)
+def test_a_row_with_values_that_does_not_say_where_they_are_from_is_named(package, evidence, name):
+    origin = {"source": "torchgpipe:README.md"} if evidence == "published" else {}
+    whole = replace(ok_result("baseline", 0).row, evidence=evidence, **origin)
+    failed = replace(whole, repeat=1, status="oom", reason="memory", throughput_samples_per_s=None, **{name: ""})
+    path = package / evidence / "box" / "ablation.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(csv_text(Row.columns(), [row.to_dict() for row in (whole, failed)]))
+    assert not [problem for problem in check_folder(package) if "must be given" in problem]
+    path.write_text(csv_text(Row.columns(), [replace(whole, **{name: ""}).to_dict()]))
+    (problem,) = [problem for problem in check_folder(package) if "must be given" in problem]
+    rule = f"{name} must be given in a {evidence} row that is ok, got none; take it again"
+    assert problem == f"{evidence}/box/ablation.csv, line 2: {rule}"
 
 
 def test_a_table_that_is_not_described_is_named(package, table):

@@ -87,7 +87,8 @@ def training(path, profiles):
     """A table of training runs and two of its companions."""
     given = configuration_records(["{}", '{"runs": []}'])
     own, whole = (record["config_sha256"] for record in given)
-    rows = [TransparencyRow(model="unet", arm="plain", profile=name, config_sha256=own) for name in profiles]
+    origin = {"commit": "c" * 40, "torch": "2.13.0", "python": "3.11.7", "config_sha256": own}
+    rows = [TransparencyRow(model="unet", arm="plain", profile=name, **origin) for name in profiles]
     setting = {name: rows[0].to_dict()[name] for name in GROUP}
     claim = {**setting, "quantity": "iou_fraction", "commit": "c" * 40, "config_sha256": whole, "schema_version": 2}
     texts = {path: csv_text(TransparencyRow.columns(), [row.to_dict() for row in rows])}

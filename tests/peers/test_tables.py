@@ -143,6 +143,7 @@ def test_every_step_is_kept():
 
 def test_a_race_can_be_taken_into_the_reference_results(tmp_path):
     facts = {"profile": "2x-some-cpu", "device": "cpu Some CPU"}
+    facts |= {"commit": "c" * 40, "torch": "2.13.0", "python": "3.11.7"}
     write_race([cells_race(), unet_race()], facts, 1e-4, tmp_path / "peers.csv", '{"seed": 0}')
     take_reference(tmp_path / "peers.csv", tmp_path / "reference")
     write_descriptor(tmp_path / "reference")

@@ -14,7 +14,7 @@ rule check_results:
         rows=expand("results/{experiment}.csv", experiment=PLAN.verified),
         claims="results/transparency_verdict.csv",
         tolerances="config/tolerances.csv",
-        reference=PLAN.reference_tables,
+        reference=[*PLAN.reference_tables, *PLAN.reference_lines],
     output:
         ensure("results/verify.csv", non_empty=True),
     log:
@@ -23,7 +23,7 @@ rule check_results:
         "../../environment.yml"
     params:
         parts=PLAN.allowed_parts,
-        sources=source_digest("gpipe_bench.bench.verify"),
+        sources=source_digest("gpipe_bench.bench.verify_tables"),
     shell:
         "python -m gpipe_bench verify --predictions {input.predictions:q} --claims {input.claims:q}"
         " --tolerances {input.tolerances:q} {params.parts:q} --out {output:q} {input.rows:q} > {log:q} 2>&1"
