@@ -2,7 +2,7 @@
 
     every number of devices x chunks x checkpoint mode, balanced by the cost of the layers
         -> where those of a number of devices do not fit the memory, other balances that do
-        -> the fastest that fits
+        -> the fastest that fits, and with its balance the other modes and chunks
         -> other numbers of chunks, the even balance, and balances that differ by one layer, as long as it helps
 
 Everything that was tried is kept, so that what another choice costs can be said too.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
-from gpipe_bench.bench.advice_fit import Fitter, busy_shares
+from gpipe_bench.bench.advice_fit import Fitter, balance_of, busy_shares
 from gpipe_bench.bench.problems import Problem
 from gpipe_bench.bench.raw import RawResult
 from gpipe_bench.bench.settings import (
@@ -176,15 +176,15 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
     advice.results += simulate_cells(cells, tell, timelines=(), hardware=hardware, facts=facts, processes=processes)
     fitter = Fitter(limit, simulate, probe)
     fitter.fit_all(list(zip(cells, advice.results, strict=True)))
-    _refine(advice, simulate, fitter.fit)
     _vary_fitted(advice, simulate)
+    _refine(advice, simulate, fitter.fit)
     return advice
 
 
 def _refine(
     advice: Advice,
     simulate: Callable[[SimulatedCell], RawResult],
-    fit: Callable[[SimulatedCell], None] | None = None,
+    fit: Callable[[SimulatedCell], None],
 ) -> None:
     """Other numbers of chunks beside the best, then balances, one layer at a time."""
     best = advice.best
@@ -195,11 +195,11 @@ def _refine(
     for chunks in sorted(beside - {row.chunks, 0}):
         if chunks <= advice.request.batch_size:
             cell = advice.request.cell(partitions=row.partitions, chunks=chunks, checkpoint=row.checkpoint)
-            if simulate(cell).row.status == "oom" and fit and cell.partitions > 1:
+            if simulate(cell).row.status == "oom" and cell.partitions > 1:
                 fit(cell)
     best = advice.best or best
     row, n = best.row, best.row.partitions or 1
-    balance = [int(count) for count in row.balance.split("-")]
+    balance = balance_of(best)
     total = sum(balance)
     tried = {tuple(balance)}
     queue = [[total // n + (j < total % n) for j in range(n)], *_moves(best, balance)]
@@ -227,7 +227,7 @@ def _vary_fitted(advice: Advice, simulate: Callable[[SimulatedCell], RawResult])
         for result in advice.results
     ):
         return
-    balance = [int(count) for count in row.balance.split("-")]
+    balance = balance_of(best)
     chunks = {result.row.chunks for result in advice.results if result.row.partitions == row.partitions}
     others: list[dict[str, Any]] = [{"checkpoint": mode} for mode in CHECKPOINT_MODES if mode != row.checkpoint]
     others += [{"chunks": m} for m in sorted(m for m in chunks if m and m != row.chunks)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpipe_bench.bench.simulated_cells import SimulatedCell
     from gpipe_bench.rows import Row
 
-__all__ = ["Fitter", "busy_shares", "needed_gib", "worth_fitting"]
+__all__ = ["Fitter", "balance_of", "busy_shares", "needed_gib", "worth_fitting"]
 
 _PROBES: Final = 8
 """Simulations without limit to fit one cell, and as many to make it faster."""
@@ -69,7 +69,7 @@ class Fitter:
         for result, cell in [*order, *order]:
             if self._left <= 0 or _speed(result) <= max(fastest, _speed(found)):
                 continue
-            start = self._free(cell, _balance(found)) if found else result
+            start = self._free(cell, balance_of(found)) if found else result
             lack = min(self._lack(cell, result), self._lack(cell, start))
             if failed.get(cell.chunks, lack + 1) <= lack:
                 continue
@@ -106,10 +106,10 @@ class Fitter:
         """Move layers off the heaviest partition while the cost falls; half as many where it does not."""
         best, lowest = start, cost(start)
         most = self._left - _PROBES
-        step = max(_balance(best)) // 4
+        step = max(balance_of(best)) // 4
         while step and lowest != 0:
             tried = []
-            for balance in _shifted(_balance(best), heaviest(best), step):
+            for balance in _shifted(balance_of(best), heaviest(best), step):
                 if self._left > max(most, 0):
                     result = self._free(cell, balance)
                     tried.append((cost(result), result))
@@ -138,7 +138,7 @@ class Fitter:
 
     def _limited(self, cell: SimulatedCell, free: RawResult) -> RawResult:
         """The same as a simulation without limit, with it; each is made once."""
-        exact = _with(cell, _balance(free))
+        exact = _with(cell, balance_of(free))
         if exact.id not in self._kept:
             self._kept[exact.id] = self.simulate(exact)
         return self._kept[exact.id]
@@ -202,7 +202,8 @@ def _with(cell: SimulatedCell, balance: Sequence[int]) -> SimulatedCell:
     return type(cell).model_validate({**cell.model_dump(), "balance": list(balance)})
 
 
-def _balance(result: RawResult) -> list[int]:
+def balance_of(result: RawResult) -> list[int]:
+    """Layers per partition."""
     return [int(layers) for layers in result.row.balance.split("-")]
 
 

@@ -75,14 +75,17 @@ def comparison_view(cells: Sequence[CellComparison], metric: str, *, every: bool
         counted = {} if every else {word: n for word, n in _alone(members).items() if n > _LISTED}
         listed = [cell for cell in members if cell.verdict not in counted]
         parts += [_table(listed, metric)] if listed else []
-        facts = ", ".join(
-            str(key_of(members[0].row, name)) for name in _apart(members[0]) if key_of(members[0].row, name)
-        )
+        facts = ", ".join(_facts(members[0]))
         for word, n in counted.items():
             side = "A" if word == "missing" else "B"
             parts.append(Text(f"{metric}; {facts}: {n} cells in {side} alone (--all: each of them)", _STYLES[word]))
         parts.append(Text())
     return Group(*parts, _summary(cells, metric))
+
+
+def _facts(cell: CellComparison) -> list[str]:
+    """What a table says of all its cells."""
+    return [text for name in _apart(cell) if (text := str(key_of(cell.row, name)))]
 
 
 def _alone(cells: Sequence[CellComparison]) -> Counter[str]:
@@ -147,9 +150,8 @@ def _table(cells: Sequence[CellComparison], metric: str) -> Table:
         rest = [other for other in shown if other != name]
         if rest and len({tuple(key[other] for other in rest) for key in keys}) == len(keys):
             shown = rest
-    facts = [keys[0][name] for name in _apart(cells[0]) if keys[0][name]]
     pipeline = [f"{name} {keys[0][name]}" for name in _TITLE if name not in shown]
-    title = f"{metric}; {', '.join([*facts, *pipeline])}"
+    title = f"{metric}; {', '.join([*_facts(cells[0]), *pipeline])}"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in shown:
         table.add_column(name, no_wrap=True)

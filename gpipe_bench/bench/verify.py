@@ -15,8 +15,8 @@ from typing import Any, Final
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import SCHEMA_VERSION, Row
 
-__all__ = ["AGAINST", "CHECK_COLUMNS", "Check", "Tolerance", "checks_of_rows", "judge", "missing_cells", "origin_of",
-           "records"]  # fmt: skip
+__all__ = ["AGAINST", "CHECK_COLUMNS", "Check", "Tolerance", "checks_of_rows", "judge", "lacking", "missing_cells",
+           "origin_of", "records"]  # fmt: skip
 
 AGAINST: Final = ("published", "reference", "claim")
 """What a number is held to: print, a committed row of the same cell, or a promise of the engine."""
@@ -143,9 +143,27 @@ def missing_cells(
     here = {_key(row) for row in rows if row.evidence == "simulated"}
     for key, old in {_key(row): row for row in reference if row.evidence == "simulated"}.items():
         if key not in here:
-            verdict = "left out" if allowed else "MISSING"
-            check = Check("reference", table, _name(old), "", None, None, tolerance=0.0, verdict=verdict)
-            yield replace(check, evidence=old.evidence, profile=old.profile, expected_commit=old.commit)
+            yield lacking("reference", table, _name(old), "", allowed=allowed, old=old)
+
+
+def lacking(
+    against: str, table: str, cell: str, metric: str, *, allowed: bool, old: Row | Check | None = None
+) -> Check:
+    """The check of what is not here: ``MISSING``, or where that is allowed ``left out``.
+
+    Args:
+        against: as in :class:`Check`.
+        table: as there.
+        cell: as there.
+        metric: as there.
+        allowed: whether it may be left out.
+        old: what the reference has.
+    """
+    verdict = "left out" if allowed else "MISSING"
+    check = Check(against, table, cell, metric, None, None, tolerance=0.0, verdict=verdict)
+    if old is None:
+        return check
+    return replace(check, evidence=old.evidence, profile=old.profile, expected_commit=old.commit)
 
 
 def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Check]:

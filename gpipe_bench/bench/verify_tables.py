@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.bench.verify import AGAINST, Check, Tolerance, origin_of
+from gpipe_bench.bench.verify import AGAINST, Check, Tolerance, lacking, origin_of
 from gpipe_bench.errors import ConfigError
 
 __all__ = ["checks_of_claims", "checks_of_predictions", "missing_claims", "missing_predictions", "read_tolerances"]
@@ -109,8 +109,8 @@ def missing_claims(
         known = {check.metric for check in (*checks, *(old for old in olds if old.cell.startswith(f"{model}-")))}
         for one in quantities:
             if math.isfinite(one.tolerance) and one.metric not in known:
-                lacking = Check("claim", "transparency", model, one.metric, None, None, tolerance=0.0)
-                yield replace(lacking, verdict="left out" if allowed else "MISSING", reason=one.reason)
+                gap = lacking("claim", "transparency", model, one.metric, allowed=allowed)
+                yield replace(gap, reason=one.reason)
 
 
 def _claims(path: Path) -> dict[str, list[Check]]:
@@ -142,9 +142,7 @@ def _missing(checks: Iterable[Check], reference: Iterable[Check], *, allowed: bo
     here = {(check.table, check.cell, check.metric) for check in checks}
     for key, old in {(old.table, old.cell, old.metric): old for old in reference}.items():
         if key not in here:
-            verdict = "left out" if allowed else "MISSING"
-            check = Check("reference", *key, None, None, tolerance=0.0, verdict=verdict)
-            yield replace(check, evidence=old.evidence, profile=old.profile, expected_commit=old.commit)
+            yield lacking("reference", *key, allowed=allowed, old=old)
 
 
 def _is_held(check: Check, tolerances: Iterable[Tolerance]) -> bool:

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.race import LOOKS, MODES, Record, add_absent, add_head, present, read_race
-from gpipe_bench.figures.style import RIGHT_IN, RULE, WIDTH_IN, drawing, save
+from gpipe_bench.figures.race import LOOKS, MODES, Record, add_absent, add_head, draw_race, present
+from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.peer_rows import TINY
 
 __all__ = ["draw_host_time", "host_time_figure"]
@@ -22,10 +22,8 @@ _LEFT_IN: Final = 0.5
 
 
 def draw_host_time(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the tiny layers of the race; arguments, results, errors: those of :func:`~.peers.draw_peers`."""
-    rows = read_race(rows_csv)
-    with drawing():
-        return save(host_time_figure(rows), out_stem)
+    """Draw the tiny layers of the race; arguments, results and errors are those of :func:`draw_race`."""
+    return draw_race(host_time_figure, rows_csv, out_stem)
 
 
 def host_time_figure(rows: Sequence[Record]) -> Figure:
@@ -35,6 +33,7 @@ def host_time_figure(rows: Sequence[Record]) -> Figure:
     cells = [row for row in rows if row["workload"] == "cells"]
     if any(row["status"] == "ok" for row in cells):
         _add_cells(page, cells)
+        page.paragraph("A mark for each m and n with so many cells; lines: their median.", colour=FAINT)
     else:
         page.paragraph("No tiny layers in this table.")
     _add_combinations(page, [row for row in rows if row["workload"] == "combinations" and row["ratio"]])
@@ -87,9 +86,9 @@ def _cells_strip(
         axes.grid(axis="y", linewidth=0.3, color=RULE)
         axes.set_axisbelow(True)
         if last:
-            axes.set_xlabel("cells of a step: micro-batches times partitions (lines: median)")
+            axes.set_xlabel("cells of a step: micro-batches times partitions")
 
-    page.strip(0.24 + height + (0.3 if last else 0.17), body)
+    page.strip(0.24 + height + (0.36 if last else 0.17), body)
 
 
 def _plot_cells(axes: Axes, name: str, rows: Sequence[Record]) -> None:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.race import LOOKS, MODES, Record, add_absent, add_head, present, read_race
-from gpipe_bench.figures.style import FAINT, FONT_PT, INK, RIGHT_IN, WIDTH_IN, drawing, save
+from gpipe_bench.figures.race import LOOKS, MODES, Record, add_absent, add_head, draw_race, present
+from gpipe_bench.figures.style import FAINT, FONT_PT, INK, RIGHT_IN, WIDTH_IN
 from gpipe_bench.peer_rows import TINY
 
 __all__ = ["draw_peers", "peers_figure"]
@@ -22,22 +22,8 @@ _ROW_IN: Final = 0.125
 
 
 def draw_peers(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the networks of the race.
-
-    Args:
-        rows_csv: the table of the race.
-        out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: of :func:`gpipe_bench.figures.race.read_race`.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_race(rows_csv)
-    with drawing():
-        return save(peers_figure(rows), out_stem)
+    """Draw the networks of the race; arguments, results and errors are those of :func:`draw_race`."""
+    return draw_race(peers_figure, rows_csv, out_stem)
 
 
 def peers_figure(rows: Sequence[Record]) -> Figure:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from matplotlib.figure import Figure
+
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.page import Page
-from gpipe_bench.figures.style import FAINT, OKABE_ITO
+from gpipe_bench.figures.style import FAINT, OKABE_ITO, drawing, save
 from gpipe_bench.peer_rows import PeerRow
 
-__all__ = ["LOOKS", "MODES", "Record", "add_absent", "add_head", "present", "read_race"]
+__all__ = ["LOOKS", "MODES", "Record", "add_absent", "add_head", "draw_race", "present", "read_race"]
 
 MODES: Final = ("never", "except_last", "always")
 LOOKS: Final = {
@@ -56,6 +58,26 @@ def read_race(rows_csv: Path) -> list[dict[str, str]]:
     if problems:
         raise ConfigError(problems)
     return rows
+
+
+def draw_race(figure_of: Callable[[Sequence[Record]], Figure], rows_csv: Path, out_stem: Path) -> list[Path]:
+    """Draw a figure of a race.
+
+    Args:
+        figure_of: makes the figure of some rows.
+        rows_csv: the table of the race.
+        out_stem: path of the figure without its suffix.
+
+    Returns:
+        The paths written: SVG, PDF, PNG.
+
+    Raises:
+        ConfigError: of :func:`read_race`.
+        OutputError: the figure cannot be written.
+    """
+    rows = read_race(rows_csv)
+    with drawing():
+        return save(figure_of(rows), out_stem)
 
 
 def add_head(page: Page, title: str, rows: Sequence[Record]) -> None:

@@ -69,10 +69,10 @@ def known_kernels(
     if key is None:
         return kernels_of(func, args, kwargs, result)
     names = list(map(id, operands))
-    one = None if len(set(names)) == len(names) else tuple(map(names.index, names))
-    if (key, one) not in _known:
-        _known[key, one] = kernels_of(func, args, kwargs, result)
-    return _known[key, one]
+    shared = None if len(set(names)) == len(names) else tuple(map(names.index, names))
+    if (key, shared) not in _known:
+        _known[key, shared] = kernels_of(func, args, kwargs, result)
+    return _known[key, shared]
 
 
 def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Kernel]:

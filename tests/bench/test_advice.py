@@ -78,7 +78,7 @@ def test_other_balances_are_tried_as_long_as_they_help():
         advice.results.append(made(speeds.get(balance, 1.0), balance or "1-1-1-238", (0.9, 0.5, 0.5, 0.5)))
         return advice.results[-1]
 
-    _refine(advice, simulate)
+    _refine(advice, simulate, lambda _: None)
     assert advice.best.row.balance == "60-61-60-60"
     assert tried[:3] == ["1 chunks", "3 chunks", "60-61-60-60"]
     assert "59-62-60-60" in tried
