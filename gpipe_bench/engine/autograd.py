@@ -2,13 +2,15 @@
 
 Among nodes that are ready, autograd runs the one with the highest sequence number first. Numbers count up in each
 thread for itself, so nodes made by the calling thread and by workers would compare by accident. While workers issue the
-tasks, four rules make the order the same in every step, and that of the published engine, in which one fresh thread
+tasks, these rules make the order the same in every step, and that of the published engine, in which one fresh thread
 issued all tasks of a device and the calling thread was old:
 
     2^40 ...     nodes of the lanes between tasks, made by the calling thread
     m n ...      nodes of tasks without checkpoint: worker threads are fresh, so they count from zero, and skip what
                  the checkpoints need
     0 ... m n-1  checkpoints, in the order of the clock-cycles
+    2^16 t ...   nodes of task t in the order of the clock-cycles, where that spares Fork and Join
+                 (:class:`gpipe_bench.engine.autograd_lanes.AutogradLanes`)
 
 Without the clock-cycle the calling thread issues every task, its own counter does the same, and nothing is ranked.
 Where it issues tasks in the place of workers, their nodes are given the numbers that those would have counted
@@ -33,6 +35,8 @@ from gpipe_bench.engine.phony import new_leaf
 
 __all__ = [
     "LANE_RANK",
+    "MOST_NODES",
+    "Made",
     "Numbers",
     "apply",
     "apply_lane",
@@ -46,6 +50,12 @@ __all__ = [
 
 LANE_RANK: Final = 2**40
 """The lowest sequence number of a lane's node; no worker makes that many nodes in one forward pass."""
+
+MOST_NODES: Final = 2**16
+"""Of a task that is numbered by its place among the tasks; with less than 2**24 tasks that is below every lane."""
+
+_ACCUMULATION: Final = 2**64 - 1
+"""The sequence number of every node that accumulates a gradient: it runs as soon as it is ready."""
 
 _ranks = itertools.count(LANE_RANK)
 
@@ -177,28 +187,55 @@ class Numbers:
         self._next[worker] = self._next.get(worker, 0) + _number() - start
         return outputs
 
-    def run(self, worker: int, inputs: Sequence[Any], job: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Run a job of a worker, and renumber the nodes between ``inputs`` and what it returns.
+    def renumber(self, worker: int, made: Made) -> None:
+        """Give the nodes of a job the next numbers of a worker; those of others among them keep theirs."""
+        first = self._next.get(worker, 0)
+        self._next[worker] = first + made.count
+        made.number_from(first)
 
-        Nodes of others among them, such as those of a pipeline in a layer, keep their numbers.
-        """
+
+class Made:
+    """The nodes that a job makes.
+
+    Args:
+        inputs: where its graph begins.
+        job: to be run.
+
+    Attributes:
+        outputs: what it returned.
+        count: how many nodes this thread has made meanwhile.
+        nodes: those of them between inputs and outputs, each with how many were made before it.
+        alone: whether nothing else is there: neither nodes of other threads or of other times between inputs and
+            outputs, nor any of ``count`` elsewhere, and no more than :data:`MOST_NODES`. (The accumulation of a
+            parameter's gradient has no number.)
+    """
+
+    def __init__(self, inputs: Sequence[Any], job: Callable[[], tuple[Any, ...]]) -> None:
         start = _number()
-        outputs = job()
+        self.outputs = job()
         end = _number()
-        if end > start:
-            first = self._next.get(worker, 0)
-            self._next[worker] = first + end - start
+        self.count = end - start
+        self.nodes: list[tuple[Any, int]] = []
+        others = 0
+        if self.count:
             seen = _makers(inputs)
-            todo = list(_makers(outputs))
+            todo = list(_makers(self.outputs))
             for node in todo:  # which grows
                 if node in seen:
                     continue
                 seen.add(node)
                 number = node._sequence_nr()  # noqa: SLF001 - as above
                 if start <= number < end:
-                    node._set_sequence_nr(first + number - start)  # noqa: SLF001 - as above
+                    self.nodes.append((node, number - start))
+                else:
+                    others += number != _ACCUMULATION
                 todo += [parent for parent, _ in node.next_functions]
-        return outputs
+        self.alone = not others and len(self.nodes) == self.count <= MOST_NODES
+
+    def number_from(self, first: int) -> None:
+        """Give the nodes the sequence numbers from ``first`` on, in the order in which they were made."""
+        for node, number in self.nodes:
+            node._set_sequence_nr(first + number)  # noqa: SLF001 - as above
 
 
 def _makers(values: Sequence[Any]) -> set[Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from gpipe_bench.engine.autograd import Numbers, can_renumber, set_rank, skip_ranks
+from gpipe_bench.engine.autograd import MOST_NODES, Made, Numbers, can_renumber, set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
 from gpipe_bench.engine.dependency import fork, join
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
@@ -37,6 +37,8 @@ class _Running:
 class AutogradLanes(BatchLanes):
     """Carries out the steps of :mod:`gpipe_bench.program` with nodes of the autograd graph between the tasks.
 
+    Those of Fork and Join are left out where the sequence numbers of the tasks' nodes give the same order.
+
     Args:
         stages: the partitions.
         layout: the skips between them.
@@ -52,10 +54,14 @@ class AutogradLanes(BatchLanes):
         self._lanes: dict[tuple[int, int], Tensor | None] = {}
         self._entering: list[Tensor | None] = [None] * len(microbatches)
         self._running: dict[tuple[int, int], _Running] = {}
-        self._collected = 0
+        self._launched = self._collected = 0
         tasks = len(microbatches) * len(stages)
         self._numbers = Numbers(tasks) if shared.ranked and shared.workers is None and can_renumber() else None
         self._checkpointed = False
+        alone = not shared.randomness.nested and self._on_one_cpu()
+        self._spares = alone and shared.components.fork_join and can_renumber()
+        # partitions that need no lanes, see _look
+        self._ordered: set[int] = set()
 
     # --- fence ---------------------------------------------------------------------------------------------------
 
@@ -111,8 +117,9 @@ class AutogradLanes(BatchLanes):
                     flat = (*join(flat[:count], phony), *flat[count:])
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
-            if self._numbers is not None:
-                job = partial(self._numbers.run, stage.worker, (*flat, phony), job)
+            if self._numbers is not None or (self._spares and (i == 0 or j in self._ordered)):
+                job = partial(self._look, i, j, self._launched, (*flat, phony), job)
+        self._launched += 1
         self._issue(i, j, job)
 
     def collect(self, i: int, j: int) -> None:
@@ -136,16 +143,22 @@ class AutogradLanes(BatchLanes):
         self._put(i, wait(end.copying, end.computing, self._flat(i, stage.outgoing), end.copying), stage.outgoing)
 
     def recompute(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.recompute`."""
+        """See :meth:`gpipe_bench.program.Lanes.recompute`; the node is the Fork that would follow, too."""
         running = self._running.pop((i, j), None)
         if running is not None and running.slot is not None:
             stage = self._stages[j]
             flat = self._flat(i, stage.outgoing)
-            self._put(i, recompute(running.slot, running.inputs, flat, self._leaving(i, j)), stage.outgoing)
+            fork = self._shared.components.fork_join and i < len(self.microbatches) - 1
+            flat, phony = recompute(running.slot, running.inputs, flat, self._leaving(i, j), fork=fork)
+            self._put(i, flat, stage.outgoing)
+            if fork:
+                self._lanes[i, j] = phony
 
     def fork(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.fork`."""
         stage = self._stages[j]
+        if j in self._ordered or (i, j) in self._lanes:
+            return
         with use_stream(self._leaving(i, j)):
             flat, self._lanes[i, j] = fork(self._flat(i, stage.outgoing))
         self._put(i, flat, stage.outgoing)
@@ -156,6 +169,31 @@ class AutogradLanes(BatchLanes):
         """The stream on which gradients of (i, j) arrive."""
         end = self._ends[j][i]
         return end.copying if j < len(self._stages) - 1 else end.computing
+
+    def _on_one_cpu(self) -> bool:
+        """Whether autograd has one thread for all partitions, with no nodes between them nor of pipelines in layers."""
+        places = [(stage.device.type, stage.nests) for stage in self._stages]
+        return set(places) == {("cpu", False)} and self._shared.transfer == "direct"
+
+    def _look(self, i: int, j: int, position: int, inputs: Values, job: Callable[[], Values]) -> Values:
+        """Run task (i, j), number its nodes, and see whether partition j needs lanes.
+
+        With one thread for all partitions, autograd takes the highest number among the nodes that are ready. Numbers in
+        the order of the clock-cycles then give every partition the order that Fork and Join give it, as long as its
+        tasks become ready at one place each and all their nodes lie behind that place.
+        """
+        made = Made(inputs, job)
+        if not (made.alone and len(differentiable(made.outputs)) == 1):
+            self._ordered.discard(j)
+        elif i == 0 and self._spares:
+            self._ordered.add(j)
+        if j in self._ordered:
+            # Where nothing is ranked, the calling thread has numbered them so by itself.
+            if self._shared.ranked:
+                made.number_from(position * MOST_NODES)
+        elif self._numbers is not None:
+            self._numbers.renumber(self._stages[j].worker, made)
+        return made.outputs
 
     def _run_checkpointed(self, i: int, j: int, slot: Slot, flat: Values, phony: Tensor | None) -> Values:
         with use_stream(self._computing[j]), observed(self._shared.observer, self._task, i, j, "forward") as outputs:

@@ -27,7 +27,7 @@ from gpipe_bench.engine.autograd import apply, apply_lane, pass_through, run_bac
 from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.observer import Observer, Task, observed
-from gpipe_bench.engine.phony import new_leaf
+from gpipe_bench.engine.phony import get_phony, new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
 
@@ -108,7 +108,10 @@ class Checkpoint(Function):
 
 
 class Recompute(Function):
-    """(slot, inputs of the task, values...) -> values; backward first fills the slot, then passes gradients on."""
+    """(slot, inputs of the task, values...) -> values; backward first fills the slot, then passes gradients on.
+
+    The last value may be a phony: then this is a Fork too (see :mod:`gpipe_bench.engine.dependency`).
+    """
 
     @staticmethod
     def forward(ctx: Any, slot: Slot, inputs: Values, *values: Tensor) -> tuple[Tensor, ...]:
@@ -189,7 +192,9 @@ def checkpoint(slot: Slot, values: Values, phony: Tensor | None) -> Values:
     return apply(Checkpoint, edge, slot, *values)
 
 
-def recompute(slot: Slot, inputs: Values, outputs: Values, current: Stream) -> Values:
+def recompute(
+    slot: Slot, inputs: Values, outputs: Values, current: Stream, *, fork: bool
+) -> tuple[Values, Tensor | None]:
     """Put the recomputation of a task into the way of its gradients.
 
     Args:
@@ -197,12 +202,20 @@ def recompute(slot: Slot, inputs: Values, outputs: Values, current: Stream) -> V
         inputs: its flat inputs.
         outputs: its flat outputs, as passed on.
         current: the copy stream on which the gradients arrive, or the compute stream if none.
+        fork: whether to open a lane at the same node.
+
+    Returns:
+        The outputs, and the phony of the lane, if any.
     """
     indices = differentiable(outputs)
     if not indices:
-        return outputs
+        return outputs, None
+    values = [outputs[index] for index in indices]
+    if fork:
+        values.append(get_phony(values[0].device))
     with use_stream(current):
-        return replace(outputs, indices, apply_lane(Recompute, slot, inputs, *(outputs[index] for index in indices)))
+        passed = apply_lane(Recompute, slot, inputs, *values)
+    return (replace(outputs, indices, passed[: len(indices)]), passed[-1] if fork else None)
 
 
 def _save(ctx: Any, values: Values) -> None:

@@ -15,7 +15,9 @@ autograd would synchronise streams (pytorch#151079).
 
 Where a micro-batch enters a partition by a copy, or as a checkpoint, that node takes the phony itself and no Join is
 made. So an input that needs no gradient gets none computed, and the lane does not detour over the thread of device
-j-1. Join remains for a partition that is entered without a copy and not checkpointed.
+j-1. Join remains for a partition that is entered without a copy and not checkpointed. Likewise the recomputation at the
+outputs of a task is its Fork. On a CPU that does neither, numbers may do without any lane: see
+:class:`gpipe_bench.engine.autograd_lanes.AutogradLanes`.
 """
 
 from __future__ import annotations

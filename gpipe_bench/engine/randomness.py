@@ -85,8 +85,8 @@ class Batch:
         self.drew = False
         self.concurrent = concurrent
         self.nested = concurrent and in_task()
-        # A digest: the graph keeps this batch, and the state itself is 5 kB.
-        self._seed = _digest(torch.default_generator.get_state()) if concurrent else b""
+        self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
+        self._digest = b""
 
     def draws(self, i: int, j: int) -> Draws:
         """The random numbers of task (i, j)."""
@@ -95,15 +95,25 @@ class Batch:
 
     def seed(self, i: int, j: int) -> int:
         """A number for task (i, j) of this batch."""
-        return int.from_bytes(hashlib.blake2b(self._seed + b"%d,%d" % (i, j), digest_size=7).digest(), "little")
+        return int.from_bytes(hashlib.blake2b(self._seed() + b"%d,%d" % (i, j), digest_size=7).digest(), "little")
 
     def end(self) -> None:
         """After the forward pass: note unexpected draws, and let the next batch draw other numbers."""
         if not self.concurrent:
             return
-        self.suspect = self._seed != _digest(torch.default_generator.get_state())
+        self.suspect = self._state != _bytes(torch.default_generator.get_state())
+        if self.suspect:
+            self._seed()
+        self._state = None
         if self.drew:
             torch.empty(1).uniform_()
+
+    def _seed(self) -> bytes:
+        """What all seeds of this batch come from; a recomputation asks only if its first pass did, or if suspect."""
+        # A digest, made when needed: the graph keeps this batch, and the state itself is 5 kB.
+        if not self._digest and self._state is not None:
+            self._digest = hashlib.blake2b(self._state, digest_size=16).digest()
+        return self._digest
 
 
 @dataclass(slots=True)
@@ -210,10 +220,6 @@ class _Saved(AbstractContextManager[None]):
 def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
     with outer, inner:
         yield
-
-
-def _digest(state: Tensor) -> bytes:
-    return hashlib.blake2b(_bytes(state), digest_size=16).digest()
 
 
 def _bytes(state: Tensor) -> bytes:

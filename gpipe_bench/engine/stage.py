@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.components import Components
+from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.sequential import run_layers
 from gpipe_bench.engine.skip.layout import SkipLayout
@@ -36,6 +37,7 @@ class Stage:
         incoming: skips that a task takes in, in order.
         outgoing: skips that a task gives out, in order.
         skips: whether any skip concerns it, be it within.
+        nests: whether a pipeline is among its layers.
         copying: a copy stream per micro-batch, made when first needed and kept.
         writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
     """
@@ -48,6 +50,7 @@ class Stage:
     incoming: list[SkipKey]
     outgoing: list[SkipKey]
     skips: bool
+    nests: bool
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
 
@@ -148,5 +151,6 @@ def place(
         worker = j if device.type == "cpu" else workers.setdefault(device, j)
         own_stream = new_stream(device) if shared else None
         skips = bool(incoming or outgoing) or any(isinstance(layer, Skippable) for layer in layers.modules())
-        stages.append(Stage(j, layers, device, worker, own_stream, incoming, outgoing, skips))
+        nests = any(isinstance(layer, Layers) for layer in layers.modules())
+        stages.append(Stage(j, layers, device, worker, own_stream, incoming, outgoing, skips, nests))
     return stages

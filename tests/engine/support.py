@@ -264,7 +264,7 @@ class Probe(nn.Module):
         self.threads[name] = threading.current_thread().name
 
     def forward(self, x: Tensor) -> Tensor:
-        i = int(x.flatten()[0])
+        i = int(x.detach().flatten()[0])
         self.note("R" if is_recomputing() else "F", i)
         x = x * self.weight
         if self.depth:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, is_checkpointing, is_recomputing
-from gpipe_bench.engine.autograd import Numbers
+from gpipe_bench.engine.autograd import Made, Numbers
 from gpipe_bench.skip import Namespace, pop, skippable, stash
 from tests.engine.support import (
     FACTORIAL,
@@ -100,8 +100,10 @@ def test_a_task_that_was_numbered_keeps_its_numbers_when_a_longer_one_follows():
     def work():
         given, leaf = Numbers(100), torch.ones(1, requires_grad=True)
         given.skip(0)
-        (first,) = given.run(0, (), lambda: (leaf + 0,))
-        given.run(1, (first,), lambda: (sum([torch.ones(1)] * 150, first),))
+        one = Made((), lambda: (leaf + 0,))
+        given.renumber(0, one)
+        (first,) = one.outputs
+        given.renumber(1, Made((first,), lambda: (sum([torch.ones(1)] * 150, first),)))
         numbers.append(first.grad_fn._sequence_nr())
 
     thread = threading.Thread(target=work)
@@ -167,7 +169,10 @@ def test_nodes_behind_those_of_another_thread_get_the_numbers_that_a_worker_woul
         thread.join()
         return (others[0] + 1,)
 
-    (output,) = given.run(0, (entering,), job)
+    made = Made((entering,), job)
+    given.renumber(0, made)
+    (output,) = made.outputs
+    assert not made.alone
     nodes = [output.grad_fn]
     for _ in range(3):
         nodes.append(nodes[-1].next_functions[0][0])
