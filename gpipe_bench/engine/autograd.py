@@ -9,7 +9,7 @@ issued all tasks of a device and the calling thread was old:
     m n ...      nodes of tasks without checkpoint: worker threads are fresh, so they count from zero, and skip what
                  the checkpoints need
     0 ... m n-1  checkpoints, in the order of the clock-cycles
-    2^16 t ...   nodes of task t in the order of the clock-cycles, where that spares Fork and Join
+    2^16 t ...   nodes of task (i, j), t = i n + j, where that spares Fork and Join
                  (:class:`gpipe_bench.engine.autograd_lanes.AutogradLanes`)
 
 Without the clock-cycle the calling thread issues every task, its own counter does the same, and nothing is ranked.
@@ -52,7 +52,7 @@ LANE_RANK: Final = 2**40
 """The lowest sequence number of a lane's node; no worker makes that many nodes in one forward pass."""
 
 MOST_NODES: Final = 2**16
-"""Of a task that is numbered by its place among the tasks; with less than 2**24 tasks that is below every lane."""
+"""Of a task that is numbered by its place among the tasks; with fewer than 2**24 tasks that is below every lane."""
 
 _ACCUMULATION: Final = 2**64 - 1
 """The sequence number of every node that accumulates a gradient: it runs as soon as it is ready."""

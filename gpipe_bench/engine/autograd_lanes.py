@@ -54,7 +54,7 @@ class AutogradLanes(BatchLanes):
         self._lanes: dict[tuple[int, int], Tensor | None] = {}
         self._entering: list[Tensor | None] = [None] * len(microbatches)
         self._running: dict[tuple[int, int], _Running] = {}
-        self._launched = self._collected = 0
+        self._collected = 0
         tasks = len(microbatches) * len(stages)
         self._numbers = Numbers(tasks) if shared.ranked and shared.workers is None and can_renumber() else None
         self._checkpointed = False
@@ -117,9 +117,9 @@ class AutogradLanes(BatchLanes):
                     flat = (*join(flat[:count], phony), *flat[count:])
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
-            if self._numbers is not None or (self._spares and (i == 0 or j in self._ordered)):
-                job = partial(self._look, i, j, self._launched, (*flat, phony), job)
-        self._launched += 1
+            placed = self._spares and not self._checkpointed
+            if self._numbers is not None or (placed and (i == 0 or self._shared.ranked)):
+                job = partial(self._look, i, j, placed, (*flat, phony), job)
         self._issue(i, j, job)
 
     def collect(self, i: int, j: int) -> None:
@@ -175,22 +175,22 @@ class AutogradLanes(BatchLanes):
         places = [(stage.device.type, stage.nests) for stage in self._stages]
         return set(places) == {("cpu", False)} and self._shared.transfer == "direct"
 
-    def _look(self, i: int, j: int, position: int, inputs: Values, job: Callable[[], Values]) -> Values:
-        """Run task (i, j), number its nodes, and see whether partition j needs lanes.
+    def _look(self, i: int, j: int, placed: bool, inputs: Values, job: Callable[[], Values]) -> Values:
+        """Run task (i, j), number its nodes, by its place if ``placed``, and see whether partition j needs lanes.
 
-        With one thread for all partitions, autograd takes the highest number among the nodes that are ready. Numbers in
-        the order of the clock-cycles then give every partition the order that Fork and Join give it, as long as its
-        tasks become ready at one place each and all their nodes lie behind that place.
+        With one thread for all partitions, autograd takes the highest number among the nodes that are ready. Numbers
+        that grow with the micro-batch then give every partition the order that Fork and Join give it, as long as its
+        tasks become ready at one place each and all their nodes lie behind that place. They are those of workers whose
+        tasks are of one size: the last micro-batch comes first, wherever it is.
         """
         made = Made(inputs, job)
-        if not (made.alone and len(differentiable(made.outputs)) == 1):
+        if not (placed and made.alone and len(differentiable(made.outputs)) == 1):
             self._ordered.discard(j)
-        elif i == 0 and self._spares:
+        elif i == 0:
             self._ordered.add(j)
-        if j in self._ordered:
-            # Where nothing is ranked, the calling thread has numbered them so by itself.
-            if self._shared.ranked:
-                made.number_from(position * MOST_NODES)
+        # Where nothing is ranked, the calling thread has numbered them so by itself.
+        if placed and self._shared.ranked:
+            made.number_from((i * len(self._stages) + j) * MOST_NODES)
         elif self._numbers is not None:
             self._numbers.renumber(self._stages[j].worker, made)
         return made.outputs
