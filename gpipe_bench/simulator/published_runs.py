@@ -83,8 +83,8 @@ class PublishedRuns:
     def __init__(self, profile: Profile, cache: Path | None = None, *, keep: bool = False) -> None:
         self._profile, self._cache, self._keep = profile, cache, keep
         self._machine = HardwareMachine(profile)
-        # The last one: rows of one table that share a workload follow each other.
-        self._last: tuple[object, Workload] | None = None
+        # The last one, and whether it has requests for memory: rows that share a workload follow each other.
+        self._last: tuple[object, Workload, bool] | None = None
 
     def outcome(self, row: Setting) -> Outcome:
         """Simulate a row, for the metrics that were published."""
@@ -125,22 +125,23 @@ class PublishedRuns:
         Raises:
             OutOfMemory: with ``memory``, a device is too small.
         """
-        work = self._workload(row, batch_size)
+        work = self._workload(row, batch_size, memory=memory)
         exempt = row.checkpoint == "except_last" and work.m == row.chunks
         checkpoint = row.checkpoint if exempt or row.checkpoint != "except_last" else "always"
         settings = Settings(_components(row), checkpoint, "published", memory=memory)
         return run(work, self._machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
 
-    def _workload(self, row: Setting, batch_size: int) -> Workload:
+    def _workload(self, row: Setting, batch_size: int, *, memory: bool = True) -> Workload:
+        """The work of a row; without ``memory`` it may lack its requests for memory."""
         key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer
-        if self._last is None or self._last[0] != key:
+        if self._last is None or self._last[0] != key or memory > self._last[2]:
             if self._keep:
                 folder = default_folder() if self._cache is None else self._cache
                 named = {"row": key, "profile": self._profile.model_dump_json()}
-                work = kept_workload(folder, named, lambda: self._composed(row, batch_size))
+                work = kept_workload(folder, named, lambda: self._composed(row, batch_size), memory=memory)
             else:
                 work = self._composed(row, batch_size)
-            self._last = key, work
+            self._last = key, work, memory or not self._keep
         return self._last[1]
 
     def _composed(self, row: Setting, batch_size: int) -> Workload:

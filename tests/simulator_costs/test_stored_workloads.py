@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,12 @@ from gpipe_bench.simulator.stored_workloads import kept_workload
 from gpipe_bench.simulator.workload import Workload
 
 ARGUMENTS = {"depth": 2, "B": 1, "C": 4, "size": 16}
+
+
+def without_requests(work: Workload) -> Workload:
+    none = dict.fromkeys(("forward_memory", "graph_memory", "backward_memory"), ())
+    parts = ({size: replace(task, **none) for size, task in sizes.items()} for sizes in work.partitions)
+    return replace(work, partitions=tuple(parts))
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +51,24 @@ def test_a_stored_workload_is_the_same(workload, tmp_path):
     assert second == workload
     assert second is not workload
     assert len(made) == 1
+
+
+def test_a_workload_for_times_alone_lacks_its_requests_for_memory(workload, tmp_path):
+    kept_workload(tmp_path, {}, lambda: workload)
+    max(tmp_path.iterdir(), key=lambda path: path.stat().st_size).unlink()
+    bare = kept_workload(tmp_path, {}, lambda: pytest.fail("it is there"), memory=False)
+    assert bare == without_requests(workload)
+    assert kept_workload(tmp_path, {}, lambda: workload) is workload
+    assert kept_workload(tmp_path, {}, lambda: pytest.fail("it is there again")) == workload
+
+
+@pytest.mark.parametrize("text", ["", "[[]]", '{"partitions": 1}'])
+def test_a_workload_whose_file_was_damaged_is_made_anew(workload, tmp_path, text):
+    kept_workload(tmp_path, {}, lambda: workload)
+    for path in sorted(tmp_path.iterdir()):
+        path.write_text(text, encoding="utf-8")
+        assert kept_workload(tmp_path, {}, lambda: workload) is workload
+        assert kept_workload(tmp_path, {}, lambda: pytest.fail("it is there again")) == workload
 
 
 def test_another_key_is_another_workload(workload, tmp_path):
