@@ -141,13 +141,19 @@ class Allocator:
             pool.add(*self.segment(size))
             found = pool.take(size)
             assert found is not None  # noqa: S101 - a segment is at least as large as what it was made for
-        self.count(nbytes, found[1], nbytes, found[1])
-        return Block(self, *found, nbytes, stream)
+        address, size = found
+        self.live += nbytes
+        self.allocated += size
+        if self.live > self.peak_live or self.allocated > self.peak_allocated:
+            self.peak_live = max(self.peak_live, self.live)
+            self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return Block(self, address, size, nbytes, stream)
 
     def count(self, live: int, allocated: int, live_peak: int, allocated_peak: int) -> None:
         """Note that bytes in use changed by ``live`` and ``allocated``, and by how much they grew on the way."""
-        self.peak_live = max(self.peak_live, self.live + live_peak)
-        self.peak_allocated = max(self.peak_allocated, self.allocated + allocated_peak)
+        if self.live + live_peak > self.peak_live or self.allocated + allocated_peak > self.peak_allocated:
+            self.peak_live = max(self.peak_live, self.live + live_peak)
+            self.peak_allocated = max(self.peak_allocated, self.allocated + allocated_peak)
         self.live += live
         self.allocated += allocated
 
@@ -168,6 +174,10 @@ class Allocator:
 
     def retire(self, block: Block) -> None:
         """Take back a block that counts as in use no more."""
+        if not block.users:
+            # What is given out of the small pool is never larger than what is asked of it; a large block always is.
+            self.pools(block.stream)[block.size > SMALL].give(block.address, block.size)
+            return
         for stream in block.users:
             # An event on each of them, even if it is idle: it is only seen to have passed at the next allocation.
             event = Event(self._passed)
@@ -175,8 +185,6 @@ class Allocator:
             self._clock.record(stream, event)
             block.awaited += 1
         block.users = ()
-        if not block.awaited:
-            self._release(block)
 
     def collect(self) -> None:
         """Free deferred blocks whose last event has passed."""
@@ -196,7 +204,6 @@ class Allocator:
 
     def give(self, address: int, size: int, stream: int) -> None:
         """Make memory free that was handed out and counts as in use no more."""
-        # What is given out of the small pool is never larger than what is asked of it; a large block always is.
         self.pools(stream)[size > SMALL].give(address, size)
 
     def _release(self, block: Block) -> None:

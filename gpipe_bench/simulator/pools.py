@@ -66,17 +66,25 @@ def segment_length(size: int) -> int:
 
 
 class State:
-    """What was free in a pool.
+    """What was free in a pool; states with the same intervals are equal.
 
     Args:
         free: intervals in order.
     """
 
-    __slots__ = ("_places", "free")
+    __slots__ = ("_hash", "_places", "free")
 
     def __init__(self, free: tuple[int, ...]) -> None:
         self.free = free
         self._places: _Places | None = None
+        # Asked for again and again; a tuple does not remember its own.
+        self._hash = hash(free)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self.free == other.free
 
     def places(self) -> _Places:
         """Intervals by start and by end, not to be changed; found when they are first asked for."""

@@ -178,7 +178,7 @@ class Program:
         if self._rows[0].requests or self._rows[1].requests:
             allocator.collect()
         small, large = pools = allocator.pools(stream)
-        key = small.save().free, large.save().free, incoming
+        key = small.save(), large.save(), incoming
         placed = self._placed.get(key)
         if placed is None:
             placed = self._place(allocator, pools, incoming)

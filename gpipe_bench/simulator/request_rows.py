@@ -80,7 +80,7 @@ class Row:
         Raises:
             Full: there was no room for a new segment.
         """
-        key = pool.save().free, incoming
+        key = pool.save(), incoming
         known = self._known.get(key)
         if known is not None:
             pool.restore(known.state)
@@ -109,7 +109,7 @@ class _Part:
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = requests
         self._wanted = [abs(wanted) >> SHIFT for _, wanted in requests if wanted]
-        self._known: dict[tuple[int, ...], Done] = {}
+        self._known: dict[State, Done] = {}
         self._footprints = Footprints()
         self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -118,17 +118,17 @@ class _Part:
         if incoming is not None:
             return self._replay(allocator, pool, incoming)
         before = pool.save()
-        known = self._known.get(before.free)
+        known = self._known.get(before)
         if known is None:
             again = self._footprints.again(before)
             if again is not None:
-                known = self._known[before.free] = Done(*again)
+                known = self._known[before] = Done(*again)
         if known is not None:
             pool.restore(known.state)
             return known
         done = self._replay(allocator, pool, None)
         if not done.grown:
-            self._known[before.free] = done
+            self._known[before] = done
         return done
 
     def _replay(self, allocator: Allocator, pool: Pool, incoming: Done | None) -> Done:
