@@ -1,4 +1,4 @@
-"""What is on disk is neither put together nor traced again, and needs no PyTorch."""
+"""What is on disk is neither put together nor traced again, and needs neither PyTorch nor what reads profiles."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_another_key_is_another_workload(workload, tmp_path):
     assert kept_workload(tmp_path, {"name": "other"}, lambda: other) == other
 
 
-def test_predictions_from_disk_load_no_pytorch(tmp_path):
+def test_predictions_from_disk_load_neither_pytorch_nor_what_checks_profiles(tmp_path):
     list(predictions(["resnet101-speed"], tmp_path))
     program = (
         "import sys; from pathlib import Path; from gpipe_bench.simulator.predictions import predictions; "
         "rows = list(predictions(['resnet101-speed'], Path(sys.argv[1]))); "
-        "print(len(rows), sorted({'torch', 'numpy', 'scipy'} & sys.modules.keys()))"
+        "print(len(rows), sorted({'torch', 'numpy', 'scipy', 'pydantic', 'yaml'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.split(maxsplit=1) == ["2", "[]\n"]
