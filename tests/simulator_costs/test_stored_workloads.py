@@ -7,7 +7,9 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
+from gpipe_bench.simulator import trace_cache
 from gpipe_bench.simulator.build import Model, build_workload
 from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.predictions import predictions
@@ -86,3 +88,20 @@ def test_predictions_from_disk_load_neither_pytorch_nor_what_checks_profiles(tmp
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.split(maxsplit=1) == ["2", "[]\n"]
+
+
+def test_what_another_version_of_pytorch_or_of_this_code_stored_is_not_read(workload, tmp_path, monkeypatch):
+    def stored() -> bool:
+        made = []
+        kept_workload(tmp_path, {}, lambda: made.append(workload) or workload)
+        return not made
+
+    assert [stored(), stored()] == [False, True]
+    monkeypatch.setattr(trace_cache, "_torch_version", lambda: "0.1")
+    assert [stored(), stored()] == [False, True]
+    monkeypatch.setattr(trace_cache, "_digest", lambda _: "other sources")
+    assert [stored(), stored()] == [False, True]
+
+
+def test_the_version_of_pytorch_is_read_without_loading_it():
+    assert repr(torch.__version__) in trace_cache._torch_version()
