@@ -152,6 +152,7 @@ class Program:
         self.left, self.outstanding = alive, tuple(name for name in rows.outstanding if name not in lent)
         self._let_go = [(name, rounded(lent[name]) if name in lent else 0) for name in rows.outstanding]
         self._rows = [Row(requests) for requests in rows.requests]
+        self._asks = any(rows.requests)
         order = rows.order()
         # Of what is in the order of both rows and the outstanding blocks, one after the other, to that of the program.
         self._in_order = itemgetter(*order) if len(order) > 1 else tuple
@@ -175,7 +176,7 @@ class Program:
         if allocator.tallies:
             allocator.count(self.live, 0, self.live_peak, 0)
             return self._nowhere
-        if self._rows[0].requests or self._rows[1].requests:
+        if self._asks:
             allocator.collect()
         small, large = pools = allocator.pools(stream)
         key = small.save(), large.save(), incoming
