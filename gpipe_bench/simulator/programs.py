@@ -50,46 +50,56 @@ class _Rows:
     """Requests to the small pool, and those to the large one.
 
     Args:
-        before: blocks in use when they begin, with their bytes.
+        alive: blocks in use when they begin, with their bytes.
         awaited: which of them do not come back when they are given back.
 
     Attributes:
+        alive: blocks in use.
         requests: in order, for each pool.
         pools: of each take and give: 0 or 1, and 2 for blocks that do not come back.
+        live: by how much the bytes asked for change with each take and give.
         outstanding: blocks that do not come back, in the order in which they are given back.
     """
 
-    def __init__(self, before: Mapping[int, int], awaited: Collection[int]) -> None:
+    def __init__(self, alive: dict[int, int], awaited: Collection[int]) -> None:
+        self.alive = alive
         self.requests: tuple[list[Request], list[Request]] = ([], [])
         self.pools = bytearray()
+        self.live: list[int] = []
         self.outstanding: list[int] = []
         self._awaited = awaited
-        self._pool_of = {block: nbytes > SMALL for block, nbytes in before.items()}
 
-    def take(self, block: int, nbytes: int) -> None:
-        pool, wanted = _wanted(nbytes)
-        self._pool_of[block] = pool
-        self.requests[pool].append((block, wanted))
-        self.pools.append(pool)
+    def add(self, ops: Iterable[MemoryOp]) -> None:
+        """Add what a pass asks for."""
+        alive, requests, pools, live = self.alive, self.requests, self.pools, self.live
+        for kind, block, nbytes in ops:
+            if kind == "alloc":
+                alive[block] = nbytes
+                live.append(nbytes)
+                pool, wanted = _wanted(nbytes)
+                requests[pool].append((block, wanted))
+                pools.append(pool)
+            elif kind == "scratch":
+                live += nbytes, -nbytes
+                pool, wanted = _wanted(nbytes)
+                requests[pool].append((-1, -wanted))
+                pools += b"\1\1" if pool else b"\0\0"
+            else:
+                given = alive.pop(block)
+                live.append(-given)
+                pools.append(self._give(block, given > SMALL))
 
-    def scratch(self, nbytes: int) -> None:
-        pool, wanted = _wanted(nbytes)
-        self.requests[pool].append((-1, -wanted))
-        self.pools += b"\1\1" if pool else b"\0\0"
-
-    def give(self, block: int) -> None:
+    def _give(self, block: int, pool: bool) -> int:
         if block in self._awaited:
             self.outstanding.append(block)
-            self.pools.append(2)
-            return
-        pool = self._pool_of[block]
+            return 2
         row = self.requests[pool]
         if row and row[-1][0] == block and row[-1][1] > 0:
             # At once, so that nothing changes in between.
             row[-1] = block, -row[-1][1]
         else:
             row.append((block, 0))
-        self.pools.append(pool)
+        return pool
 
     def order(self) -> list[int]:
         """Places of all takes and gives among those of both rows and the outstanding blocks, one after the other."""
@@ -128,28 +138,14 @@ class Program:
         awaited: Collection[int] = (),
         lent: Mapping[int, int] | None = None,
     ) -> None:
-        alive = {**(before or {}), **(lent or {})}
-        rows = _Rows(alive, {*awaited, *(lent or ())})
-        live = peak = 0
-        for kind, block, nbytes in ops:
-            if kind == "alloc":
-                alive[block] = nbytes
-                rows.take(block, nbytes)
-                live += nbytes
-                peak = max(peak, live)
-            elif kind == "scratch":
-                rows.scratch(nbytes)
-                peak = max(peak, live + nbytes)
-            else:
-                live -= alive.pop(block)
-                rows.give(block)
-        held = set(alive if kept is None else kept)
-        for block in [block for block in alive if block not in held]:
-            live -= alive.pop(block)
-            rows.give(block)
         lent = lent or {}
-        self.live, self.live_peak = live + sum(lent.values()), peak
-        self.left, self.outstanding = alive, tuple(name for name in rows.outstanding if name not in lent)
+        rows = _Rows({**(before or {}), **lent}, {*awaited, *lent})
+        rows.add(ops)
+        held = rows.alive.keys() if kept is None else set(kept)
+        rows.add([MemoryOp("free", block) for block in rows.alive if block not in held])
+        live = list(accumulate(rows.live, initial=0))
+        self.live, self.live_peak = live[-1] + sum(lent.values()), max(live)
+        self.left, self.outstanding = rows.alive, tuple(name for name in rows.outstanding if name not in lent)
         self._let_go = [(name, rounded(lent[name]) if name in lent else 0) for name in rows.outstanding]
         self._rows = [Row(requests) for requests in rows.requests]
         self._asks = any(rows.requests)
@@ -160,7 +156,7 @@ class Program:
         self._placed: dict[object, Placed] = {}
         self._sums: dict[tuple[int, int, tuple[int, ...]], tuple[int, int]] = {}
         nothing = State(())
-        self._nowhere = Placed((Done(nothing, {}, ()), Done(nothing, dict.fromkeys(alive, 0), ())), 0, 0)
+        self._nowhere = Placed((Done(nothing, {}, ()), Done(nothing, dict.fromkeys(self.left, 0), ())), 0, 0)
 
     def run(self, allocator: Allocator, stream: int, incoming: Placed | None = None) -> Placed | None:
         """Make the requests on a stream.
