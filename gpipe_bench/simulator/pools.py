@@ -213,12 +213,10 @@ class Pool:
                 after, before = starts.pop(end, 0), ends.pop(address, 0)
                 if after:
                     del free[bisect_left(free, after)]
-                    interval += after - end
-                    end += after >> SHIFT
+                    interval, end = interval + after - end, end + (after >> SHIFT)
                 if before:
                     del free[bisect_left(free, before)]
-                    interval += before - address
-                    address = before & ADDRESS
+                    interval, address = interval + before - address, before & ADDRESS
                 insort(free, interval)
                 starts[address] = ends[end] = interval
                 continue
@@ -244,11 +242,8 @@ class Pool:
                 blocks[block] = interval
                 continue
             left += size
-            if place and free[place - 1] > left:
-                del free[place]
-                insort(free, left, 0, place)
-            else:
-                free[place] = left
+            del free[place]
+            insort(free, left, 0, place)
             starts[address + size] = ends[end] = left
             blocks[block] = least | address
         return changes, chosen
