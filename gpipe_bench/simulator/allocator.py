@@ -85,6 +85,14 @@ class Saved(NamedTuple):
     next_address: int
 
 
+class _Pools(dict[int, tuple[Pool, Pool]]):
+    """By stream the small pool and the large one, made when they are first asked for."""
+
+    def __missing__(self, stream: int) -> tuple[Pool, Pool]:
+        self[stream] = made = Pool(small=True), Pool(small=False)
+        return made
+
+
 class Allocator:
     """The memory of one device.
 
@@ -112,8 +120,7 @@ class Allocator:
         self._clock = clock
         self._device = device
         self._capacity = capacity
-        # By stream, the small one and the large one.
-        self._pools: dict[int, tuple[Pool, Pool]] = {}
+        self._pools = _Pools()
         # Events that blocks wait for, in the order of frees, and those of them that have passed.
         self._deferred: dict[Event, Block] = {}
         self._passed: list[Event] = []
@@ -121,10 +128,7 @@ class Allocator:
 
     def pools(self, stream: int) -> tuple[Pool, Pool]:
         """The small and the large free blocks of a stream."""
-        found = self._pools.get(stream)
-        if found is None:
-            found = self._pools[stream] = Pool(small=True), Pool(small=False)
-        return found
+        return self._pools[stream]
 
     def alloc(self, nbytes: int, stream: int) -> Block:
         """Hand out memory.
@@ -135,19 +139,25 @@ class Allocator:
         size = rounded(nbytes)
         if self._passed:
             self._collect(self._passed)
-        pool = self.pools(stream)[size > SMALL]
+        pool = self._pools[stream][size > SMALL]
         found = pool.take(size)
         if found is None:
             pool.add(*self.segment(size))
             found = pool.take(size)
             assert found is not None  # noqa: S101 - a segment is at least as large as what it was made for
-        self.count(nbytes, found[1], nbytes, found[1])
-        return Block(self, *found, nbytes, stream)
+        address, size = found
+        self.live += nbytes
+        self.allocated += size
+        if self.live > self.peak_live or self.allocated > self.peak_allocated:
+            self.peak_live = max(self.peak_live, self.live)
+            self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return Block(self, address, size, nbytes, stream)
 
     def count(self, live: int, allocated: int, live_peak: int, allocated_peak: int) -> None:
         """Note that bytes in use changed by ``live`` and ``allocated``, and by how much they grew on the way."""
-        self.peak_live = max(self.peak_live, self.live + live_peak)
-        self.peak_allocated = max(self.peak_allocated, self.allocated + allocated_peak)
+        if self.live + live_peak > self.peak_live or self.allocated + allocated_peak > self.peak_allocated:
+            self.peak_live = max(self.peak_live, self.live + live_peak)
+            self.peak_allocated = max(self.peak_allocated, self.allocated + allocated_peak)
         self.live += live
         self.allocated += allocated
 
@@ -168,6 +178,10 @@ class Allocator:
 
     def retire(self, block: Block) -> None:
         """Take back a block that counts as in use no more."""
+        if not block.users:
+            # What is given out of the small pool is never larger than what is asked of it; a large block always is.
+            self._pools[block.stream][block.size > SMALL].give(block.address, block.size)
+            return
         for stream in block.users:
             # An event on each of them, even if it is idle: it is only seen to have passed at the next allocation.
             event = Event(self._passed)
@@ -175,8 +189,6 @@ class Allocator:
             self._clock.record(stream, event)
             block.awaited += 1
         block.users = ()
-        if not block.awaited:
-            self._release(block)
 
     def collect(self) -> None:
         """Free deferred blocks whose last event has passed."""
@@ -196,8 +208,7 @@ class Allocator:
 
     def give(self, address: int, size: int, stream: int) -> None:
         """Make memory free that was handed out and counts as in use no more."""
-        # What is given out of the small pool is never larger than what is asked of it; a large block always is.
-        self.pools(stream)[size > SMALL].give(address, size)
+        self._pools[stream][size > SMALL].give(address, size)
 
     def _release(self, block: Block) -> None:
         self.give(block.address, block.size, block.stream)

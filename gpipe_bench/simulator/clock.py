@@ -97,7 +97,12 @@ class Clock:
 
     def record(self, number: int, event: Event) -> None:
         """Let ``event`` pass when everything issued to a stream so far has run."""
-        for operation in self.streams[number].pending():
+        stream = self.streams[number]
+        tail = stream.tail
+        if not stream.awaited and (tail is None or tail.end >= 0):
+            event.passed.append(event)
+            return
+        for operation in stream.pending():
             if operation.followers is None:
                 operation.followers = []
             operation.followers.append(event)
@@ -142,37 +147,37 @@ class Clock:
             The end of the last event.
         """
         agenda = self._agenda
-        while agenda or self._ready:
+        while True:
             if self._ready and (not agenda or agenda[0][0] > self.now):
                 self._settle()
-                continue
-            self.now, _, subject = heappop(agenda)
-            if isinstance(subject, Operation):
-                self._finish(subject)
+            elif not agenda:
+                return self.now
             else:
-                self._advance(subject)
-        return self.now
+                self.now, _, subject = heappop(agenda)
+                if isinstance(subject, Operation):
+                    self._finish(subject)
+                else:
+                    self.current = subject
+                    until = next(subject, None)
+                    if until is not None:
+                        self._enter(until, subject)
 
     def _enter(self, time: int, subject: Operation | Thread) -> None:
         self._entries += 1
         heappush(self._agenda, (time, self._entries, subject))
-
-    def _advance(self, thread: Thread) -> None:
-        self.current = thread
-        until = next(thread, None)
-        if until is not None:
-            self._enter(until, thread)
 
     def _settle(self) -> None:
         """Start what is ready where engines are free: first come, first served, then in the order of issue."""
         ready, self._ready = self._ready, []
         if len(ready) > 1:
             ready.sort(key=_turn)
+        now = self.now
         for operation in ready:
             if operation.duration and not self._seize(operation):
                 continue
-            operation.start = self.now
-            self._enter(max(self.now + operation.duration, operation.issued), operation)
+            operation.start = now
+            end = now + operation.duration
+            self._enter(max(end, operation.issued), operation)
             if operation.starters is not None:
                 for thread in operation.starters:
                     self.resume(thread)
@@ -191,24 +196,23 @@ class Clock:
         return True
 
     def _finish(self, operation: Operation) -> None:
-        operation.end = self.now
-        ready = self._ready
+        now = operation.end = self.now
         if operation.followers is not None:
             for follower in operation.followers:
+                follower.missing -= 1
+                if follower.missing:
+                    continue
                 if isinstance(follower, Operation):
-                    follower.missing -= 1
-                    if not follower.missing:
-                        follower.ready = self.now
-                        ready.append(follower)
+                    follower.ready = now
+                    self._ready.append(follower)
                 else:
-                    follower.missing -= 1
-                    if not follower.missing:
-                        follower.passed.append(follower)
+                    follower.passed.append(follower)
             operation.followers = None
         if operation.duration:
+            occupied, waiting = self._occupied, self._waiting
             for engine in operation.engines:
-                self._occupied[engine] = False
-                if self._waiting[engine]:
+                occupied[engine] = False
+                if waiting[engine]:
                     self._wake(engine)
 
     def _wake(self, engine: int) -> None:

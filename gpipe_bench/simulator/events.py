@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from typing import Final
 
 from gpipe_bench.program import Plan, run_forward
@@ -110,11 +111,12 @@ class _Simulation:
     def run(self) -> Run:
         self.clock.resume(self.caller)
         end = self.clock.run()
-        bounds = [*self.step_starts[1:], len(self.host.issued)]
+        steps = pairwise([*self.step_starts, len(self.host.issued)])
+        ends = (max((task.last.end for task in self.host.issued[start:stop]), default=0) for start, stop in steps)
         allocators = [] if self.memory is None else self.memory.devices
         return Run(
             makespan_ns=end,
-            step_ends_ns=tuple(max(task.last.end for task in self.host.issued[:bound]) for bound in bounds),
+            step_ends_ns=tuple(accumulate(ends, max)),
             issued=tuple(self.host.issued),
             peak_live_bytes=tuple(allocator.peak_live for allocator in allocators),
             peak_allocated_bytes=tuple(allocator.peak_allocated for allocator in allocators),

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Choice, Pool, Shrinking, Spot, State
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Choice, Pool, Shrinking, State
 
 __all__ = ["Footprint", "Footprints"]
 
@@ -33,19 +33,19 @@ class Footprint:
     Args:
         before: what was free.
         after: what was free at its end.
-        spots: blocks in use at its end that were not before.
+        blocks: blocks in use at its end that were not before, with their intervals.
         chosen: what it took from.
         shrinking: an interval that may be smaller.
     """
 
-    __slots__ = ("_first", "_left", "_number", "_room", "_spots", "_starts", "_suited", "sizes")
+    __slots__ = ("_blocks", "_first", "_left", "_number", "_room", "_starts", "_suited", "sizes")
 
     def __init__(
         self,
         before: State,
         after: State,
-        spots: dict[int, Spot],
-        chosen: Iterable[Choice],
+        blocks: dict[int, int],
+        chosen: Collection[Choice],
         shrinking: Shrinking | None = None,
     ) -> None:
         there = set(before.free)
@@ -57,7 +57,7 @@ class Footprint:
         left = [(found & ADDRESS, found >> SHIFT) for found in set(after.free).difference(there - whole)]
         # With the number of the interval that each is cut from.
         self._left = [(bisect_right(starts, start) - 1, start, size) for start, size in left]
-        self._spots = [(block, bisect_right(starts, start) - 1, start, size) for block, (start, size) in spots.items()]
+        self._blocks = [(block, bisect_right(starts, at & ADDRESS) - 1, at) for block, at in blocks.items()]
         # What would have suited better; of equal ones the first is taken, which a piece may be or not.
         suited = _union({(wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in chosen})
         self._suited = [size << SHIFT for size in suited]
@@ -68,7 +68,7 @@ class Footprint:
             self._number, self._room = numbers[shrinking.end], shrinking.room
             self._first = next((start for start, size in left if start + size == shrinking.end), -1)
 
-    def again(self, state: State) -> tuple[State, dict[int, Spot]] | None:
+    def again(self, state: State) -> tuple[State, dict[int, int]] | None:
         """What the requests leave free and in use where ``state`` is free; None if they might do something else."""
         taken = self._find(state.free)
         if taken is None:
@@ -84,8 +84,7 @@ class Footprint:
             start = old_start + shifts[number]
             size = old_size - lacking if old_start == self._first else old_size
             insort(free, size << SHIFT | start)
-        spots = {block: (start + shifts[number], size) for block, number, start, size in self._spots}
-        return State(tuple(free)), spots
+        return State(tuple(free)), {block: at + shifts[number] for block, number, at in self._blocks}
 
     def _suited_others(self, free: Sequence[int], taken: Sequence[int]) -> bool:
         """Whether others than those that are taken would have suited; both in order."""
@@ -133,7 +132,7 @@ class Footprints:
         self._known: deque[tuple[Footprint, tuple[int, ...]]] = deque(maxlen=_LAST)
         self._end: int | None = None
 
-    def again(self, state: State) -> tuple[State, dict[int, Spot], tuple[int, ...]] | None:
+    def again(self, state: State) -> tuple[State, dict[int, int], tuple[int, ...]] | None:
         """What is left free and in use, and the changes on the way, if the requests do what they did before."""
         for footprint, changes in self._known:
             found = footprint.again(state)

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.machine import MachineNumbers, NumberedMachine, Way
 from gpipe_bench.simulator.profile_rules import DIRECT_SHARE, FAST_SHARE, FASTEST, rate_problems, slip, unknown_links
 from models.arguments import nearest
 
@@ -25,6 +26,7 @@ __all__ = [
     "Profile",
     "Topology",
     "load_profile",
+    "machine_numbers",
     "parse_profile",
     "profile_names",
 ]
@@ -34,7 +36,6 @@ PROFILES: Final = Path(__file__).parent / "profiles"
 
 _GIB: Final = 2**30
 _WAYS: Final = ("within", "across", "host")
-_HOST: Final = -1
 _CONVOLUTION_UNITS: Final = {"float32": "tensorfloat32", "float64": ""}
 _PARTS: Final = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
@@ -150,7 +151,7 @@ class Profile(_Section):
         return (tflops or self.peak_tflops["float32"]) * 1e12
 
 
-class HardwareMachine:
+class HardwareMachine(NumberedMachine):
     """A machine of devices of one kind; what the event simulation asks of hardware.
 
     Args:
@@ -158,48 +159,24 @@ class HardwareMachine:
     """
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__(machine_numbers(profile))
         self.profile = profile
 
-    @property
-    def launch_ns(self) -> int:
-        """Host time per kernel or copy."""
-        return round(self.profile.launch_us * 1000)
 
-    @property
-    def queue_depth(self) -> int:
-        """Launches that a device holds before the host waits."""
-        return self.profile.queue_depth
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Usable memory of a device."""
-        return self.profile.capacity_bytes
-
-    def copy_ns(self, source: int, target: int, nbytes: int) -> int:
-        """Time of a transfer of ``nbytes`` from device ``source`` to ``target``; -1 is host memory."""
-        if source == target:
-            # Read and written in the device's own memory.
-            rate = self.profile.bandwidth_gb_per_s * self.profile.efficiency.memory_bound / 2
-            return round(nbytes / rate + self.profile.kernel_floor_us * 1000)
-        link = self._link(source, target)
-        # 10^9 bytes per second is one byte per nanosecond.
-        return round(nbytes / link.gb_per_s + link.latency_us * 1000)
-
-    def bus(self, source: int, target: int) -> tuple[int, int] | None:
-        """What transfers from device ``source`` to ``target`` share with those of other devices, if anything."""
-        if _HOST in (source, target) or not self._link(source, target).shared:
-            return None
-        size = self.profile.topology.group_size
-        return source // size, target // size
-
-    def _link(self, source: int, target: int) -> Link:
-        topology = self.profile.topology
-        if _HOST in (source, target):
-            name = topology.host
-        else:
-            near = source // topology.group_size == target // topology.group_size
-            name = topology.within if near else topology.across
-        return self.profile.links[name]
+def machine_numbers(profile: Profile) -> MachineNumbers:
+    """What the event simulation asks of a profile."""
+    topology = profile.topology
+    links = (profile.links[getattr(topology, way)] for way in _WAYS)
+    return MachineNumbers(
+        round(profile.launch_us * 1000),
+        profile.queue_depth,
+        profile.capacity_bytes,
+        # Read and written.
+        profile.bandwidth_gb_per_s * profile.efficiency.memory_bound / 2,
+        profile.kernel_floor_us * 1000,
+        topology.group_size,
+        *(Way(link.gb_per_s, link.latency_us, link.shared) for link in links),
+    )
 
 
 def profile_names() -> list[str]:

@@ -9,7 +9,6 @@ from gpipe_bench.simulator.allocator import Block, drop_all
 from gpipe_bench.simulator.passes import OpenGraph, Passes
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.pool_states import Automaton, Group, spots
-from gpipe_bench.simulator.pools import Spot
 from gpipe_bench.simulator.programs import Placed
 from gpipe_bench.simulator.steps import NO_BLOCK
 from gpipe_bench.simulator.tally import Tally
@@ -82,7 +81,7 @@ class HomeStates(Automaton):
         if self._first:
             for nbytes in zip(*(self._works[size].input_bytes for size in workload.microbatch_sizes), strict=True):
                 self.new(sum(nbytes))
-        self._graphs: dict[tuple[tuple[int, Spot], ...], Placed] = {}
+        self._graphs: dict[tuple[tuple[int, int], ...], Placed] = {}
         self.base = self.allocator.allocated, self.allocator.live
         self.start = self.enter(((), (), ()), _Held())
 
@@ -189,7 +188,7 @@ class HomeStates(Automaton):
 
     def _one_of(self, placed: Placed) -> Placed:
         """The one object for all graphs whose blocks are at the same places."""
-        where = tuple(item for done in placed.done for item in done.spots.items())
+        where = tuple(item for done in placed.done for item in done.blocks.items())
         return self._graphs.setdefault(where, placed)
 
     def _opened(self, work: TaskWork, placed: Placed) -> OpenGraph:

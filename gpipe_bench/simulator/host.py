@@ -72,24 +72,27 @@ class Host:
         self._places = places
         self._copies: dict[tuple[int, int, tuple[int, ...]], int] = {}
         self._buses: dict[tuple[int, int], int] = {}
-        self._ways: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._directs: dict[tuple[int, int, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
 
     def forward(self, node: Node, *, again: bool = False) -> Iterator[int | None]:
         """A forward pass: the plain one, a checkpoint's first, or its recomputation (``again``)."""
         work = self.workload.task(node.i, node.j)
+        kind, kernels = ("recompute", work.recompute) if again else ("forward", work.forward)
+        nbytes = sum(work.output_bytes)
         if self.memory is not None:
             self.memory.forward(node, again=again)
-        kind, kernels = ("recompute", work.recompute) if again else ("forward", work.forward)
-        issue = partial(self._compute, kind, node, kernels, sum(work.output_bytes))
-        return self._drained(node.device, issue) if self._flushed(node.device) else issue()
+            if self.memory.flushed(node.device):
+                return self._drained(node.device, partial(self._compute, kind, node, kernels, nbytes))
+        return self._compute(kind, node, kernels, nbytes)
 
     def backward(self, node: Node) -> Iterator[int | None]:
         """The backward pass of a task."""
         work: TaskWork = self.workload.task(node.i, node.j)
         if self.memory is not None:
             self.memory.backward(node)
-        issue = partial(self._compute, "backward", node, work.backward, 0)
-        return self._drained(node.device, issue) if self._flushed(node.device) else issue()
+            if self.memory.flushed(node.device):
+                return self._drained(node.device, partial(self._compute, "backward", node, work.backward, 0))
+        return self._compute("backward", node, work.backward, 0)
 
     def kernels(self, stream: int, kernels: Kernels) -> Iterator[int | None]:
         """Kernels that belong to no task."""
@@ -100,39 +103,43 @@ class Host:
         """The copy of a node, or the copy of its gradients ``back``."""
         if self.memory is not None:
             self.memory.transfer(node, back=back)
-        receiver = self._places.devices[node.source] if back else node.device
-        issue = partial(self._transfer, node, back=back)
-        return self._drained(receiver, issue) if self._flushed(receiver) else issue()
+            receiver = self._places.devices[node.source] if back else node.device
+            if self.memory.flushed(receiver):
+                return self._drained(receiver, partial(self._transfer, node, back=back))
+        return self._transfer(node, back=back)
 
     def _transfer(self, node: Node, *, back: bool) -> Iterator[int | None]:
-        sender, receiver = (node.stream, node.peer) if back else (node.peer, node.stream)
-        source, target = (node.device, self._places.devices[node.source])
-        if not back:
-            source, target = target, source
-        computing = self._places.computing[node.j if back else node.source]
-        lane = "compute" if sender == computing else "copy"
-        host_ns = self._launch_ns * len(node.nbytes)
-        now = self.clock.now
-        count, places = len(node.nbytes), self._places.count
-        if self._places.transfer == "direct":
-            length = self._length(source, target, node.nbytes)
-            engines = (places + source, 2 * places + target, *self._bus(source, target))
-            streams = (sender, receiver) if self.barrier else (sender,)
-            first = last = self.clock.issue(streams, length, engines=engines, launches=count, host_ns=host_ns)
-            if not self.barrier:
-                self.clock.wait(receiver, sender)
+        places, clock, nbytes = self._places, self.clock, node.nbytes
+        if back:
+            kind, begin, sender, receiver = f"{node.kind}_grad", node.j, node.stream, node.peer
+            source, target = node.device, places.devices[node.source]
         else:
-            first, last = self._staged(sender, receiver, source, target, node.nbytes)
+            kind, begin, sender, receiver = node.kind, node.source, node.peer, node.stream
+            source, target = places.devices[node.source], node.device
+        lane = "compute" if sender == places.computing[begin] else "copy"
+        host_ns, now = self._launch_ns * len(nbytes), clock.now
+        if places.transfer == "direct":
+            length, engines = self._direct(source, target, nbytes)
+            streams = (sender, receiver) if self.barrier else (sender,)
+            first = last = clock.issue(streams, length, engines=engines, launches=len(nbytes), host_ns=host_ns)
+            if not self.barrier:
+                clock.wait(receiver, sender)
+        else:
+            first, last = self._staged(sender, receiver, source, target, nbytes)
             host_ns *= 2
-        kind = f"{node.kind}_grad" if back else node.kind
-        self.issued.append(Issued(kind, node.i, node.j, source, lane, now, first, last, sum(node.nbytes)))
+        self.issued.append(Issued(kind, node.i, node.j, source, lane, now, first, last, sum(nbytes)))
         if self.memory is not None:
             self.memory.transferred()
         return self._pass_time(sender, host_ns)
 
-    def _flushed(self, device: int) -> bool:
-        """Whether the allocator of ``device`` had to give memory back just now."""
-        return self.memory is not None and self.memory.flushed(device)
+    def _direct(self, source: int, target: int, nbytes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """Time and engines of a transfer from device to device."""
+        key = source, target, nbytes
+        if key not in self._directs:
+            count = self._places.count
+            engines = (count + source, 2 * count + target, *self._bus(source, target))
+            self._directs[key] = self._length(source, target, nbytes), engines
+        return self._directs[key]
 
     def _drained(self, device: int, issue: Callable[[], Iterator[int | None]]) -> Thread:
         """Issue when the device is idle."""
@@ -162,12 +169,12 @@ class Host:
 
     def _bus(self, source: int, target: int) -> tuple[int, ...]:
         """The engine of what a transfer shares with those of other devices, if anything."""
-        if (source, target) not in self._ways:
-            bus = self._machine.bus(source, target)
-            if bus is not None and bus not in self._buses:
-                self._buses[bus] = self.clock.add_engine()
-            self._ways[source, target] = () if bus is None else (self._buses[bus],)
-        return self._ways[source, target]
+        bus = self._machine.bus(source, target)
+        if bus is None:
+            return ()
+        if bus not in self._buses:
+            self._buses[bus] = self.clock.add_engine()
+        return (self._buses[bus],)
 
     def _length(self, source: int, target: int, nbytes: tuple[int, ...]) -> int:
         key = (source, target, nbytes)

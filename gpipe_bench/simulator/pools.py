@@ -1,7 +1,13 @@
 """Free memory as intervals: what the caching allocator keeps for one stream and one class of sizes.
 
 An interval is one integer, ``size << 48 | address``, so a sorted list of them is in the order in which the allocator
-chooses. Segments do not touch, so two intervals that touch are neighbours of one segment and become one.
+chooses, and what is left of one is a difference:
+
+    interval                                    size << 48 | address
+    a block of it                             wanted << 48 | address
+    what is left            (size - wanted) << 48 | address + wanted
+
+Segments do not touch, so two intervals that touch are neighbours of one segment and become one.
 """
 
 from __future__ import annotations
@@ -18,7 +24,6 @@ __all__ = [
     "Choice",
     "Pool",
     "Request",
-    "Spot",
     "State",
     "rounded",
     "segment_length",
@@ -38,14 +43,11 @@ ADDRESS: Final = 2**SHIFT - 1
 
 _Places = tuple[dict[int, int], dict[int, int]]
 
-Spot = tuple[int, int]
-"""Address and size."""
-
 Request = tuple[int, int]
-"""Block, and bytes to take; 0 to give it back, negative to take and give back at once."""
+"""Block, and bytes to take, shifted by :data:`SHIFT`; 0 to give it back, negative to take and give back at once."""
 
-Grow = Callable[[int], Spot]
-"""Makes a segment for a block of a size."""
+Grow = Callable[[int], tuple[int, int]]
+"""Makes a segment for a block of a size; gives its address and length."""
 
 Choice = tuple[int, int]
 """Bytes asked for, and the interval that they were taken from."""
@@ -64,23 +66,31 @@ def segment_length(size: int) -> int:
 
 
 class State:
-    """What was free in a pool.
+    """What was free in a pool; states with the same intervals are equal.
 
     Args:
         free: intervals in order.
     """
 
-    __slots__ = ("_places", "free")
+    __slots__ = ("_hash", "_places", "free")
 
     def __init__(self, free: tuple[int, ...]) -> None:
         self.free = free
         self._places: _Places | None = None
+        # Asked for again and again; a tuple does not remember its own.
+        self._hash = hash(free)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self.free == other.free
 
     def places(self) -> _Places:
-        """Size by address and address by end, not to be changed; found when they are first asked for."""
+        """Intervals by start and by end, not to be changed; found when they are first asked for."""
         if self._places is None:
-            sizes = {interval & ADDRESS: interval >> SHIFT for interval in self.free}
-            self._places = sizes, {address + size: address for address, size in sizes.items()}
+            starts = {interval & ADDRESS: interval for interval in self.free}
+            self._places = starts, {start + (interval >> SHIFT): interval for start, interval in starts.items()}
         return self._places
 
 
@@ -127,15 +137,16 @@ class Pool:
         keep: least bytes that are split off.
     """
 
-    __slots__ = ("_ends", "_free", "_restored", "_segments", "_sizes", "_state", "keep")
+    __slots__ = ("_ends", "_free", "_restored", "_segments", "_starts", "_state", "keep")
 
     def __init__(self, *, small: bool) -> None:
         self.keep = MIN_BLOCK if small else SMALL + 1
+        # The intervals in order, by start and by end.
         self._free: list[int] = []
-        self._sizes: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         self._segments: dict[int, int] = {}
-        # While nothing has changed since it was saved or restored; restored, sizes and ends are behind.
+        # While nothing has changed since it was saved or restored; restored, all three are behind.
         self._state: State | None = None
         self._restored = False
 
@@ -149,107 +160,104 @@ class Pool:
             return None
         interval = free.pop(place)
         address, found = interval & ADDRESS, interval >> SHIFT
-        end = address + found
-        del self._sizes[address]
-        rest = found - size
-        if rest < self.keep:
-            del self._ends[end]
+        del self._starts[address]
+        if found - size < self.keep:
+            del self._ends[address + found]
             return address, found
-        start = address + size
-        insort(free, rest << SHIFT | start)
-        self._sizes[start] = rest
-        self._ends[end] = start
+        left = interval - (size << SHIFT) + size
+        insort(free, left, 0, place)
+        self._starts[address + size] = self._ends[address + found] = left
         return address, size
 
     def give(self, address: int, size: int) -> None:
         """Take a block back."""
         if self._state is not None:
             self._own()
-        free, sizes, ends = self._free, self._sizes, self._ends
-        after = sizes.pop(address + size, 0)
+        free, starts, ends = self._free, self._starts, self._ends
+        interval, end = size << SHIFT | address, address + size
+        after, before = starts.pop(end, 0), ends.pop(address, 0)
         if after:
-            del free[bisect_left(free, after << SHIFT | address + size)]
-            size += after
-        before = ends.pop(address, None)
-        if before is not None:
-            length = sizes[before]
-            del free[bisect_left(free, length << SHIFT | before)]
-            address, size = before, size + length
-        insort(free, size << SHIFT | address)
-        sizes[address] = size
-        ends[address + size] = address
+            del free[bisect_left(free, after)]
+            interval += after - end
+            end += after >> SHIFT
+        if before:
+            del free[bisect_left(free, before)]
+            interval += before - address
+            address = before & ADDRESS
+        insort(free, interval)
+        starts[address] = ends[end] = interval
 
     def replay(
-        self, requests: Iterable[Request], spots: dict[int, Spot], grow: Grow, shrinking: Shrinking | None = None
-    ) -> tuple[list[int], set[Choice]]:
+        self, requests: Iterable[Request], blocks: dict[int, int], grow: Grow, shrinking: Shrinking | None = None
+    ) -> tuple[list[int], list[int]]:
         """Many :meth:`take` and :meth:`give` in a row, without a call for each.
 
         Args:
             requests: what to take and to give.
-            spots: where blocks are that were taken before; those that are taken or given are put there and removed.
+            blocks: intervals of blocks that were taken before; those that are taken or given are put there and removed.
             grow: size -> a new segment, when there is no room.
             shrinking: an interval to be watched.
 
         Returns:
-            By how much the bytes in use change with each take and give, and what was chosen.
+            By how much the bytes in use change with each take and give, and what each take chose.
         """
         self._own()
-        free, sizes, ends, keep = self._free, self._sizes, self._ends, self.keep
-        changes, chosen = list[int](), set[Choice]()
+        free, starts, ends, keep = self._free, self._starts, self._ends, self.keep << SHIFT
+        changes, chosen = list[int](), list[int]()
         for block, wanted in requests:
-            if wanted:
-                size = abs(wanted)
-                place = bisect_left(free, size << SHIFT)
-                if place == len(free):
-                    place = self._added(*grow(size), size)
-                interval = free[place]
-                chosen.add((size, interval))
-                if shrinking is not None and shrinking.end in ends:
-                    shrinking.chosen(shrinking.end - ends[shrinking.end], size, interval, keep)
-                address, found = interval & ADDRESS, interval >> SHIFT
-                rest = found - size
-                if rest < keep:
-                    size, rest = found, 0
-                if wanted < 0:
-                    changes += size, -size
-                    continue
-                del free[place], sizes[address]
-                if rest:
-                    start = address + size
-                    insort(free, rest << SHIFT | start)
-                    sizes[start] = rest
-                    ends[address + found] = start
-                else:
-                    del ends[address + found]
-                spots[block] = address, size
-                changes.append(size)
-            else:
-                address, size = spots.pop(block)
+            if not wanted:
+                interval = blocks.pop(block)
+                address, size = interval & ADDRESS, interval >> SHIFT
                 changes.append(-size)
                 end = address + size
-                after = sizes.pop(end, 0)
+                after, before = starts.pop(end, 0), ends.pop(address, 0)
                 if after:
-                    del free[bisect_left(free, after << SHIFT | end)]
-                    end += after
-                before = ends.pop(address, None)
-                if before is not None:
-                    del free[bisect_left(free, sizes[before] << SHIFT | before)]
-                    address = before
-                insort(free, (end - address) << SHIFT | address)
-                sizes[address], ends[end] = end - address, address
+                    del free[bisect_left(free, after)]
+                    interval, end = interval + after - end, end + (after >> SHIFT)
+                if before:
+                    del free[bisect_left(free, before)]
+                    interval, address = interval + before - address, before & ADDRESS
+                insort(free, interval)
+                starts[address] = ends[end] = interval
+                continue
+            least = wanted if wanted > 0 else -wanted
+            place = bisect_left(free, least)
+            if place == len(free):
+                place = self._added(*grow(least >> SHIFT), least)
+            interval = free[place]
+            chosen.append(interval)
+            if shrinking is not None and shrinking.end in ends:
+                shrinking.chosen(ends[shrinking.end] >> SHIFT, least >> SHIFT, interval, self.keep)
+            left = interval - least
+            size = (least if left >= keep else interval) >> SHIFT
+            changes.append(size)
+            if wanted < 0:
+                changes.append(-size)
+                continue
+            address = interval & ADDRESS
+            end = address + (interval >> SHIFT)
+            del starts[address]
+            if left < keep:
+                del free[place], ends[end]
+                blocks[block] = interval
+                continue
+            left += size
+            del free[place]
+            insort(free, left, 0, place)
+            starts[address + size] = ends[end] = left
+            blocks[block] = least | address
         return changes, chosen
 
-    def _added(self, address: int, length: int, size: int) -> int:
-        """Add a new segment; gives the place of what ``size`` bytes are then taken from."""
+    def _added(self, address: int, length: int, wanted: int) -> int:
+        """Add a new segment; gives the place of what is then taken from."""
         self.add(address, length)
-        return bisect_left(self._free, size << SHIFT)
+        return bisect_left(self._free, wanted)
 
     def free_before(self, end: int) -> int:
         """Bytes of the free interval that ends at an address."""
         if self._restored:
             self._own()
-        start = self._ends.get(end)
-        return 0 if start is None else end - start
+        return self._ends.get(end, 0) >> SHIFT
 
     def add(self, address: int, length: int) -> None:
         """Add a new segment."""
@@ -259,12 +267,11 @@ class Pool:
     def shrink(self) -> int:
         """Drop the segments that are free as a whole; gives their bytes."""
         self._own()
-        whole = [address for address, length in self._segments.items() if self._sizes.get(address) == length]
+        whole = [start for start, length in self._segments.items() if self._starts.get(start, 0) >> SHIFT == length]
         gone = 0
-        for address in whole:
-            length = self._segments.pop(address)
-            del self._free[bisect_left(self._free, length << SHIFT | address)]
-            del self._sizes[address], self._ends[address + length]
+        for start in whole:
+            length = self._segments.pop(start)
+            del self._free[bisect_left(self._free, self._starts.pop(start))], self._ends[start + length]
             gone += length
         return gone
 
@@ -277,11 +284,10 @@ class Pool:
     def restore(self, state: State) -> None:
         """Make that free which ``state`` says, and nothing else; segments made since are gone."""
         self._state, self._restored = state, True
-        self._free = list(state.free)
 
     def _own(self) -> None:
         """Before a change: leave the state to whoever saved it."""
         if self._state is not None and self._restored:
-            sizes, ends = self._state.places()
-            self._sizes, self._ends = dict(sizes), dict(ends)
+            starts, ends = self._state.places()
+            self._free, self._starts, self._ends = list(self._state.free), starts.copy(), ends.copy()
         self._state, self._restored = None, False

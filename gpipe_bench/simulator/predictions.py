@@ -25,9 +25,10 @@ from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, co
 from gpipe_bench.errors import GpipeBenchError, OutputError
 from gpipe_bench.rows import SCHEMA_VERSION
 from gpipe_bench.simulator.collection import no_collection, retire_collection
-from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.published import Setting, published_cells, published_settings
 from gpipe_bench.simulator.published_runs import METRICS, PublishedRuns, is_fitted
+from gpipe_bench.simulator.stored_profiles import kept_profile
+from gpipe_bench.simulator.trace_cache import default_folder
 
 __all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "summary", "write"]
 
@@ -99,7 +100,8 @@ def predictions(tables: Sequence[str] = TABLES, cache: Path | None = None) -> It
         tables: some of :data:`TABLES`.
         cache: folder of stored traces; the user's cache folder by default.
     """
-    runs = PublishedRuns(load_profile(_PROFILE), cache, keep=True)
+    folder = default_folder() if cache is None else cache
+    runs = PublishedRuns(kept_profile(_PROFILE, folder), folder, keep=True)
     for table in tables:
         for row in published_settings():
             if row.table == table:

@@ -9,10 +9,12 @@ requests are made one by one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, count
+from operator import itemgetter
 
 from gpipe_bench.simulator.allocator import Allocator, Block
-from gpipe_bench.simulator.pools import SMALL, Pool, Request, Spot, State, rounded
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, SMALL, Pool, Request, State, rounded
 from gpipe_bench.simulator.request_rows import Done, Full, Row
 from gpipe_bench.simulator.workload import MemoryOp
 
@@ -35,55 +37,81 @@ class Placed:
 
     def block(self, name: int, requested: int, owner: Allocator, stream: int) -> Block:
         """One of them as a block of the allocator."""
-        return Block(owner, *self.spot(name), requested, stream)
+        interval = self.interval(name)
+        return Block(owner, interval & ADDRESS, interval >> SHIFT, requested, stream)
 
-    def spot(self, name: int) -> Spot:
-        """Where one of them is."""
+    def interval(self, name: int) -> int:
+        """Where one of them is; 0 where bytes are only counted."""
         small, large = self.done
-        return small.spots.get(name) or large.spots[name]
+        return small.blocks.get(name) or large.blocks[name]
 
 
 class _Rows:
     """Requests to the small pool, and those to the large one.
 
     Args:
-        before: blocks in use when they begin, with their bytes.
+        alive: blocks in use when they begin, with their bytes.
         awaited: which of them do not come back when they are given back.
 
     Attributes:
+        alive: blocks in use.
         requests: in order, for each pool.
-        places: place of each take and give in the order of both, and of the blocks that do not come back.
+        pools: of each take and give: 0 or 1, and 2 for blocks that do not come back.
+        live: by how much the bytes asked for change with each take and give.
         outstanding: blocks that do not come back, in the order in which they are given back.
     """
 
-    def __init__(self, before: Mapping[int, int], awaited: Collection[int]) -> None:
+    def __init__(self, alive: dict[int, int], awaited: Collection[int]) -> None:
+        self.alive = alive
         self.requests: tuple[list[Request], list[Request]] = ([], [])
-        self.places: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self.pools = bytearray()
+        self.live: list[int] = []
         self.outstanding: list[int] = []
         self._awaited = awaited
-        self._large = {block: nbytes > SMALL for block, nbytes in before.items()}
-        self._count = 0
 
-    def take(self, block: int, nbytes: int) -> None:
-        large = self._large[block] = nbytes > SMALL
-        self.requests[large].append((block, rounded(nbytes)))
-        self.places[large].append(self._count)
-        self._count += 1
+    def add(self, ops: Iterable[MemoryOp]) -> None:
+        """Add what a pass asks for."""
+        alive, requests, pools, live = self.alive, self.requests, self.pools, self.live
+        for kind, block, nbytes in ops:
+            if kind == "alloc":
+                alive[block] = nbytes
+                live.append(nbytes)
+                pool, wanted = _wanted(nbytes)
+                requests[pool].append((block, wanted))
+                pools.append(pool)
+            elif kind == "scratch":
+                live += nbytes, -nbytes
+                pool, wanted = _wanted(nbytes)
+                requests[pool].append((-1, -wanted))
+                pools += b"\1\1" if pool else b"\0\0"
+            else:
+                given = alive.pop(block)
+                live.append(-given)
+                pools.append(self._give(block, given > SMALL))
 
-    def give(self, block: int) -> None:
+    def _give(self, block: int, pool: bool) -> int:
         if block in self._awaited:
             self.outstanding.append(block)
-            self.places[2].append(self._count)
+            return 2
+        row = self.requests[pool]
+        if row and row[-1][0] == block and row[-1][1] > 0:
+            # At once, so that nothing changes in between.
+            row[-1] = block, -row[-1][1]
         else:
-            large = self._large[block]
-            row = self.requests[large]
-            if row and row[-1][0] == block and row[-1][1] > 0:
-                # At once, so that nothing changes in between.
-                row[-1] = block, -row[-1][1]
-            else:
-                row.append((block, 0))
-            self.places[large].append(self._count)
-        self._count += 1
+            row.append((block, 0))
+        return pool
+
+    def order(self) -> list[int]:
+        """Places of all takes and gives among those of both rows and the outstanding blocks, one after the other."""
+        counts = [self.pools.count(pool) for pool in range(3)]
+        places = count(), count(counts[0]), count(counts[0] + counts[1])
+        return list(map(next, map(places.__getitem__, self.pools)))
+
+
+@cache
+def _wanted(nbytes: int) -> tuple[bool, int]:
+    """Whether a request goes to the large pool, and what it takes there."""
+    return nbytes > SMALL, rounded(nbytes) << SHIFT
 
 
 class Program:
@@ -110,39 +138,25 @@ class Program:
         awaited: Collection[int] = (),
         lent: Mapping[int, int] | None = None,
     ) -> None:
-        alive = {**(before or {}), **(lent or {})}
-        rows = _Rows(alive, {*awaited, *(lent or ())})
-        live = peak = 0
-        for kind, block, nbytes in ops:
-            if kind == "alloc":
-                alive[block] = nbytes
-                rows.take(block, nbytes)
-                live += nbytes
-                peak = max(peak, live)
-            elif kind == "scratch":
-                peak = max(peak, live + nbytes)
-                rows.take(-1, nbytes)
-                rows.give(-1)
-            else:
-                live -= alive.pop(block)
-                rows.give(block)
-        held = set(alive if kept is None else kept)
-        for block in [block for block in alive if block not in held]:
-            live -= alive.pop(block)
-            rows.give(block)
         lent = lent or {}
-        self.live, self.live_peak = live + sum(lent.values()), peak
-        self.left, self.outstanding = alive, tuple(name for name in rows.outstanding if name not in lent)
+        rows = _Rows({**(before or {}), **lent}, {*awaited, *lent})
+        rows.add(ops)
+        held = rows.alive.keys() if kept is None else set(kept)
+        rows.add([MemoryOp("free", block) for block in rows.alive if block not in held])
+        live = list(accumulate(rows.live, initial=0))
+        self.live, self.live_peak = live[-1] + sum(lent.values()), max(live)
+        self.left, self.outstanding = rows.alive, tuple(name for name in rows.outstanding if name not in lent)
         self._let_go = [(name, rounded(lent[name]) if name in lent else 0) for name in rows.outstanding]
         self._rows = [Row(requests) for requests in rows.requests]
-        # From the order of both rows and the outstanding blocks one after the other to that of the program.
-        places = [place for row in rows.places for place in row]
-        self._order = sorted(range(len(places)), key=places.__getitem__)
+        self._asks = any(rows.requests)
+        order = rows.order()
+        # Of what is in the order of both rows and the outstanding blocks, one after the other, to that of the program.
+        self._in_order = itemgetter(*order) if len(order) > 1 else tuple
         # What is known to come of what was found free in both pools.
         self._placed: dict[object, Placed] = {}
-        self._sums: dict[tuple[int, int, tuple[int, ...]], Spot] = {}
+        self._sums: dict[tuple[int, int, tuple[int, ...]], tuple[int, int]] = {}
         nothing = State(())
-        self._nowhere = Placed((Done(nothing, {}, ()), Done(nothing, dict.fromkeys(alive, (0, 0)), ())), 0, 0)
+        self._nowhere = Placed((Done(nothing, {}, ()), Done(nothing, dict.fromkeys(self.left, 0), ())), 0, 0)
 
     def run(self, allocator: Allocator, stream: int, incoming: Placed | None = None) -> Placed | None:
         """Make the requests on a stream.
@@ -158,10 +172,10 @@ class Program:
         if allocator.tallies:
             allocator.count(self.live, 0, self.live_peak, 0)
             return self._nowhere
-        if self._rows[0].requests or self._rows[1].requests:
+        if self._asks:
             allocator.collect()
         small, large = pools = allocator.pools(stream)
-        key = small.save().free, large.save().free, incoming
+        key = small.save(), large.save(), incoming
         placed = self._placed.get(key)
         if placed is None:
             placed = self._place(allocator, pools, incoming)
@@ -185,16 +199,17 @@ class Program:
                 ]
         except Full:
             return None
-        outstanding = tuple(-(size or incoming.spot(block)[1]) for block, size in self._let_go) if incoming else ()
+        outstanding = (
+            tuple(-(size or incoming.interval(block) >> SHIFT) for block, size in self._let_go) if incoming else ()
+        )
         used, peak = self._in_use(done[0].changes, done[1].changes, outstanding)
         return Placed((done[0], done[1]), used + sum(size for _, size in self._let_go), peak)
 
-    def _in_use(self, small: tuple[int, ...], large: tuple[int, ...], outstanding: tuple[int, ...]) -> Spot:
+    def _in_use(self, small: tuple[int, ...], large: tuple[int, ...], outstanding: tuple[int, ...]) -> tuple[int, int]:
         """By how much the bytes in use changed, and how much they grew on the way."""
         # The first two are kept for as long as the program is.
         key = id(small), id(large), outstanding
         if key not in self._sums:
-            changes = small + large + outstanding
-            sums = list(accumulate(map(changes.__getitem__, self._order)))
-            self._sums[key] = (sums[-1], max(0, *sums)) if sums else (0, 0)
+            sums = list(accumulate(self._in_order(small + large + outstanding), initial=0))
+            self._sums[key] = sums[-1], max(sums)
         return self._sums[key]

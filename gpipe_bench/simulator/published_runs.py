@@ -14,20 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator.build import workload_of
 from gpipe_bench.simulator.events import Run, Settings, run
-from gpipe_bench.simulator.hardware import HardwareMachine, Profile
 from gpipe_bench.simulator.outcome import enough_steps
 from gpipe_bench.simulator.published import Setting, published_cells
 from gpipe_bench.simulator.simulation import GIB, busy_fraction, step_events
-from gpipe_bench.simulator.sources import ModelSource, model_of_suite, resnet101_source
+from gpipe_bench.simulator.stored_profiles import KnownProfile, known
 from gpipe_bench.simulator.stored_workloads import kept_workload
 from gpipe_bench.simulator.trace_cache import default_folder
 from gpipe_bench.simulator.workload import Workload
+
+if TYPE_CHECKING:
+    from gpipe_bench.simulator.hardware import Profile
+    from gpipe_bench.simulator.sources import ModelSource
 
 __all__ = ["METRICS", "Outcome", "PublishedRuns", "is_fitted", "published_source"]
 
@@ -66,6 +68,9 @@ def is_fitted(row: Setting) -> bool:
 
 def published_source(row: Setting, cache: Path | None = None) -> ModelSource:
     """Traces of a row's model; ``cache``: folder of stored traces."""
+    # Only whoever has no stored workload needs traces, and what puts them together.
+    from gpipe_bench.simulator.sources import model_of_suite, resnet101_source
+
     if row.model == "resnet101":
         return resnet101_source(cache)
     return model_of_suite(row.model, row.model_arguments(), cache)
@@ -80,11 +85,12 @@ class PublishedRuns:
         keep: whether to store workloads there too; they are for this profile only.
     """
 
-    def __init__(self, profile: Profile, cache: Path | None = None, *, keep: bool = False) -> None:
-        self._profile, self._cache, self._keep = profile, cache, keep
-        self._machine = HardwareMachine(profile)
-        # The last one: rows of one table that share a workload follow each other.
-        self._last: tuple[object, Workload] | None = None
+    def __init__(self, profile: Profile | KnownProfile, cache: Path | None = None, *, keep: bool = False) -> None:
+        self._profile = profile if isinstance(profile, KnownProfile) else known(profile)
+        self._cache, self._keep = cache, keep
+        self._machine = self._profile.machine
+        # The last one, and whether it has requests for memory: rows that share a workload follow each other.
+        self._last: tuple[object, Workload, bool] | None = None
 
     def outcome(self, row: Setting) -> Outcome:
         """Simulate a row, for the metrics that were published."""
@@ -125,25 +131,28 @@ class PublishedRuns:
         Raises:
             OutOfMemory: with ``memory``, a device is too small.
         """
-        work = self._workload(row, batch_size)
+        work = self._workload(row, batch_size, memory=memory)
         exempt = row.checkpoint == "except_last" and work.m == row.chunks
         checkpoint = row.checkpoint if exempt or row.checkpoint != "except_last" else "always"
         settings = Settings(_components(row), checkpoint, "published", memory=memory)
         return run(work, self._machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
 
-    def _workload(self, row: Setting, batch_size: int) -> Workload:
+    def _workload(self, row: Setting, batch_size: int, *, memory: bool = True) -> Workload:
+        """The work of a row; without ``memory`` it may lack its requests for memory."""
         key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer
-        if self._last is None or self._last[0] != key:
+        if self._last is None or self._last[0] != key or memory > self._last[2]:
             if self._keep:
                 folder = default_folder() if self._cache is None else self._cache
-                named = {"row": key, "profile": self._profile.model_dump_json()}
-                work = kept_workload(folder, named, lambda: self._composed(row, batch_size))
+                named = {"row": key, "profile": self._profile.settings}
+                work = kept_workload(folder, named, lambda: self._composed(row, batch_size), memory=memory)
             else:
                 work = self._composed(row, batch_size)
-            self._last = key, work
+            self._last = key, work, memory or not self._keep
         return self._last[1]
 
     def _composed(self, row: Setting, batch_size: int) -> Workload:
+        from gpipe_bench.simulator.build import workload_of
+
         source = published_source(row, self._cache)
         # Without a pipeline there is one partition of all layers.
         balance = row.balance if row.chunks > 1 or row.partitions > 1 else (len(source.facts()),)
@@ -152,7 +161,7 @@ class PublishedRuns:
             balance=balance,
             batch_size=batch_size,
             chunks=row.chunks,
-            profile=self._profile,
+            profile=self._profile.profile,
             optimizer=row.optimizer,
             cache=self._cache,
         )

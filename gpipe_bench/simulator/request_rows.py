@@ -14,7 +14,7 @@ from typing import Final
 
 from gpipe_bench.simulator.allocator import Allocator
 from gpipe_bench.simulator.footprints import Footprint, Footprints
-from gpipe_bench.simulator.pools import Pool, Request, Spot, State
+from gpipe_bench.simulator.pools import SHIFT, Pool, Request, State
 
 __all__ = ["Done", "Full", "Row", "cut"]
 
@@ -31,15 +31,15 @@ class Done:
 
     Attributes:
         state: what it left free.
-        spots: where the blocks are that are still in use.
+        blocks: those that are still in use, with their intervals.
         changes: of the bytes in use, by each take and give; of a row, equal ones are one object.
         grown: whether the pool got new segments.
     """
 
-    __slots__ = ("changes", "grown", "spots", "state")
+    __slots__ = ("blocks", "changes", "grown", "state")
 
-    def __init__(self, state: State, spots: dict[int, Spot], changes: tuple[int, ...], *, grown: bool = False) -> None:
-        self.state, self.spots, self.changes, self.grown = state, spots, changes, grown
+    def __init__(self, state: State, blocks: dict[int, int], changes: tuple[int, ...], *, grown: bool = False) -> None:
+        self.state, self.blocks, self.changes, self.grown = state, blocks, changes, grown
 
 
 class Row:
@@ -49,10 +49,9 @@ class Row:
         requests: in order.
     """
 
-    __slots__ = ("_changes", "_known", "_parts", "requests")
+    __slots__ = ("_changes", "_known", "_parts")
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests = requests
         # With the names of its blocks, which the part calls by their numbers; none: by their names.
         self._parts: list[tuple[_Part, list[int]]] = []
         parts = cut(requests)
@@ -80,7 +79,7 @@ class Row:
         Raises:
             Full: there was no room for a new segment.
         """
-        key = pool.save().free, incoming
+        key = pool.save(), incoming
         known = self._known.get(key)
         if known is not None:
             pool.restore(known.state)
@@ -92,23 +91,26 @@ class Row:
         return done
 
     def _together(self, found: Sequence[Done]) -> Done:
-        spots: dict[int, Spot] = {}
+        blocks: dict[int, int] = {}
         for done, (_, names) in zip(found, self._parts, strict=True):
-            spots |= {names[number]: spot for number, spot in done.spots.items()}
+            blocks.update(zip(map(names.__getitem__, done.blocks), done.blocks.values(), strict=True))
         key = tuple(id(done.changes) for done in found)
         if key not in self._changes:
             self._changes[key] = tuple(chain.from_iterable(done.changes for done in found))
-        return Done(found[-1].state, spots, self._changes[key], grown=any(done.grown for done in found))
+        return Done(found[-1].state, blocks, self._changes[key], grown=any(done.grown for done in found))
 
 
 class _Part:
     """Requests that are remembered together."""
 
-    __slots__ = ("_changes", "_footprints", "_known", "_requests")
+    __slots__ = ("_blocks", "_changes", "_footprints", "_known", "_taken", "_wanted")
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        self._requests = requests
-        self._known: dict[tuple[int, ...], Done] = {}
+        # In columns, which are read faster than as many pairs.
+        self._blocks = [block for block, _ in requests]
+        self._wanted = [wanted for _, wanted in requests]
+        self._taken = [abs(wanted) >> SHIFT for wanted in self._wanted if wanted]
+        self._known: dict[State, Done] = {}
         self._footprints = Footprints()
         self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -117,24 +119,24 @@ class _Part:
         if incoming is not None:
             return self._replay(allocator, pool, incoming)
         before = pool.save()
-        known = self._known.get(before.free)
+        known = self._known.get(before)
         if known is None:
             again = self._footprints.again(before)
             if again is not None:
-                known = self._known[before.free] = Done(*again)
+                known = self._known[before] = Done(*again)
         if known is not None:
             pool.restore(known.state)
             return known
         done = self._replay(allocator, pool, None)
         if not done.grown:
-            self._known[before.free] = done
+            self._known[before] = done
         return done
 
     def _replay(self, allocator: Allocator, pool: Pool, incoming: Done | None) -> Done:
         """Make the requests one by one."""
         grown = False
 
-        def grow(size: int) -> Spot:
+        def grow(size: int) -> tuple[int, int]:
             nonlocal grown
             grown = True
             if not allocator.fits(size):
@@ -142,13 +144,16 @@ class _Part:
             return allocator.segment(size)
 
         before, footprints = pool.save(), self._footprints
-        spots = dict(incoming.spots) if incoming is not None else {}
+        blocks = incoming.blocks.copy() if incoming is not None else {}
         shrinking = footprints.shrinking(pool)
-        listed, chosen = pool.replay(self._requests, spots, grow, shrinking)
-        changes = self._changes.setdefault(tuple(listed), tuple(listed))
-        done = Done(pool.save(), spots, changes, grown=grown)
+        requests = zip(self._blocks, self._wanted, strict=True)
+        listed, chosen = pool.replay(requests, blocks, grow, shrinking)
+        changes = tuple(listed)
+        changes = self._changes.setdefault(changes, changes)
+        done = Done(pool.save(), blocks, changes, grown=grown)
         if incoming is None and not grown:
-            footprints.add(Footprint(before, done.state, spots, chosen, shrinking), changes)
+            choices = set(zip(self._taken, chosen, strict=True))
+            footprints.add(Footprint(before, done.state, blocks, choices, shrinking), changes)
         return done
 
 

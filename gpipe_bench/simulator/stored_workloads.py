@@ -1,11 +1,13 @@
 """Workloads on disk: putting traces together takes longer than many simulations, and gives the same again.
 
-A list of requests is stored as three columns: kinds, one letter each, blocks and bytes.
+Requests for memory are most of a workload, and not needed where only times are asked for, so they have a file of their
+own. A list of them is stored as three columns: kinds, one letter each, blocks and bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,18 +26,25 @@ _PASSES: Final = ("forward", "recompute", "backward")
 _TUPLES: Final = ("output_bytes", "input_bytes", "leaving", "returning")
 
 
-def kept_workload(folder: Path, key: Mapping[str, Any], make: Callable[[], Workload]) -> Workload:
+def kept_workload(
+    folder: Path, key: Mapping[str, Any], make: Callable[[], Workload], *, memory: bool = True
+) -> Workload:
     """The workload under ``key``, made and stored where there is none yet.
 
     Args:
         folder: where it is kept.
         key: all that it depends on, code aside.
         make: makes it.
+        memory: whether its requests for memory are needed; without, they may be left out.
     """
-    found = read(folder, {"workload": key}, _decode, _COMPOSING)
+    own, requests = {"workload": key}, {"requests of workload": key}
+    found = read(folder, own, _decode, _COMPOSING)
+    if found is not None and memory:
+        found = read(folder, requests, partial(_with_memory, found), _COMPOSING)
     if found is None:
         found = make()
-        write(folder, {"workload": key}, _encode(found), _COMPOSING)
+        write(folder, own, _encode(found), _COMPOSING)
+        write(folder, requests, _encode_requests(found), _COMPOSING)
     return found
 
 
@@ -68,15 +77,36 @@ def _decode(data: Mapping[str, Any]) -> Workload:
 
 def _encode_task(task: TaskWork) -> dict[str, Any]:
     encoded: dict[str, Any] = {name: getattr(task, name) for name in (*_TUPLES, "nodes")}
-    encoded |= {name: _encode_kernels(getattr(task, name)) for name in _PASSES}
-    return encoded | {name: _encode_memory(getattr(task, name)) for name in _MEMORIES}
+    return encoded | {name: _encode_kernels(getattr(task, name)) for name in _PASSES}
 
 
 def _decode_task(encoded: Mapping[str, Any]) -> TaskWork:
     values: dict[str, Any] = {name: tuple(encoded[name]) for name in _TUPLES}
     values |= {name: Kernels(*encoded[name]) for name in _PASSES}
-    values |= {name: _decode_memory(*encoded[name]) for name in _MEMORIES}
     return TaskWork(**values, nodes=encoded["nodes"])
+
+
+def _encode_requests(work: Workload) -> list[Any]:
+    return [
+        [[_encode_memory(getattr(task, name)) for name in _MEMORIES] for task in sizes.values()]
+        for sizes in work.partitions
+    ]
+
+
+def _with_memory(work: Workload, encoded: Sequence[Any]) -> Workload:
+    """A workload with its requests for memory."""
+    return replace(
+        work,
+        partitions=tuple(
+            {size: _with_requests(task, own) for (size, task), own in zip(sizes.items(), rows, strict=True)}
+            for sizes, rows in zip(work.partitions, encoded, strict=True)
+        ),
+    )
+
+
+def _with_requests(task: TaskWork, encoded: Sequence[Any]) -> TaskWork:
+    values: dict[str, Any] = {name: _decode_memory(*row) for name, row in zip(_MEMORIES, encoded, strict=True)}
+    return replace(task, **values)
 
 
 def _encode_kernels(kernels: Kernels) -> list[int]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, cached_property
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -158,6 +158,13 @@ def _path(folder: Path, key: Mapping[str, Any], sources: tuple[str, ...]) -> Pat
 
 @cache
 def _torch_version() -> str:
+    """What the installed PyTorch says of itself: read, since to load even the reader of metadata takes longer."""
+    found = find_spec("torch")
+    path = Path(found.origin).with_name("version.py") if found is not None and found.origin is not None else None
+    if path is not None and path.is_file():
+        return path.read_text(encoding="utf-8")
+    from importlib.metadata import version
+
     return version("torch")
 
 

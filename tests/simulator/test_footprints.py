@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.simulator.footprints import Footprint, Footprints
-from gpipe_bench.simulator.pools import Pool, Shrinking
+from gpipe_bench.simulator.pools import SHIFT, Pool, Shrinking
 
 UNIT = 512
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=300)
@@ -28,7 +28,7 @@ def requests_of(steps):
     """Takes of a size in units, each given back when its lifetime is over."""
     requests, alive = [], []
     for block, (size, lifetime) in enumerate(steps):
-        requests.append((block, size * UNIT))
+        requests.append((block, size * UNIT << SHIFT))
         alive.append([block, lifetime])
         for entry in [one for one in alive if one[1] == 0]:
             requests.append((entry[0], 0))
@@ -47,11 +47,20 @@ def grow(size):
 
 
 def replayed(pool, requests, end=None):
-    """Make the requests; gives state and spots, and their footprint, in which what ends at ``end`` may be smaller."""
-    before, spots = pool.save(), {}
+    """Make the requests; gives state and blocks, and their footprint, in which what ends at ``end`` may be smaller."""
+    before, blocks = pool.save(), {}
     shrinking = None if end is None else Shrinking(pool, end)
-    changes, chosen = pool.replay(requests, spots, grow, shrinking)
-    return pool.save().free, spots, changes, Footprint(before, pool.save(), spots, chosen, shrinking)
+    changes, chosen = pool.replay(requests, blocks, grow, shrinking)
+    return (
+        pool.save().free,
+        blocks,
+        changes,
+        Footprint(before, pool.save(), blocks, choices(requests, chosen), shrinking),
+    )
+
+
+def choices(requests, chosen):
+    return set(zip((abs(wanted) >> SHIFT for _, wanted in requests if wanted), chosen, strict=True))
 
 
 GAPS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), min_size=1, max_size=6)
@@ -77,8 +86,8 @@ def test_a_footprint_fits_only_where_the_same_happens(gaps, shifts, more, steps,
     other = pool_of([*elsewhere, *more])
     again = footprint.again(other.save())
     if again is not None:
-        free, spots, same_changes, _ = replayed(other, requests)
-        assert (again[0].free, again[1]) == (free, spots)
+        free, blocks, same_changes, _ = replayed(other, requests)
+        assert (again[0].free, again[1]) == (free, blocks)
         assert same_changes == changes
 
 
@@ -86,8 +95,8 @@ def test_a_footprint_fits_at_other_addresses():
     requests = requests_of([(2, 0), (3, 9), (2, 9)])
     *_, footprint = replayed(pool_of([(1, 4), (1, 9)]), requests)
     other = pool_of([(5, 4), (2, 12), (3, 9)])
-    state, spots = footprint.again(other.save())
-    assert (state.free, spots) == replayed(other, requests)[:2]
+    state, blocks = footprint.again(other.save())
+    assert (state.free, blocks) == replayed(other, requests)[:2]
 
 
 @pytest.mark.parametrize(
@@ -123,11 +132,12 @@ def test_the_interval_that_shrinks_is_found():
     fitted = []
     for kept in range(10):
         pool = pool_of([(1, 4), (1 + kept, 30 - kept)])
-        before, spots = pool.save(), {}
+        before, blocks = pool.save(), {}
         fitted.append(footprints.again(before) is not None)
         if not fitted[-1]:
             shrinking = footprints.shrinking(pool)
-            changes, chosen = pool.replay(requests, spots, grow, shrinking)
-            footprints.add(Footprint(before, pool.save(), spots, chosen, shrinking), tuple(changes))
+            changes, chosen = pool.replay(requests, blocks, grow, shrinking)
+            footprint = Footprint(before, pool.save(), blocks, choices(requests, chosen), shrinking)
+            footprints.add(footprint, tuple(changes))
     # Not the first time, not when it differs first, and not when it is watched.
     assert fitted == [False] * 3 + [True] * 7

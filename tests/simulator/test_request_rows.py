@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpipe_bench.simulator import request_rows
 from gpipe_bench.simulator.allocator import Allocator
 from gpipe_bench.simulator.clock import Clock
-from gpipe_bench.simulator.pools import MIB, Pool
+from gpipe_bench.simulator.pools import MIB, SHIFT, Pool
 from gpipe_bench.simulator.request_rows import Row, cut
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
@@ -23,9 +23,9 @@ def row_of(steps):
     requests, open_blocks = [], []
     for number, (size, way, which) in enumerate(steps):
         if way == 0:
-            requests.append((number, -size))
+            requests.append((number, -size << SHIFT))
             continue
-        requests.append((number, size))
+        requests.append((number, size << SHIFT))
         if way > 1:
             open_blocks.append(number)
         if open_blocks and which > 3:
@@ -55,9 +55,9 @@ def test_a_row_does_what_its_requests_do_one_by_one(steps, segments):
     row = row_in_parts(requests, SHORTEST)
     for _ in range(6):
         # What stays in use makes each run find less.
-        done, spots = row.run(memory, pool, None), {}
-        changes, _ = simple.replay(requests, spots, other.segment)
-        assert done.spots == spots
+        done, blocks = row.run(memory, pool, None), {}
+        changes, _ = simple.replay(requests, blocks, other.segment)
+        assert done.blocks == blocks
         assert done.changes == tuple(changes)
         assert done.state.free == pool.save().free == simple.save().free
     assert memory.reserved == other.reserved
@@ -84,9 +84,10 @@ def test_a_row_that_gives_back_what_others_took_stays_whole():
 def test_parts_that_are_alike_are_made_once(monkeypatch, kept, replays):
     """Where the first leaves everything as it was, the others find the same."""
     memory, pool = large_pool([64 * MIB])
-    steps = [[(10 * k, 2 * MIB), (10 * k + 1, 3 * MIB), (10 * k, 0), (10 * k + 1, 0)] for k in range(3)]
+    two, three = 2 * MIB << SHIFT, 3 * MIB << SHIFT
+    steps = [[(10 * k, two), (10 * k + 1, three), (10 * k, 0), (10 * k + 1, 0)] for k in range(3)]
     if kept:
-        steps = [[(10 * k + 2, 2 * MIB), *step] for k, step in enumerate(steps)]
+        steps = [[(10 * k + 2, two), *step] for k, step in enumerate(steps)]
     row = row_in_parts([request for step in steps for request in step], len(steps[0]))
     made, replay = [], Pool.replay
 

@@ -1,12 +1,15 @@
-"""What is on disk is neither put together nor traced again, and needs no PyTorch."""
+"""What is on disk is neither put together nor traced again, and needs neither PyTorch nor what reads profiles."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
+from gpipe_bench.simulator import trace_cache
 from gpipe_bench.simulator.build import Model, build_workload
 from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.predictions import predictions
@@ -14,6 +17,12 @@ from gpipe_bench.simulator.stored_workloads import kept_workload
 from gpipe_bench.simulator.workload import Workload
 
 ARGUMENTS = {"depth": 2, "B": 1, "C": 4, "size": 16}
+
+
+def without_requests(work: Workload) -> Workload:
+    none = dict.fromkeys(("forward_memory", "graph_memory", "backward_memory"), ())
+    parts = ({size: replace(task, **none) for size, task in sizes.items()} for sizes in work.partitions)
+    return replace(work, partitions=tuple(parts))
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +55,53 @@ def test_a_stored_workload_is_the_same(workload, tmp_path):
     assert len(made) == 1
 
 
+def test_a_workload_for_times_alone_lacks_its_requests_for_memory(workload, tmp_path):
+    kept_workload(tmp_path, {}, lambda: workload)
+    max(tmp_path.iterdir(), key=lambda path: path.stat().st_size).unlink()
+    bare = kept_workload(tmp_path, {}, lambda: pytest.fail("it is there"), memory=False)
+    assert bare == without_requests(workload)
+    assert kept_workload(tmp_path, {}, lambda: workload) is workload
+    assert kept_workload(tmp_path, {}, lambda: pytest.fail("it is there again")) == workload
+
+
+@pytest.mark.parametrize("text", ["", "[[]]", '{"partitions": 1}'])
+def test_a_workload_whose_file_was_damaged_is_made_anew(workload, tmp_path, text):
+    kept_workload(tmp_path, {}, lambda: workload)
+    for path in sorted(tmp_path.iterdir()):
+        path.write_text(text, encoding="utf-8")
+        assert kept_workload(tmp_path, {}, lambda: workload) is workload
+        assert kept_workload(tmp_path, {}, lambda: pytest.fail("it is there again")) == workload
+
+
 def test_another_key_is_another_workload(workload, tmp_path):
     other = Workload(workload.partitions[:1], workload.microbatch_sizes)
     kept_workload(tmp_path, {"name": "one"}, lambda: workload)
     assert kept_workload(tmp_path, {"name": "other"}, lambda: other) == other
 
 
-def test_predictions_from_disk_load_no_pytorch(tmp_path):
+def test_predictions_from_disk_load_neither_pytorch_nor_what_checks_profiles(tmp_path):
     list(predictions(["resnet101-speed"], tmp_path))
     program = (
         "import sys; from pathlib import Path; from gpipe_bench.simulator.predictions import predictions; "
         "rows = list(predictions(['resnet101-speed'], Path(sys.argv[1]))); "
-        "print(len(rows), sorted({'torch', 'numpy', 'scipy'} & sys.modules.keys()))"
+        "print(len(rows), sorted({'torch', 'numpy', 'scipy', 'pydantic', 'yaml'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.split(maxsplit=1) == ["2", "[]\n"]
+
+
+def test_what_another_version_of_pytorch_or_of_this_code_stored_is_not_read(workload, tmp_path, monkeypatch):
+    def stored() -> bool:
+        made = []
+        kept_workload(tmp_path, {}, lambda: made.append(workload) or workload)
+        return not made
+
+    assert [stored(), stored()] == [False, True]
+    monkeypatch.setattr(trace_cache, "_torch_version", lambda: "0.1")
+    assert [stored(), stored()] == [False, True]
+    monkeypatch.setattr(trace_cache, "_digest", lambda _: "other sources")
+    assert [stored(), stored()] == [False, True]
+
+
+def test_the_version_of_pytorch_is_read_without_loading_it():
+    assert repr(torch.__version__) in trace_cache._torch_version()
