@@ -70,9 +70,17 @@ class DeviceTimes:
         comes back in a turn that ties with a copy's may be missing; it belongs to another copy stream.
 
         Args:
-            early: (m,) which micro-batches have inputs that go with their forward pass: a group before all others.
+            early: (m, 2) which micro-batches have inputs that go with their forward pass, and which have some that go
+                when they have been passed on: groups before all others.
+
+        Raises:
+            Unclear: groups do not come back in order.
         """
         back = self._used() if early is None or not early.any() else self._with_forward(early)
+        ends, entered = back
+        late = (ends[1:] < ends[:-1]) | ((ends[1:] == ends[:-1]) & (entered[1:] < entered[:-1]))
+        if late.any():
+            raise Unclear
         found = np.zeros((len(self._steps), 2, self._m), dtype=np.int64)
         for way, (times, entries) in enumerate((self._copies(), self._turns("copy_grad", self._j + 1))):
             if times.size:
@@ -103,13 +111,14 @@ class DeviceTimes:
             place += later * np.where((what == 0) & ~self._again[task], 2, 1)
         return place
 
-    def _copies(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Times and entries of the copies into the partition."""
-        if not self._j:
+    def _copies(self, into: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Times and entries of the copies into the partition, or into another one."""
+        j = self._j if into is None else into
+        if not j:
             return _NEVER, _NEVER
-        times = self._column("issue", "copy", self._j)
+        times = self._column("issue", "copy", j)
         # The calling thread issues those of a cycle one after the other.
-        before = self._column("issue", "copy", self._j - 1, self._j) if self._j > 1 else times
+        before = self._column("issue", "copy", j - 1, j) if j > 1 else times
         return times, 2 * np.concatenate([before[:, :-1], times[:, -1:]], axis=1)
 
     def _used(self) -> tuple[Integers, Integers]:
@@ -137,11 +146,23 @@ class DeviceTimes:
         return np.where(late, issued, ends), np.where(late, turns, 2 * starts)
 
     def _with_forward(self, early: Flags) -> tuple[Integers, Integers]:
-        """The same of some forward passes, in whose end their inputs come back, and then of all tasks, step by step."""
+        """The same of forward passes, when inputs of some come back or have been passed on, and then of all tasks."""
         first = self._column("end", "forward", self._j), 2 * self._column("start", "forward", self._j)
+        if early[:, 1].any():
+            times, turns = self._copies(self._j + 1)
+            later = (first[0] < times) | ((first[0] == times) & (first[1] < turns))
+            sent = np.where(later, times, first[0]), np.where(later, turns, first[1])
+        else:
+            sent = first
         ends, entries = (
-            np.concatenate([ahead[:, early], then.reshape(-1, self._m)], axis=1).reshape(-1)
-            for ahead, then in zip(first, self._used(), strict=True)
+            np.concatenate(
+                [
+                    np.stack(both, axis=2).reshape(-1, 2 * self._m)[:, early.reshape(-1)],
+                    then.reshape(-1, self._m),
+                ],
+                axis=1,
+            ).reshape(-1)
+            for *both, then in zip(first, sent, self._used(), strict=True)
         )
         return ends, entries
 
