@@ -55,12 +55,13 @@ class DevicePeaks:
         self._passes: dict[HomeStates, Integers] = {}
         self._copies = CopyStates()
         self._slots = _Slots(self._m, len(steps))
-        self._check()
+        self.check(workload)
 
-    def _check(self) -> None:
+    @staticmethod
+    def check(workload: Workload) -> None:
         """Raise :class:`Unclear` unless tensors live as :mod:`gpipe_bench.simulator.home_states` has it."""
-        for j, works in enumerate(self._work.partitions):
-            inner = 0 < j < self._n - 1
+        for j, works in enumerate(workload.partitions):
+            inner = 0 < j < workload.n - 1
             if not all(is_covered(work, inner=inner) for work in works.values()):
                 raise Unclear
 

@@ -93,6 +93,8 @@ class DeviceTimes:
         Raises:
             Unclear: which of two comes first is not known.
         """
+        if self._steps[number].numbers:
+            return self._known_order(number)
         coming, turns = (both[number] if both.size else _NEVER for both in self._turns("copy_grad", self._j + 1))
         # The first device sends nothing.
         sends = self._turns("copy_grad", self._j) if self._j else (self._tasks, self._entries)
@@ -111,6 +113,20 @@ class DeviceTimes:
             place += later * np.where((what == 0) & ~self._again[task], 2, 1)
         return place
 
+    def _known_order(self, number: int) -> Integers:
+        """The same where the order of turns is known."""
+        if self._j + 1 == self._n:
+            return _NEVER.copy()
+        numbers = self._steps[number].numbers
+        first, tasks, sends = (
+            numbers[kind][self._rows("backward", self._j), self._j] for kind in ("recompute", "backward", "copy_grad")
+        )
+        # Without a recomputation, and without anything to send, that turn is the one of the backward pass.
+        ways = np.where(self._again, first, tasks), tasks, sends if self._j else tasks
+        coming = numbers["copy_grad"][self._rows("copy_grad", self._j + 1), self._j + 1]
+        place: Integers = np.searchsorted(np.stack(ways, axis=1).reshape(-1), coming)
+        return place
+
     def _copies(self, into: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Times and entries of the copies into the partition, or into another one."""
         j = self._j if into is None else into
@@ -123,7 +139,16 @@ class DeviceTimes:
 
     def _used(self) -> tuple[Integers, Integers]:
         """When a task's inputs and gradients come back, and the entry of what brings that about."""
-        j, edges = self._j, []
+        j = self._j
+        issued, turns = self._tasks.reshape(-1), self._entries.reshape(-1)
+        if self._steps[0].used is not None:
+            ends, entries = (
+                np.concatenate([step.used[edge][self._rows("backward", j), j] for step in self._steps if step.used])
+                for edge in (0, 1)
+            )
+            late = (ends < issued) | ((ends == issued) & (entries < turns))
+            return np.where(late, issued, ends), np.where(late, turns, entries)
+        edges = []
         for edge in ("end", "start"):
             # What the compute stream got before: the recomputation, or the backward pass of the task before.
             if j + 1 < self._n:
@@ -141,7 +166,6 @@ class DeviceTimes:
             starts = np.where(ends > more_ends, starts, np.where(ends < more_ends, more_starts, last))
             ends = np.maximum(ends, more_ends)
         # A backward pass that is issued later finds that out in its own turn.
-        issued, turns = self._tasks.reshape(-1), self._entries.reshape(-1)
         late = (ends < issued) | ((ends == issued) & (2 * starts < turns))
         return np.where(late, issued, ends), np.where(late, turns, 2 * starts)
 
@@ -170,7 +194,10 @@ class DeviceTimes:
         """Ends and entries of the copies into partition j, or of the gradients out of it, in order."""
         if not 0 < j < self._n:
             return _NEVER, _NEVER
-        return self._column("end", kind, j).reshape(-1), 2 * self._column("start", kind, j).reshape(-1)
+        ends = self._column("end", kind, j).reshape(-1)
+        if (np.diff(ends) < 0).any():
+            raise Unclear
+        return ends, 2 * self._column("start", kind, j).reshape(-1)
 
     def _turns(self, kind: str, j: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Times and entries of a kind of turn in the backward pass; nothing where there is no such partition."""

@@ -59,6 +59,11 @@ class Agenda:
         self._events: dict[int, list[Event]] = {}
         self._ending: list[tuple[int, int, int]] = []
 
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Time and entry of the turn."""
+        return self.now, self._entry
+
     # --- what threads do -----------------------------------------------------------------------------------------
 
     def enter(self, thread: Turns) -> None:

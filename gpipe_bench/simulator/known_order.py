@@ -48,6 +48,10 @@ class KnownOrder:
     Attributes:
         agenda: all that ran.
         steps: of each step the tasks by kind; ``portal KEY`` and ``portal_grad KEY`` for each skip.
+        instants: of each step when the calling thread came to the loss, and when it was through with the update, each
+            with its entry.
+        held: of each step what the computing streams of backward passes waited for, (operations, micro-batch,
+            partition).
         makespan: the end of everything.
         memory: of all devices, or None.
 
@@ -78,6 +82,8 @@ class KnownOrder:
                 workload, self._places, self.agenda, capacity=machine.capacity_bytes, riding=False, tally=settings.tally
             )
         self.steps: list[dict[str, list[Task]]] = []
+        self.instants: list[list[tuple[int, int]]] = []
+        self.held: list[list[tuple[tuple[int, ...], int, int]]] = []
         self._nodes = [self._node(i, j) for i in range(self._m) for j in range(self._n)]
         self._caller = self._call()
         self._collecting = _NOBODY
@@ -144,6 +150,8 @@ class KnownOrder:
             else:
                 memory.forward(node, again=kind == "recompute")
             self._check(j)
+        if kind == "backward":
+            self.held[-1].append((agenda.streams[self._computing[j]], i, j))
         number = agenda.compute(self._computing[j], getattr(work, kind))
         self.steps[-1][kind].append((number, i, j))
 
@@ -180,10 +188,12 @@ class KnownOrder:
         agenda, memory, work = self.agenda, self.memory, self._work
         for step in range(self._settings.steps):
             self.steps.append({kind: [] for kind in ("forward", "recompute", "backward", "copy", "copy_grad")})
+            self.held.append([])
             if step and memory is not None:
                 memory.next_step()
             for cycle in clock_cycles(self._m, self._n):
                 yield from self._cycle(cycle)
+            self.instants.append([agenda.turn])
             if memory is not None:
                 agenda.passed()
                 memory.loss()
@@ -196,6 +206,7 @@ class KnownOrder:
                 if kernels.duration_ns or kernels.launches:
                     agenda.compute(stream, kernels)
                     yield
+            self.instants[-1].append(agenda.turn)
             if memory is not None:
                 agenda.passed()
                 memory.update()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.collection import no_collection
-from gpipe_bench.simulator.grid import Grid
+from gpipe_bench.simulator.device_peaks import DevicePeaks
 from gpipe_bench.simulator.known_operations import Disorder
 from gpipe_bench.simulator.known_order import Flushed, KnownOrder, Task
 from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import POOL
-from gpipe_bench.simulator.tables import Integers
+from gpipe_bench.simulator.steady import run_of, with_peaks
+from gpipe_bench.simulator.tables import Integers, Tables
+from gpipe_bench.simulator.turns import Turns, Unclear
 from gpipe_bench.simulator.wavefront import Step
 from gpipe_bench.simulator.workload import Machine, TaskWork, Workload
 
@@ -58,20 +62,42 @@ def _arriving(workload: Workload) -> Iterator[tuple[int, TaskWork]]:
 
 def run_known(workload: Workload, machine: Machine, settings: Settings) -> Run | None:
     """Run a workload; None where a device is full, so that its threads wait for it."""
+    devices = settings.devices or tuple(range(workload.n))
     with no_collection():
+        if settings.memory and not settings.tally and not any(skip.source != skip.target for skip in workload.skips):
+            with suppress(Unclear):
+                return _by_states(workload, machine, settings, devices)
         try:
-            done = _in_any_order(workload, machine, settings)
+            known = _in_any_order(workload, machine, settings)
         except (Flushed, OutOfMemory):
             return None
-        grid = Grid(workload, settings.devices or tuple(range(workload.n)), steps_of(done, workload.m, workload.n))
-        devices = [] if done.memory is None else done.memory.devices
-        live, allocated, reserved, flushes = (
-            tuple(getattr(device, name) for device in devices)
-            for name in ("peak_live", "peak_allocated", "peak_reserved", "flushes")
-        )
-        makespan = done.makespan
-        done.forget()
-    return Run(makespan, grid.ends_ns(), (), live, allocated, reserved, flushes, grid)
+        done = run_of(workload, devices, steps_of(known, workload.m, workload.n), known.makespan)
+        memory = [] if known.memory is None else known.memory.devices
+        known.forget()
+    return replace(
+        done,
+        peak_live_bytes=tuple(device.peak_live for device in memory),
+        peak_allocated_bytes=tuple(device.peak_allocated for device in memory),
+        peak_reserved_bytes=tuple(device.peak_reserved for device in memory),
+        flushes=tuple(device.flushes for device in memory),
+    )
+
+
+def _by_states(workload: Workload, machine: Machine, settings: Settings, devices: Sequence[int]) -> Run | None:
+    """Memory apart from time: what passes do to free memory is looked up.
+
+    Raises:
+        Unclear: tensors live otherwise, or come back in another order.
+    """
+    DevicePeaks.check(workload)
+    tables = Tables(workload, machine, devices, settings.checkpoint)
+    if not tables.plain():
+        raise Unclear
+    known = _in_any_order(workload, machine, replace(settings, memory=False))
+    steps = steps_of(known, workload.m, workload.n)
+    done = run_of(workload, devices, steps, known.makespan)
+    known.forget()
+    return with_peaks(done, devices, DevicePeaks(workload, tables, steps), machine)
 
 
 def _in_any_order(workload: Workload, machine: Machine, settings: Settings) -> KnownOrder:
@@ -84,20 +110,35 @@ def _in_any_order(workload: Workload, machine: Machine, settings: Settings) -> K
     return KnownOrder(workload, machine, settings, in_order=False)
 
 
-def steps_of(done: KnownOrder, m: int, n: int) -> list[Step]:
+def steps_of(known: KnownOrder, m: int, n: int) -> list[Step]:
     """The times of each step as arrays, see :class:`gpipe_bench.simulator.wavefront.Step`."""
-    operations = done.agenda.operations
-    columns = [np.array(column) for column in (done.agenda.issues, operations.starts, operations.ends)]
-    return [_step(tasks, columns, m, n) for tasks in done.steps]
+    operations, agenda = known.agenda.operations, known.agenda
+    columns = [np.array(column) for column in (agenda.issues, operations.starts, operations.ends, agenda.entries)]
+    steps = []
+    for tasks, held, (loss, update) in zip(known.steps, known.held, known.instants, strict=True):
+        step = _step(tasks, columns, m, n)
+        step.loss, step.update = loss[0], update
+        step.used = np.zeros((m + n - 1, n), dtype=np.int64), np.zeros((m + n - 1, n), dtype=np.int64)
+        where = [(m - 1 - i + n - 1 - j, j) for _, i, j in held]
+        rows, partitions = (np.array(axis) for axis in zip(*where, strict=True))
+        ended = [agenda.ended(numbers) for numbers, _, _ in held]
+        for table, column in zip(step.used, zip(*ended, strict=True), strict=True):
+            table[rows, partitions] = column
+        steps.append(step)
+    return steps
 
 
 def _step(tasks: dict[str, list[Task]], columns: Sequence[Integers], m: int, n: int) -> Step:
-    step = Step()
+    step, turns = Step(), Turns((m + n - 1, n))
     for kind, rows in tasks.items():
         numbers, i, j = np.array(rows, dtype=np.int64).reshape(-1, 3).T
         forward = kind.partition(" ")[0] in {"forward", "copy", "portal"}
-        k = i + j if forward else m - 1 - i + n - 1 - j
-        for table, column in zip((step.issue, step.start, step.end), columns, strict=True):
+        where = (i + j if forward else m - 1 - i + n - 1 - j), j
+        tables = step.issue, step.start, step.end, turns.entries
+        for table, column in zip(tables, columns, strict=True):
             table[kind] = np.full((m + n - 1, n), -1, dtype=np.int64)
-            table[kind][k, j] = column[numbers]
+            table[kind][where] = column[numbers]
+        step.numbers[kind] = np.full((m + n - 1, n), -1, dtype=np.int64)
+        step.numbers[kind][where] = numbers
+    step.turns = turns
     return step
