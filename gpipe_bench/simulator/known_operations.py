@@ -129,27 +129,35 @@ class Operations:
         """Start what is ready at the next time of the agenda, where engines are free."""
         agenda = self.agenda
         now = agenda[0][0]
-        trying: list[tuple[int, int]] = []
-        busy, waiting = self._busy, self._waiting
+        # (ready, number, engine that it waited for)
+        trying: list[tuple[int, int, int]] = []
+        freed: list[int] = []
         while agenda and agenda[0][0] == now:
             number = heappop(agenda)[1]
             if number < 0:
-                for engine in self._engines[self._links.pop(number)]:
-                    busy.remove(engine)
-                    if engine in waiting:
-                        trying += waiting.pop(engine)
+                freed += self._engines[self._links.pop(number)]
             else:
-                trying.append((now, number))
-        trying.sort()
-        for one in trying:
-            engines = self._engines[self._pending[one[1]].link]
-            for engine in engines:
-                if engine in busy:
-                    waiting.setdefault(engine, []).append(one)
-                    break
+                heappush(trying, (now, number, _UNKNOWN))
+        self._busy.difference_update(freed)
+        for engine in freed:
+            self._next(engine, trying)
+        while trying:
+            ready, number, engine = heappop(trying)
+            engines = self._engines[self._pending[number].link]
+            taken = next((one for one in engines if one in self._busy), None)
+            if taken is None:
+                self._busy.update(engines)
+                self._start(number, now)
             else:
-                busy.update(engines)
-                self._start(one[1], now)
+                heappush(self._waiting.setdefault(taken, []), (ready, number))
+            # While an engine is free the next one that waits for it may try.
+            if engine not in self._busy:
+                self._next(engine, trying)
+
+    def _next(self, engine: int, trying: list[tuple[int, int, int]]) -> None:
+        waiting = self._waiting.get(engine)
+        if waiting:
+            heappush(trying, (*heappop(waiting), engine))
 
     def _start(self, first: int, now: int) -> None:
         """An operation starts, and with it all that is known then."""
