@@ -5,7 +5,7 @@ Arrays are (steps, m): micro-batches in ascending order in the forward pass, in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -58,7 +58,11 @@ class DeviceTimes:
         # What a graph held goes when the gradient for it has come.
         open_graphs = np.tile(~self._again, count) if j + 1 < n else _NOWHERE
         ends, entered = self._ended("copy_grad", j + 1)
+        if self._steps[0].shared and j + 1 < n:
+            ends, entered = self._before("shared")
         shared = ends[open_graphs], entered[open_graphs]
+        if (np.diff(shared[0]) < 0).any():
+            raise Unclear
         return [
             passed(*edges, times, turns) for edges in (self._ended("copy", j + 1), self._ended("copy_grad", j), shared)
         ]
@@ -141,11 +145,8 @@ class DeviceTimes:
         """When a task's inputs and gradients come back, and the entry of what brings that about."""
         j = self._j
         issued, turns = self._tasks.reshape(-1), self._entries.reshape(-1)
-        if self._steps[0].used is not None:
-            ends, entries = (
-                np.concatenate([step.used[edge][self._rows("backward", j), j] for step in self._steps if step.used])
-                for edge in (0, 1)
-            )
+        if self._steps[0].used:
+            ends, entries = self._before("used")
             late = (ends < issued) | ((ends == issued) & (entries < turns))
             return np.where(late, issued, ends), np.where(late, turns, entries)
         edges = []
@@ -168,6 +169,11 @@ class DeviceTimes:
         # A backward pass that is issued later finds that out in its own turn.
         late = (ends < issued) | ((ends == issued) & (2 * starts < turns))
         return np.where(late, issued, ends), np.where(late, turns, 2 * starts)
+
+    def _before(self, what: str) -> Iterator[Integers]:
+        """Ends and entries of what was on a stream of each backward pass before it."""
+        rows = self._rows("backward", self._j), self._j
+        return (np.concatenate([getattr(step, what)[edge][rows] for step in self._steps]) for edge in (0, 1))
 
     def _with_forward(self, early: Flags) -> tuple[Integers, Integers]:
         """The same of forward passes, when inputs of some come back or have been passed on, and then of all tasks."""

@@ -50,8 +50,8 @@ class KnownOrder:
         steps: of each step the tasks by kind; ``portal KEY`` and ``portal_grad KEY`` for each skip.
         instants: of each step when the calling thread came to the loss, and when it was through with the update, each
             with its entry.
-        held: of each step what the computing streams of backward passes waited for, (operations, micro-batch,
-            partition).
+        held: of each step what was on the streams of each backward pass, (operations on that of computations,
+            operations on that of copies, micro-batch, partition).
         makespan: the end of everything.
         memory: of all devices, or None.
 
@@ -83,7 +83,7 @@ class KnownOrder:
             )
         self.steps: list[dict[str, list[Task]]] = []
         self.instants: list[list[tuple[int, int]]] = []
-        self.held: list[list[tuple[tuple[int, ...], int, int]]] = []
+        self.held: list[list[tuple[tuple[int, ...], tuple[int, ...], int, int]]] = []
         self._nodes = [self._node(i, j) for i in range(self._m) for j in range(self._n)]
         self._caller = self._call()
         self._collecting = _NOBODY
@@ -151,7 +151,8 @@ class KnownOrder:
                 memory.forward(node, again=kind == "recompute")
             self._check(j)
         if kind == "backward":
-            self.held[-1].append((agenda.streams[self._computing[j]], i, j))
+            streams = agenda.streams
+            self.held[-1].append((streams[self._computing[j]], streams[self._copying[i][j]], i, j))
         number = agenda.compute(self._computing[j], getattr(work, kind))
         self.steps[-1][kind].append((number, i, j))
 

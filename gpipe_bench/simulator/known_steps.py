@@ -118,12 +118,13 @@ def steps_of(known: KnownOrder, m: int, n: int) -> list[Step]:
     for tasks, held, (loss, update) in zip(known.steps, known.held, known.instants, strict=True):
         step = _step(tasks, columns, m, n)
         step.loss, step.update = loss[0], update
-        step.used = np.zeros((m + n - 1, n), dtype=np.int64), np.zeros((m + n - 1, n), dtype=np.int64)
-        where = [(m - 1 - i + n - 1 - j, j) for _, i, j in held]
-        rows, partitions = (np.array(axis) for axis in zip(*where, strict=True))
-        ended = [agenda.ended(numbers) for numbers, _, _ in held]
-        for table, column in zip(step.used, zip(*ended, strict=True), strict=True):
-            table[rows, partitions] = column
+        where = tuple(np.array([(m - 1 - i + n - 1 - j, j) for *_, i, j in held]).T)
+        of_streams = ([computing for computing, *_ in held], [copying for _, copying, *_ in held])
+        for of_stream, tables in zip(of_streams, (step.used, step.shared), strict=True):
+            ended = np.array([agenda.ended(numbers) for numbers in of_stream])
+            for edge in (0, 1):
+                tables.append(np.zeros((m + n - 1, n), dtype=np.int64))
+                tables[edge][where] = ended[:, edge]
         steps.append(step)
     return steps
 
