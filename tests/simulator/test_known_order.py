@@ -13,7 +13,7 @@ from gpipe_bench.simulator.events import LARGE, Settings, run, run_whole
 from gpipe_bench.simulator.known_steps import _by_states, is_known, run_known
 from gpipe_bench.simulator.simulation import device_uses, step_events
 from gpipe_bench.simulator.steady import run_large
-from gpipe_bench.simulator.workload import SkipWork
+from gpipe_bench.simulator.workload import Kernels, SkipWork
 from tests.simulator.support import SETTINGS, Plain, task, workload
 from tests.simulator.test_device_peaks import MACHINES, SIZES, workloads
 from tests.simulator.test_lives import heavy
@@ -63,6 +63,23 @@ def test_times_and_peaks_are_those_of_the_clock(work, machine, chosen):
 @settings(EXAMPLES, max_examples=40)
 @given(work=with_skips(80, fewest=1), machine=MACHINES, chosen=SETTINGS)
 def test_with_shared_copy_streams_too(work, machine, chosen):
+    assume(same(work, machine, chosen))
+
+
+@st.composite
+def unbalanced(draw):
+    """Partitions some of which take so long that the threads of others run ahead, or come to wait for them."""
+    work, slow = draw(with_skips(75)), draw(st.lists(st.sampled_from([1, 1, 30, 100]), min_size=5, max_size=5))
+    parts = []
+    for works, factor in zip(work.partitions, slow, strict=False):
+        longer = {size: Kernels(factor * one.backward.duration_ns, 3) for size, one in works.items()}
+        parts.append({size: replace(one, backward=longer[size]) for size, one in works.items()})
+    return replace(work, partitions=tuple(parts))
+
+
+@settings(EXAMPLES, max_examples=40)
+@given(work=unbalanced(), machine=MACHINES, chosen=SETTINGS)
+def test_with_host_threads_that_run_ahead(work, machine, chosen):
     assume(same(work, machine, chosen))
 
 
