@@ -5,6 +5,7 @@ order of a device's requests is known, and what had come back before each; what 
 :mod:`gpipe_bench.simulator.home_states`. Bytes in use are sums along the order:
 
     forward    i ascending     copy (i, j) comes, copy (i-1, j+1) goes, F(i,j), of its inputs go those it does not keep
+                               and does not pass on
     backward   i descending    gradient of (i, j+1) comes     among R(i,j), B(i,j), gradient of (i, j) goes, by time
 """
 
@@ -16,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.home_states import CopyStates, HomeStates, is_covered, not_kept
+from gpipe_bench.simulator.home_states import CopyStates, HomeStates, is_covered, not_kept, passed_on
 from gpipe_bench.simulator.passes import alike
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.pool_states import SEEN
 from gpipe_bench.simulator.tables import Integers, Tables
 from gpipe_bench.simulator.turns import Flags, Unclear
 from gpipe_bench.simulator.wavefront import Step
-from gpipe_bench.simulator.workload import Workload
+from gpipe_bench.simulator.workload import TaskWork, Workload
 
 __all__ = ["DevicePeaks"]
 
@@ -54,12 +55,15 @@ class DevicePeaks:
         self._passes: dict[HomeStates, Integers] = {}
         self._copies = CopyStates()
         self._slots = _Slots(self._m, len(steps))
-        self._check()
+        self.check(workload)
 
-    def _check(self) -> None:
+    @staticmethod
+    def check(workload: Workload) -> None:
         """Raise :class:`Unclear` unless tensors live as :mod:`gpipe_bench.simulator.home_states` has it."""
-        if not all(is_covered(work) for works in self._work.partitions for work in works.values()):
-            raise Unclear
+        for j, works in enumerate(workload.partitions):
+            inner = 0 < j < workload.n - 1
+            if not all(is_covered(work, inner=inner) for work in works.values()):
+                raise Unclear
 
     def of(self, j: int) -> tuple[int, int, int]:
         """Peaks of live, allocated and reserved bytes of partition j's device.
@@ -112,26 +116,30 @@ class DevicePeaks:
 
         Returns:
             Those that come with each copy and each gradient, (steps, 2, m, 2); of those that come with a copy, what
-            goes with the forward pass, (steps, m, 2); and what copy streams reserve.
+            goes with the forward pass and what goes when it has been passed on, (steps, 2, m, 2); and what copy streams
+            reserve.
         """
         copies, work, sizes = self._copies, self._work, self._sizes
-        arriving = {size: (one.input_bytes, not_kept(one)) for size, one in work.partitions[j].items()}
+        arriving = {size: (one.input_bytes, *_leaving_early(one)) for size, one in work.partitions[j].items()}
         coming = {size: one.input_bytes for size, one in work.partitions[j + 1].items()} if j + 1 < self._n else {}
         tasks = zip((arriving[size] for size in sizes), self._tables.checkpoints.tolist(), strict=True)
-        inputs = [(nbytes, () if again or not j else gone) for (nbytes, gone), again in tasks]
+        inputs = [(nbytes, *(((), ()) if again or not j else gone)) for (nbytes, *gone), again in tasks]
         arrive = [copies.number("arrive", *one) for one in inputs]
         leave = [copies.number("leave", coming.get(size, ())) for size in reversed(sizes)]
         numbers = np.array([arrive, leave])
-        early = np.array([bool(gone) for _, gone in inputs])
+        early = np.array([[bool(gone), bool(sent)] for _, gone, sent in inputs])
         counts = times.copies_back(early)
-        found, sent = np.zeros((2, len(self._steps), 2, self._m, 2), dtype=np.int64)
+        found, going = np.zeros((2, len(self._steps), 2, self._m, 2), dtype=np.int64)
         reserved = 0
         for place, counted in self._slots.of(counts, early, both=j > 0):
             codes = _coded(numbers[place[1], place[2]], [counted])
             rows, more = copies.run(codes)
-            found[place], sent[place] = rows[:, [0, 2]], rows[:, [4, 5]]
+            found[place], going[place] = rows[:, [0, 2]], rows[:, [4, 5]]
             reserved += more
-        return found, sent[:, 0], reserved
+        # Where there are inputs of both kinds, and so no others, these are the latter.
+        first, sent = early.T[:, None, :, None]
+        gone = np.where(first & sent, found[:, 0] - going[:, 0], np.where(first, going[:, 0], 0))
+        return found, np.stack([gone, np.where(sent, going[:, 0], 0)], axis=1), reserved
 
     def _sequence(
         self, rows: Integers, copies: tuple[NDArray[np.int64], NDArray[np.int64]], order: Integers
@@ -140,21 +148,22 @@ class DevicePeaks:
 
         Args:
             rows: of the passes, as :meth:`gpipe_bench.simulator.pool_states.Automaton.run` gives them.
-            copies: of a step, (2, m, 2) bytes that come with each copy and each gradient, and (m, 2) of those of
-                copies that go with the forward pass.
+            copies: of a step, (2, m, 2) bytes that come with each copy and each gradient, and (2, m, 2) of those of
+                copies that go with the forward pass, and that go when they have been passed on.
             order: places of the gradients among what the device's own thread does.
         """
-        m, again, (copied, gone) = self._m, self._again, copies
+        m, again, (copied, (gone, passed)) = self._m, self._again, copies
         used, grown, sent = rows[:, [0, 2]], rows[:, [1, 3]], rows[:, [4, 5]]
         forward, backward = np.zeros((2, 2, m, 3, 2), dtype=np.int64)
         forward[:, :, 0] = copied[0]
+        sent[:m] += passed
         forward[0, 1:, 1] = -sent[: m - 1]
         forward[:, :, 2] = used[:m] - gone, grown[:m]
         # The loss, which only the last device has, and the backward pass; its last passes of each task.
         begin = len(rows) - 1 - m - int(again.sum())
         last = begin - 1 + np.cumsum(1 + again)
         backward[:, again, 0] = used[last[again] - 1], grown[last[again] - 1]
-        backward[:, :, 1] = used[last] - (copied[0] - gone)[::-1] - copied[1], grown[last]
+        backward[:, :, 1] = used[last] - (copied[0] - gone - passed)[::-1] - copied[1], grown[last]
         backward[0, :, 2] = -sent[last]
         changes, growths = (
             np.concatenate(
@@ -197,7 +206,7 @@ class _Slots:
 
         Args:
             back: (steps, 2, m) how many groups had come back before each copy and each gradient.
-            early: (m,) which micro-batches have a group that comes back in the forward pass.
+            early: (m, 2) which micro-batches have groups that come back in the forward pass.
             both: whether there are copies, and not only gradients.
         """
         for places, counts in zip(self._places, self._counted(early), strict=True):
@@ -210,9 +219,23 @@ class _Slots:
         """For each copy stream, how many of the groups that came back first are its own."""
         key = early.tobytes()
         if key not in self._counts:
-            groups = np.tile(np.concatenate([self._slot[early], self._slot[::-1]]), self._steps)
+            first = np.repeat(self._slot, early.sum(axis=1))
+            groups = np.tile(np.concatenate([first, self._slot[::-1]]), self._steps)
             self._counts[key] = [np.concatenate([[0], np.cumsum(groups == slot)]) for slot in range(len(self._places))]
         return self._counts[key]
+
+
+def _leaving_early(work: TaskWork) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Places of the inputs that go with the forward pass of a task, and when they have been passed on.
+
+    Raises:
+        Unclear: there are both of them and others.
+    """
+    gone, passed = not_kept(work), passed_on(work)
+    both = tuple(place for place in gone if place not in passed), tuple(place for place in gone if place in passed)
+    if all(both) and len(gone) < len(work.input_bytes):
+        raise Unclear
+    return both
 
 
 def _coded(numbers: Integers, back: Sequence[Integers]) -> Integers:

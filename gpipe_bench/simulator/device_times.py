@@ -5,7 +5,7 @@ Arrays are (steps, m): micro-batches in ascending order in the forward pass, in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -58,7 +58,11 @@ class DeviceTimes:
         # What a graph held goes when the gradient for it has come.
         open_graphs = np.tile(~self._again, count) if j + 1 < n else _NOWHERE
         ends, entered = self._ended("copy_grad", j + 1)
+        if self._steps[0].shared and j + 1 < n:
+            ends, entered = self._before("shared")
         shared = ends[open_graphs], entered[open_graphs]
+        if (np.diff(shared[0]) < 0).any():
+            raise Unclear
         return [
             passed(*edges, times, turns) for edges in (self._ended("copy", j + 1), self._ended("copy_grad", j), shared)
         ]
@@ -70,9 +74,17 @@ class DeviceTimes:
         comes back in a turn that ties with a copy's may be missing; it belongs to another copy stream.
 
         Args:
-            early: (m,) which micro-batches have inputs that go with their forward pass: a group before all others.
+            early: (m, 2) which micro-batches have inputs that go with their forward pass, and which have some that go
+                when they have been passed on: groups before all others.
+
+        Raises:
+            Unclear: groups do not come back in order.
         """
         back = self._used() if early is None or not early.any() else self._with_forward(early)
+        ends, entered = back
+        late = (ends[1:] < ends[:-1]) | ((ends[1:] == ends[:-1]) & (entered[1:] < entered[:-1]))
+        if late.any():
+            raise Unclear
         found = np.zeros((len(self._steps), 2, self._m), dtype=np.int64)
         for way, (times, entries) in enumerate((self._copies(), self._turns("copy_grad", self._j + 1))):
             if times.size:
@@ -85,6 +97,8 @@ class DeviceTimes:
         Raises:
             Unclear: which of two comes first is not known.
         """
+        if self._steps[number].numbers:
+            return self._known_order(number)
         coming, turns = (both[number] if both.size else _NEVER for both in self._turns("copy_grad", self._j + 1))
         # The first device sends nothing.
         sends = self._turns("copy_grad", self._j) if self._j else (self._tasks, self._entries)
@@ -103,18 +117,39 @@ class DeviceTimes:
             place += later * np.where((what == 0) & ~self._again[task], 2, 1)
         return place
 
-    def _copies(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Times and entries of the copies into the partition."""
-        if not self._j:
+    def _known_order(self, number: int) -> Integers:
+        """The same where the order of turns is known."""
+        if self._j + 1 == self._n:
+            return _NEVER.copy()
+        numbers = self._steps[number].numbers
+        first, tasks, sends = (
+            numbers[kind][self._rows("backward", self._j), self._j] for kind in ("recompute", "backward", "copy_grad")
+        )
+        # Without a recomputation, and without anything to send, that turn is the one of the backward pass.
+        ways = np.where(self._again, first, tasks), tasks, sends if self._j else tasks
+        coming = numbers["copy_grad"][self._rows("copy_grad", self._j + 1), self._j + 1]
+        place: Integers = np.searchsorted(np.stack(ways, axis=1).reshape(-1), coming)
+        return place
+
+    def _copies(self, into: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Times and entries of the copies into the partition, or into another one."""
+        j = self._j if into is None else into
+        if not j:
             return _NEVER, _NEVER
-        times = self._column("issue", "copy", self._j)
+        times = self._column("issue", "copy", j)
         # The calling thread issues those of a cycle one after the other.
-        before = self._column("issue", "copy", self._j - 1, self._j) if self._j > 1 else times
+        before = self._column("issue", "copy", j - 1, j) if j > 1 else times
         return times, 2 * np.concatenate([before[:, :-1], times[:, -1:]], axis=1)
 
     def _used(self) -> tuple[Integers, Integers]:
         """When a task's inputs and gradients come back, and the entry of what brings that about."""
-        j, edges = self._j, []
+        j = self._j
+        issued, turns = self._tasks.reshape(-1), self._entries.reshape(-1)
+        if self._steps[0].used:
+            ends, entries = self._before("used")
+            late = (ends < issued) | ((ends == issued) & (entries < turns))
+            return np.where(late, issued, ends), np.where(late, turns, entries)
+        edges = []
         for edge in ("end", "start"):
             # What the compute stream got before: the recomputation, or the backward pass of the task before.
             if j + 1 < self._n:
@@ -132,16 +167,32 @@ class DeviceTimes:
             starts = np.where(ends > more_ends, starts, np.where(ends < more_ends, more_starts, last))
             ends = np.maximum(ends, more_ends)
         # A backward pass that is issued later finds that out in its own turn.
-        issued, turns = self._tasks.reshape(-1), self._entries.reshape(-1)
         late = (ends < issued) | ((ends == issued) & (2 * starts < turns))
         return np.where(late, issued, ends), np.where(late, turns, 2 * starts)
 
+    def _before(self, what: str) -> Iterator[Integers]:
+        """Ends and entries of what was on a stream of each backward pass before it."""
+        rows = self._rows("backward", self._j), self._j
+        return (np.concatenate([getattr(step, what)[edge][rows] for step in self._steps]) for edge in (0, 1))
+
     def _with_forward(self, early: Flags) -> tuple[Integers, Integers]:
-        """The same of some forward passes, in whose end their inputs come back, and then of all tasks, step by step."""
+        """The same of forward passes, when inputs of some come back or have been passed on, and then of all tasks."""
         first = self._column("end", "forward", self._j), 2 * self._column("start", "forward", self._j)
+        if early[:, 1].any():
+            times, turns = self._copies(self._j + 1)
+            later = (first[0] < times) | ((first[0] == times) & (first[1] < turns))
+            sent = np.where(later, times, first[0]), np.where(later, turns, first[1])
+        else:
+            sent = first
         ends, entries = (
-            np.concatenate([ahead[:, early], then.reshape(-1, self._m)], axis=1).reshape(-1)
-            for ahead, then in zip(first, self._used(), strict=True)
+            np.concatenate(
+                [
+                    np.stack(both, axis=2).reshape(-1, 2 * self._m)[:, early.reshape(-1)],
+                    then.reshape(-1, self._m),
+                ],
+                axis=1,
+            ).reshape(-1)
+            for *both, then in zip(first, sent, self._used(), strict=True)
         )
         return ends, entries
 
@@ -149,7 +200,10 @@ class DeviceTimes:
         """Ends and entries of the copies into partition j, or of the gradients out of it, in order."""
         if not 0 < j < self._n:
             return _NEVER, _NEVER
-        return self._column("end", kind, j).reshape(-1), 2 * self._column("start", kind, j).reshape(-1)
+        ends = self._column("end", kind, j).reshape(-1)
+        if (np.diff(ends) < 0).any():
+            raise Unclear
+        return ends, 2 * self._column("start", kind, j).reshape(-1)
 
     def _turns(self, kind: str, j: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Times and entries of a kind of turn in the backward pass; nothing where there is no such partition."""

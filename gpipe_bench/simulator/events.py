@@ -50,9 +50,12 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
     chosen = settings or Settings()
     if workload.m * workload.n >= LARGE and chosen.backward == "autograd":
         # It works with arrays, and NumPy takes longer to load than most simulations.
+        from gpipe_bench.simulator.known_steps import is_known, run_known
         from gpipe_bench.simulator.steady import run_large
 
         found = run_large(workload, machine, chosen, run_whole)
+        if found is None and is_known(workload, machine, chosen):
+            found = run_known(workload, machine, chosen)
         if found is not None:
             return found
     return run_whole(workload, machine, chosen)

@@ -15,7 +15,7 @@ from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
 __all__ = ["Busy", "Grid", "Timeline"]
 
 
-_FORWARD: Final = ("forward", "copy")
+_FORWARD: Final = ("forward", "copy", "portal")
 
 
 class Busy(NamedTuple):
@@ -40,13 +40,14 @@ class Grid:
     Args:
         workload: what ran.
         devices: device of each partition, all different.
-        steps: their times.
+        steps: their times; those of portals are called ``portal KEY`` and ``portal_grad KEY``, by their skip.
     """
 
     def __init__(self, workload: Workload, devices: Sequence[int], steps: Sequence[Step]) -> None:
         self._work = workload
         self._devices = tuple(devices)
         self._steps = tuple(steps)
+        self._skips = {skip.key: skip for skip in workload.skips}
 
     def ends_ns(self) -> tuple[int, ...]:
         """When the last task of each step had ended."""
@@ -73,13 +74,14 @@ class Grid:
         order = np.lexsort((issues, partitions, ends, starts))
         columns = (column[order].tolist() for column in (names, cycles, partitions, issues, starts, ends))
         for number, k, j, issue, start, end in zip(*columns, strict=True):
-            kind = kinds[number]
+            kind, _, skip = kinds[number].partition(" ")
             i = k - j if kind in _FORWARD else m - 1 - k + n - 1 - j
             lane = "copy" if kind in COPY_KINDS else "compute"
-            place = self._devices[j - 1 if kind == "copy" else j]
+            source = self._skips[skip].source if skip else j - 1
+            place = self._devices[source if kind in {"copy", "portal"} else j]
             issue_us, start_us, end_us = ((time - zero_ns) / 1e3 for time in (issue, start, end))
             yield TimelineEvent(
-                f"{device}:{place}", lane, kind, i, j, issue_us, start_us, end_us, self._bytes(kind, i, j)
+                f"{device}:{place}", lane, kind, i, j, issue_us, start_us, end_us, self._bytes(kind, i, j, skip)
             )
 
     def timeline(self, step: int, zero_ns: int) -> Timeline:
@@ -100,20 +102,27 @@ class Grid:
             # Computations of one device never overlap.
             lengths = {kind: int((of[kind][1] - of[kind][0]).sum()) for kind in COMPUTE_KINDS}
             tasks = [of[kind] for kind in COMPUTE_KINDS]
-            both = _union([*tasks, of["copy"], of["copy_grad"]])
+            copies = [span for kind, span in of.items() if kind not in COMPUTE_KINDS]
+            both = _union([*tasks, *copies])
+            back = [span for kind, span in of.items() if kind.startswith(("copy_grad", "portal_grad"))]
             onwards = [tuple(edge[:, j + 1] for edge in spans["copy"])] if j + 1 < self._work.n else []
+            for key, skip in self._skips.items():
+                if skip.source == j and f"portal {key}" in spans:
+                    onwards.append(tuple(edge[:, skip.target] for edge in spans[f"portal {key}"]))
             computed = sum(lengths.values())
             rows.append(
                 Busy(
                     lengths["forward"] + lengths["backward"],
                     lengths["recompute"],
                     both - computed,
-                    _union([*tasks, *onwards, of["copy_grad"]]),
+                    _union([*tasks, *onwards, *back]),
                 )
             )
         return rows
 
-    def _bytes(self, kind: str, i: int, j: int) -> int:
+    def _bytes(self, kind: str, i: int, j: int, skip: str) -> int:
+        if skip:
+            return self._skips[skip].bytes[self._work.microbatch_sizes[i]]
         work = self._work.task(i, j)
         if kind == "backward":
             return 0

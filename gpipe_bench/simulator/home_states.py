@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpipe_bench.simulator.allocator import Block, drop_all
@@ -15,7 +15,7 @@ from gpipe_bench.simulator.tally import Tally
 from gpipe_bench.simulator.ways import kept_names
 from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
 
-__all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates", "is_covered", "not_kept"]
+__all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates", "is_covered", "not_kept", "passed_on"]
 
 LEFT, RETURNED, SHARED = range(3)
 """Queues: outputs that were sent on, gradients that were sent back, outputs that a graph holds until it has run."""
@@ -43,10 +43,19 @@ class _Held(NamedTuple):
     state: bool = False
 
 
-def is_covered(work: TaskWork) -> bool:
-    """Whether memory is what this file says: a task passes nothing on, and gives nothing out twice."""
+def is_covered(work: TaskWork, *, inner: bool) -> bool:
+    """Whether memory is what this file says: a task gives nothing out twice, and passes on inputs at the most.
+
+    Args:
+        work: the task.
+        inner: whether it is neither of the first nor of the last partition; those pass nothing on.
+    """
+    names = work.leaving if inner else [name for name in work.leaving if name < NO_BLOCK]
+    if any(name < NO_BLOCK for name in work.returning) or (names and not inner):
+        return False
     return all(
-        min(names, default=0) > NO_BLOCK and len(set(names)) == len(names) for names in (work.leaving, work.returning)
+        len({name for name in of if name != NO_BLOCK}) == sum(name != NO_BLOCK for name in of)
+        for of in (work.leaving, work.returning)
     )
 
 
@@ -54,6 +63,11 @@ def not_kept(work: TaskWork) -> tuple[int, ...]:
     """Places of the inputs that the graph of a task does not keep: without a checkpoint they go when it has run."""
     kept = kept_names(work)
     return tuple(place for place in range(len(work.input_bytes)) if input_name(place) not in kept)
+
+
+def passed_on(work: TaskWork) -> tuple[int, ...]:
+    """Places of the inputs that a task gives out as they are."""
+    return tuple(place for place in range(len(work.input_bytes)) if input_name(place) in work.leaving)
 
 
 class HomeStates(Automaton):
@@ -88,9 +102,7 @@ class HomeStates(Automaton):
     def forward(self, held: _Held, size: int) -> tuple[Group, _Held]:
         """The first pass of a checkpoint."""
         work = self._works[size]
-        left = list(self._passes.plain(0, work).values())
-        if not work.leaving:
-            left = [self.new(nbytes) for nbytes in work.output_bytes]
+        left = self._given(work.leaving, work.output_bytes, self._passes.plain(0, work))
         return self._leave(held, left, left)
 
     def forward_task(self, held: _Held, size: int) -> tuple[Group, _Held]:
@@ -99,11 +111,18 @@ class HomeStates(Automaton):
         graph, shared = self._passes.open_graph(0, work)
         assert isinstance(graph, OpenGraph)  # noqa: S101 - a device without limit is never full
         held = held._replace(stack=self.push(self._one_of(graph.placed), held.stack))
-        if work.leaving:
-            own = [block for name, block in shared.items() if name not in graph.shared]
-            return self._leave(held, own, list(shared.values()))
-        left = [self.new(nbytes) for nbytes in work.output_bytes]
-        return self._leave(held, left, left)
+        left = self._given(work.leaving, work.output_bytes, shared)
+        kept = [id(block) for block in graph.shared.values()]
+        return self._leave(held, [block for block in left if id(block) not in kept], left)
+
+    def _given(self, names: Sequence[int], sizes: Sequence[int], found: Mapping[int, Block]) -> list[Block]:
+        """A block for each of some tensors but those that are passed on, which are on a copy stream."""
+        given = []
+        for place, nbytes in enumerate(sizes):
+            name = names[place] if names else NO_BLOCK
+            if name >= NO_BLOCK:
+                given.append(found[name] if name in found else self.new(nbytes))
+        return given
 
     def _leave(self, held: _Held, own: Sequence[Block], left: Sequence[Block]) -> tuple[Group, _Held]:
         """Blocks ``left`` are given out, of which nobody else holds those in ``own``."""
@@ -151,12 +170,11 @@ class HomeStates(Automaton):
         self._passes.lasting.gradients = {0: []} if before else {}
         self._passes.lasting.alone = {0} if before == 1 and is_open else set()
         lent = self._lent(work, held, is_open=is_open, last=last)
-        returned = list(self._passes.backward(0, work, graph, lent, is_open=is_open).values())
+        found = self._passes.backward(0, work, graph, lent, is_open=is_open)
         held = held._replace(graph=None)
         if not before:
             held = held._replace(gradients=self.intern(spots(self._passes.lasting.gradients[0])))
-        if not work.returning and not self._first:
-            returned = [self.new(nbytes) for nbytes in work.input_bytes]
+        returned = list(found.values()) if self._first else self._given(work.returning, work.input_bytes, found)
         drop_all(lent.values())
         if is_open and not self._last and not self.watch.passed:
             self.send(SHARED, self.allocator.take_deferred())
@@ -218,17 +236,21 @@ class CopyStates(Automaton):
         super().__init__(1)
         self.start = self.enter(((),), (None,))
 
-    def arrive(self, held: tuple[Any], sizes: Sequence[int], gone: Sequence[int]) -> tuple[Group, tuple[Any]]:
+    def arrive(
+        self, held: tuple[Any], sizes: Sequence[int], gone: Sequence[int], sent: Sequence[int]
+    ) -> tuple[Group, tuple[Any]]:
         """Inputs come, and are kept until their task's backward pass has run.
 
-        Those at the places ``gone`` are on their way as soon as its forward pass has run; nothing else comes here in
-        between.
+        Those at the places ``gone`` are on their way as soon as its forward pass has run, those at ``sent`` when they
+        have been passed on as well; nothing else comes here in between. Gives the latter, or else the former.
         """
         made = spots([self.new(nbytes) for nbytes in sizes])
-        going: Group = self.intern(tuple(made[place] for place in gone))
-        if going:
-            self.queues[0] += (going,)
-        kept = tuple(spot for place, spot in enumerate(made) if place not in gone)
+        going: Group = ()
+        for places in (gone, sent):
+            if places:
+                going = self.intern(tuple(made[place] for place in places))
+                self.queues[0] += (going,)
+        kept = tuple(spot for place, spot in enumerate(made) if place not in gone and place not in sent)
         return going, (self.push(kept, held[0]),)
 
     def leave(self, held: tuple[Any], sizes: Sequence[int]) -> tuple[Group, tuple[Any]]:

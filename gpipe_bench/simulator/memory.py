@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpipe_bench.simulator.allocator import Allocator, Block, drop_all
-from gpipe_bench.simulator.clock import Clock
+from gpipe_bench.simulator.allocator import Allocator, Block, Watch, drop_all
 from gpipe_bench.simulator.graph import Node
 from gpipe_bench.simulator.passes import Graph, Passes
 from gpipe_bench.simulator.places import Places
@@ -46,7 +45,7 @@ class Memory:
         self,
         workload: Workload,
         places: Places,
-        clock: Clock,
+        clock: Watch,
         *,
         capacity: int,
         riding: bool,

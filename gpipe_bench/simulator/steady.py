@@ -21,10 +21,10 @@ from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.tables import Tables
 from gpipe_bench.simulator.turns import Unclear
-from gpipe_bench.simulator.wavefront import Overtaken, Wavefront
+from gpipe_bench.simulator.wavefront import Overtaken, Step, Wavefront
 from gpipe_bench.simulator.workload import Machine, Workload
 
-__all__ = ["VERY_LARGE", "foreseeable", "run_large"]
+__all__ = ["VERY_LARGE", "foreseeable", "run_large", "run_of", "with_peaks"]
 
 _PEAKS: Final = ("peak_live_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 VERY_LARGE: Final = 2**17
@@ -77,24 +77,25 @@ def run_large(workload: Workload, machine: Machine, settings: Settings, whole: _
         if settings.memory and tables.plain() and machine.launch_ns > 0:
             with suppress(Unclear):
                 found = Wavefront(tables, machine, early=early, steps=settings.steps, turns=True)
-                return _with_peaks(workload, devices, DevicePeaks(workload, tables, found.steps), found, machine)
+                done = run_of(workload, devices, found.steps, found.makespan)
+                return with_peaks(done, devices, DevicePeaks(workload, tables, found.steps), machine)
         if settings.memory and workload.m * workload.n < VERY_LARGE:
             return None
-        done = _run(workload, devices, Wavefront(tables, machine, early=early, steps=settings.steps))
+        found = Wavefront(tables, machine, early=early, steps=settings.steps)
     except Overtaken:
         return None
+    done = run_of(workload, devices, found.steps, found.makespan)
     return _extrapolated(done, workload, machine, settings, whole) if settings.memory else done
 
 
-def _run(workload: Workload, devices: Sequence[int], found: Wavefront) -> Run:
-    grid = Grid(workload, devices, found.steps)
-    return Run(found.makespan, grid.ends_ns(), (), (), (), (), (), grid)
+def run_of(workload: Workload, devices: Sequence[int], steps: Sequence[Step], makespan: int) -> Run:
+    """A run of which the times are known, without memory."""
+    grid = Grid(workload, devices, steps)
+    return Run(makespan, grid.ends_ns(), (), (), (), (), (), grid)
 
 
-def _with_peaks(
-    workload: Workload, devices: Sequence[int], peaks: DevicePeaks, found: Wavefront, machine: Machine
-) -> Run | None:
-    """With the peaks of all devices; None if one has to give segments back.
+def with_peaks(done: Run, devices: Sequence[int], peaks: DevicePeaks, machine: Machine) -> Run | None:
+    """A run with the peaks of all devices; None if one has to give segments back.
 
     Raises:
         Unclear: which of two requests came first is not known.
@@ -106,7 +107,7 @@ def _with_peaks(
             return None
     live, allocated, reserved = zip(*(of.get(device, (0, 0, 0)) for device in range(max(devices) + 1)), strict=True)
     return replace(
-        _run(workload, devices, found),
+        done,
         peak_live_bytes=live,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,

@@ -55,6 +55,10 @@ class Step:
         loss: when the calling thread came to the loss.
         last: what the last compute stream ran before the backward pass.
         update: when it was through with the update, and its entry; see :mod:`gpipe_bench.simulator.turns`.
+        used: when what was on the stream of a backward pass before it had ended, and its entry; where copies of other
+            micro-batches may be among that, else empty.
+        shared: the same of its copy stream.
+        numbers: places of turns in the order of all, by kind, where that is known.
     """
 
     issue: dict[str, Integers] = field(default_factory=dict)
@@ -64,6 +68,9 @@ class Step:
     loss: int = 0
     last: Span = field(default_factory=lambda: Span(0, 0))
     update: tuple[int, int] = (0, 0)
+    used: list[Integers] = field(default_factory=list)
+    shared: list[Integers] = field(default_factory=list)
+    numbers: dict[str, Integers] = field(default_factory=dict)
 
     def note(self, kind: str, part: tuple[int, slice], issue: Integers, span: tuple[Integers, Integers]) -> None:
         """Enter the times of one cycle's tasks: ``part`` is the cycle and its partitions, ``span`` start and end."""

@@ -31,24 +31,34 @@ SIZES = st.sampled_from([1, 700, 40 * KIB, 1000 * KIB, 1200 * KIB, 3000 * KIB, 1
 
 
 @st.composite
-def passes(draw, inputs, outputs):
-    """A task whose graph keeps some blocks, and whose outputs and gradients may be blocks of it or not."""
+def passes(draw, inputs, outputs, inner=False):
+    """A task whose graph keeps some blocks, and whose outputs and gradients may be blocks of it or not.
+
+    An ``inner`` one may pass an input on, the first of the size of an output.
+    """
     blocks = draw(st.lists(SIZES, min_size=1, max_size=4))
     first = len(outputs) + len(inputs)
     leaving = tuple(range(len(outputs))) if draw(st.booleans()) else ()
     returning = tuple(range(len(outputs), first)) if draw(st.booleans()) else ()
+    if inner and leaving and draw(st.booleans()):
+        place = draw(st.sampled_from(leaving))
+        name = input_name(inputs.index(outputs[place])) if outputs[place] in inputs else -1
+        leaving = (*leaving[:place], name, *leaving[place + 1 :])
+    if returning and draw(st.booleans()):
+        returning = (-1, *returning[1:])
     own = [MemoryOp("alloc", first + place, nbytes) for place, nbytes in enumerate(blocks)]
-    out = [MemoryOp("alloc", block, outputs[block]) for block in leaving]
+    out = [MemoryOp("alloc", block, outputs[block]) for block in leaving if block >= 0]
     freed = [MemoryOp("free", op.block) for op in own]
     kept = draw(st.integers(0, len(own)))
     extra = [MemoryOp("alloc", 100, draw(SIZES)), MemoryOp("free", 100)]
     parameters = [
         MemoryOp("alloc", 200 + place, nbytes) for place, nbytes in enumerate(draw(st.lists(SIZES, max_size=2)))
     ]
-    back = [MemoryOp("alloc", block, inputs[block - len(outputs)]) for block in returning]
+    back = [MemoryOp("alloc", block, inputs[block - len(outputs)]) for block in returning if block >= 0]
     # All inputs, as a linear layer's, or some, as behind a cut before a ReLU.
     known = draw(st.just(range(len(inputs))) | st.lists(st.sampled_from(range(len(inputs))), unique=True))
-    kept_names = [*(leaving if draw(st.booleans()) else ()), *map(input_name, known)]
+    made = [block for block in leaving if block >= 0]
+    kept_names = [*(made if draw(st.booleans()) else ()), *map(input_name, known)]
     gone = [MemoryOp("free", block) for block in kept_names]
     if draw(st.booleans()):
         gone += [MemoryOp("free", gradient_name(place)) for place in range(len(outputs))]
@@ -73,9 +83,12 @@ def workloads(draw, most):
     works = []
     for j in range(n):
         inputs, outputs = (tuple(border) for border in ((borders[0],) * 2 if equal else borders[j : j + 2]))
+        inner = 0 < j < n - 1
         if not equal or not works:
             times = [draw(KERNELS) for _ in range(3)]
-            memory = {size: draw(passes(inputs, outputs)) for size in (1, 2)}
+        if not equal or j < 2 or not inner:
+            # Partitions between the first and the last are alike, or all are.
+            memory = {size: draw(passes(inputs, outputs, inner)) for size in (1, 2)}
         works.append(
             {
                 size: TaskWork(

@@ -1,0 +1,145 @@
+"""Runs whose order of issue is known, as arrays: the times of :class:`gpipe_bench.simulator.known_order.KnownOrder`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.simulator.collection import no_collection
+from gpipe_bench.simulator.device_peaks import DevicePeaks
+from gpipe_bench.simulator.known_operations import Disorder
+from gpipe_bench.simulator.known_order import Flushed, KnownOrder, Task
+from gpipe_bench.simulator.outcome import Run, Settings
+from gpipe_bench.simulator.places import POOL
+from gpipe_bench.simulator.steady import run_of, with_peaks
+from gpipe_bench.simulator.tables import Integers, Tables
+from gpipe_bench.simulator.turns import Turns, Unclear
+from gpipe_bench.simulator.wavefront import Step
+from gpipe_bench.simulator.workload import Machine, TaskWork, Workload
+
+__all__ = ["is_known", "run_known", "steps_of"]
+
+
+def is_known(workload: Workload, machine: Machine, settings: Settings) -> bool:
+    """Whether who issues what in which order is known beforehand.
+
+    With clock-cycles, Fork and Join, today's autograd, copy streams and a device per partition it is, if everything
+    takes time on host and device, and no copy stream's launch queue can be full.
+    """
+    parts, devices = settings.components, settings.devices or tuple(range(workload.n))
+    crossing = [skip for skip in workload.skips if skip.source != skip.target]
+    plain = parts.clock_cycle and parts.fork_join and parts.copy_streams and settings.streams
+    alone = len(set(devices)) == len(devices) == workload.n > 1 and settings.transfer == "direct"
+    usual = settings.flavour == "current" and settings.backward == "autograd" and not settings.left_out
+    if not (plain and alone and usual) or (crossing and not parts.portals) or machine.launch_ns <= 0:
+        return False
+    works = [work for works in workload.partitions for work in works.values()]
+    tasks = [kernels for work in works for kernels in (work.forward, work.recompute, work.backward)]
+    others = [workload.loss, *workload.optimizer]
+    if not all(one.duration_ns > 0 < one.launches for one in tasks) or not all(
+        (one.duration_ns > 0) == (one.launches > 0) for one in others
+    ):
+        return False
+    copies = {(devices[j - 1], devices[j], work.input_bytes) for j, work in _arriving(workload)}
+    copies |= {(devices[one.source], devices[one.target], (size,)) for one in crossing for size in one.bytes.values()}
+    for source, target, sizes in copies:
+        ways = (source, target), (target, source)
+        if any(sum(machine.copy_ns(*way, nbytes) for nbytes in sizes) <= 0 for way in ways):
+            return False
+    tensors = max(len(sizes) for _, _, sizes in copies) + len(crossing)
+    rounds = -(-workload.m // POOL)
+    return not machine.queue_depth or 2 * settings.steps * tensors * rounds <= machine.queue_depth
+
+
+def _arriving(workload: Workload) -> Iterator[tuple[int, TaskWork]]:
+    """Partitions into which something is copied, and their tasks."""
+    return ((j, work) for j in range(1, workload.n) for work in workload.partitions[j].values())
+
+
+def run_known(workload: Workload, machine: Machine, settings: Settings) -> Run | None:
+    """Run a workload; None where a device is full, so that its threads wait for it."""
+    devices = settings.devices or tuple(range(workload.n))
+    with no_collection():
+        if settings.memory and not settings.tally and not any(skip.source != skip.target for skip in workload.skips):
+            with suppress(Unclear):
+                return _by_states(workload, machine, settings, devices)
+        try:
+            known = _in_any_order(workload, machine, settings)
+        except (Flushed, OutOfMemory):
+            return None
+        done = run_of(workload, devices, steps_of(known, workload.m, workload.n), known.makespan)
+        memory = [] if known.memory is None else known.memory.devices
+        known.forget()
+    return replace(
+        done,
+        peak_live_bytes=tuple(device.peak_live for device in memory),
+        peak_allocated_bytes=tuple(device.peak_allocated for device in memory),
+        peak_reserved_bytes=tuple(device.peak_reserved for device in memory),
+        flushes=tuple(device.flushes for device in memory),
+    )
+
+
+def _by_states(workload: Workload, machine: Machine, settings: Settings, devices: Sequence[int]) -> Run | None:
+    """Memory apart from time: what passes do to free memory is looked up.
+
+    Raises:
+        Unclear: tensors live otherwise, or come back in another order.
+    """
+    DevicePeaks.check(workload)
+    tables = Tables(workload, machine, devices, settings.checkpoint)
+    if not tables.plain():
+        raise Unclear
+    known = _in_any_order(workload, machine, replace(settings, memory=False))
+    steps = steps_of(known, workload.m, workload.n)
+    done = run_of(workload, devices, steps, known.makespan)
+    known.forget()
+    return with_peaks(done, devices, DevicePeaks(workload, tables, steps), machine)
+
+
+def _in_any_order(workload: Workload, machine: Machine, settings: Settings) -> KnownOrder:
+    if not any(skip.source != skip.target for skip in workload.skips):
+        try:
+            return KnownOrder(workload, machine, settings)
+        except Disorder:
+            pass
+    # Portals hold up copies of the streams that they use, and those come in another order.
+    return KnownOrder(workload, machine, settings, in_order=False)
+
+
+def steps_of(known: KnownOrder, m: int, n: int) -> list[Step]:
+    """The times of each step as arrays, see :class:`gpipe_bench.simulator.wavefront.Step`."""
+    operations, agenda = known.agenda.operations, known.agenda
+    columns = [np.array(column) for column in (agenda.issues, operations.starts, operations.ends, agenda.entries)]
+    steps = []
+    for tasks, held, (loss, update) in zip(known.steps, known.held, known.instants, strict=True):
+        step = _step(tasks, columns, m, n)
+        step.loss, step.update = loss[0], update
+        where = tuple(np.array([(m - 1 - i + n - 1 - j, j) for *_, i, j in held]).T)
+        of_streams = ([computing for computing, *_ in held], [copying for _, copying, *_ in held])
+        for of_stream, tables in zip(of_streams, (step.used, step.shared), strict=True):
+            ended = np.array([agenda.ended(numbers) for numbers in of_stream])
+            for edge in (0, 1):
+                tables.append(np.zeros((m + n - 1, n), dtype=np.int64))
+                tables[edge][where] = ended[:, edge]
+        steps.append(step)
+    return steps
+
+
+def _step(tasks: dict[str, list[Task]], columns: Sequence[Integers], m: int, n: int) -> Step:
+    step, turns = Step(), Turns((m + n - 1, n))
+    for kind, rows in tasks.items():
+        numbers, i, j = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        forward = kind.partition(" ")[0] in {"forward", "copy", "portal"}
+        where = (i + j if forward else m - 1 - i + n - 1 - j), j
+        tables = step.issue, step.start, step.end, turns.entries
+        for table, column in zip(tables, columns, strict=True):
+            table[kind] = np.full((m + n - 1, n), -1, dtype=np.int64)
+            table[kind][where] = column[numbers]
+        step.numbers[kind] = np.full((m + n - 1, n), -1, dtype=np.int64)
+        step.numbers[kind][where] = numbers
+    step.turns = turns
+    return step
