@@ -21,9 +21,9 @@ from gpipe_bench.simulator.home_states import CopyStates, HomeStates, is_covered
 from gpipe_bench.simulator.passes import alike
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.pool_states import SEEN
+from gpipe_bench.simulator.step_times import Step
 from gpipe_bench.simulator.tables import Integers, Tables
 from gpipe_bench.simulator.turns import Flags, Unclear
-from gpipe_bench.simulator.wavefront import Step
 from gpipe_bench.simulator.workload import TaskWork, Workload
 
 __all__ = ["DevicePeaks"]

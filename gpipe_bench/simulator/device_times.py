@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpipe_bench.simulator.step_times import Step
 from gpipe_bench.simulator.tables import Integers
 from gpipe_bench.simulator.turns import Flags, Turns, Unclear, passed
-from gpipe_bench.simulator.wavefront import Step
 
 __all__ = ["DeviceTimes"]
 

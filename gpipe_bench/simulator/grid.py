@@ -7,8 +7,8 @@ from typing import Final, NamedTuple, overload
 
 import numpy as np
 
+from gpipe_bench.simulator.step_times import Step
 from gpipe_bench.simulator.tables import Integers
-from gpipe_bench.simulator.wavefront import Step
 from gpipe_bench.simulator.workload import Workload
 from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
 

@@ -16,9 +16,9 @@ from gpipe_bench.simulator.known_order import Flushed, KnownOrder, Task
 from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.steady import run_of, with_peaks
+from gpipe_bench.simulator.step_times import Step
 from gpipe_bench.simulator.tables import Integers, Tables
 from gpipe_bench.simulator.turns import Turns, Unclear
-from gpipe_bench.simulator.wavefront import Step
 from gpipe_bench.simulator.workload import Machine, TaskWork, Workload
 
 __all__ = ["is_known", "run_known", "steps_of"]

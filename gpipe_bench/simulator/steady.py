@@ -19,9 +19,10 @@ from gpipe_bench.simulator.device_peaks import DevicePeaks
 from gpipe_bench.simulator.grid import Grid
 from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import POOL
+from gpipe_bench.simulator.step_times import Step
 from gpipe_bench.simulator.tables import Tables
 from gpipe_bench.simulator.turns import Unclear
-from gpipe_bench.simulator.wavefront import Overtaken, Step, Wavefront
+from gpipe_bench.simulator.wavefront import Overtaken, Wavefront
 from gpipe_bench.simulator.workload import Machine, Workload
 
 __all__ = ["VERY_LARGE", "foreseeable", "run_large", "run_of", "with_peaks"]

@@ -15,67 +15,22 @@ of the next one that it issues there first. Where it does, there is no result an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.places import POOL
+from gpipe_bench.simulator.step_times import COMPUTATIONS, KINDS, Span, Step
 from gpipe_bench.simulator.tables import BACKWARD, FORWARD, RECOMPUTE, Integers, LaunchQueue, Tables
 from gpipe_bench.simulator.turns import Turns
 from gpipe_bench.simulator.workload import Machine
 
-__all__ = ["Overtaken", "Step", "Wavefront"]
-
-_COMPUTATIONS: Final = ("forward", "recompute", "backward")
-_KINDS: Final = (*_COMPUTATIONS, "copy", "copy_grad")
+__all__ = ["Overtaken", "Wavefront"]
 
 
 class Overtaken(Exception):  # noqa: N818 - not an error: another way has to be taken
     """A host thread ran so far ahead that the order of issue is not the one assumed."""
-
-
-class Span(NamedTuple):
-    """When an operation began, and when it ended."""
-
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class Step:
-    """The times of one step by kind, each (m+n-1, n): by cycle and partition; -1 where there is no such task.
-
-    Attributes:
-        issue: when a host thread issued it.
-        start: when it began.
-        end: when it ended.
-        turns: the turns of the host threads in the backward pass.
-        loss: when the calling thread came to the loss.
-        last: what the last compute stream ran before the backward pass.
-        update: when it was through with the update, and its entry; see :mod:`gpipe_bench.simulator.turns`.
-        used: when what was on the stream of a backward pass before it had ended, and its entry; where copies of other
-            micro-batches may be among that, else empty.
-        shared: the same of its copy stream.
-        numbers: places of turns in the order of all, by kind, where that is known.
-    """
-
-    issue: dict[str, Integers] = field(default_factory=dict)
-    start: dict[str, Integers] = field(default_factory=dict)
-    end: dict[str, Integers] = field(default_factory=dict)
-    turns: Turns | None = None
-    loss: int = 0
-    last: Span = field(default_factory=lambda: Span(0, 0))
-    update: tuple[int, int] = (0, 0)
-    used: list[Integers] = field(default_factory=list)
-    shared: list[Integers] = field(default_factory=list)
-    numbers: dict[str, Integers] = field(default_factory=dict)
-
-    def note(self, kind: str, part: tuple[int, slice], issue: Integers, span: tuple[Integers, Integers]) -> None:
-        """Enter the times of one cycle's tasks: ``part`` is the cycle and its partitions, ``span`` start and end."""
-        self.issue[kind][part] = issue
-        self.start[kind][part], self.end[kind][part] = span
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +93,7 @@ class Wavefront:
         m, n = self._tables.m, self._tables.n
         step = Step()
         for times in (step.issue, step.start, step.end):
-            times.update({kind: np.full((m + n - 1, n), -1, dtype=np.int64) for kind in _KINDS})
+            times.update({kind: np.full((m + n - 1, n), -1, dtype=np.int64) for kind in KINDS})
         if self._turns:
             step.turns = Turns((m + n - 1, n))
         self.steps.append(step)
@@ -276,11 +231,11 @@ class Wavefront:
             after, entries = self._queue.room(self._base + position, columns, host, after)
         if present is None or present.all():
             self._ends[wave.part] = end
-            self.steps[-1].note(_COMPUTATIONS[what], wave.where, host, (ready, end))
+            self.steps[-1].note(COMPUTATIONS[what], wave.where, host, (ready, end))
             return after, entries
         self._ends[wave.part] = np.where(present, end, self._ends[wave.part])
         noted = [np.where(present, times, -1) for times in (host, ready, end)]
-        self.steps[-1].note(_COMPUTATIONS[what], wave.where, noted[0], (noted[1], noted[2]))
+        self.steps[-1].note(COMPUTATIONS[what], wave.where, noted[0], (noted[1], noted[2]))
         return np.where(present, after, host), entries
 
     def _kernels(self, j: int, row: int, position: int, host: int) -> int:
