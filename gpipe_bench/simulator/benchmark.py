@@ -163,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(prog="python -m gpipe_bench.simulator.benchmark", description=__doc__)
     parser.add_argument("--out", type=Path, help="write the page here")
+    parser.add_argument("--machine", default=platform.machine(), help="what the page calls this machine")
     chosen = parser.parse_args(arguments)
     page = ""
 
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page += text
         print(text, end="", flush=True)
 
-    add(_HEAD.format(machine=f"{platform.machine()}, Python {platform.python_version()}"))
+    add(_HEAD.format(machine=f"{chosen.machine}, Python {platform.python_version()}"))
     for line in _targets():
         add(line)
     add(_TABLE.format(profile=_PROFILE.upper()))
