@@ -7,14 +7,19 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.autograd import apply, run_backward
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 
-__all__ = ["Edges", "Inlet", "receive"]
+__all__ = ["Edges", "Inlet", "edges_of", "receive"]
 
 Edges = list[GradientEdge | None]
+
+
+def edges_of(values: Sequence[Any]) -> Edges:
+    """Edges into the graph, one per value; None for what needs no gradient. The values themselves are not kept."""
+    return [get_gradient_edge(value) if isinstance(value, Tensor) and value.requires_grad else None for value in values]
 
 
 class Inlet:

@@ -32,6 +32,7 @@ from gpipe_bench.engine.granularity import Contest, Contests, kind_of, timed, un
 from gpipe_bench.engine.lanes import Circumstances
 from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes, one_graph
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.randomness import Batch, Randomness
 from gpipe_bench.engine.scheduled import BackwardPass, attach
@@ -206,6 +207,10 @@ class Pipeline(Layers):
         ambience = Ambience.capture(self.devices)
         forward, backward = self._contests_of(plan, microbatches, randomness) if indices else (None, None)
         inline = forward.inline() if forward is not None else self.workers == "never"
+        together = bool(indices) and self.workers != "never" and not (backward is not None and backward.inline())
+        in_turn = (
+            not together and self._observer is None and one_graph(plan, self._stages, self.transfer, self.training)
+        )
         self._hand_over(microbatches, entering=True)
         with ExitStack() as stack, timed(forward, inline=inline):
             stack.callback(randomness.end)
@@ -220,12 +225,13 @@ class Pipeline(Layers):
                 ranked=bool(indices) and not scheduled,
             )
             stack.enter_context(ranked_lanes(ranked=shared.ranked))
-            lanes = (ScheduledLanes if scheduled else AutogradLanes)(self._stages, self._layout, microbatches, shared)
+            kind = AutogradLanes if not scheduled else MicroBatchLanes if in_turn else ScheduledLanes
+            lanes = kind(self._stages, self._layout, microbatches, shared)
             run_forward(plan, lanes)
         # Lanes that drive a backward pass live until it is over; what they gave out need not.
         outputs, lanes.microbatches = lanes.microbatches, []
         self._hand_over(outputs, entering=False)
-        if not isinstance(lanes, ScheduledLanes):
+        if isinstance(lanes, AutogradLanes):
             return outputs
         workers = [stage.worker for stage in self._stages] if indices and self.workers != "never" else []
         driven = BackwardPass(plan, lanes, self._places(), workers, self._pool.lend, contest=backward)

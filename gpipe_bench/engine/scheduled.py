@@ -24,6 +24,7 @@ from gpipe_bench.engine.autograd import apply
 from gpipe_bench.engine.checkpoint import check_whole
 from gpipe_bench.engine.granularity import Contest, timed, undisturbed
 from gpipe_bench.engine.microbatch import MicroBatch, Values
+from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes
 from gpipe_bench.engine.phony import get_phony, new_leaf
 from gpipe_bench.engine.scheduled_lanes import ScheduledLanes
 from gpipe_bench.engine.skip.namespace import SkipKey
@@ -54,7 +55,7 @@ class BackwardPass:
     def __init__(
         self,
         plan: Plan[SkipKey],
-        lanes: ScheduledLanes,
+        lanes: ScheduledLanes | MicroBatchLanes,
         places: list[tuple[torch.device, Stream, Stream]],
         workers: list[int],
         lend: _Lend,
@@ -63,7 +64,7 @@ class BackwardPass:
     ) -> None:
         self.places = places
         self._plan = plan
-        self._lanes: ScheduledLanes | None = lanes
+        self._lanes: ScheduledLanes | MicroBatchLanes | None = lanes
         self._workers = workers
         self._lend: _Lend | None = lend
         self._contest = contest
@@ -87,7 +88,7 @@ class BackwardPass:
             wait_stream(computing, callers)
         count = len(grads) // self._plan.m
         for i in range(self._plan.m):
-            self._lanes.give(i, self._plan.n - 1, grads[i * count : (i + 1) * count])
+            self._lanes.take_grads(i, grads[i * count : (i + 1) * count])
 
     def run(self) -> None:
         """Run every task; afterwards the caller's streams come after all of them.
@@ -99,27 +100,34 @@ class BackwardPass:
         lanes, self._lanes, lend, self._lend = self._lanes, None, self._lend, None
         if lanes is None or lend is None:
             return
-        order = backward_order(self._plan)
         # The thread of a device, in a backward pass within a backward pass, is itself needed to run tasks.
         inline = not self._workers or isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001
         contest = None if inline or not undisturbed() else self._contest
-        inline = inline or (contest is not None and contest.inline())
-        with timed(contest, inline=inline):
-            errors = self._tasks(lanes, order) if inline else self._spread(lanes, order, lend)
-            # Compute streams of their own wait for the caller's before every batch and every backward pass, and these
-            # for those afterwards: so what passes between them needs no record_stream.
-            for device, computing, callers in self.places:
-                for stream in (callers, current_stream(device)):
-                    wait_stream(stream, computing)
-            if errors:
-                position = {task: number for number, task in enumerate(order)}
-                raise min(errors, key=lambda failure: position[failure[0]])[1]
+        if isinstance(lanes, MicroBatchLanes):
+            with timed(contest, inline=True):
+                lanes.run()
+        else:
+            inline = inline or (contest is not None and contest.inline())
+            with timed(contest, inline=inline):
+                self._run_tasks(lanes, None if inline else lend)
         self._input_grads = [grad for grads in lanes.input_grads for grad in grads]
 
     def input_grads(self) -> list[Tensor | None]:
         """Gradients of the inputs, micro-batch by micro-batch; they are kept no longer."""
         grads, self._input_grads = self._input_grads, []
         return grads
+
+    def _run_tasks(self, lanes: ScheduledLanes, lend: _Lend | None) -> None:
+        order = backward_order(self._plan)
+        errors = self._tasks(lanes, order) if lend is None else self._spread(lanes, order, lend)
+        # Compute streams of their own wait for the caller's before every batch and every backward pass, and these
+        # for those afterwards: so what passes between them needs no record_stream.
+        for device, computing, callers in self.places:
+            for stream in (callers, current_stream(device)):
+                wait_stream(stream, computing)
+        if errors:
+            position = {task: number for number, task in enumerate(order)}
+            raise min(errors, key=lambda failure: position[failure[0]])[1]
 
     def _spread(self, lanes: ScheduledLanes, order: list[_Task], lend: _Lend) -> list[_Failure]:
         errors = []

@@ -11,7 +11,7 @@ partitions on the CPU, for which autograd has one thread, run backward at the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
-from gpipe_bench.engine.autograd import run_backward
+from gpipe_bench.engine.autograd import Made, can_renumber, run_backward
 from gpipe_bench.engine.checkpoint import Slot
-from gpipe_bench.engine.inlet import Edges, Inlet, receive
+from gpipe_bench.engine.inlet import Edges, Inlet, edges_of, receive
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
 from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.observer import observed
@@ -143,11 +142,20 @@ class ScheduledLanes(BatchLanes):
                     # Nobody may write to a tensor of the caller's that needs a gradient: autograd forbids it too.
                     run = cell.task.keeping_inputs if j == 0 and cell.inlet is not None else cell.task
                     with draws.first_pass(again=False):
-                        outputs.extend(run(inputs))
-                cell.edges = _edges(outputs)
+                        outputs.extend(self._looked_at(j, inputs, run) if i == 0 else run(inputs))
+                cell.edges = edges_of(outputs)
                 given = _cut(outputs)
         cell.grads = [None] * len(given)
         return given
+
+    def _looked_at(self, j: int, inputs: Values, run: Callable[[Values], Values]) -> Values:
+        """Run a task, and see whether its graph is whole."""
+        whole, training = self._stages[j].whole, self._shared.randomness.training
+        if training in whole or not can_renumber():
+            return run(inputs)
+        made = Made(inputs, partial(run, inputs))
+        whole[training] = made.alone
+        return made.outputs
 
     def _phony(self, j: int) -> Tensor:
         """A leaf of partition j for the inlets of its tasks, which share a stream."""
@@ -170,7 +178,11 @@ class ScheduledLanes(BatchLanes):
 
     # --- backward ------------------------------------------------------------------------------------------------
 
-    def give(self, i: int, j: int, grads: Sequence[Tensor | None], first: int = 0) -> None:
+    def take_grads(self, i: int, grads: Sequence[Tensor | None]) -> None:
+        """Take the gradients of the outputs of micro-batch i."""
+        self._give(i, len(self._stages) - 1, grads)
+
+    def _give(self, i: int, j: int, grads: Sequence[Tensor | None], first: int = 0) -> None:
         """Take gradients of the flat outputs of (i, j), from the one with index ``first`` on."""
         self._cells[i, j].grads[first : first + len(grads)] = grads
 
@@ -197,7 +209,7 @@ class ScheduledLanes(BatchLanes):
                 if cell.slot.recomputed is None:
                     cell.slot.fill(cell.inputs)
                 outputs, cell.inputs = cell.slot.take() or ((), ())
-                cell.edges = _edges(outputs)
+                cell.edges = edges_of(outputs)
                 del outputs
             run = run_backward if cell.inlet is None else cell.inlet.run_backward
             with observed(self._shared.observer, self._task, i, j, "backward"):
@@ -218,12 +230,12 @@ class ScheduledLanes(BatchLanes):
         wait_stream(end.copying, end.computing)
         incoming = self._stages[j].incoming if self._shared.components.portals else []
         count = len(grads) - len(incoming)
-        self.give(i, j - 1, self._returned("copy", i, j - 1, j, grads[:count]))
+        self._give(i, j - 1, self._returned("copy", i, j - 1, j, grads[:count]))
         for skip, grad in zip(incoming, grads[count:], strict=True):
             source = self._layout.routes[skip][0]
             place = len(self._cells[i, source].grads) - len(self._stages[source].outgoing)
             place += self._stages[source].outgoing.index(skip)
-            self.give(i, source, self._returned("portal", i, source, j, [grad]), place)
+            self._give(i, source, self._returned("portal", i, source, j, [grad]), place)
         self.release(j - 1)
 
     def release(self, j: int) -> None:
@@ -253,9 +265,3 @@ def _flagged(moved: Sequence[Any], values: Sequence[Any]) -> Values:
 
 def _carries(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _edges(outputs: Sequence[Any]) -> Edges:
-    return [
-        get_gradient_edge(value) if isinstance(value, Tensor) and value.requires_grad else None for value in outputs
-    ]

@@ -40,6 +40,8 @@ class Stage:
         nests: whether a pipeline is among its layers.
         copying: a copy stream per micro-batch, made when first needed and kept.
         writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
+        whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
+            of others: then nobody comes to its graph but through the pipeline. Empty until a first pass has shown it.
     """
 
     j: int
@@ -53,6 +55,7 @@ class Stage:
     nests: bool
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
+    whole: dict[bool, bool] = field(default_factory=dict)
 
     def computing(self) -> Stream:
         """The compute stream for a batch that the calling thread is about to issue."""
