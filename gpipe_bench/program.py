@@ -119,10 +119,11 @@ class Plan(Generic[SkipT]):
 
     def checkpoints(self, i: int) -> bool:
         """Whether micro-batch i is checkpointed."""
-        return i < self._checkpointed
+        return i < self.checkpointed
 
     @cached_property
-    def _checkpointed(self) -> int:
+    def checkpointed(self) -> int:
+        """How many micro-batches are checkpointed: the first ones."""
         return checkpoint_stop(self.checkpoint, self.m) if self.backward else 0
 
 

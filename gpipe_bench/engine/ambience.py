@@ -14,6 +14,8 @@ import torch
 
 __all__ = ["Ambience"]
 
+_NOTHING = nullcontext()
+
 
 @dataclass(frozen=True, slots=True)
 class Ambience:
@@ -59,18 +61,18 @@ class Ambience:
             recomputing: a recomputation: with a graph, whatever the thread's mode.
         """
         grad = recomputing or (self.grad and not checkpointing)
+        casts = self.casts or torch._C._is_any_autocast_enabled()  # noqa: SLF001 - no public way
+        if not casts and torch.is_inference_mode_enabled() == self.inference:
+            return _GradMode(grad) if torch.is_grad_enabled() != grad else _NOTHING
         changes: list[AbstractContextManager[object]] = []
         if torch.is_inference_mode_enabled() != self.inference:
             changes.append(torch.inference_mode(self.inference))
         if torch.is_grad_enabled() != grad:
             changes.append(_GradMode(grad))
-        involved = self.casts or torch._C._is_any_autocast_enabled()  # noqa: SLF001 - no public way
-        for name, enabled, dtype in self.autocast if involved else ():
+        for name, enabled, dtype in self.autocast if casts else ():
             if enabled or torch.is_autocast_enabled(name):
                 cache = self.cache and not checkpointing
                 changes.append(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))
-        if len(changes) < 2:
-            return changes[0] if changes else nullcontext()
         return _all(changes)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
+from gpipe_bench.engine.ahead import Ahead
 from gpipe_bench.engine.autograd import MOST_NODES, Made, Numbers, can_renumber, set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
 from gpipe_bench.engine.dependency import fork, join
@@ -15,6 +16,7 @@ from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
 from gpipe_bench.engine.marks import run_marked
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
 from gpipe_bench.engine.observer import observed
+from gpipe_bench.engine.phony import new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
@@ -60,6 +62,12 @@ class AutogradLanes(BatchLanes):
         self._checkpointed = False
         alone = not shared.randomness.nested and self._on_one_cpu()
         self._spares = alone and shared.components.fork_join and can_renumber()
+        # checkpoints need neither lanes nor nodes that recompute, see gpipe_bench.engine.ahead
+        self._bare = self._spares and shared.checkpointed > 0 and (shared.ranked or len(stages) == 1)
+        self._edge = new_leaf(stages[0].device) if self._bare else None
+        self._ahead = None
+        if self._bare and shared.components.early_recompute:
+            self._ahead = Ahead(shared.checkpointed - 1, [self._sources(j) for j in range(len(stages))])
         # partitions that need no lanes, see _look
         self._ordered: set[int] = set()
 
@@ -105,8 +113,12 @@ class AutogradLanes(BatchLanes):
             # Nothing that the graph keeps may know the lanes, which keep the graph: Python does not see through it.
             name = partial(name_task, i, j, stage.device, self._computing[j])
             slot = self._slot(j, task, draws, name)
-            self._running[i, j] = _Running(task, flat, slot)
+            laned = self._laned(i)
+            if self._ahead is not None:
+                slot.early = self._ahead.early(i, j, node=laned)
+            self._running[i, j] = _Running(task, flat if laned else (), slot)
             self._checkpointed = True
+            phony = phony if phony is not None else self._edge
             job = partial(self._run_checkpointed, i, j, slot, flat, phony)
             if self._numbers is not None:
                 job = partial(self._numbers.count, stage.worker, job)
@@ -118,7 +130,8 @@ class AutogradLanes(BatchLanes):
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
             placed = self._spares and not self._checkpointed
-            if self._numbers is not None or (placed and (i == 0 or self._shared.ranked)):
+            unknown = self._shared.training not in stage.whole and can_renumber()
+            if self._numbers is not None or unknown or (placed and (i == 0 or self._shared.ranked)):
                 job = partial(self._look, i, j, placed, (*flat, phony), job)
         self._issue(i, j, job)
 
@@ -127,10 +140,10 @@ class AutogradLanes(BatchLanes):
         running = self._running[i, j]
         flat = self._result(i, j)
         self._exit(i, j, running.task, flat)
-        if running.slot is None:
-            del self._running[i, j]
-        elif self._shared.ranked:
+        if running.slot is not None and self._shared.ranked:
             set_rank(flat, self._collected)
+        if running.slot is None or not self._laned(i):
+            del self._running[i, j]
         self._collected += 1
 
     # --- leave ---------------------------------------------------------------------------------------------------
@@ -157,7 +170,7 @@ class AutogradLanes(BatchLanes):
     def fork(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.fork`."""
         stage = self._stages[j]
-        if j in self._ordered or (i, j) in self._lanes:
+        if j in self._ordered or (i, j) in self._lanes or not self._laned(i):
             return
         with use_stream(self._leaving(i, j)):
             flat, self._lanes[i, j] = fork(self._flat(i, stage.outgoing))
@@ -169,6 +182,15 @@ class AutogradLanes(BatchLanes):
         """The stream on which gradients of (i, j) arrive."""
         end = self._ends[j][i]
         return end.copying if j < len(self._stages) - 1 else end.computing
+
+    def _laned(self, i: int) -> bool:
+        """Whether the checkpoints of micro-batch i have lanes; some have before one without checkpoints."""
+        return not self._bare or i == self._shared.checkpointed - 1 < len(self.microbatches) - 1
+
+    def _sources(self, j: int) -> list[int]:
+        """The partitions whose outputs partition j takes."""
+        skips = self._stages[j].incoming if self._shared.components.portals else []
+        return sorted({*range(max(j - 1, 0), j), *(self._layout.routes[skip][0] for skip in skips)})
 
     def _on_one_cpu(self) -> bool:
         """Whether autograd has one thread for all partitions, with no nodes between them nor of pipelines in layers."""
@@ -184,6 +206,7 @@ class AutogradLanes(BatchLanes):
         tasks are of one size: the last micro-batch comes first, wherever it is.
         """
         made = Made(inputs, job)
+        self._stages[j].learn(made, self._shared.training)
         if not (placed and made.alone and len(differentiable(made.outputs)) == 1):
             self._ordered.discard(j)
         elif i == 0:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from gpipe_bench.engine.ahead import Early
 from gpipe_bench.engine.ambience import Ambience
 from gpipe_bench.engine.autograd import apply, apply_lane, pass_through, run_backward
 from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
@@ -48,6 +49,7 @@ class Slot:
         device: where it runs.
         stream: its compute stream.
         observer: told of recomputation and backward pass.
+        early: where no node recomputes the task ahead of its gradient, what does it instead.
         recomputed: (outputs with graph, inputs that collect gradients), from recomputation to backward pass.
     """
 
@@ -58,6 +60,7 @@ class Slot:
     device: torch.device
     stream: Stream
     observer: Observer | None
+    early: Early | None = None
     recomputed: Recomputed | None = field(default=None, init=False)
 
     def first_pass(self, values: Values) -> Values:
@@ -89,6 +92,8 @@ class Checkpoint(Function):
     @staticmethod
     def forward(ctx: Any, phony: Tensor, slot: Slot, *values: Any) -> tuple[Any, ...]:
         ctx.slot = slot
+        if slot.early is not None:
+            slot.early.made(ctx, _fill)
         _save(ctx, values)
         return pass_through(ctx, slot.first_pass(values))
 
@@ -96,14 +101,17 @@ class Checkpoint(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         slot: Slot = ctx.slot
         with use_stream(slot.stream):
-            if slot.recomputed is None:
-                slot.fill(_saved(ctx))
+            if slot.early is not None:
+                slot.early.catch_up()
+            _fill(ctx)
             outputs, leaves = slot.take() or ((), ())
             with observed(slot.observer, slot.task, "backward"):
                 run_backward(
                     [output if isinstance(output, Tensor) and output.requires_grad else None for output in outputs],
                     grads,
                 )
+        if slot.early is not None:
+            slot.early.finished()
         return (None, None, *[leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves])
 
 
@@ -123,6 +131,8 @@ class Recompute(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         slot: Slot = ctx.slot
         with use_stream(slot.stream):
+            if slot.early is not None:
+                slot.early.catch_up(outranking=True)
             slot.fill(_saved(ctx))
         return (None, None, *grads)
 
@@ -226,6 +236,12 @@ def _save(ctx: Any, values: Values) -> None:
 def _saved(ctx: Any) -> Values:
     tensors = iter(ctx.saved_tensors)
     return tuple([next(tensors) if rest is None else rest[0] for rest in ctx.rest])
+
+
+def _fill(ctx: Any) -> None:
+    """Recompute the task of a checkpoint, unless that has been done."""
+    if ctx.slot.recomputed is None:
+        ctx.slot.fill(_saved(ctx))
 
 
 def _leaf(value: Any) -> Any:

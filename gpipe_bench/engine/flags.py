@@ -8,9 +8,7 @@ __all__ = ["is_checkpointing", "is_recomputing", "set_flags"]
 
 
 class _Flags(threading.local):
-    def __init__(self) -> None:
-        self.checkpointing = False
-        self.recomputing = False
+    now = (False, False)
 
 
 _flags = _Flags()
@@ -21,12 +19,12 @@ def is_checkpointing() -> bool:
 
     In a recomputation this is False and :func:`is_recomputing` True; outside a checkpoint both are False.
     """
-    return _flags.checkpointing
+    return _flags.now[0]
 
 
 def is_recomputing() -> bool:
     """Whether the calling layer runs in a recomputation: what must happen once per batch has happened already."""
-    return _flags.recomputing
+    return _flags.now[1]
 
 
 class set_flags:  # noqa: N801 - reads as a statement: `with set_flags(recomputing=True):`
@@ -39,9 +37,8 @@ class set_flags:  # noqa: N801 - reads as a statement: `with set_flags(recomputi
 
     def __enter__(self) -> None:
         """Remember the flags, and change them."""
-        self._previous = _flags.checkpointing, _flags.recomputing
-        _flags.checkpointing, _flags.recomputing = self._flags
+        self._previous, _flags.now = _flags.now, self._flags
 
     def __exit__(self, *_: object) -> None:
         """Put them back."""
-        _flags.checkpointing, _flags.recomputing = self._previous
+        _flags.now = self._previous

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,17 +41,15 @@ from gpipe_bench.engine.skip.layout import SkipLayout, inspect_skip_layout, veri
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.stage import Stage, place
 from gpipe_bench.engine.streams import Stream, current_stream, record_stream, wait_stream
+from gpipe_bench.engine.unmovable import Device, Unmovable
 from gpipe_bench.engine.weights import uncached_weights
 from gpipe_bench.engine.worker import WorkerPool, working
-from gpipe_bench.errors import PlacementError
 from gpipe_bench.program import Plan, run_forward
 
 __all__ = ["Device", "Pipeline"]
 
-Device = torch.device | str | int
 
-
-class Pipeline(Layers):
+class Pipeline(Layers, Unmovable):
     """Partitions of an nn.Sequential in place.
 
     Args:
@@ -175,13 +173,19 @@ class Pipeline(Layers):
         with self._lock:
             plan = self._plan(len(microbatches))
             shared = plan.m > 1 and plan.n > 1
-            anew = plan.checkpoints(0) or (plan.backward and self.backward_mode == "scheduled")
+            scheduled = self._schedules(plan)
+            anew = plan.checkpoints(0) or scheduled
             with deferring(self._deferred), uncached_weights(shared=shared, anew=anew):
                 results = self._run(plan, microbatches)
         output = gather(results)
-        guarded = plan.checkpoints(0) and self.backward_mode == "autograd"
+        guarded = plan.checkpoints(0) and not scheduled
         values = guard(output.values, self._own_streams()) if guarded else output.values
         return MicroBatch(values, output.structure).unwrap()
+
+    def _schedules(self, plan: Plan[SkipKey]) -> bool:
+        """Whether workers are to drive a backward pass; one partition on the CPU has autograd's order anyway."""
+        alone = plan.n == 1 and self.devices[0].type == "cpu" and not plan.checkpointed
+        return self.backward_mode == "scheduled" and plan.backward and not alone
 
     def _own_streams(self) -> list[tuple[Stream, Stream]]:
         """Compute streams that partitions have of their own, each with the caller's on the same device."""
@@ -203,7 +207,7 @@ class Pipeline(Layers):
         indices = sorted({stage.worker for stage in self._stages}) if plan.components.clock_cycle and plan.n > 1 else []
         concurrent = plan.m > 1 and len(indices) > 1
         randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
-        scheduled = self.backward_mode == "scheduled" and plan.backward
+        scheduled = self._schedules(plan)
         ambience = Ambience.capture(self.devices)
         forward, backward = self._contests_of(plan, microbatches, randomness) if indices else (None, None)
         inline = forward.inline() if forward is not None else self.workers == "never"
@@ -221,7 +225,9 @@ class Pipeline(Layers):
                 ambience=ambience,
                 randomness=randomness,
                 observer=self._observer,
+                training=self.training,
                 workers=stack.enter_context(lend(indices)) if indices and not inline else None,
+                checkpointed=plan.checkpointed,
                 ranked=bool(indices) and not scheduled,
             )
             stack.enter_context(ranked_lanes(ranked=shared.ranked))
@@ -280,27 +286,3 @@ class Pipeline(Layers):
             yield
         finally:
             self.__dict__["_observer"] = previous
-
-    def cuda(self, device: Device | None = None) -> NoReturn:
-        """Refused: see :meth:`to`."""
-        raise PlacementError(_refusal(f"cuda({'' if device is None else device})"))
-
-    def cpu(self) -> NoReturn:
-        """Refused: see :meth:`to`."""
-        raise PlacementError(_refusal("cpu()"))
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Change the dtype, as ``nn.Module.to``; a change of device is refused.
-
-        Raises:
-            TypeError: a device was given.
-        """
-        for value in (*args, kwargs.get("device"), kwargs.get("tensor")):
-            if isinstance(value, (str, int, torch.device, torch.Tensor)) and not isinstance(value, bool):
-                raise PlacementError(_refusal(f"to({value if not isinstance(value, torch.Tensor) else value.device})"))
-        super().to(*args, **kwargs)
-        return self
-
-
-def _refusal(call: str) -> str:
-    return f"a pipeline must stay on the devices it was made for, got {call}; make a new one on other devices"

@@ -31,6 +31,7 @@ from gpipe_bench.errors import RandomnessError
 
 __all__ = ["Draws", "Randomness"]
 
+_NOTHING = nullcontext()
 _UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
 
 # Held by a recomputation that draws from the CPU's default generator, of which all backward threads have but one.
@@ -140,11 +141,13 @@ class Draws:
 
     def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
         """For the first pass; ``again`` says whether a recomputation will follow."""
+        if self.way == _NONE and (not again or self._device.type == "cpu"):
+            return _NOTHING
         own = self.way in (_UNKNOWN, _OWN)
         saved = again and (self.way == _SAVED or self._device.type != "cpu")
         if own and saved:
             return _both(_Saved(self), self._own())
-        return self._own() if own else _Saved(self) if saved else nullcontext()
+        return self._own() if own else _Saved(self) if saved else _NOTHING
 
     def replay(self) -> AbstractContextManager[object]:
         """For the recomputation: the same numbers once more."""
@@ -152,7 +155,7 @@ class Draws:
             return _both(self._restored(), self._own()) if self.states else self._own()
         if self.way == _NONE and self.batch.suspect:
             return _both(self._restored(), self._watched())
-        return self._restored() if self.states else nullcontext()
+        return self._restored() if self.states else _NOTHING
 
     def _redirect(self) -> Redirect:
         keep = None if self._device.type == "cpu" else self._device.type

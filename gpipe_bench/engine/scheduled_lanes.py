@@ -11,7 +11,7 @@ partitions on the CPU, for which autograd has one thread, run backward at the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.autograd import Made, can_renumber, run_backward
+from gpipe_bench.engine.autograd import run_backward
 from gpipe_bench.engine.checkpoint import Slot
 from gpipe_bench.engine.inlet import Edges, Inlet, edges_of, receive
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
@@ -30,7 +30,7 @@ from gpipe_bench.engine.phony import new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.stage import PartitionTask, Stage
+from gpipe_bench.engine.stage import PartitionTask, Stage, looked_at
 from gpipe_bench.engine.streams import use_stream, wait_stream
 from gpipe_bench.engine.transfer import move, move_back
 
@@ -142,20 +142,11 @@ class ScheduledLanes(BatchLanes):
                     # Nobody may write to a tensor of the caller's that needs a gradient: autograd forbids it too.
                     run = cell.task.keeping_inputs if j == 0 and cell.inlet is not None else cell.task
                     with draws.first_pass(again=False):
-                        outputs.extend(self._looked_at(j, inputs, run) if i == 0 else run(inputs))
+                        outputs.extend(looked_at(self._stages[j], shared.training, inputs, partial(run, inputs)))
                 cell.edges = edges_of(outputs)
                 given = _cut(outputs)
         cell.grads = [None] * len(given)
         return given
-
-    def _looked_at(self, j: int, inputs: Values, run: Callable[[Values], Values]) -> Values:
-        """Run a task, and see whether its graph is whole."""
-        whole, training = self._stages[j].whole, self._shared.randomness.training
-        if training in whole or not can_renumber():
-            return run(inputs)
-        made = Made(inputs, partial(run, inputs))
-        whole[training] = made.alone
-        return made.outputs
 
     def _phony(self, j: int) -> Tensor:
         """A leaf of partition j for the inlets of its tasks, which share a stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.components import Components
+from gpipe_bench.engine.autograd import Made, can_renumber
 from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.sequential import run_layers
@@ -20,7 +21,7 @@ from gpipe_bench.engine.skip.tracker import LocalTracker, use_tracker
 from gpipe_bench.engine.streams import Stream, current_stream, has_streams, new_stream
 from gpipe_bench.engine.transfer import Endpoint
 
-__all__ = ["PartitionTask", "Stage", "place"]
+__all__ = ["PartitionTask", "Stage", "looked_at", "place"]
 
 
 @dataclass(slots=True)
@@ -61,6 +62,11 @@ class Stage:
         """The compute stream for a batch that the calling thread is about to issue."""
         return self.own_stream if self.own_stream is not None else current_stream(self.device)
 
+    def learn(self, made: Made, training: bool) -> None:
+        """Note whether the graph of a task is whole, unless it is known; a task without a graph tells nothing."""
+        if made.count:
+            self.whole.setdefault(training, made.alone)
+
     def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
         if not (copy_streams and has_streams(self.device)):
@@ -68,6 +74,15 @@ class Stage:
         while len(self.copying) < m:
             self.copying.append(new_stream(self.device, copying=True))
         return [Endpoint(self.device, copying, computing) for copying in self.copying[:m]]
+
+
+def looked_at(stage: Stage, training: bool, inputs: Values, job: Callable[[], Values]) -> Values:
+    """Run a task with a graph, and learn whether this is whole, unless that is known."""
+    if training in stage.whole or not can_renumber():
+        return job()
+    made = Made(inputs, job)
+    stage.learn(made, training)
+    return made.outputs
 
 
 class PartitionTask:

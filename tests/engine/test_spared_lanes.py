@@ -104,12 +104,29 @@ def test_a_partition_that_is_no_longer_alone_has_lanes_from_there_on(workers):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_copies_and_checkpoints_keep_the_lanes(workers):
+def test_copies_keep_the_lanes(workers):
     copied = lanes(chain(Mix(), Mix(), transfer="host", workers=workers))
     assert copied == {"Fork": 2 * (M - 1), "Join": M - 1}
-    assert lanes(chain(Mix(), Mix(), checkpoint="always", workers=workers)) == {"Recompute": 2 * M}
-    late = Components(early_recompute=False)
-    assert lanes(chain(Mix(), Mix(), checkpoint="always", components=late)) == {"Fork": 2 * (M - 1)}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("early", [True, False])
+def test_checkpoints_need_neither_lanes_nor_nodes_that_recompute(early, workers):
+    components = Components(early_recompute=early)
+    assert lanes(chain(Mix(), Mix(), checkpoint="always", components=components, workers=workers)) == {}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("early", "fork"), [(True, "Recompute"), (False, "Fork")])
+def test_the_last_checkpoint_before_a_task_without_has_them(early, fork, workers):
+    components = Components(early_recompute=early)
+    found = lanes(chain(Mix(), Mix(), checkpoint="except_last", components=components, workers=workers))
+    assert found == {fork: 2, "Join": 2}
+
+
+@pytest.mark.parametrize("options", [{"transfer": "host"}, {"components": Components(clock_cycle=False)}])
+def test_checkpoints_have_them_where_numbers_would_not_do(options):
+    assert lanes(chain(Mix(), Mix(), checkpoint="always", **options)) == {"Recompute": 2 * M}
 
 
 @pytest.mark.parametrize("workers", WORKERS)
