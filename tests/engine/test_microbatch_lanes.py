@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def chain(*layers: nn.Module, **options):
 
 
 @pytest.fixture
-def used():
+def used(monkeypatch):
     """How many batches went through these lanes."""
     count = Counter()
 
@@ -38,8 +37,8 @@ def used():
             count["batches"] += 1
             super().__init__(*args)
 
-    with patch.object(pipeline, "MicroBatchLanes", Counted):
-        yield lambda: count["batches"]
+    monkeypatch.setattr(pipeline, "MicroBatchLanes", Counted)
+    return lambda: count["batches"]
 
 
 def last_step(pipe):

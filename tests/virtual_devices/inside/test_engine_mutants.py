@@ -88,7 +88,7 @@ def test_mutants_are_all_waits_and_records_of_the_engine():
         "pipeline.Pipeline._hand_over",
         "checkpoint.Guard.backward",
         "transfer.Copy.backward",
-        "scheduled.BackwardPass.run",
+        "scheduled.BackwardPass._run_tasks",
         "scheduled.BackwardPass.take",
         "scheduled_lanes.ScheduledLanes.await_compute",
         "scheduled_lanes.ScheduledLanes.await_copy",
