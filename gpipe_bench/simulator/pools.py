@@ -19,6 +19,7 @@ from typing import Final
 __all__ = [
     "ADDRESS",
     "MIB",
+    "MIN_BLOCK",
     "SHIFT",
     "SMALL",
     "Choice",
@@ -189,8 +190,8 @@ class Pool:
 
     def replay(
         self, requests: Iterable[Request], blocks: dict[int, int], grow: Grow, shrinking: Shrinking | None = None
-    ) -> tuple[list[int], list[int]]:
-        """Many :meth:`take` and :meth:`give` in a row, without a call for each.
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Many :meth:`take` and :meth:`give` in a row, without a call for each: it is what a simulation does most.
 
         Args:
             requests: what to take and to give.
@@ -199,24 +200,25 @@ class Pool:
             shrinking: an interval to be watched.
 
         Returns:
-            By how much the bytes in use change with each take and give, and what each take chose.
+            What each take chose; and for those that got more than they asked for, their number and the bytes too many.
         """
         self._own()
         free, starts, ends, keep = self._free, self._starts, self._ends, self.keep << SHIFT
-        changes, chosen = list[int](), list[int]()
+        chosen, larger = list[int](), list[tuple[int, int]]()
         for block, wanted in requests:
             if not wanted:
                 interval = blocks.pop(block)
-                address, size = interval & ADDRESS, interval >> SHIFT
-                changes.append(-size)
-                end = address + size
+                address = interval & ADDRESS
+                end = address + (interval >> SHIFT)
                 after, before = starts.pop(end, 0), ends.pop(address, 0)
                 if after:
                     del free[bisect_left(free, after)]
-                    interval, end = interval + after - end, end + (after >> SHIFT)
+                    interval += after - end
+                    end += after >> SHIFT
                 if before:
                     del free[bisect_left(free, before)]
-                    interval, address = interval + before - address, before & ADDRESS
+                    interval += before - address
+                    address = before & ADDRESS
                 insort(free, interval)
                 starts[address] = ends[end] = interval
                 continue
@@ -225,28 +227,27 @@ class Pool:
             if place == len(free):
                 place = self._added(*grow(least >> SHIFT), least)
             interval = free[place]
-            chosen.append(interval)
             if shrinking is not None and shrinking.end in ends:
                 shrinking.chosen(ends[shrinking.end] >> SHIFT, least >> SHIFT, interval, self.keep)
             left = interval - least
-            size = (least if left >= keep else interval) >> SHIFT
-            changes.append(size)
+            if ADDRESS < left < keep:
+                larger.append((len(chosen), left >> SHIFT))
+            chosen.append(interval)
             if wanted < 0:
-                changes.append(-size)
                 continue
+            del free[place]
             address = interval & ADDRESS
-            end = address + (interval >> SHIFT)
             del starts[address]
             if left < keep:
-                del free[place], ends[end]
+                del ends[address + (interval >> SHIFT)]
                 blocks[block] = interval
                 continue
-            left += size
-            del free[place]
-            insort(free, left, 0, place)
-            starts[address + size] = ends[end] = left
             blocks[block] = least | address
-        return changes, chosen
+            size = least >> SHIFT
+            left += size
+            insort(free, left, 0, place)
+            starts[address + size] = ends[address + (interval >> SHIFT)] = left
+        return chosen, larger
 
     def _added(self, address: int, length: int, wanted: int) -> int:
         """Add a new segment; gives the place of what is then taken from."""

@@ -147,7 +147,7 @@ class Program:
         self.live, self.live_peak = live[-1] + sum(lent.values()), max(live)
         self.left, self.outstanding = rows.alive, tuple(name for name in rows.outstanding if name not in lent)
         self._let_go = [(name, rounded(lent[name]) if name in lent else 0) for name in rows.outstanding]
-        self._rows = [Row(requests) for requests in rows.requests]
+        self._rows = [Row(requests, small=not index) for index, requests in enumerate(rows.requests)]
         self._asks = any(rows.requests)
         order = rows.order()
         # Of what is in the order of both rows and the outstanding blocks, one after the other, to that of the program.

@@ -8,13 +8,14 @@ layers, and so a row its parts: those that differ in the names of their blocks o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Final
 
 from gpipe_bench.simulator.allocator import Allocator
 from gpipe_bench.simulator.footprints import Footprint, Footprints
 from gpipe_bench.simulator.pools import SHIFT, Pool, Request, State
+from gpipe_bench.simulator.transients import Demands, keeps_nothing
 
 __all__ = ["Done", "Full", "Row", "cut"]
 
@@ -47,11 +48,12 @@ class Row:
 
     Args:
         requests: in order.
+        small: whether they are made to a pool of small blocks.
     """
 
     __slots__ = ("_changes", "_known", "_parts")
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[Request], *, small: bool = False) -> None:
         # With the names of its blocks, which the part calls by their numbers; none: by their names.
         self._parts: list[tuple[_Part, list[int]]] = []
         parts = cut(requests)
@@ -60,9 +62,9 @@ class Row:
             names = list(dict.fromkeys(block for block, _ in part))
             numbers = {name: number for number, name in enumerate(names)}
             numbered = tuple((numbers[block], wanted) for block, wanted in part)
-            self._parts.append((known.setdefault(numbered, _Part(numbered)), names))
+            self._parts.append((known.setdefault(numbered, _Part(numbered, small=small)), names))
         if not self._parts:
-            self._parts.append((_Part(requests), []))
+            self._parts.append((_Part(requests, small=small), []))
         # By what was found free, and where the blocks were that were in use.
         self._known: dict[object, Done] = {}
         # By the ids of those of the parts, which keep them.
@@ -101,35 +103,62 @@ class Row:
 
 
 class _Part:
-    """Requests that are remembered together."""
+    """Requests that are remembered together.
 
-    __slots__ = ("_blocks", "_changes", "_footprints", "_known", "_taken", "_wanted")
+    Args:
+        requests: in order.
+        small: whether they are made to a pool of small blocks, which gives nobody more than what is asked for.
+    """
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    __slots__ = ("_blocks", "_changes", "_demands", "_footprints", "_known", "_placed", "_takes", "_wanted")
+
+    def __init__(self, requests: Sequence[Request], *, small: bool) -> None:
         # In columns, which are read faster than as many pairs.
         self._blocks = [block for block, _ in requests]
         self._wanted = [wanted for _, wanted in requests]
-        self._taken = [abs(wanted) >> SHIFT for wanted in self._wanted if wanted]
+        self._takes = _Takes(requests)
+        self._demands = Demands(requests) if small and keeps_nothing(requests) else None
+        # By what was found free; where blocks were in use before, by them and their intervals too.
         self._known: dict[State, Done] = {}
+        self._placed: dict[tuple[State, tuple[int, ...], tuple[int, ...]], Done] = {}
         self._footprints = Footprints()
         self._changes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def run(self, allocator: Allocator, pool: Pool, incoming: Done | None) -> Done:
         """Make the requests, or do what they are known to do."""
-        if incoming is not None:
-            return self._replay(allocator, pool, incoming)
         before = pool.save()
+        if incoming is not None:
+            return self._after(allocator, pool, incoming)
         known = self._known.get(before)
         if known is None:
-            again = self._footprints.again(before)
-            if again is not None:
-                known = self._known[before] = Done(*again)
+            known = self._looked_up(before)
+            if known is not None:
+                self._known[before] = known
         if known is not None:
             pool.restore(known.state)
             return known
         done = self._replay(allocator, pool, None)
         if not done.grown:
             self._known[before] = done
+        return done
+
+    def _looked_up(self, before: State) -> Done | None:
+        """What the requests do where they were not made yet, if that is known."""
+        if self._demands is not None and self._demands.met(before.free):
+            return Done(before, {}, self._takes.changes)
+        again = self._footprints.again(before)
+        return None if again is None else Done(*again)
+
+    def _after(self, allocator: Allocator, pool: Pool, incoming: Done) -> Done:
+        """Make requests that may give back what others took."""
+        key = pool.save(), tuple(incoming.blocks), tuple(incoming.blocks.values())
+        known = self._placed.get(key)
+        if known is not None:
+            pool.restore(known.state)
+            return known
+        done = self._replay(allocator, pool, incoming)
+        if not done.grown:
+            self._placed[key] = done
         return done
 
     def _replay(self, allocator: Allocator, pool: Pool, incoming: Done | None) -> Done:
@@ -144,17 +173,78 @@ class _Part:
             return allocator.segment(size)
 
         before, footprints = pool.save(), self._footprints
-        blocks = incoming.blocks.copy() if incoming is not None else {}
+        arriving = incoming.blocks if incoming is not None else {}
+        blocks = arriving.copy()
         shrinking = footprints.shrinking(pool)
         requests = zip(self._blocks, self._wanted, strict=True)
-        listed, chosen = pool.replay(requests, blocks, grow, shrinking)
-        changes = tuple(listed)
+        chosen, larger = pool.replay(requests, blocks, grow, shrinking)
+        changes = self._takes.changed(larger, arriving)
         changes = self._changes.setdefault(changes, changes)
         done = Done(pool.save(), blocks, changes, grown=grown)
         if incoming is None and not grown:
-            choices = set(zip(self._taken, chosen, strict=True))
+            choices = set(zip(self._takes.sizes, chosen, strict=True))
             footprints.add(Footprint(before, done.state, blocks, choices, shrinking), changes)
         return done
+
+
+class _Takes:
+    """By how much a part changes the bytes in use, request by request.
+
+    Args:
+        requests: of the part.
+
+    Attributes:
+        sizes: bytes asked for by each take.
+        changes: by each take and give, if every block has the size that was asked for.
+    """
+
+    __slots__ = ("_arriving", "_places", "changes", "sizes")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.sizes = [abs(wanted) >> SHIFT for _, wanted in requests if wanted]
+        changes: list[int] = []
+        # Of each take the places of its changes; of what others took, where it is given back.
+        self._places: list[list[int]] = []
+        self._arriving: list[tuple[int, int]] = []
+        numbers: dict[int, int] = {}
+        for block, wanted in requests:
+            place = len(changes)
+            if wanted:
+                size = abs(wanted) >> SHIFT
+                self._places.append([place])
+                changes.append(size)
+                if wanted > 0:
+                    numbers[block] = len(self._places) - 1
+                else:
+                    self._places[-1].append(place + 1)
+                    changes.append(-size)
+            elif block in numbers:
+                number = numbers.pop(block)
+                self._places[number].append(place)
+                changes.append(-self.sizes[number])
+            else:
+                self._arriving.append((place, block))
+                changes.append(0)
+        self.changes = tuple(changes)
+
+    def changed(self, larger: Sequence[tuple[int, int]], arriving: Mapping[int, int]) -> tuple[int, ...]:
+        """The changes, where some takes got more than they asked for.
+
+        Args:
+            larger: numbers of these takes, and the bytes too many.
+            arriving: blocks of others, with their intervals.
+        """
+        if not larger and not self._arriving:
+            return self.changes
+        changes = list(self.changes)
+        for place, block in self._arriving:
+            changes[place] = -(arriving[block] >> SHIFT)
+        for number, more in larger:
+            taken, *given = self._places[number]
+            changes[taken] += more
+            for place in given:
+                changes[place] -= more
+        return tuple(changes)
 
 
 def cut(requests: Sequence[Request], shortest: int = _SHORTEST) -> list[Sequence[Request]]:
