@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Choice, Pool, Shrinking, State
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Choice, Larger, Pool, Shrinking, State
 
 __all__ = ["Footprint", "Footprints"]
 
@@ -128,26 +128,26 @@ class Footprints:
     """The last footprints of a row of requests, and what changed from one to the next."""
 
     def __init__(self) -> None:
-        # With the changes of the bytes in use.
-        self._known: deque[tuple[Footprint, tuple[int, ...]]] = deque(maxlen=_LAST)
+        # With the takes that got more than they asked for.
+        self._known: deque[tuple[Footprint, Larger]] = deque(maxlen=_LAST)
         self._end: int | None = None
 
-    def again(self, state: State) -> tuple[State, dict[int, int], tuple[int, ...]] | None:
-        """What is left free and in use, and the changes on the way, if the requests do what they did before."""
-        for footprint, changes in self._known:
+    def again(self, state: State) -> tuple[State, dict[int, int], Larger] | None:
+        """What is left free and in use, and which takes get more than they ask for, if the same happens as before."""
+        for footprint, larger in self._known:
             found = footprint.again(state)
             if found is not None:
-                return *found, changes
+                return *found, larger
         return None
 
     def shrinking(self, pool: Pool) -> Shrinking | None:
         """The interval to be watched: the only one that had changed the last time."""
         return None if self._end is None else Shrinking(pool, self._end)
 
-    def add(self, footprint: Footprint, changes: tuple[int, ...]) -> None:
+    def add(self, footprint: Footprint, larger: Larger) -> None:
         """Keep what the requests did."""
         self._end = footprint.end_of_difference(self._known[0][0]) if self._known else None
-        self._known.appendleft((footprint, changes))
+        self._known.appendleft((footprint, larger))
 
 
 def _union(ranges: Iterable[tuple[int, int]]) -> list[int]:

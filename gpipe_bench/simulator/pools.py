@@ -13,7 +13,7 @@ Segments do not touch, so two intervals that touch are neighbours of one segment
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 __all__ = [
@@ -23,8 +23,10 @@ __all__ = [
     "SHIFT",
     "SMALL",
     "Choice",
+    "Larger",
     "Pool",
     "Request",
+    "Requests",
     "State",
     "rounded",
     "segment_length",
@@ -46,6 +48,12 @@ _Places = tuple[dict[int, int], dict[int, int]]
 
 Request = tuple[int, int]
 """Block, and bytes to take, shifted by :data:`SHIFT`; 0 to give it back, negative to take and give back at once."""
+
+Requests = tuple[list[int], list[int]]
+"""Many of them, in columns."""
+
+Larger = Sequence[tuple[int, int]]
+"""Takes that got more bytes than they asked for: their numbers, and the bytes too many."""
 
 Grow = Callable[[int], tuple[int, int]]
 """Makes a segment for a block of a size; gives its address and length."""
@@ -190,7 +198,7 @@ class Pool:
 
     def replay(
         self, requests: Iterable[Request], blocks: dict[int, int], grow: Grow, shrinking: Shrinking | None = None
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    ) -> tuple[list[int], Larger]:
         """Many :meth:`take` and :meth:`give` in a row, without a call for each: it is what a simulation does most.
 
         Args:

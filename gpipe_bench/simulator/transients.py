@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpipe_bench.simulator.pools import MIN_BLOCK, SHIFT, Request
+from gpipe_bench.simulator.pools import MIN_BLOCK, SHIFT, Requests
 
 __all__ = ["Demands", "keeps_nothing"]
 
@@ -30,11 +30,11 @@ class Demands:
 
     __slots__ = ("_least",)
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Requests) -> None:
         least: dict[int, int] = {}
         sizes: dict[int, int] = {}
         used = 0
-        for block, wanted in requests:
+        for block, wanted in zip(*requests, strict=True):
             if not wanted:
                 used -= sizes.pop(block, 0)
                 continue
@@ -62,10 +62,10 @@ class Demands:
         return True
 
 
-def keeps_nothing(requests: Sequence[Request]) -> bool:
+def keeps_nothing(requests: Requests) -> bool:
     """Whether a row gives back all that it takes, and nothing that others took."""
     taken: set[int] = set()
-    for block, wanted in requests:
+    for block, wanted in zip(*requests, strict=True):
         if wanted > 0:
             taken.add(block)
         elif not wanted:

@@ -37,10 +37,14 @@ def steps_of(sizes):
     return st.lists(st.tuples(st.sampled_from(sizes), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=25)
 
 
+def columns(requests):
+    return [block for block, _ in requests], [wanted for _, wanted in requests]
+
+
 def row_in_parts(requests, shortest, *, small=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_rows, "cut", lambda requests: cut(requests, shortest))
-        return Row(requests, small=small)
+        return Row(columns(requests), small=small)
 
 
 def a_pool(segments=(), *, small=False):
@@ -51,29 +55,35 @@ def a_pool(segments=(), *, small=False):
     return memory, pool
 
 
-def one_by_one(memory, pool, requests, blocks):
-    """Make requests by taking and giving; blocks in use come into ``blocks``, and the changes of bytes in use out."""
-    changes = []
+def one_by_one(memory, pool, requests, blocks, asked):
+    """Make requests by taking and giving; gives those that took more than they asked for, and by how much.
 
-    def give(taken):
-        changes.append(-taken[1])
-        pool.give(*taken)
-
+    Blocks in use come into ``blocks``, what was asked for into ``asked``.
+    """
+    larger, takes = [], 0
     for block, wanted in requests:
         if not wanted:
-            give(blocks.pop(block))
+            pool.give(*blocks.pop(block))
             continue
         size = abs(wanted) >> SHIFT
         taken = pool.take(size)
         if taken is None:
             pool.add(*memory.segment(size))
             taken = pool.take(size)
-        changes.append(taken[1])
+        if taken[1] > size:
+            larger.append((takes, taken[1] - size))
+        takes += 1
         if wanted > 0:
-            blocks[block] = taken
+            blocks[block], asked[block] = taken, size
         else:
-            give(taken)
-    return tuple(changes)
+            pool.give(*taken)
+    return larger
+
+
+def assert_done(done, larger, blocks, asked):
+    assert list(done.larger) == larger
+    assert done.blocks == {block: size << SHIFT | address for block, (address, size) in blocks.items()}
+    assert done.extra == {block: size - asked[block] for block, (_, size) in blocks.items() if size > asked[block]}
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -91,9 +101,8 @@ def test_a_row_does_what_its_requests_do_one_by_one(small, data):
     row = row_in_parts(requests, SHORTEST, small=small)
     for _ in range(6):
         # What stays in use makes each run find less.
-        done, blocks = row.run(memory, pool, None), {}
-        assert done.changes == one_by_one(other, simple, requests, blocks)
-        assert done.blocks == {block: size << SHIFT | address for block, (address, size) in blocks.items()}
+        done, blocks, asked = row.run(memory, pool, None), {}, {}
+        assert_done(done, one_by_one(other, simple, requests, blocks, asked), blocks, asked)
         assert done.state.free == pool.save().free == simple.save().free
     assert memory.reserved == other.reserved
 
@@ -107,13 +116,12 @@ def test_a_row_gives_back_what_another_took(steps, again, data):
     for block in data.draw(st.permutations(kept)):
         second.insert(data.draw(st.integers(0, len(second))), (block, 0))
     (memory, pool), (other, simple) = a_pool(), a_pool()
-    rows = Row(first), Row(second)
+    rows = Row(columns(first)), Row(columns(second))
     for _ in range(4):
-        blocks, done = {}, rows[0].run(memory, pool, None)
-        one_by_one(other, simple, first, blocks)
+        blocks, asked, done = {}, {}, rows[0].run(memory, pool, None)
+        one_by_one(other, simple, first, blocks, asked)
         done = rows[1].run(memory, pool, done)
-        assert done.changes == one_by_one(other, simple, second, blocks)
-        assert done.blocks == {block: size << SHIFT | address for block, (address, size) in blocks.items()}
+        assert_done(done, one_by_one(other, simple, second, blocks, asked), blocks, asked)
         assert done.state.free == simple.save().free
 
 
@@ -121,7 +129,7 @@ def test_a_row_gives_back_what_another_took(steps, again, data):
 @given(steps=steps_of(SIZES))
 def test_parts_give_back_what_they_took(steps):
     requests = row_of(steps)
-    parts = cut(requests, SHORTEST)
+    parts = [list(zip(*part, strict=True)) for part in cut(columns(requests), SHORTEST)]
     assert [request for part in parts for request in part] == requests
     assert all(len(part) >= SHORTEST for part in parts[:-1])
     for part in parts:
@@ -130,8 +138,9 @@ def test_parts_give_back_what_they_took(steps):
 
 
 def test_a_row_that_gives_back_what_others_took_stays_whole():
-    assert len(cut([(0, MIB), (0, 0)] * 3, 2)) == 3
-    assert len(cut([*[(0, MIB), (0, 0)] * 3, (9, 0)], 2)) == 1
+    own = [(0, MIB), (0, 0)] * 3
+    assert len([*cut(columns(own), 2)]) == 3
+    assert len([*cut(columns([*own, (9, 0)]), 2)]) == 1
 
 
 @pytest.mark.parametrize(("kept", "replays"), [(False, 1), (True, 3)])
