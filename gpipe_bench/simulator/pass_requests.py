@@ -7,7 +7,7 @@ large               + large   - large
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
 
@@ -55,6 +55,7 @@ class PassRequests:
         # Of each take and give: 0 or 1, and 2 for blocks that do not come back.
         self._pools = bytearray()
         self._awaited = awaited
+        self._peaks: dict[object, int] = {}
 
     def add(self, ops: Iterable[MemoryOp]) -> None:
         """Add what a pass asks for."""
@@ -94,45 +95,43 @@ class PassRequests:
                     wants.append(0)
             pools.append(pool)
 
-    def peak(self, larger: Sequence[Larger], extra: Mapping[int, int]) -> int:
+    def peak(self, larger: Larger, extra: Mapping[int, int]) -> int:
         """By how much the bytes taken grow on the way.
 
         Args:
-            larger: for each pool, takes that got more than they asked for: their numbers and the bytes too many.
-            extra: of blocks that were in use before, the bytes that they have too many.
+            larger: takes of large blocks that got more than they asked for: their numbers, and the bytes too many.
+            extra: of large blocks that were in use before, the bytes that they have too many.
         """
-        changes = self.used.copy()
-        taken, given = self._places
-        for pool, takes in enumerate(larger):
-            for number, more in takes:
-                start, *end = taken[pool][number]
+        key = tuple(larger), tuple(extra.items())
+        if key not in self._peaks:
+            changes = self.used.copy()
+            taken, given = self._places
+            for number, more in larger:
+                start, *end = taken[number]
                 changes[start] += more
                 for place in end:
                     changes[place] -= more
-        for block, more in extra.items():
-            if block in given:
-                changes[given[block]] -= more
-        return max(accumulate(changes, initial=0))
+            for block, more in extra.items():
+                if block in given:
+                    changes[given[block]] -= more
+            self._peaks[key] = max(accumulate(changes, initial=0))
+        return self._peaks[key]
 
     @cached_property
-    def _places(self) -> tuple[list[list[list[int]]], dict[int, int]]:
-        """For each pool and take, where it is in the order and where it is given back; and where others are."""
-        orders: tuple[list[int], ...] = ([], [], [])
-        for place, pool in enumerate(self._pools):
-            orders[pool].append(place)
-        given = dict(zip(self.outstanding, orders[_OUTSTANDING], strict=True))
-        taken: list[list[list[int]]] = []
-        for (blocks, wants), order in zip(self.rows, orders, strict=False):
-            places, own, open_blocks = iter(order), list[list[int]](), dict[int, list[int]]()
-            for block, wanted in zip(blocks, wants, strict=True):
-                place = next(places)
-                if wanted:
-                    own.append([place] if wanted > 0 else [place, next(places)])
-                    if wanted > 0:
-                        open_blocks[block] = own[-1]
-                elif block in open_blocks:
-                    open_blocks.pop(block).append(place)
-                else:
-                    given[block] = place
-            taken.append(own)
+    def _places(self) -> tuple[list[list[int]], dict[int, int]]:
+        """Of each take of a large block the places in the order where it is taken and given; where others are given."""
+        large, outstanding = ([p for p, pool in enumerate(self._pools) if pool == which] for which in (1, _OUTSTANDING))
+        given = dict(zip(self.outstanding, outstanding, strict=True))
+        taken: list[list[int]] = []
+        places, open_blocks = iter(large), dict[int, list[int]]()
+        for block, wanted in zip(*self.rows[1], strict=True):
+            place = next(places)
+            if wanted:
+                taken.append([place] if wanted > 0 else [place, next(places)])
+                if wanted > 0:
+                    open_blocks[block] = taken[-1]
+            elif block in open_blocks:
+                open_blocks.pop(block).append(place)
+            else:
+                given[block] = place
         return taken, given

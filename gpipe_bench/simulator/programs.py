@@ -117,8 +117,8 @@ class Program:
             small.restore(placed.done[0].state)
             large.restore(placed.done[1].state)
         if not placed.exact and allocator.allocated + placed.peak > allocator.peak_allocated:
-            small_row, large_row = placed.done
-            placed.peak = self._asked.peak((small_row.larger, large_row.larger), _extra(incoming))
+            # A block of the small pool is never larger than what was asked for.
+            placed.peak = self._asked.peak(placed.done[1].larger, _extra(incoming))
             placed.exact = True
         allocator.count(self.live, placed.used, self.live_peak, placed.peak)
         return placed
@@ -134,7 +134,6 @@ class Program:
         except Full:
             return None
         used, peak, extra = self._used, self._peak, _extra(incoming)
-        # A block of the small pool is never larger than what was asked for.
         used += sum(large.extra.values()) - sum(extra.values()) - sum(extra.get(name, 0) for name in self.outstanding)
         peak += sum(more for _, more in large.larger)
         return Placed((small, large), used, peak, exact=not large.larger and not extra)
