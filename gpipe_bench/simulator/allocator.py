@@ -146,18 +146,20 @@ class Allocator:
             found = pool.take(size)
             assert found is not None  # noqa: S101 - a segment is at least as large as what it was made for
         address, size = found
-        self.live += nbytes
-        self.allocated += size
-        if self.live > self.peak_live or self.allocated > self.peak_allocated:
-            self.peak_live = max(self.peak_live, self.live)
-            self.peak_allocated = max(self.peak_allocated, self.allocated)
+        self.live = live = self.live + nbytes
+        self.allocated = allocated = self.allocated + size
+        if live > self.peak_live:
+            self.peak_live = live
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
         return Block(self, address, size, nbytes, stream)
 
     def count(self, live: int, allocated: int, live_peak: int, allocated_peak: int) -> None:
         """Note that bytes in use changed by ``live`` and ``allocated``, and by how much they grew on the way."""
-        if self.live + live_peak > self.peak_live or self.allocated + allocated_peak > self.peak_allocated:
-            self.peak_live = max(self.peak_live, self.live + live_peak)
-            self.peak_allocated = max(self.peak_allocated, self.allocated + allocated_peak)
+        if self.live + live_peak > self.peak_live:
+            self.peak_live = self.live + live_peak
+        if self.allocated + allocated_peak > self.peak_allocated:
+            self.peak_allocated = self.allocated + allocated_peak
         self.live += live
         self.allocated += allocated
 

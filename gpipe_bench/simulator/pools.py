@@ -130,10 +130,14 @@ class Shrinking:
         """
         if interval & ADDRESS == self.end - left:
             # It is what is cut, and something has to be left over, as it is now.
-            self.room = min(self.room, max(left - wanted - keep, 0))
+            room = left - wanted - keep
         elif left >= wanted:
             # It has to stay larger than what is chosen.
-            self.room = min(self.room, max(left - (interval >> SHIFT) - 1, 0))
+            room = left - (interval >> SHIFT) - 1
+        else:
+            return
+        if room < self.room:
+            self.room = max(room, 0)
 
 
 class Pool:

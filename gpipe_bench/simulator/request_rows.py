@@ -133,7 +133,7 @@ class _Part:
 
     def __init__(self, requests: Requests, *, small: bool) -> None:
         self._requests = requests
-        self._asked: list[tuple[int, int]] = []
+        self._asked: tuple[list[int], list[int]] | None = None
         self._demands = Demands(requests) if small and keeps_nothing(requests) else None
         # By what was found free; where blocks were in use before, by them and their intervals too.
         self._known: dict[State, Done] = {}
@@ -200,25 +200,26 @@ class _Part:
             extra |= {block: more for block, more in incoming.extra.items() if block in blocks}
         done = Done(pool.save(), blocks, larger, extra, grown=grown)
         if incoming is None and not grown:
-            choices = {(wanted, found) for (_, wanted), found in zip(self._takes(), chosen, strict=True)}
+            choices = set(zip(self._takes()[1], chosen, strict=True))
             footprints.add(Footprint(before, done.state, blocks, choices, shrinking), larger)
         return done
 
-    def _takes(self) -> list[tuple[int, int]]:
+    def _takes(self) -> tuple[list[int], list[int]]:
         """The block of each take, and the bytes that it asks for."""
-        if not self._asked:
-            self._asked = [
-                (block, abs(wanted) >> SHIFT) for block, wanted in zip(*self._requests, strict=True) if wanted
-            ]
+        if self._asked is None:
+            takes = [(block, abs(wanted) >> SHIFT) for block, wanted in zip(*self._requests, strict=True) if wanted]
+            self._asked = [block for block, _ in takes], [size for _, size in takes]
         return self._asked
 
     def _extra(self, larger: Larger, blocks: Mapping[int, int]) -> dict[int, int]:
         """Of blocks in use, the bytes that they got too many."""
         found: dict[int, int] = {}
-        for number, more in larger:
-            block, asked = self._takes()[number]
-            if block in blocks and blocks[block] >> SHIFT == asked + more:
-                found[block] = more
+        if larger:
+            names, sizes = self._takes()
+            for number, more in larger:
+                block = names[number]
+                if block in blocks and blocks[block] >> SHIFT == sizes[number] + more:
+                    found[block] = more
         return found
 
 
