@@ -148,18 +148,15 @@ class Allocator:
         address, size = found
         self.live = live = self.live + nbytes
         self.allocated = allocated = self.allocated + size
-        if live > self.peak_live:
-            self.peak_live = live
-        if allocated > self.peak_allocated:
-            self.peak_allocated = allocated
+        if live > self.peak_live or allocated > self.peak_allocated:
+            self.peak_live, self.peak_allocated = max(self.peak_live, live), max(self.peak_allocated, allocated)
         return Block(self, address, size, nbytes, stream)
 
     def count(self, live: int, allocated: int, live_peak: int, allocated_peak: int) -> None:
         """Note that bytes in use changed by ``live`` and ``allocated``, and by how much they grew on the way."""
-        if self.live + live_peak > self.peak_live:
-            self.peak_live = self.live + live_peak
-        if self.allocated + allocated_peak > self.peak_allocated:
-            self.peak_allocated = self.allocated + allocated_peak
+        if self.live + live_peak > self.peak_live or self.allocated + allocated_peak > self.peak_allocated:
+            self.peak_live = max(self.peak_live, self.live + live_peak)
+            self.peak_allocated = max(self.peak_allocated, self.allocated + allocated_peak)
         self.live += live
         self.allocated += allocated
 

@@ -184,7 +184,7 @@ class Clock:
                     occupied[engine] = True
             operation.start = now
             self._entries += 1
-            heappush(self._agenda, (end if end > operation.issued else operation.issued, self._entries, operation))
+            heappush(self._agenda, (max(end, operation.issued), self._entries, operation))
             if operation.starters is not None:
                 for thread in operation.starters:
                     self.resume(thread)

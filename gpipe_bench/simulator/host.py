@@ -207,7 +207,7 @@ class Host:
         room = self.clock.full_until(stream)
         if isinstance(room, Operation):
             return self._await_room(stream, room, done)
-        until = room if room > done else done
+        until = max(room, done)
         return iter((until,) if until > now else ())
 
     def _await_room(self, stream: int, first: Operation, done: int) -> Thread:
