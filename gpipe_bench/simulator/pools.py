@@ -22,7 +22,6 @@ __all__ = [
     "MIN_BLOCK",
     "SHIFT",
     "SMALL",
-    "Choice",
     "Larger",
     "Pool",
     "Request",
@@ -57,9 +56,6 @@ Larger = Sequence[tuple[int, int]]
 
 Grow = Callable[[int], tuple[int, int]]
 """Makes a segment for a block of a size; gives its address and length."""
-
-Choice = tuple[int, int]
-"""Bytes asked for, and the interval that they were taken from."""
 
 
 def rounded(nbytes: int) -> int:

@@ -200,7 +200,7 @@ class _Part:
             extra |= {block: more for block, more in incoming.extra.items() if block in blocks}
         done = Done(pool.save(), blocks, larger, extra, grown=grown)
         if incoming is None and not grown:
-            choices = set(zip(self._takes()[1], chosen, strict=True))
+            choices = self._takes()[1], chosen
             footprints.add(Footprint(before, done.state, blocks, choices, shrinking), larger)
         return done
 
