@@ -24,7 +24,6 @@ __all__ = [
     "SMALL",
     "Larger",
     "Pool",
-    "Request",
     "Requests",
     "State",
     "rounded",
@@ -199,7 +198,7 @@ class Pool:
     def replay(
         self, requests: Iterable[Request], blocks: dict[int, int], grow: Grow, shrinking: Shrinking | None = None
     ) -> tuple[list[int], Larger]:
-        """Many :meth:`take` and :meth:`give` in a row, without a call for each: it is what a simulation does most.
+        """Many :meth:`take` and :meth:`give` in a row, without a call for each: a simulation does little else.
 
         Args:
             requests: what to take and to give.
@@ -233,7 +232,8 @@ class Pool:
             least = wanted if wanted > 0 else -wanted
             place = bisect_left(free, least)
             if place == len(free):
-                place = self._added(*grow(least >> SHIFT), least)
+                self.add(*grow(least >> SHIFT))
+                place = bisect_left(free, least)
             interval = free[place]
             if shrinking is not None and shrinking.end in ends:
                 shrinking.chosen(ends[shrinking.end] >> SHIFT, least >> SHIFT, interval, self.keep)
@@ -256,11 +256,6 @@ class Pool:
             insort(free, left, 0, place)
             starts[address + size] = ends[address + (interval >> SHIFT)] = left
         return chosen, larger
-
-    def _added(self, address: int, length: int, wanted: int) -> int:
-        """Add a new segment; gives the place of what is then taken from."""
-        self.add(address, length)
-        return bisect_left(self._free, wanted)
 
     def free_before(self, end: int) -> int:
         """Bytes of the free interval that ends at an address."""

@@ -31,6 +31,10 @@ class Unfilled(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Do what ``func`` does, unless it fills a tensor that has no values."""
-        if func in _FILLING and args and args[0].is_meta:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in _FILLING:
+            # Functions of torch.nn.init name it.
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
