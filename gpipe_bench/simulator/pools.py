@@ -220,12 +220,10 @@ class Pool:
                 after, before = starts.pop(end, 0), ends.pop(address, 0)
                 if after:
                     del free[bisect_left(free, after)]
-                    interval += after - end
-                    end += after >> SHIFT
+                    interval, end = interval + after - end, end + (after >> SHIFT)
                 if before:
                     del free[bisect_left(free, before)]
-                    interval += before - address
-                    address = before & ADDRESS
+                    interval, address = interval + before - address, before & ADDRESS
                 insort(free, interval)
                 starts[address] = ends[end] = interval
                 continue
