@@ -146,11 +146,10 @@ class Allocator:
             found = pool.take(size)
             assert found is not None  # noqa: S101 - a segment is at least as large as what it was made for
         address, size = found
-        self.live += nbytes
-        self.allocated += size
-        if self.live > self.peak_live or self.allocated > self.peak_allocated:
-            self.peak_live = max(self.peak_live, self.live)
-            self.peak_allocated = max(self.peak_allocated, self.allocated)
+        self.live = live = self.live + nbytes
+        self.allocated = allocated = self.allocated + size
+        if live > self.peak_live or allocated > self.peak_allocated:
+            self.peak_live, self.peak_allocated = max(self.peak_live, live), max(self.peak_allocated, allocated)
         return Block(self, address, size, nbytes, stream)
 
     def count(self, live: int, allocated: int, live_peak: int, allocated_peak: int) -> None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Choice, Pool, Shrinking, State
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Larger, Pool, Shrinking, State
 
 __all__ = ["Footprint", "Footprints"]
 
@@ -34,23 +34,23 @@ class Footprint:
         before: what was free.
         after: what was free at its end.
         blocks: blocks in use at its end that were not before, with their intervals.
-        chosen: what it took from.
+        choices: bytes that its takes asked for, and the intervals that they chose.
         shrinking: an interval that may be smaller.
     """
 
-    __slots__ = ("_blocks", "_first", "_left", "_number", "_room", "_starts", "_suited", "sizes")
+    __slots__ = ("_blocks", "_choices", "_first", "_left", "_number", "_room", "_starts", "_suited", "_whole", "sizes")
 
     def __init__(
         self,
         before: State,
         after: State,
         blocks: dict[int, int],
-        chosen: Collection[Choice],
+        choices: tuple[Sequence[int], Sequence[int]],
         shrinking: Shrinking | None = None,
     ) -> None:
         there = set(before.free)
         # Intervals that were there at the beginning, not pieces of them.
-        whole = {found for _, found in chosen if found in there}
+        whole = self._whole = there.intersection(choices[1])
         of = {found & ADDRESS: found >> SHIFT for found in whole}
         starts = self._starts = sorted(of)
         self.sizes = [of[start] for start in starts]
@@ -58,9 +58,9 @@ class Footprint:
         # With the number of the interval that each is cut from.
         self._left = [(bisect_right(starts, start) - 1, start, size) for start, size in left]
         self._blocks = [(block, bisect_right(starts, at & ADDRESS) - 1, at) for block, at in blocks.items()]
-        # What would have suited better; of equal ones the first is taken, which a piece may be or not.
-        suited = _union({(wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in chosen})
-        self._suited = [size << SHIFT for size in suited]
+        # What would have suited better is found when it is first asked for.
+        self._choices: tuple[Sequence[int], Sequence[int]] | None = choices
+        self._suited: list[int] = []
         # The interval that may be smaller, and what is left of it at its end.
         self._number, self._room, self._first = -1, 0, -1
         numbers = {start + size: number for number, (start, size) in enumerate(zip(starts, self.sizes, strict=True))}
@@ -88,6 +88,11 @@ class Footprint:
 
     def _suited_others(self, free: Sequence[int], taken: Sequence[int]) -> bool:
         """Whether others than those that are taken would have suited; both in order."""
+        if self._choices is not None:
+            # Of equal ones the first is taken, which a piece may be or not.
+            whole, choices = self._whole, set(zip(*self._choices, strict=True))
+            suited = _union((wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in choices)
+            self._suited, self._choices = [size << SHIFT for size in suited], None
         for low, high in zip(self._suited[::2], self._suited[1::2], strict=True):
             count, own = (bisect_left(row, high) - bisect_left(row, low) for row in (free, taken))
             if count > own:
@@ -128,26 +133,26 @@ class Footprints:
     """The last footprints of a row of requests, and what changed from one to the next."""
 
     def __init__(self) -> None:
-        # With the changes of the bytes in use.
-        self._known: deque[tuple[Footprint, tuple[int, ...]]] = deque(maxlen=_LAST)
+        # With the takes that got more than they asked for.
+        self._known: deque[tuple[Footprint, Larger]] = deque(maxlen=_LAST)
         self._end: int | None = None
 
-    def again(self, state: State) -> tuple[State, dict[int, int], tuple[int, ...]] | None:
-        """What is left free and in use, and the changes on the way, if the requests do what they did before."""
-        for footprint, changes in self._known:
+    def again(self, state: State) -> tuple[State, dict[int, int], Larger] | None:
+        """What is left free and in use, and which takes get more than they ask for, if the same happens as before."""
+        for footprint, larger in self._known:
             found = footprint.again(state)
             if found is not None:
-                return *found, changes
+                return *found, larger
         return None
 
     def shrinking(self, pool: Pool) -> Shrinking | None:
         """The interval to be watched: the only one that had changed the last time."""
         return None if self._end is None else Shrinking(pool, self._end)
 
-    def add(self, footprint: Footprint, changes: tuple[int, ...]) -> None:
+    def add(self, footprint: Footprint, larger: Larger) -> None:
         """Keep what the requests did."""
         self._end = footprint.end_of_difference(self._known[0][0]) if self._known else None
-        self._known.appendleft((footprint, changes))
+        self._known.appendleft((footprint, larger))
 
 
 def _union(ranges: Iterable[tuple[int, int]]) -> list[int]:

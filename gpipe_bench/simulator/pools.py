@@ -13,17 +13,18 @@ Segments do not touch, so two intervals that touch are neighbours of one segment
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 __all__ = [
     "ADDRESS",
     "MIB",
+    "MIN_BLOCK",
     "SHIFT",
     "SMALL",
-    "Choice",
+    "Larger",
     "Pool",
-    "Request",
+    "Requests",
     "State",
     "rounded",
     "segment_length",
@@ -46,11 +47,14 @@ _Places = tuple[dict[int, int], dict[int, int]]
 Request = tuple[int, int]
 """Block, and bytes to take, shifted by :data:`SHIFT`; 0 to give it back, negative to take and give back at once."""
 
+Requests = tuple[list[int], list[int]]
+"""Many of them, in columns."""
+
+Larger = Sequence[tuple[int, int]]
+"""Takes that got more bytes than they asked for: their numbers, and the bytes too many."""
+
 Grow = Callable[[int], tuple[int, int]]
 """Makes a segment for a block of a size; gives its address and length."""
-
-Choice = tuple[int, int]
-"""Bytes asked for, and the interval that they were taken from."""
 
 
 def rounded(nbytes: int) -> int:
@@ -121,10 +125,14 @@ class Shrinking:
         """
         if interval & ADDRESS == self.end - left:
             # It is what is cut, and something has to be left over, as it is now.
-            self.room = min(self.room, max(left - wanted - keep, 0))
+            room = left - wanted - keep
         elif left >= wanted:
             # It has to stay larger than what is chosen.
-            self.room = min(self.room, max(left - (interval >> SHIFT) - 1, 0))
+            room = left - (interval >> SHIFT) - 1
+        else:
+            return
+        if room < self.room:
+            self.room = max(room, 0)
 
 
 class Pool:
@@ -189,8 +197,8 @@ class Pool:
 
     def replay(
         self, requests: Iterable[Request], blocks: dict[int, int], grow: Grow, shrinking: Shrinking | None = None
-    ) -> tuple[list[int], list[int]]:
-        """Many :meth:`take` and :meth:`give` in a row, without a call for each.
+    ) -> tuple[list[int], Larger]:
+        """Many :meth:`take` and :meth:`give` in a row, without a call for each: a simulation does little else.
 
         Args:
             requests: what to take and to give.
@@ -199,17 +207,16 @@ class Pool:
             shrinking: an interval to be watched.
 
         Returns:
-            By how much the bytes in use change with each take and give, and what each take chose.
+            What each take chose; and for those that got more than they asked for, their number and the bytes too many.
         """
         self._own()
         free, starts, ends, keep = self._free, self._starts, self._ends, self.keep << SHIFT
-        changes, chosen = list[int](), list[int]()
+        chosen, larger = list[int](), list[tuple[int, int]]()
         for block, wanted in requests:
             if not wanted:
                 interval = blocks.pop(block)
-                address, size = interval & ADDRESS, interval >> SHIFT
-                changes.append(-size)
-                end = address + size
+                address = interval & ADDRESS
+                end = address + (interval >> SHIFT)
                 after, before = starts.pop(end, 0), ends.pop(address, 0)
                 if after:
                     del free[bisect_left(free, after)]
@@ -223,35 +230,30 @@ class Pool:
             least = wanted if wanted > 0 else -wanted
             place = bisect_left(free, least)
             if place == len(free):
-                place = self._added(*grow(least >> SHIFT), least)
+                self.add(*grow(least >> SHIFT))
+                place = bisect_left(free, least)
             interval = free[place]
-            chosen.append(interval)
             if shrinking is not None and shrinking.end in ends:
                 shrinking.chosen(ends[shrinking.end] >> SHIFT, least >> SHIFT, interval, self.keep)
             left = interval - least
-            size = (least if left >= keep else interval) >> SHIFT
-            changes.append(size)
+            if ADDRESS < left < keep:
+                larger.append((len(chosen), left >> SHIFT))
+            chosen.append(interval)
             if wanted < 0:
-                changes.append(-size)
                 continue
+            del free[place]
             address = interval & ADDRESS
-            end = address + (interval >> SHIFT)
             del starts[address]
             if left < keep:
-                del free[place], ends[end]
+                del ends[address + (interval >> SHIFT)]
                 blocks[block] = interval
                 continue
-            left += size
-            del free[place]
-            insort(free, left, 0, place)
-            starts[address + size] = ends[end] = left
             blocks[block] = least | address
-        return changes, chosen
-
-    def _added(self, address: int, length: int, wanted: int) -> int:
-        """Add a new segment; gives the place of what is then taken from."""
-        self.add(address, length)
-        return bisect_left(self._free, wanted)
+            size = least >> SHIFT
+            left += size
+            insort(free, left, 0, place)
+            starts[address + size] = ends[address + (interval >> SHIFT)] = left
+        return chosen, larger
 
     def free_before(self, end: int) -> int:
         """Bytes of the free interval that ends at an address."""

@@ -9,12 +9,11 @@ requests are made one by one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
-from itertools import accumulate, count
-from operator import itemgetter
+from itertools import accumulate
 
 from gpipe_bench.simulator.allocator import Allocator, Block
-from gpipe_bench.simulator.pools import ADDRESS, SHIFT, SMALL, Pool, Request, State, rounded
+from gpipe_bench.simulator.pass_requests import PassRequests
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Pool, State, rounded
 from gpipe_bench.simulator.request_rows import Done, Full, Row
 from gpipe_bench.simulator.workload import MemoryOp
 
@@ -27,13 +26,14 @@ class Placed:
     Attributes:
         done: what was done to both pools.
         used: by how much the bytes in use changed.
-        peak: by how much they grew on the way.
+        peak: by how much they grew on the way, at the most.
+        exact: whether they grew as much.
     """
 
-    __slots__ = ("done", "peak", "used")
+    __slots__ = ("done", "exact", "peak", "used")
 
-    def __init__(self, done: tuple[Done, Done], used: int, peak: int) -> None:
-        self.done, self.used, self.peak = done, used, peak
+    def __init__(self, done: tuple[Done, Done], used: int, peak: int, *, exact: bool = True) -> None:
+        self.done, self.used, self.peak, self.exact = done, used, peak, exact
 
     def block(self, name: int, requested: int, owner: Allocator, stream: int) -> Block:
         """One of them as a block of the allocator."""
@@ -44,74 +44,6 @@ class Placed:
         """Where one of them is; 0 where bytes are only counted."""
         small, large = self.done
         return small.blocks.get(name) or large.blocks[name]
-
-
-class _Rows:
-    """Requests to the small pool, and those to the large one.
-
-    Args:
-        alive: blocks in use when they begin, with their bytes.
-        awaited: which of them do not come back when they are given back.
-
-    Attributes:
-        alive: blocks in use.
-        requests: in order, for each pool.
-        pools: of each take and give: 0 or 1, and 2 for blocks that do not come back.
-        live: by how much the bytes asked for change with each take and give.
-        outstanding: blocks that do not come back, in the order in which they are given back.
-    """
-
-    def __init__(self, alive: dict[int, int], awaited: Collection[int]) -> None:
-        self.alive = alive
-        self.requests: tuple[list[Request], list[Request]] = ([], [])
-        self.pools = bytearray()
-        self.live: list[int] = []
-        self.outstanding: list[int] = []
-        self._awaited = awaited
-
-    def add(self, ops: Iterable[MemoryOp]) -> None:
-        """Add what a pass asks for."""
-        alive, requests, pools, live = self.alive, self.requests, self.pools, self.live
-        for kind, block, nbytes in ops:
-            if kind == "alloc":
-                alive[block] = nbytes
-                live.append(nbytes)
-                pool, wanted = _wanted(nbytes)
-                requests[pool].append((block, wanted))
-                pools.append(pool)
-            elif kind == "scratch":
-                live += nbytes, -nbytes
-                pool, wanted = _wanted(nbytes)
-                requests[pool].append((-1, -wanted))
-                pools += b"\1\1" if pool else b"\0\0"
-            else:
-                given = alive.pop(block)
-                live.append(-given)
-                pools.append(self._give(block, given > SMALL))
-
-    def _give(self, block: int, pool: bool) -> int:
-        if block in self._awaited:
-            self.outstanding.append(block)
-            return 2
-        row = self.requests[pool]
-        if row and row[-1][0] == block and row[-1][1] > 0:
-            # At once, so that nothing changes in between.
-            row[-1] = block, -row[-1][1]
-        else:
-            row.append((block, 0))
-        return pool
-
-    def order(self) -> list[int]:
-        """Places of all takes and gives among those of both rows and the outstanding blocks, one after the other."""
-        counts = [self.pools.count(pool) for pool in range(3)]
-        places = count(), count(counts[0]), count(counts[0] + counts[1])
-        return list(map(next, map(places.__getitem__, self.pools)))
-
-
-@cache
-def _wanted(nbytes: int) -> tuple[bool, int]:
-    """Whether a request goes to the large pool, and what it takes there."""
-    return nbytes > SMALL, rounded(nbytes) << SHIFT
 
 
 class Program:
@@ -139,24 +71,22 @@ class Program:
         lent: Mapping[int, int] | None = None,
     ) -> None:
         lent = lent or {}
-        rows = _Rows({**(before or {}), **lent}, {*awaited, *lent})
-        rows.add(ops)
-        held = rows.alive.keys() if kept is None else set(kept)
-        rows.add([MemoryOp("free", block) for block in rows.alive if block not in held])
-        live = list(accumulate(rows.live, initial=0))
+        asked = PassRequests({**(before or {}), **lent}, {*awaited, *lent})
+        asked.add(ops)
+        held = asked.alive.keys() if kept is None else set(kept)
+        asked.add([MemoryOp("free", block) for block in asked.alive if block not in held])
+        live, used = (list(accumulate(changes, initial=0)) for changes in (asked.live, asked.used))
         self.live, self.live_peak = live[-1] + sum(lent.values()), max(live)
-        self.left, self.outstanding = rows.alive, tuple(name for name in rows.outstanding if name not in lent)
-        self._let_go = [(name, rounded(lent[name]) if name in lent else 0) for name in rows.outstanding]
-        self._rows = [Row(requests) for requests in rows.requests]
-        self._asks = any(rows.requests)
-        order = rows.order()
-        # Of what is in the order of both rows and the outstanding blocks, one after the other, to that of the program.
-        self._in_order = itemgetter(*order) if len(order) > 1 else tuple
+        self.left, self.outstanding = asked.alive, tuple(name for name in asked.outstanding if name not in lent)
+        # Where every block has the size that was asked for.
+        self._used = used[-1] + sum(rounded(lent[name]) for name in asked.outstanding if name in lent)
+        self._peak = max(used)
+        self._asked, self._asks = asked, any(blocks for blocks, _ in asked.rows)
+        self._rows = [Row(requests, small=not pool) for pool, requests in enumerate(asked.rows)]
         # What is known to come of what was found free in both pools.
         self._placed: dict[object, Placed] = {}
-        self._sums: dict[tuple[int, int, tuple[int, ...]], tuple[int, int]] = {}
         nothing = State(())
-        self._nowhere = Placed((Done(nothing, {}, ()), Done(nothing, dict.fromkeys(self.left, 0), ())), 0, 0)
+        self._nowhere = Placed((Done(nothing, {}), Done(nothing, dict.fromkeys(self.left, 0))), 0, 0)
 
     def run(self, allocator: Allocator, stream: int, incoming: Placed | None = None) -> Placed | None:
         """Make the requests on a stream.
@@ -186,30 +116,29 @@ class Program:
         else:
             small.restore(placed.done[0].state)
             large.restore(placed.done[1].state)
+        if not placed.exact and allocator.allocated + placed.peak > allocator.peak_allocated:
+            # A block of the small pool is never larger than what was asked for.
+            placed.peak = self._asked.peak(placed.done[1].larger, _extra(incoming))
+            placed.exact = True
         allocator.count(self.live, placed.used, self.live_peak, placed.peak)
         return placed
 
     def _place(self, allocator: Allocator, pools: tuple[Pool, Pool], incoming: Placed | None) -> Placed | None:
         """Make the requests, those to one pool after those to the other."""
+        before = incoming.done if incoming else (None, None)
         try:
             with allocator.attempt(pools):
-                done = [
-                    row.run(allocator, pool, incoming.done[index] if incoming else None)
-                    for index, (row, pool) in enumerate(zip(self._rows, pools, strict=True))
-                ]
+                small, large = (
+                    row.run(allocator, pool, own) for row, pool, own in zip(self._rows, pools, before, strict=True)
+                )
         except Full:
             return None
-        outstanding = (
-            tuple(-(size or incoming.interval(block) >> SHIFT) for block, size in self._let_go) if incoming else ()
-        )
-        used, peak = self._in_use(done[0].changes, done[1].changes, outstanding)
-        return Placed((done[0], done[1]), used + sum(size for _, size in self._let_go), peak)
+        used, peak, extra = self._used, self._peak, _extra(incoming)
+        used += sum(large.extra.values()) - sum(extra.values()) - sum(extra.get(name, 0) for name in self.outstanding)
+        peak += sum(more for _, more in large.larger)
+        return Placed((small, large), used, peak, exact=not large.larger and not extra)
 
-    def _in_use(self, small: tuple[int, ...], large: tuple[int, ...], outstanding: tuple[int, ...]) -> tuple[int, int]:
-        """By how much the bytes in use changed, and how much they grew on the way."""
-        # The first two are kept for as long as the program is.
-        key = id(small), id(large), outstanding
-        if key not in self._sums:
-            sums = list(accumulate(self._in_order(small + large + outstanding), initial=0))
-            self._sums[key] = sums[-1], max(sums)
-        return self._sums[key]
+
+def _extra(placed: Placed | None) -> Mapping[int, int]:
+    """What large blocks in use got too much."""
+    return placed.done[1].extra if placed is not None else {}

@@ -237,8 +237,12 @@ def _stored_source(
         import torch
 
         from gpipe_bench.simulator.model_trace import Tracer
+        from gpipe_bench.simulator.unfilled import Unfilled
 
-        with torch.device("meta"), no_collection():
-            return Tracer(build(), torch.empty(1, *shape), owned=True)
+        with no_collection():
+            with torch.device("meta"), Unfilled():
+                module = build()
+            # Without a default device every call takes less.
+            return Tracer(module, torch.empty(1, *shape, device="meta"), owned=True)
 
     return ModelSource(tracer, (prod(shape) * _FLOAT_BYTES,), *loss, shelf=Shelf(folder, key))

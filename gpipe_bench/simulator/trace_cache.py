@@ -38,6 +38,7 @@ TRACING: Final = (
     "sources",
     "steps",
     "trace_cache",
+    "unfilled",
 )
 """The files of this package that decide what a trace holds and how it is stored."""
 
