@@ -20,6 +20,9 @@ __all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates", "is_covered
 LEFT, RETURNED, SHARED = range(3)
 """Queues: outputs that were sent on, gradients that were sent back, outputs that a graph holds until it has run."""
 
+Given = dict[int, Block]
+"""Blocks by the place of their tensor among what a task gives out."""
+
 _USER: Final = 1
 
 
@@ -76,13 +79,15 @@ class HomeStates(Automaton):
     Args:
         workload: of all partitions.
         j: the partition.
+        queues: of blocks on their way.
+        ways: in how many ways they leave.
 
     Attributes:
         base: bytes in use at the start: as allocated, and as asked for.
     """
 
-    def __init__(self, workload: Workload, j: int) -> None:
-        super().__init__(3)
+    def __init__(self, workload: Workload, j: int, *, queues: int = 3, ways: int = 1) -> None:
+        super().__init__(queues, ways)
         self._works, self._first, self._last = workload.partitions[j], j == 0, j == workload.n - 1
         own = Workload(
             (self._works,),
@@ -97,12 +102,12 @@ class HomeStates(Automaton):
                 self.new(sum(nbytes))
         self._graphs: dict[tuple[tuple[int, int], ...], Placed] = {}
         self.base = self.allocator.allocated, self.allocator.live
-        self.start = self.enter(((), (), ()), _Held())
+        self.start = self.enter(((),) * queues, _Held())
 
     def forward(self, held: _Held, size: int) -> tuple[Group, _Held]:
         """The first pass of a checkpoint."""
         work = self._works[size]
-        left = self._given(work.leaving, work.output_bytes, self._passes.plain(0, work))
+        left = self._given(work.leaving, self.leaving_bytes(size), self._passes.plain(0, work))
         return self._leave(held, left, left)
 
     def forward_task(self, held: _Held, size: int) -> tuple[Group, _Held]:
@@ -111,25 +116,41 @@ class HomeStates(Automaton):
         graph, shared = self._passes.open_graph(0, work)
         assert isinstance(graph, OpenGraph)  # noqa: S101 - a device without limit is never full
         held = held._replace(stack=self.push(self._one_of(graph.placed), held.stack))
-        left = self._given(work.leaving, work.output_bytes, shared)
+        left = self._given(work.leaving, self.leaving_bytes(size), shared)
         kept = [id(block) for block in graph.shared.values()]
-        return self._leave(held, [block for block in left if id(block) not in kept], left)
+        return self._leave(held, {place: block for place, block in left.items() if id(block) not in kept}, left)
 
-    def _given(self, names: Sequence[int], sizes: Sequence[int], found: Mapping[int, Block]) -> list[Block]:
+    def leaving_bytes(self, size: int) -> tuple[int, ...]:
+        """Bytes of the tensors that leave a task."""
+        return self._works[size].output_bytes
+
+    def returning_bytes(self, size: int) -> tuple[int, ...]:
+        """Bytes of what comes into a task, and so of the gradients that leave it."""
+        return self._works[size].input_bytes
+
+    def _given(self, names: Sequence[int], sizes: Sequence[int], found: Mapping[int, Block]) -> Given:
         """A block for each of some tensors but those that are passed on, which are on a copy stream."""
-        given = []
+        given = {}
         for place, nbytes in enumerate(sizes):
             name = names[place] if names else NO_BLOCK
             if name >= NO_BLOCK:
-                given.append(found[name] if name in found else self.new(nbytes))
+                given[place] = found[name] if name in found else self.new(nbytes)
         return given
 
-    def _leave(self, held: _Held, own: Sequence[Block], left: Sequence[Block]) -> tuple[Group, _Held]:
+    def _leave(self, held: _Held, own: Given, left: Given) -> tuple[Any, _Held]:
         """Blocks ``left`` are given out, of which nobody else holds those in ``own``."""
         if self._last:
-            entry = spots(own), sum(block.requested for block in left)
+            entry = spots(own.values()), sum(block.requested for block in left.values())
             return (), held._replace(outputs=self.push(entry, held.outputs))
-        return self.send(LEFT, own), held
+        return self.leave(own), held
+
+    def leave(self, blocks: Given) -> Any:
+        """Put what a forward pass gives out on its way; ``blocks`` by place among what leaves."""
+        return self.send(LEFT, blocks.values())
+
+    def give_back(self, blocks: Given) -> Any:
+        """Put the gradients that a backward pass gives out on their way."""
+        return self.send(RETURNED, blocks.values())
 
     def loss(self, held: _Held) -> tuple[Group, _Held]:
         """Outputs are concatenated, and their gradient is made."""
@@ -169,12 +190,12 @@ class HomeStates(Automaton):
             held = held._replace(stack=held.stack[1])
         self._passes.lasting.gradients = {0: []} if before else {}
         self._passes.lasting.alone = {0} if before == 1 and is_open else set()
-        lent = self._lent(work, held, is_open=is_open, last=last)
+        lent = self._lent(size, held, is_open=is_open, last=last)
         found = self._passes.backward(0, work, graph, lent, is_open=is_open)
         held = held._replace(graph=None)
         if not before:
             held = held._replace(gradients=self.intern(spots(self._passes.lasting.gradients[0])))
-        returned = list(found.values()) if self._first else self._given(work.returning, work.input_bytes, found)
+        returned = found if self._first else self._given(work.returning, self.returning_bytes(size), found)
         drop_all(lent.values())
         if is_open and not self._last and not self.watch.passed:
             self.send(SHARED, self.allocator.take_deferred())
@@ -183,21 +204,24 @@ class HomeStates(Automaton):
                 drop_all(map(self.block, held.loss or ()))
             held = held._replace(loss=None)
         if self._first:
-            drop_all(returned)
+            drop_all(returned.values())
             return (), held
-        return self.send(RETURNED, returned), held
+        return self.give_back(returned), held
 
-    def _lent(self, work: TaskWork, held: _Held, *, is_open: bool, last: bool) -> dict[int, Block]:
+    def _lent(self, size: int, held: _Held, *, is_open: bool, last: bool) -> dict[int, Block]:
         """What a backward pass lets go of; what was copied here is counted, and given back, by :class:`CopyStates`."""
-        sizes: dict[int, int] = {}
+        work, sizes = self._works[size], dict[int, int]()
         if is_open and not self._first:
             kept = self._passes.kept(work)
-            inputs = {input_name(place): nbytes for place, nbytes in enumerate(work.input_bytes)}
+            inputs = {input_name(place): nbytes for place, nbytes in enumerate(self.returning_bytes(size))}
             sizes |= {name: nbytes for name, nbytes in inputs.items() if name in kept}
         if not self._last:
-            sizes |= {gradient_name(place): nbytes for place, nbytes in enumerate(work.output_bytes)}
+            sizes |= {gradient_name(place): nbytes for place, nbytes in enumerate(self.leaving_bytes(size))}
         elsewhere = Tally(self.watch)
         lent = {name: elsewhere.alloc(nbytes, 0) for name, nbytes in sizes.items()}
+        for name in lent.keys() & {*work.returning}:
+            # It goes on as it is.
+            lent[name].hold()
         if self._last and len(work.output_bytes) == 1:
             lent[gradient_name(0)] = self.block(held.loss[0]) if held.loss else elsewhere.alloc(0, 0)
             if not last:

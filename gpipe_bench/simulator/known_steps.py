@@ -64,7 +64,7 @@ def run_known(workload: Workload, machine: Machine, settings: Settings) -> Run |
     """Run a workload; None where a device is full, so that its threads wait for it."""
     devices = settings.devices or tuple(range(workload.n))
     with no_collection():
-        if settings.memory and not settings.tally and not any(skip.source != skip.target for skip in workload.skips):
+        if settings.memory and not settings.tally:
             with suppress(Unclear):
                 return _by_states(workload, machine, settings, devices)
         try:

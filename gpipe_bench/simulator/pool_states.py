@@ -9,13 +9,14 @@ few states follow each other again and again, on all devices whose work is alike
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.allocator import Allocator, Block, Saved
+from gpipe_bench.simulator.come_backs import Backs
 from gpipe_bench.simulator.streams import Event
 from gpipe_bench.simulator.tables import Integers
 
@@ -27,7 +28,12 @@ SEEN: Final = 2**15
 Group = tuple[tuple[int, int, int], ...]
 """Blocks that come back together: address, size and bytes asked for."""
 
+_Part = tuple[int | tuple[int, ...], ...]
+"""Number of a pass, and of each queue how many groups come back before it, or which."""
+
 _STREAM: Final = 0
+_IN_CODE: Final = 3
+"""Queues whose numbers find room in a code."""
 
 
 class Bytes(NamedTuple):
@@ -82,6 +88,10 @@ class Automaton:
 
     A pass is a method; it gives what it leaves on its way, and what is held from then on.
 
+    Args:
+        queues: of blocks on their way.
+        ways: in how many ways a pass leaves blocks that are told apart.
+
     Attributes:
         allocator: of the device.
         start: the first state; set by whoever derives from this.
@@ -90,19 +100,23 @@ class Automaton:
 
     start: State
 
-    def __init__(self, queues: int) -> None:
+    def __init__(self, queues: int, ways: int = 1) -> None:
         self.watch = _Watch()
         self.allocator = Allocator(self.watch)
         # They are part of every state.
         self.allocator.pools(_STREAM)
         self._targets: list[State] = []
-        self._rows = np.zeros((64, len(Bytes._fields)), dtype=np.int64)
+        # Of what goes on its way in several ways there are more columns.
+        self._rows = np.zeros((64, len(Bytes._fields) + 2 * (ways - 1)), dtype=np.int64)
         self.queues: list[tuple[Group, ...]] = [()] * queues
         self._calls: list[tuple[str, tuple[Any, ...]]] = []
         self._numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
         self._states: dict[Hashable, State] = {}
         self._same: dict[Hashable, Any] = {}
         self._known: dict[bytes, tuple[NDArray[np.int32], int]] = {}
+        # Of codes below zero: -1 stands for the first part.
+        self._parts: list[_Part] = []
+        self._odd_codes: dict[_Part, int] = {}
 
     def number(self, name: str, *arguments: Any) -> int:
         """The number of a pass: a method, and what it is called with."""
@@ -115,8 +129,11 @@ class Automaton:
     def run(self, codes: Integers) -> tuple[Integers, int]:
         """What passes in a row do: the fields of :class:`Bytes` of each, (passes, 6), and all that is reserved.
 
+        With more ways there are as many more columns like the last two.
+
         Args:
-            codes: number of each pass, and in base :data:`SEEN` how many groups of each queue came back before it.
+            codes: number of each pass, and in base :data:`SEEN` how many groups of each queue came back before it; or
+                what :meth:`codes` has in place of that.
         """
         key = codes.tobytes()
         if key not in self._known:
@@ -160,42 +177,88 @@ class Automaton:
             state = self._states[key] = State(free, queues, held)
         return state
 
-    def send(self, place: int, blocks: Sequence[Block]) -> Group:
+    def send(self, place: int, blocks: Iterable[Block]) -> Group:
         """Put a group of blocks on its way, at the end of a queue."""
         group: Group = self.intern(spots(blocks))
         self.queues[place] += (group,)
         return group
 
+    def codes(self, numbers: Integers, backs: Sequence[Backs]) -> Integers:
+        """Codes of passes in a row.
+
+        Args:
+            numbers: of the passes.
+            backs: of each queue, what comes back between them.
+        """
+        few = len(backs) <= _IN_CODE and all(int(back.new.max(initial=0)) < SEEN for back in backs)
+        codes, weight = numbers.copy(), SEEN
+        for back in backs if few else ():
+            codes += weight * back.new
+            weight *= SEEN
+        odd: Iterable[int] = {which for back in backs for which in back.odd} if few else range(len(numbers))
+        parts = [back.new.tolist() for back in backs] if odd else []
+        for which in odd:
+            part = [one.odd.get(which, new[which]) for one, new in zip(backs, parts, strict=True)]
+            codes[which] = -self._odd_code((int(numbers[which]), *part))
+        return codes
+
+    def _odd_code(self, part: _Part) -> int:
+        code = self._odd_codes.get(part)
+        if code is None:
+            self._parts.append(part)
+            code = self._odd_codes[part] = len(self._parts)
+        return code
+
     def _step(self, state: State, code: int) -> int:
         """Make a transition; gives its number."""
         allocator = self.allocator
         allocator.restore(state.free)
-        code, number = divmod(code, SEEN)
+        number, backs = self._decoded(code)
         self.queues = list(state.queues)
-        for place, queue in enumerate(state.queues):
-            code, back = divmod(code, SEEN)
+        self.watch.passed = False
+        for place, (queue, back) in enumerate(zip(state.queues, backs, strict=True)):
+            which = range(back) if isinstance(back, int) else back
             # What comes back as soon as it is freed is not on its way yet.
-            self.watch.passed = back > len(queue)
-            for group in queue[:back]:
-                self._give(group)
-            self.queues[place] = queue[back:]
+            self.watch.passed |= bool(which) and which[-1] >= len(queue)
+            for group in which:
+                self._give(queue[group] if group < len(queue) else ())
+            self.queues[place] = queue[len(which) :]
+            if not isinstance(back, int):
+                self.queues[place] = tuple(group for number, group in enumerate(queue) if number not in back)
         name, arguments = self._calls[number]
         on_way, held = getattr(self, name)(state.held, *arguments)
         allocator.collect()
         used = allocator.allocated, allocator.peak_allocated, allocator.live, allocator.peak_live
-        sizes = sum(size for _, size, _ in on_way), sum(requested for _, _, requested in on_way)
         number = len(self._targets)
         if number == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[number] = Bytes(*used, *sizes)
+        sizes = self.sizes(on_way)
+        self._rows[number, : len(used) + len(sizes)] = *used, *sizes
         self._targets.append(self.enter(tuple(self.queues), held))
         return number
+
+    def _decoded(self, code: int) -> tuple[int, Sequence[int | tuple[int, ...]]]:
+        """The number of a pass, and what of each queue comes back before it."""
+        if code < 0:
+            number, *backs = self._parts[-code - 1]
+            assert isinstance(number, int)  # noqa: S101 - it comes first
+            return number, backs
+        code, number = divmod(code, SEEN)
+        parts = []
+        for _ in self.queues:
+            code, part = divmod(code, SEEN)
+            parts.append(part)
+        return number, parts
+
+    def sizes(self, on_way: Any) -> tuple[int, ...]:
+        """Bytes of what a pass leaves on its way: as allocated, and as asked for."""
+        return sum(size for _, size, _ in on_way), sum(requested for _, _, requested in on_way)
 
     def _give(self, group: Group) -> None:
         for address, size, _ in group:
             self.allocator.give(address, size, _STREAM)
 
 
-def spots(blocks: Sequence[Block]) -> Group:
+def spots(blocks: Iterable[Block]) -> Group:
     """Where blocks are."""
     return tuple((block.address, block.size, block.requested) for block in blocks)
