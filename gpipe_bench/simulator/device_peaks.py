@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.come_backs import counted
+from gpipe_bench.simulator.copy_states import CopyStates
 from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.home_states import CopyStates, HomeStates, is_covered, not_kept, passed_on
+from gpipe_bench.simulator.home_states import HomeStates, is_covered, not_kept, passed_on
 from gpipe_bench.simulator.passes import alike
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.skip_lives import Lives, touched
@@ -255,4 +256,3 @@ def _leaving_early(work: TaskWork) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if all(both) and len(gone) < len(work.input_bytes):
         raise Unclear
     return both
-

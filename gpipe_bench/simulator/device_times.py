@@ -147,7 +147,9 @@ class DeviceTimes:
             return _NEVER, _NEVER
         times = self._column("issue", "copy", j)
         if self._steps[0].numbers:
-            return times, np.stack([self._noted(step).entries["copy"][self._rows("copy", j), j] for step in self._steps])
+            return times, np.stack(
+                [self._noted(step).entries["copy"][self._rows("copy", j), j] for step in self._steps]
+            )
         # The calling thread issues those of a cycle one after the other.
         before = self._column("issue", "copy", j - 1, j) if j > 1 else times
         return times, 2 * np.concatenate([before[:, :-1], times[:, -1:]], axis=1)

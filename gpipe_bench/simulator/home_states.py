@@ -1,4 +1,4 @@
-"""The memory of a partition as an automaton: its compute stream, and each of its copy streams."""
+"""The memory of a partition as an automaton: its compute stream."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any, Final, NamedTuple
 from gpipe_bench.simulator.allocator import Block, drop_all
 from gpipe_bench.simulator.passes import OpenGraph, Passes
 from gpipe_bench.simulator.places import Places
-from gpipe_bench.simulator.pool_states import Automaton, Group, spots
+from gpipe_bench.simulator.pool_states import Group, spots
 from gpipe_bench.simulator.programs import Placed
 from gpipe_bench.simulator.steps import NO_BLOCK
+from gpipe_bench.simulator.straight import QuickPass, Straight, left_in_use
 from gpipe_bench.simulator.tally import Tally
-from gpipe_bench.simulator.ways import kept_names
+from gpipe_bench.simulator.ways import kept_names, own_names
 from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
 
-__all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates", "is_covered", "not_kept", "passed_on"]
+__all__ = ["LEFT", "RETURNED", "SHARED", "Given", "HomeStates", "is_covered", "not_kept", "passed_on"]
 
 LEFT, RETURNED, SHARED = range(3)
 """Queues: outputs that were sent on, gradients that were sent back, outputs that a graph holds until it has run."""
@@ -73,7 +74,7 @@ def passed_on(work: TaskWork) -> tuple[int, ...]:
     return tuple(place for place in range(len(work.input_bytes)) if input_name(place) in work.leaving)
 
 
-class HomeStates(Automaton):
+class HomeStates(Straight):
     """The compute stream of a partition.
 
     Args:
@@ -100,6 +101,7 @@ class HomeStates(Automaton):
         if self._first:
             for nbytes in zip(*(self._works[size].input_bytes for size in workload.microbatch_sizes), strict=True):
                 self.new(sum(nbytes))
+        self._quick: dict[int, QuickPass | None] = {}
         self._graphs: dict[tuple[tuple[int, int], ...], Placed] = {}
         self.base = self.allocator.allocated, self.allocator.live
         self.start = self.enter(((),) * queues, _Held())
@@ -208,8 +210,44 @@ class HomeStates(Automaton):
             return (), held
         return self.give_back(returned), held
 
+    def quick(self, number: int) -> tuple[int, ...] | None:
+        """Run a pass of a checkpoint that does nothing but what it asks for and gives out."""
+        if number not in self._quick:
+            self._quick[number] = self._quick_pass(*self.calls[number])
+        quick = self._quick[number]
+        if quick is None:
+            return None
+        allocator, held = self.allocator, self.held
+        allocator.begin()
+        on_way: Any = ()
+        if quick.name == "recompute":
+            blocks = quick.make({}, {})
+            self.held = held._replace(graph=left_in_use(blocks))
+        elif quick.name == "forward":
+            left = quick.give_out(*quick.make({}, {}))
+            on_way, self.held = self._leave(held, left, left)
+        else:
+            small, large = (done.blocks.copy() for done in held.graph.done)
+            returned = quick.give_out(*quick.make(small, large))
+            self.held = held._replace(graph=None)
+            on_way = () if self._first else self.give_back(returned)
+        return *allocator.used(), *self.sizes(on_way)
+
+    def _quick_pass(self, name: str, arguments: tuple[Any, ...]) -> QuickPass | None:
+        if name not in {"forward", "recompute", "backward"}:
+            return None
+        size = arguments[0]
+        work = self._works[size]
+        given = (work.leaving, self.leaving_bytes(size)) if name == "forward" else ((), ())
+        if name == "backward":
+            is_open, before, last = arguments[1]
+            if is_open or not before or (self._last and last) or (self._first and own_names(work.returning)):
+                return None
+            given = ((), ()) if self._first else (work.returning, self.returning_bytes(size))
+        return QuickPass(name, self._passes.closed(work)[name], self.allocator, *given)
+
     def _lent(self, size: int, held: _Held, *, is_open: bool, last: bool) -> dict[int, Block]:
-        """What a backward pass lets go of; what was copied here is counted, and given back, by :class:`CopyStates`."""
+        """What a backward pass lets go of; what was copied here is given back by that copy stream's states."""
         work, sizes = self._works[size], dict[int, int]()
         if is_open and not self._first:
             kept = self._passes.kept(work)
@@ -251,36 +289,3 @@ class HomeStates(Automaton):
         _, held = self.update(held)
         drop_all(map(self.block, held.gradients or ()))
         return (), held._replace(gradients=None)
-
-
-class CopyStates(Automaton):
-    """A copy stream of a partition: what comes from the partition before, and from the next one."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.start = self.enter(((),), (None,))
-
-    def arrive(
-        self, held: tuple[Any], sizes: Sequence[int], gone: Sequence[int], sent: Sequence[int]
-    ) -> tuple[Group, tuple[Any]]:
-        """Inputs come, and are kept until their task's backward pass has run.
-
-        Those at the places ``gone`` are on their way as soon as its forward pass has run, those at ``sent`` when they
-        have been passed on as well; nothing else comes here in between. Gives the latter, or else the former.
-        """
-        made = spots([self.new(nbytes) for nbytes in sizes])
-        going: Group = ()
-        for places in (gone, sent):
-            if places:
-                going = self.intern(tuple(made[place] for place in places))
-                self.queues[0] += (going,)
-        kept = tuple(spot for place, spot in enumerate(made) if place not in gone and place not in sent)
-        return going, (self.push(kept, held[0]),)
-
-    def leave(self, held: tuple[Any], sizes: Sequence[int]) -> tuple[Group, tuple[Any]]:
-        """Gradients come; with the backward pass that follows they go, and so do its inputs if any are kept."""
-        group = spots([self.new(nbytes) for nbytes in sizes])
-        if held[0] is not None:
-            group, held = group + held[0][0], (held[0][1],)
-        self.queues[0] += (self.intern(group),)
-        return (), held

@@ -96,6 +96,9 @@ class Automaton:
         allocator: of the device.
         start: the first state; set by whoever derives from this.
         queues: while a pass runs, groups on their way.
+        held: while a pass runs, what is held.
+        calls: by number of a pass, its method and arguments.
+        targets: by transition the state that it leads to.
     """
 
     start: State
@@ -105,11 +108,12 @@ class Automaton:
         self.allocator = Allocator(self.watch)
         # They are part of every state.
         self.allocator.pools(_STREAM)
-        self._targets: list[State] = []
+        self.targets: list[State] = []
+        self.held: Any = ()
         # Of what goes on its way in several ways there are more columns.
         self._rows = np.zeros((64, len(Bytes._fields) + 2 * (ways - 1)), dtype=np.int64)
         self.queues: list[tuple[Group, ...]] = [()] * queues
-        self._calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
         self._states: dict[Hashable, State] = {}
         self._same: dict[Hashable, Any] = {}
@@ -122,8 +126,8 @@ class Automaton:
         """The number of a pass: a method, and what it is called with."""
         key = name, arguments
         if key not in self._numbers:
-            self._numbers[key] = len(self._calls)
-            self._calls.append(key)
+            self._numbers[key] = len(self.calls)
+            self.calls.append(key)
         return self._numbers[key]
 
     def run(self, codes: Integers) -> tuple[Integers, int]:
@@ -137,16 +141,21 @@ class Automaton:
         """
         key = codes.tobytes()
         if key not in self._known:
-            taken, state, targets = [], self.start, self._targets
-            for code in codes.tolist():
-                number = state.next.get(code)
-                if number is None:
-                    number = state.next[code] = self._step(state, code)
-                taken.append(number)
-                state = targets[number]
+            taken, state = self.follow(codes)
             self._known[key] = np.array(taken, dtype=np.int32), state.free.reserved
         numbers, reserved = self._known[key]
         return self._rows[numbers], reserved
+
+    def follow(self, codes: Integers) -> tuple[list[int], State]:
+        """Numbers of the transitions, and the last state."""
+        taken, state, targets = [], self.start, self.targets
+        for code in codes.tolist():
+            number = state.next.get(code)
+            if number is None:
+                number = state.next[code] = self.step(state, code)
+            taken.append(number)
+            state = targets[number]
+        return taken, state
 
     def push(self, item: Hashable, below: Any) -> Any:
         """A stack with one item more, the one object for it."""
@@ -209,35 +218,48 @@ class Automaton:
             code = self._odd_codes[part] = len(self._parts)
         return code
 
-    def _step(self, state: State, code: int) -> int:
+    def step(self, state: State, code: int) -> int:
         """Make a transition; gives its number."""
-        allocator = self.allocator
-        allocator.restore(state.free)
-        number, backs = self._decoded(code)
-        self.queues = list(state.queues)
+        self.allocator.restore(state.free)
+        self.queues, self.held = list(state.queues), state.held
+        number, backs = self.decoded(code)
+        self.come_back(backs)
+        on_way = self.call(number)
+        return self.add_row((*self.allocator.used(), *self.sizes(on_way)), self.enter(tuple(self.queues), self.held))
+
+    def come_back(self, backs: Sequence[int | tuple[int, ...]]) -> None:
+        """What comes back of each queue."""
         self.watch.passed = False
-        for place, (queue, back) in enumerate(zip(state.queues, backs, strict=True)):
+        for place, back in enumerate(backs):
+            if not back:
+                continue
+            queue = self.queues[place]
             which = range(back) if isinstance(back, int) else back
             # What comes back as soon as it is freed is not on its way yet.
-            self.watch.passed |= bool(which) and which[-1] >= len(queue)
-            for group in which:
-                self._give(queue[group] if group < len(queue) else ())
+            self.watch.passed |= which[-1] >= len(queue)
+            for group in queue[:back] if isinstance(back, int) else (queue[one] for one in back if one < len(queue)):
+                self._give(group)
             self.queues[place] = queue[len(which) :]
             if not isinstance(back, int):
                 self.queues[place] = tuple(group for number, group in enumerate(queue) if number not in back)
-        name, arguments = self._calls[number]
-        on_way, held = getattr(self, name)(state.held, *arguments)
-        allocator.collect()
-        used = allocator.allocated, allocator.peak_allocated, allocator.live, allocator.peak_live
-        number = len(self._targets)
+
+    def call(self, number: int) -> Any:
+        """Run a pass; gives what it leaves on its way."""
+        name, arguments = self.calls[number]
+        on_way, self.held = getattr(self, name)(self.held, *arguments)
+        self.allocator.collect()
+        return on_way
+
+    def add_row(self, row: Sequence[int], target: State) -> int:
+        """A transition; gives its number."""
+        number = len(self.targets)
         if number == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        sizes = self.sizes(on_way)
-        self._rows[number, : len(used) + len(sizes)] = *used, *sizes
-        self._targets.append(self.enter(tuple(self.queues), held))
+        self._rows[number, : len(row)] = row
+        self.targets.append(target)
         return number
 
-    def _decoded(self, code: int) -> tuple[int, Sequence[int | tuple[int, ...]]]:
+    def decoded(self, code: int) -> tuple[int, Sequence[int | tuple[int, ...]]]:
         """The number of a pass, and what of each queue comes back before it."""
         if code < 0:
             number, *backs = self._parts[-code - 1]

@@ -127,6 +127,7 @@ class Program:
 
     Attributes:
         outstanding: those of them that it gave back, so that they count as in use no more.
+        requests: to the small pool, and to the large one.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Program:
         self.live, self.live_peak = live[-1] + sum(lent.values()), max(live)
         self.left, self.outstanding = rows.alive, tuple(name for name in rows.outstanding if name not in lent)
         self._let_go = [(name, rounded(lent[name]) if name in lent else 0) for name in rows.outstanding]
+        self.requests = rows.requests
         self._rows = [Row(requests) for requests in rows.requests]
         self._asks = any(rows.requests)
         order = rows.order()
@@ -210,6 +212,12 @@ class Program:
         # The first two are kept for as long as the program is.
         key = id(small), id(large), outstanding
         if key not in self._sums:
-            sums = list(accumulate(self._in_order(small + large + outstanding), initial=0))
-            self._sums[key] = sums[-1], max(sums)
+            self._sums[key] = self.sums(small, large, outstanding)
         return self._sums[key]
+
+    def sums(
+        self, small: tuple[int, ...], large: tuple[int, ...], outstanding: tuple[int, ...] = ()
+    ) -> tuple[int, int]:
+        """What takes and gives that change the bytes in use by so much come to, and the most on the way."""
+        sums = list(accumulate(self._in_order(small + large + outstanding), initial=0))
+        return sums[-1], max(sums)

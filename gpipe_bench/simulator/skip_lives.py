@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from gpipe_bench.simulator.skip_times import Copy
 from gpipe_bench.simulator.steps import NO_BLOCK
 from gpipe_bench.simulator.ways import kept_names
-from gpipe_bench.simulator.workload import SkipWork, TaskWork, Workload, gradient_name, input_name
+from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
 
 __all__ = ["Lives", "touched"]
 
@@ -84,7 +84,7 @@ class Lives:
         senders = {max(place - copied + 1, 0) for place in places}
         if back:
             return 0 if senders == {0} else min(senders - {0})
-        return max(senders, key=lambda sender: self._turn(sender))
+        return max(senders, key=self._turn)
 
     def _turn(self, sender: int) -> tuple[int, int]:
         """The cycle of a copy or portal, and its place there."""

@@ -9,7 +9,7 @@ come:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,9 +64,7 @@ def skip_peaks(
     return int(peak[1]), int(peak[0]), reserved + slots.reserved
 
 
-def _requests(
-    lives: Lives, rows: Integers, times: SkipTimes, slots: Slots, again: Flags, step: int
-) -> Iterator[_Rows]:
+def _requests(lives: Lives, rows: Integers, times: SkipTimes, slots: Slots, again: Flags, step: int) -> Iterator[_Rows]:
     """All requests of a step; ``rows``: what passes do."""
     m, j = len(again), lives.j
     used, grown = rows[:, [0, 2]], rows[:, [1, 3]]

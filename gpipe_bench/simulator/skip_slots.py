@@ -109,9 +109,7 @@ class Slots:
             if key not in known:
                 size, again = key
                 senders = self._lives.gradients(size) if one.back else self._lives.inputs(size, is_open=not again)
-                known[key] = [
-                    WITH_BACKWARD if sender is None else (one.back, sender) for sender in senders[one.places]
-                ]
+                known[key] = [WITH_BACKWARD if sender is None else (one.back, sender) for sender in senders[one.places]]
         return [known[key] for key in zip(self._sizes, self._again.tolist(), strict=True)]
 
     def _pass_numbers(self, where: Sequence[Sequence[Sequence[_Way]]]) -> Integers:
@@ -126,9 +124,9 @@ class Slots:
                 queues = tuple(map(self._ways.index, where[place][i]))
                 brought = bytes_of(size)[one.places], queues
                 if one.back:
-                    numbers.append([self._states.number("come_back", one.kind, *brought, end) for end in (False, True)])
+                    numbers.append([self._states.number("bring_back", one.kind, *brought, end) for end in (False, True)])
                 else:
-                    numbers.append([self._states.number("come", *brought, one.copy.kind == "copy")] * 2)
+                    numbers.append([self._states.number("bring", *brought, one.copy.kind == "copy")] * 2)
             found[place] = np.where(self._numbers[place] == last, *np.array(numbers).T[::-1])
         return found
 

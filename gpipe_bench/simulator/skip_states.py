@@ -98,9 +98,7 @@ class SlotStates(Automaton):
         """Those of each queue."""
         return tuple(sum(spot[what] for spot in group) for group in on_way for what in (1, 2))
 
-    def come(
-        self, held: _Held, sizes: Sequence[int], where: Sequence[int], last: bool
-    ) -> tuple[list[Group], _Held]:
+    def bring(self, held: _Held, sizes: Sequence[int], where: Sequence[int], last: bool) -> tuple[list[Group], _Held]:
         """Inputs come; ``where``: the queue of each, ``last``: whether nothing more comes for the task."""
         groups = self._made(sizes, where)
         held = held._replace(coming=held.coming + groups[0])
@@ -108,7 +106,7 @@ class SlotStates(Automaton):
             held = _Held((), self.push(held.coming, held.stack), held.waiting)
         return groups, self._same_held(held)
 
-    def come_back(
+    def bring_back(
         self, held: _Held, kind: int, sizes: Sequence[int], where: Sequence[int], last: bool
     ) -> tuple[list[Group], _Held]:
         """Gradients come; with the last ones all that goes with the backward pass is on its way."""
