@@ -73,8 +73,11 @@ class Agenda:
     def wait(self, waiter: int, awaited: int) -> None:
         """What is issued to ``waiter`` from now on begins after everything issued to ``awaited`` so far."""
         own, more = self.streams[waiter], self.streams[awaited]
-        if own != more:
-            self.streams[waiter] = own + tuple(one for one in more if one not in own)
+        if len(more) == 1:
+            if more[0] not in own:
+                self.streams[waiter] = own + more
+        elif own != more:
+            self.streams[waiter] = own + tuple([one for one in more if one not in own])
 
     def compute(self, stream: int, kernels: Kernels) -> int:
         """Issue kernels, and enter the turn in which the thread goes on."""
