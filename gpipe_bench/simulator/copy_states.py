@@ -19,7 +19,7 @@ class CopyStates(Automaton):
 
     def arrive(
         self, held: tuple[Any], sizes: Sequence[int], gone: Sequence[int], sent: Sequence[int]
-    ) -> tuple[Group, tuple[Any]]:
+    ) -> tuple[list[Group], tuple[Any]]:
         """Inputs come, and are kept until their task's backward pass has run.
 
         Those at the places ``gone`` are on their way as soon as its forward pass has run, those at ``sent`` when they
@@ -32,12 +32,12 @@ class CopyStates(Automaton):
                 going = self.intern(tuple(made[place] for place in places))
                 self.queues[0] += (going,)
         kept = tuple(spot for place, spot in enumerate(made) if place not in gone and place not in sent)
-        return going, (self.push(kept, held[0]),)
+        return [going], (self.push(kept, held[0]),)
 
-    def leave(self, held: tuple[Any], sizes: Sequence[int]) -> tuple[Group, tuple[Any]]:
+    def leave(self, held: tuple[Any], sizes: Sequence[int]) -> tuple[list[Group], tuple[Any]]:
         """Gradients come; with the backward pass that follows they go, and so do its inputs if any are kept."""
         group = spots([self.new(nbytes) for nbytes in sizes])
         if held[0] is not None:
             group, held = group + held[0][0], (held[0][1],)
         self.queues[0] += (self.intern(group),)
-        return (), held
+        return [], held

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpipe_bench.simulator.allocator import Block, drop_all
+from gpipe_bench.simulator.free_states import Made
 from gpipe_bench.simulator.passes import OpenGraph, Passes
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.pool_states import Group, spots
+from gpipe_bench.simulator.pools import State
 from gpipe_bench.simulator.programs import Placed
+from gpipe_bench.simulator.request_rows import Done
 from gpipe_bench.simulator.steps import NO_BLOCK
-from gpipe_bench.simulator.straight import QuickPass, Straight, left_in_use
+from gpipe_bench.simulator.straight import Out, QuickPass, Spots, Straight
 from gpipe_bench.simulator.tally import Tally
 from gpipe_bench.simulator.ways import kept_names, own_names
 from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
@@ -25,6 +28,8 @@ Given = dict[int, Block]
 """Blocks by the place of their tensor among what a task gives out."""
 
 _USER: Final = 1
+_NOTHING: Final = State(())
+_NO_BLOCKS: Final[tuple[dict[int, int], dict[int, int]]] = ({}, {})
 
 
 class _Held(NamedTuple):
@@ -102,17 +107,18 @@ class HomeStates(Straight):
             for nbytes in zip(*(self._works[size].input_bytes for size in workload.microbatch_sizes), strict=True):
                 self.new(sum(nbytes))
         self._quick: dict[int, QuickPass | None] = {}
+        self._graph: tuple[Made, Made] | None = None
         self._graphs: dict[tuple[tuple[int, int], ...], Placed] = {}
         self.base = self.allocator.allocated, self.allocator.live
         self.start = self.enter(((),) * queues, _Held())
 
-    def forward(self, held: _Held, size: int) -> tuple[Group, _Held]:
+    def forward(self, held: _Held, size: int) -> tuple[list[Group], _Held]:
         """The first pass of a checkpoint."""
         work = self._works[size]
         left = self._given(work.leaving, self.leaving_bytes(size), self._passes.plain(0, work))
         return self._leave(held, left, left)
 
-    def forward_task(self, held: _Held, size: int) -> tuple[Group, _Held]:
+    def forward_task(self, held: _Held, size: int) -> tuple[list[Group], _Held]:
         """The forward pass of a task without checkpoint, whose graph may keep what it gives out."""
         work = self._works[size]
         graph, shared = self._passes.open_graph(0, work)
@@ -139,22 +145,23 @@ class HomeStates(Straight):
                 given[place] = found[name] if name in found else self.new(nbytes)
         return given
 
-    def _leave(self, held: _Held, own: Given, left: Given) -> tuple[Any, _Held]:
+    def _leave(self, held: _Held, own: Given, left: Given) -> tuple[list[Group], _Held]:
         """Blocks ``left`` are given out, of which nobody else holds those in ``own``."""
         if self._last:
             entry = spots(own.values()), sum(block.requested for block in left.values())
-            return (), held._replace(outputs=self.push(entry, held.outputs))
-        return self.leave(own), held
+            return [], held._replace(outputs=self.push(entry, held.outputs))
+        return self._send(own, back=False), held
 
-    def leave(self, blocks: Given) -> Any:
-        """Put what a forward pass gives out on its way; ``blocks`` by place among what leaves."""
-        return self.send(LEFT, blocks.values())
+    def groups(self, where: Spots, *, back: bool) -> list[tuple[int, Group]]:
+        """What a pass gives out, as what goes together, with its queue; ``back``: whether a backward pass gives it."""
+        return [(RETURNED if back else LEFT, tuple(where.values()))]
 
-    def give_back(self, blocks: Given) -> Any:
-        """Put the gradients that a backward pass gives out on their way."""
-        return self.send(RETURNED, blocks.values())
+    def _send(self, blocks: Given, *, back: bool) -> list[Group]:
+        """Put what a pass gives out on its way."""
+        where = dict(zip(blocks, spots(blocks.values()), strict=True))
+        return [self.send(queue, group) for queue, group in self.groups(where, back=back)]
 
-    def loss(self, held: _Held) -> tuple[Group, _Held]:
+    def loss(self, held: _Held) -> tuple[list[Group], _Held]:
         """Outputs are concatenated, and their gradient is made."""
         outputs: list[tuple[Group, int]] = []
         while held.outputs is not None:
@@ -166,15 +173,15 @@ class HomeStates(Straight):
             drop_all(map(self.block, group))
         gradient = self.new(nbytes)
         together.drop()
-        return (), held._replace(loss=self.intern(spots([gradient])))
+        return [], held._replace(loss=self.intern(spots([gradient])))
 
-    def recompute(self, held: _Held, size: int) -> tuple[Group, _Held]:
+    def recompute(self, held: _Held, size: int) -> tuple[list[Group], _Held]:
         """The second pass of a checkpoint."""
         graph = self._passes.graph(0, self._works[size])
         assert isinstance(graph, Placed)  # noqa: S101 - a device without limit is never full
-        return (), held._replace(graph=graph)
+        return [], held._replace(graph=graph)
 
-    def backward(self, held: _Held, size: int, place: tuple[bool, int, bool]) -> tuple[Group, _Held]:
+    def backward(self, held: _Held, size: int, place: tuple[bool, int, bool]) -> tuple[list[Group], _Held]:
         """A backward pass.
 
         Args:
@@ -200,38 +207,59 @@ class HomeStates(Straight):
         returned = found if self._first else self._given(work.returning, self.returning_bytes(size), found)
         drop_all(lent.values())
         if is_open and not self._last and not self.watch.passed:
-            self.send(SHARED, self.allocator.take_deferred())
+            self.send(SHARED, spots(self.allocator.take_deferred()))
         if self._last and last:
             if len(work.output_bytes) > 1:
                 drop_all(map(self.block, held.loss or ()))
             held = held._replace(loss=None)
         if self._first:
             drop_all(returned.values())
-            return (), held
-        return self.give_back(returned), held
+            return [], held
+        return self._send(returned, back=True), held
 
-    def quick(self, number: int) -> tuple[int, ...] | None:
+    def quick(self, number: int) -> int | None:
         """Run a pass of a checkpoint that does nothing but what it asks for and gives out."""
         if number not in self._quick:
             self._quick[number] = self._quick_pass(*self.calls[number])
-        quick = self._quick[number]
-        if quick is None:
+        quick, pools = self._quick[number], self.pools
+        if quick is None or pools is None:
             return None
-        allocator, held = self.allocator, self.held
-        allocator.begin()
-        on_way: Any = ()
         if quick.name == "recompute":
-            blocks = quick.make({}, {})
-            self.held = held._replace(graph=left_in_use(blocks))
-        elif quick.name == "forward":
-            left = quick.give_out(*quick.make({}, {}))
-            on_way, self.held = self._leave(held, left, left)
+            self._graph = quick.make(pools, _NO_BLOCKS)
+            return self.row_number(quick.used(pools, self._graph))
+        if quick.name == "forward":
+            made = quick.make(pools, _NO_BLOCKS)
         else:
-            small, large = (done.blocks.copy() for done in held.graph.done)
-            returned = quick.give_out(*quick.make(small, large))
-            self.held = held._replace(graph=None)
-            on_way = () if self._first else self.give_back(returned)
-        return *allocator.used(), *self.sizes(on_way)
+            graph, self._graph = self._graph, None
+            if graph is None:
+                graph, self.held = self.held.graph.done, self.held._replace(graph=None)
+            made = quick.make(pools, (graph[0].blocks, graph[1].blocks))
+        key = id(made[0]), id(made[1])
+        if key not in quick.out:
+            quick.out[key] = made, self._out(quick, made)
+        groups, row = quick.out[key][1]
+        for queue, group in groups:
+            self.queues[queue] += (group,)
+        if self._last and quick.name == "forward":
+            where = quick.spots(made)
+            entry = tuple(where.values()), sum(requested for _, _, requested in where.values())
+            self.held = self.held._replace(outputs=self.push(entry, self.held.outputs))
+        return row
+
+    def _out(self, quick: QuickPass, made: tuple[Made, Made]) -> Out:
+        back = quick.name == "backward"
+        groups: list[tuple[int, Group]] = []
+        if not (self._first if back else self._last):
+            groups = [(queue, self.intern(group)) for queue, group in self.groups(quick.spots(made), back=back)]
+        assert self.remembered is not None  # noqa: S101 - a quick pass ran
+        used = quick.used(self.remembered, made)
+        return Out(groups, self.row_number((*used, *self.sizes([group for _, group in groups]))))
+
+    def settle(self) -> None:
+        """Leave a graph to :attr:`held`."""
+        if self._graph is not None:
+            small, large = (Done(_NOTHING, made.blocks, ()) for made in self._graph)
+            self.held, self._graph = self.held._replace(graph=Placed((small, large), 0, 0)), None
 
     def _quick_pass(self, name: str, arguments: tuple[Any, ...]) -> QuickPass | None:
         if name not in {"forward", "recompute", "backward"}:
@@ -244,7 +272,7 @@ class HomeStates(Straight):
             if is_open or not before or (self._last and last) or (self._first and own_names(work.returning)):
                 return None
             given = ((), ()) if self._first else (work.returning, self.returning_bytes(size))
-        return QuickPass(name, self._passes.closed(work)[name], self.allocator, *given)
+        return QuickPass(name, self._passes.closed(work)[name], *given)
 
     def _lent(self, size: int, held: _Held, *, is_open: bool, last: bool) -> dict[int, Block]:
         """What a backward pass lets go of; what was copied here is given back by that copy stream's states."""
@@ -278,14 +306,14 @@ class HomeStates(Straight):
                 block.users = (_USER,)
         return graph
 
-    def update(self, held: _Held) -> tuple[Group, _Held]:
+    def update(self, held: _Held) -> tuple[list[Group], _Held]:
         """The optimizer's update."""
         self._passes.lasting.has_state = held.state
         self._passes.lasting.update()
-        return (), held._replace(state=True)
+        return [], held._replace(state=True)
 
-    def renew(self, held: _Held) -> tuple[Group, _Held]:
+    def renew(self, held: _Held) -> tuple[list[Group], _Held]:
         """The optimizer's update, and the next step gives the gradients up."""
         _, held = self.update(held)
         drop_all(map(self.block, held.gradients or ()))
-        return (), held._replace(gradients=None)
+        return [], held._replace(gradients=None)

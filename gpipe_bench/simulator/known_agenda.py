@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from heapq import heappop, heappush
 
-from gpipe_bench.simulator.known_operations import COMPUTE, Operations
+from gpipe_bench.simulator.known_operations import Operations
 from gpipe_bench.simulator.streams import Event
 from gpipe_bench.simulator.workload import Kernels, Machine
 

@@ -100,7 +100,7 @@ class Operations:
         self.starts.append(start)
         if start >= 0:
             start += duration
-            start = start if start > issued else issued
+            start = max(issued, start)
         ends.append(start)
         return number
 
@@ -199,8 +199,7 @@ class Operations:
         while todo:
             number, start = todo.pop()
             _, _, duration, end, _ = pending.pop(number)
-            if start + duration > end:
-                end = start + duration
+            end = max(end, start + duration)
             starts[number], ends[number] = start, end
             if number in self.awaited:
                 self.known.append(number)

@@ -131,8 +131,8 @@ def steps_of(known: KnownOrder, m: int, n: int) -> list[Step]:
             ):
                 table[kind] = _placed(column[which], place, (m + n - 1, n), -1)
         step.turns, step.loss, step.update = turns, loss[0], update
-        for of_stream, edges in zip(held, (step.used, step.shared), strict=True):
-            edges += (_placed(edge, places[1], (m + n - 1, n), 0) for edge in _last(of_stream, columns))
+        for of_stream, tables in zip(held, (step.used, step.shared), strict=True):
+            tables.extend(_placed(edge, places[1], (m + n - 1, n), 0) for edge in _last(of_stream, columns))
         steps.append(step)
     return steps
 

@@ -186,9 +186,9 @@ class Automaton:
             state = self._states[key] = State(free, queues, held)
         return state
 
-    def send(self, place: int, blocks: Iterable[Block]) -> Group:
+    def send(self, place: int, blocks: Group) -> Group:
         """Put a group of blocks on its way, at the end of a queue."""
-        group: Group = self.intern(spots(blocks))
+        group: Group = self.intern(blocks)
         self.queues[place] += (group,)
         return group
 
@@ -234,11 +234,15 @@ class Automaton:
             if not back:
                 continue
             queue = self.queues[place]
+            if back == 1 and queue:
+                self.give(queue[0])
+                self.queues[place] = queue[1:]
+                continue
             which = range(back) if isinstance(back, int) else back
             # What comes back as soon as it is freed is not on its way yet.
             self.watch.passed |= which[-1] >= len(queue)
             for group in queue[:back] if isinstance(back, int) else (queue[one] for one in back if one < len(queue)):
-                self._give(group)
+                self.give(group)
             self.queues[place] = queue[len(which) :]
             if not isinstance(back, int):
                 self.queues[place] = tuple(group for number, group in enumerate(queue) if number not in back)
@@ -272,11 +276,12 @@ class Automaton:
             parts.append(part)
         return number, parts
 
-    def sizes(self, on_way: Any) -> tuple[int, ...]:
-        """Bytes of what a pass leaves on its way: as allocated, and as asked for."""
-        return sum(size for _, size, _ in on_way), sum(requested for _, _, requested in on_way)
+    def sizes(self, on_way: Sequence[Group]) -> tuple[int, ...]:
+        """Bytes of what a pass leaves on its way, each way: as allocated, and as asked for."""
+        return tuple(sum([spot[what] for spot in group]) for group in on_way for what in (1, 2))
 
-    def _give(self, group: Group) -> None:
+    def give(self, group: Group) -> None:
+        """Blocks come back."""
         for address, size, _ in group:
             self.allocator.give(address, size, _STREAM)
 

@@ -124,7 +124,9 @@ class Slots:
                 queues = tuple(map(self._ways.index, where[place][i]))
                 brought = bytes_of(size)[one.places], queues
                 if one.back:
-                    numbers.append([self._states.number("bring_back", one.kind, *brought, end) for end in (False, True)])
+                    numbers.append(
+                        [self._states.number("bring_back", one.kind, *brought, end) for end in (False, True)]
+                    )
                 else:
                     numbers.append([self._states.number("bring", *brought, one.copy.kind == "copy")] * 2)
             found[place] = np.where(self._numbers[place] == last, *np.array(numbers).T[::-1])

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gpipe_bench.simulator.home_states import LEFT, RETURNED, SHARED, Given, HomeStates
+from gpipe_bench.simulator.home_states import LEFT, RETURNED, SHARED, HomeStates
 from gpipe_bench.simulator.pool_states import Automaton, Group, spots
 from gpipe_bench.simulator.skip_lives import Lives
+from gpipe_bench.simulator.straight import Spots
 from gpipe_bench.simulator.workload import Workload
 
 __all__ = ["SkipHomeStates", "SlotStates"]
@@ -46,26 +47,15 @@ class SkipHomeStates(HomeStates):
         """With the skips that arrive."""
         return self._lives.arriving_bytes(size)
 
-    def sizes(self, on_way: Sequence[Group]) -> tuple[int, ...]:
-        """Those of each sender."""
-        return tuple(sum(spot[what] for spot in group) for group in on_way for what in (1, 2))
-
-    def leave(self, blocks: Given) -> list[Group]:
-        """Outputs and stashed skips, each with the copy that sends it last."""
-        return self._sent(blocks, back=False)
-
-    def give_back(self, blocks: Given) -> list[Group]:
-        """Gradients of inputs and of popped skips."""
-        return self._sent(blocks, back=True)
-
-    def _sent(self, blocks: Given, *, back: bool) -> list[Group]:
-        groups: list[list[Any]] = [[] for _ in self._queues[back]]
-        places: dict[int, list[int]] = {}
-        for place, block in blocks.items():
-            places.setdefault(id(block), []).append(place)
-        for of in places.values():
-            groups[self._lives.last_sender(of, back=back)].append(blocks[of[0]])
-        return [self.send(queue, group) for queue, group in zip(self._queues[back], groups, strict=True)]
+    def groups(self, where: Spots, *, back: bool) -> list[tuple[int, Group]]:
+        """What is given out, by what sends it last."""
+        found: list[list[tuple[int, int, int]]] = [[] for _ in self._queues[back]]
+        places: dict[tuple[int, int, int], list[int]] = {}
+        for place, spot in where.items():
+            places.setdefault(spot, []).append(place)
+        for spot, of in places.items():
+            found[self._lives.last_sender(of, back=back)].append(spot)
+        return [(queue, tuple(group)) for queue, group in zip(self._queues[back], found, strict=True)]
 
 
 class _Held(NamedTuple):
@@ -93,10 +83,6 @@ class SlotStates(Automaton):
     def __init__(self, queues: int, kinds: int) -> None:
         super().__init__(queues, ways=queues)
         self.start = self._entered(_Held(waiting=((),) * kinds))
-
-    def sizes(self, on_way: Sequence[Group]) -> tuple[int, ...]:
-        """Those of each queue."""
-        return tuple(sum(spot[what] for spot in group) for group in on_way for what in (1, 2))
 
     def bring(self, held: _Held, sizes: Sequence[int], where: Sequence[int], last: bool) -> tuple[list[Group], _Held]:
         """Inputs come; ``where``: the queue of each, ``last``: whether nothing more comes for the task."""

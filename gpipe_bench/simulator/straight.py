@@ -1,36 +1,50 @@
 """Passes one after the other on the memory that is there, where looking them up finds nothing.
 
 While a host thread runs ahead of its device more and more is on its way, and no state is like one before. Then passes
-are made where they are, without states between them, and most of them by nothing but their requests.
+are made where they are, without states of the device between them, and most of them by nothing but their requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from gpipe_bench.simulator.allocator import Allocator, Block
-from gpipe_bench.simulator.pool_states import Automaton, State
-from gpipe_bench.simulator.pools import ADDRESS, SHIFT
-from gpipe_bench.simulator.pools import State as Free
-from gpipe_bench.simulator.programs import Placed, Program
-from gpipe_bench.simulator.request_rows import Done
+from gpipe_bench.simulator.free_states import FreePool, Made
+from gpipe_bench.simulator.pool_states import Automaton, Group, State
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, SMALL, Request, rounded
+from gpipe_bench.simulator.programs import Program
 from gpipe_bench.simulator.steps import NO_BLOCK
 from gpipe_bench.simulator.tables import Integers
 
-__all__ = ["QuickPass", "Straight", "left_in_use"]
+__all__ = ["Out", "QuickPass", "Spots", "Straight"]
 
-_MISSES: Final = 24
+_MISSES: Final = 12
 """New states in a row after which the next ones are not kept."""
 
-_AGAIN: Final = 4
+_AGAIN: Final = 2
 """The same after some have not been kept."""
 
 _PASSES: Final = 64
 """For how many passes, the first time; then for twice as many each time."""
 
 _STREAM: Final = 0
-_NOTHING: Final = Free(())
+_NEW: Final = 2**41
+"""From there on names of blocks that are made when a pass has ended."""
+
+Spots = dict[int, tuple[int, int, int]]
+"""Address, size and bytes asked for of blocks, by the place of their tensor among what a task gives out."""
+
+
+class Out(NamedTuple):
+    """What a pass puts on its way.
+
+    Attributes:
+        groups: with the queue of each.
+        row: of the pass, see :class:`gpipe_bench.simulator.pool_states.Bytes`.
+    """
+
+    groups: list[tuple[int, Group]]
+    row: int
 
 
 class QuickPass:
@@ -39,71 +53,79 @@ class QuickPass:
     Args:
         name: of the pass.
         program: what it asks for.
-        allocator: without limit.
         names: of the blocks of tensors that it gives out, as in :class:`gpipe_bench.simulator.workload.TaskWork`.
         sizes: bytes of these tensors.
 
     Attributes:
         name: as above.
+        out: what is put on its way, by what requests left; for whoever runs the pass.
     """
 
-    def __init__(
-        self, name: str, program: Program, allocator: Allocator, names: Sequence[int], sizes: Sequence[int]
-    ) -> None:
+    def __init__(self, name: str, program: Program, names: Sequence[int], sizes: Sequence[int]) -> None:
         self.name = name
-        self._program, self._allocator = program, allocator
-        self._small, self._large = program.requests
-        self._pools = allocator.pools(_STREAM)
-        named = enumerate(zip(names or (NO_BLOCK,) * len(sizes), sizes, strict=False))
-        self._given = [(place, block, nbytes) for place, (block, nbytes) in named if block >= NO_BLOCK]
-        self._sums: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
+        self.out: dict[tuple[int, int], tuple[tuple[Made, Made], Out]] = {}
+        self._program = program
+        requests: tuple[list[Request], list[Request]] = (list(program.requests[0]), list(program.requests[1]))
+        # What is made at the end: of which pool, and bytes asked for.
+        self._new: list[tuple[bool, int]] = []
+        self._given: list[tuple[int, int, int]] = []
+        for place, (name_of, nbytes) in enumerate(zip(names or (NO_BLOCK,) * len(sizes), sizes, strict=False)):
+            if name_of == NO_BLOCK:
+                large = nbytes > SMALL
+                requests[large].append((_NEW + place, rounded(nbytes) << SHIFT))
+                self._new.append((large, nbytes))
+                self._given.append((place, _NEW + place, nbytes))
+            elif name_of > NO_BLOCK:
+                self._given.append((place, name_of, program.left[name_of]))
+        self._requests = requests
+        self._sums: dict[tuple[int, int], tuple[int, int, int, int]] = {}
 
-    def make(self, small: dict[int, int], large: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
-        """Make the requests; ``small`` and ``large`` are blocks in use by name, which become those left in use."""
-        grow, program = self._allocator.segment, self._program
-        changes: list[tuple[int, ...]] = [(), ()]
-        if self._small:
-            changes[0] = tuple(self._pools[0].replay(self._small, small, grow)[0])
-        if self._large:
-            changes[1] = tuple(self._pools[1].replay(self._large, large, grow)[0])
-        key = changes[0], changes[1]
-        sums = self._sums.get(key)
-        if sums is None:
-            sums = self._sums[key] = program.sums(*key)
-        self._allocator.count(program.live, sums[0], program.live_peak, sums[1])
-        return small, large
+    def make(self, pools: Sequence[FreePool], before: Sequence[dict[int, int]]) -> tuple[Made, Made]:
+        """Make the requests; ``before``: blocks in use."""
+        (small, large), (few, many) = pools, self._requests
+        return small.make(few, before[0]), large.make(many, before[1])
 
-    def give_out(self, small: dict[int, int], large: dict[int, int]) -> dict[int, Block]:
-        """Blocks for the tensors that are given out, by place: those left in use, or new ones."""
-        found: dict[int, Block] = {}
-        blocks: dict[int, Block] = {}
-        allocator = self._allocator
+    def used(self, pools: Sequence[FreePool], made: tuple[Made, Made]) -> tuple[int, int, int, int]:
+        """By how much bytes in use change, and how much they grow on the way; as allocated and as asked for."""
+        key = made[0].changes, made[1].changes
+        found = self._sums.get(key)
+        if found is None:
+            rows = [list(pool.changes(number)) for pool, number in zip(pools, key, strict=True)]
+            count = [sum(large == which for large, _ in self._new) for which in (False, True)]
+            made_last = [iter(row[len(row) - more :]) for row, more in zip(rows, count, strict=True)]
+            own = (tuple(row[: len(row) - more]) for row, more in zip(rows, count, strict=True))
+            used, peak = self._program.sums(*own)
+            live, live_peak = self._program.live, self._program.live_peak
+            for large, nbytes in self._new:
+                used, live = used + next(made_last[large]), live + nbytes
+                peak, live_peak = max(peak, used), max(live_peak, live)
+            found = self._sums[key] = used, peak, live, live_peak
+        return found
+
+    def spots(self, made: tuple[Made, Made]) -> Spots:
+        """Where the blocks are that are given out."""
+        found: Spots = {}
         for place, name, nbytes in self._given:
-            interval = small.get(name) or large.get(name)
-            if interval is None:
-                found[place] = allocator.alloc(nbytes, _STREAM)
-                continue
-            if name not in blocks:
-                blocks[name] = Block(
-                    allocator, interval & ADDRESS, interval >> SHIFT, self._program.left[name], _STREAM
-                )
-            found[place] = blocks[name]
+            interval = made[0].blocks.get(name) or made[1].blocks[name]
+            found[place] = interval & ADDRESS, interval >> SHIFT, nbytes
         return found
 
 
-def left_in_use(blocks: tuple[dict[int, int], dict[int, int]]) -> Placed:
-    """Blocks of the small and the large pool as what a program left."""
-    small, large = blocks
-    return Placed((Done(_NOTHING, small, ()), Done(_NOTHING, large, ())), 0, 0)
-
-
 class Straight(Automaton):
-    """An automaton that can do without states."""
+    """An automaton that can do without states.
+
+    Attributes:
+        pools: the small and the large one, while it does.
+        remembered: the same, once it has.
+    """
+
+    pools: tuple[FreePool, FreePool] | None = None
 
     def __init__(self, queues: int, ways: int = 1) -> None:
         super().__init__(queues, ways)
         self._row_numbers: dict[tuple[int, ...], int] = {}
         self._read: dict[int, tuple[int, Sequence[int | tuple[int, ...]]]] = {}
+        self.remembered: tuple[FreePool, FreePool] | None = None
 
     def follow(self, codes: Integers) -> tuple[list[int], State]:
         """Transitions, and rows of passes that are no transitions."""
@@ -125,14 +147,34 @@ class Straight(Automaton):
             place += 1
         return taken, state
 
-    def quick(self, number: int) -> tuple[int, ...] | None:
-        """Run a pass by its requests, from and to :attr:`held`: its row, or None if it is not that plain."""
+    def quick(self, number: int) -> int | None:
+        """Run a pass by its requests, from and to :attr:`held`: the number of its row, or None."""
         raise NotImplementedError
+
+    def settle(self) -> None:
+        """Leave to :attr:`held` what quick passes kept aside."""
+        raise NotImplementedError
+
+    def row_number(self, row: tuple[int, ...]) -> int:
+        """The number of a row."""
+        number = self._row_numbers.get(row)
+        if number is None:
+            number = self._row_numbers[row] = self.add_row(row, self.start)
+        return number
+
+    def give(self, group: Group) -> None:
+        """Blocks come back."""
+        if self.pools is None:
+            super().give(group)
+            return
+        for address, size, _ in group:
+            self.pools[size > SMALL].give(address, size)
 
     def _go_on(self, state: State, codes: Sequence[int], taken: list[int]) -> State:
         allocator = self.allocator
         allocator.restore(state.free)
         self.queues, self.held = list(state.queues), state.held
+        pools = self.pools = self._open_pools()
         for code in codes:
             read = self._read.get(code)
             if read is None:
@@ -141,14 +183,28 @@ class Straight(Automaton):
             self.come_back(backs)
             row = self.quick(number)
             if row is None:
+                self._close_pools()
+                self.settle()
                 allocator.begin()
                 on_way = self.call(number)
-                row = *allocator.used(), *self.sizes(on_way)
-            taken.append(self._row_number(row))
+                row = self.row_number((*allocator.used(), *self.sizes(on_way)))
+                self.pools = pools
+                for pool in pools:
+                    pool.enter()
+            taken.append(row)
+        self._close_pools()
+        self.settle()
         return self.enter(tuple(self.queues), self.held)
 
-    def _row_number(self, row: tuple[int, ...]) -> int:
-        number = self._row_numbers.get(row)
-        if number is None:
-            number = self._row_numbers[row] = self.add_row(row, self.start)
-        return number
+    def _open_pools(self) -> tuple[FreePool, FreePool]:
+        if self.remembered is None:
+            small, large = self.allocator.pools(_STREAM)
+            self.remembered = FreePool(small, self.allocator.segment), FreePool(large, self.allocator.segment)
+        for pool in self.remembered:
+            pool.enter()
+        return self.remembered
+
+    def _close_pools(self) -> None:
+        for pool in self.pools or ():
+            pool.leave()
+        self.pools = None

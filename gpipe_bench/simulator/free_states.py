@@ -1,0 +1,125 @@
+"""What is free in a pool as states that know what came of them: what was given back, and what passes did.
+
+Where much is on its way no two states of a device are alike, but those of its free memory are. Then most of what
+happens to one pool has happened to it before, from the same free intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gpipe_bench.simulator.pools import SHIFT, Pool, Request, State
+
+__all__ = ["FreePool", "Made"]
+
+
+class Made(NamedTuple):
+    """What requests left.
+
+    Attributes:
+        free: what is free.
+        blocks: those in use by name, as intervals; not to be changed.
+        changes: number of the row of changes of bytes in use, see :meth:`FreePool.changes`.
+        before: blocks that were in use before, kept so that no others are taken for them.
+    """
+
+    free: _Free
+    blocks: dict[int, int]
+    changes: int
+    before: dict[int, int]
+
+
+class _Free:
+    """Free intervals.
+
+    Attributes:
+        state: which.
+        given: what is free when a block, as an interval, has come back.
+        made: what requests left, by the ids of these and of the blocks in use before.
+    """
+
+    __slots__ = ("given", "made", "state")
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.given: dict[int, _Free] = {}
+        self.made: dict[tuple[int, int], Made] = {}
+
+
+class FreePool:
+    """A pool that remembers.
+
+    Args:
+        pool: what is free, and where requests are made that are not known.
+        grow: size -> a new segment.
+    """
+
+    def __init__(self, pool: Pool, grow: Callable[[int], tuple[int, int]]) -> None:
+        self._pool, self._grow = pool, grow
+        self._known: dict[State, _Free] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._changes: list[tuple[int, ...]] = []
+        self._grown = False
+        self.enter()
+
+    def enter(self) -> None:
+        """Go on from what is free in the pool."""
+        self._now = self._there = self._of(self._pool.save())
+
+    def leave(self) -> None:
+        """Make that free in the pool which is free now."""
+        self._go()
+
+    def give(self, address: int, size: int) -> None:
+        """Take a block back."""
+        interval = size << SHIFT | address
+        free = self._now.given.get(interval)
+        if free is None:
+            self._go()
+            self._pool.give(address, size)
+            free = self._now.given[interval] = self._there = self._of(self._pool.save())
+        self._now = free
+
+    def make(self, requests: Sequence[Request], before: dict[int, int]) -> Made:
+        """Make requests, of which the caller keeps the one list; ``before``: blocks in use."""
+        now = self._now
+        key = id(requests), id(before)
+        made = now.made.get(key)
+        if made is None:
+            made = self._make(requests, before)
+            if not self._grown:
+                now.made[key] = made
+        self._now = made.free
+        return made
+
+    def changes(self, number: int) -> tuple[int, ...]:
+        """By how much bytes in use change with each take and give."""
+        return self._changes[number]
+
+    def _make(self, requests: Sequence[Request], before: dict[int, int]) -> Made:
+        pool, blocks = self._pool, before.copy()
+        self._go()
+        self._grown = False
+        changes = tuple(pool.replay(requests, blocks, self._more)[0])
+        number = self._numbers.get(changes)
+        if number is None:
+            number = self._numbers[changes] = len(self._changes)
+            self._changes.append(changes)
+        self._there = self._of(pool.save())
+        return Made(self._there, blocks, number, before)
+
+    def _go(self) -> None:
+        """Bring the pool to where it is now; after what was not known either it is there."""
+        if self._there is not self._now:
+            self._pool.restore(self._now.state)
+
+    def _more(self, size: int) -> tuple[int, int]:
+        self._grown = True
+        return self._grow(size)
+
+    def _of(self, state: State) -> _Free:
+        free = self._known.get(state)
+        if free is None:
+            free = self._known[state] = _Free(state)
+        return free
