@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from gpipe_bench.simulator.come_backs import counted
 from gpipe_bench.simulator.copy_states import CopyStates
+from gpipe_bench.simulator.covered import is_covered, not_kept, passed_on
 from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.home_states import HomeStates, is_covered, not_kept, passed_on
+from gpipe_bench.simulator.home_states import HomeStates
 from gpipe_bench.simulator.passes import alike
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.skip_lives import Lives, touched
@@ -102,11 +103,11 @@ class DevicePeaks:
         return int(peak[1]), int(peak[0]), reserved + more
 
     def _with_skips(self, j: int, times: DeviceTimes) -> tuple[int, int, int]:
-        lives, again, of_all = Lives(self._work, j), self._tables.checkpoints, SkipTimes(self._steps, self._m, self._n)
+        lives, again = Lives(self._work, j), self._tables.checkpoints
         home = SkipHomeStates(self._work, lives)
         passes = self._numbers(home, last=j == self._n - 1)
-        slots = Slots(lives, self._sizes, again, of_all, self._n)
-        return skip_peaks(lives, home, passes, (times, of_all), slots, again)
+        slots = Slots(lives, self._sizes, again, SkipTimes(self._steps, self._m, self._n), self._n)
+        return skip_peaks(home, passes, slots, times, again)
 
     def _home(self, j: int) -> HomeStates:
         """Those of partitions that are alike are one."""

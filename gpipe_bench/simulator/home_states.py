@@ -14,12 +14,12 @@ from gpipe_bench.simulator.pools import State
 from gpipe_bench.simulator.programs import Placed
 from gpipe_bench.simulator.request_rows import Done
 from gpipe_bench.simulator.steps import NO_BLOCK
-from gpipe_bench.simulator.straight import Out, QuickPass, Spots, Straight
+from gpipe_bench.simulator.straight import LONG, Out, QuickPass, Spots, Straight
 from gpipe_bench.simulator.tally import Tally
-from gpipe_bench.simulator.ways import kept_names, own_names
+from gpipe_bench.simulator.ways import own_names
 from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
 
-__all__ = ["LEFT", "RETURNED", "SHARED", "Given", "HomeStates", "is_covered", "not_kept", "passed_on"]
+__all__ = ["LEFT", "RETURNED", "SHARED", "HomeStates"]
 
 LEFT, RETURNED, SHARED = range(3)
 """Queues: outputs that were sent on, gradients that were sent back, outputs that a graph holds until it has run."""
@@ -50,33 +50,6 @@ class _Held(NamedTuple):
     loss: Group | None = None
     gradients: Group | None = None
     state: bool = False
-
-
-def is_covered(work: TaskWork, *, inner: bool) -> bool:
-    """Whether memory is what this file says: a task gives nothing out twice, and passes on inputs at the most.
-
-    Args:
-        work: the task.
-        inner: whether it is neither of the first nor of the last partition; those pass nothing on.
-    """
-    names = work.leaving if inner else [name for name in work.leaving if name < NO_BLOCK]
-    if any(name < NO_BLOCK for name in work.returning) or (names and not inner):
-        return False
-    return all(
-        len({name for name in of if name != NO_BLOCK}) == sum(name != NO_BLOCK for name in of)
-        for of in (work.leaving, work.returning)
-    )
-
-
-def not_kept(work: TaskWork) -> tuple[int, ...]:
-    """Places of the inputs that the graph of a task does not keep: without a checkpoint they go when it has run."""
-    kept = kept_names(work)
-    return tuple(place for place in range(len(work.input_bytes)) if input_name(place) not in kept)
-
-
-def passed_on(work: TaskWork) -> tuple[int, ...]:
-    """Places of the inputs that a task gives out as they are."""
-    return tuple(place for place in range(len(work.input_bytes)) if input_name(place) in work.leaving)
 
 
 class HomeStates(Straight):
@@ -272,7 +245,10 @@ class HomeStates(Straight):
             if is_open or not before or (self._last and last) or (self._first and own_names(work.returning)):
                 return None
             given = ((), ()) if self._first else (work.returning, self.returning_bytes(size))
-        return QuickPass(name, self._passes.closed(work)[name], *given)
+        program = self._passes.closed(work)[name]
+        if sum(map(len, program.requests)) > LONG:
+            return None
+        return QuickPass(name, program, *given)
 
     def _lent(self, size: int, held: _Held, *, is_open: bool, last: bool) -> dict[int, Block]:
         """What a backward pass lets go of; what was copied here is given back by that copy stream's states."""

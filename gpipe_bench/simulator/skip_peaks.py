@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.skip_lives import Lives
 from gpipe_bench.simulator.skip_slots import WITH_BACKWARD, WITH_FORWARD, Slots
 from gpipe_bench.simulator.skip_states import SkipHomeStates
-from gpipe_bench.simulator.skip_times import Copy, SkipTimes
+from gpipe_bench.simulator.skip_times import Copy
 from gpipe_bench.simulator.tables import Integers
 from gpipe_bench.simulator.turns import Flags
 
@@ -29,33 +28,24 @@ _Rows = tuple[Integers, NDArray[np.int64], NDArray[np.int64]]
 
 
 def skip_peaks(
-    lives: Lives,
-    home: SkipHomeStates,
-    passes: Integers,
-    times: tuple[DeviceTimes, SkipTimes],
-    slots: Slots,
-    again: Flags,
+    home: SkipHomeStates, passes: Integers, slots: Slots, own: DeviceTimes, again: Flags
 ) -> tuple[int, int, int]:
     """Peaks of live, allocated and reserved bytes of one device.
 
     Args:
-        lives: of what its partition gives out.
         home: its compute stream.
         passes: of all steps, by number.
-        times: of the partition, and of all.
         slots: its copy streams.
+        own: times of its partition.
         again: (m,) whether each micro-batch is recomputed.
     """
-    own, of_all = times
-    more = [copy for back in (False, True) for copy in lives.senders(back=back)[1:]]
+    more = [copy for back in (False, True) for copy in slots.lives.senders(back=back)[1:]]
     rows, reserved = home.run(home.codes(passes, own.back(more)))
     base = np.array(home.base)
     peak = base
-    rows = rows.reshape(of_all.count, -1, rows.shape[1])
-    for step in range(of_all.count):
-        numbers, changes, growths = map(
-            np.concatenate, zip(*_requests(lives, rows[step], of_all, slots, again, step), strict=True)
-        )
+    rows = rows.reshape(slots.times.count, -1, rows.shape[1])
+    for step in range(slots.times.count):
+        numbers, changes, growths = map(np.concatenate, zip(*_requests(rows[step], slots, again, step), strict=True))
         order = np.argsort(numbers)
         change, growth = changes[order], growths[order]
         after = base + np.cumsum(change, axis=0)
@@ -64,8 +54,9 @@ def skip_peaks(
     return int(peak[1]), int(peak[0]), reserved + slots.reserved
 
 
-def _requests(lives: Lives, rows: Integers, times: SkipTimes, slots: Slots, again: Flags, step: int) -> Iterator[_Rows]:
+def _requests(rows: Integers, slots: Slots, again: Flags, step: int) -> Iterator[_Rows]:
     """All requests of a step; ``rows``: what passes do."""
+    lives, times = slots.lives, slots.times
     m, j = len(again), lives.j
     used, grown = rows[:, [0, 2]], rows[:, [1, 3]]
     for place, one in enumerate(slots.arrivals):

@@ -52,6 +52,8 @@ class Slots:
         n: partitions.
 
     Attributes:
+        lives: as above.
+        times: as above.
         arrivals: kinds of copies that come.
         came: bytes that come with each, as allocated and as asked for, (arrivals, steps, m, 2).
         gone: the same of what goes, by what lets go of it, (steps, m, 2).
@@ -59,7 +61,7 @@ class Slots:
     """
 
     def __init__(self, lives: Lives, sizes: Sequence[int], again: Flags, times: SkipTimes, n: int) -> None:
-        self._lives, self._sizes, self._again, self._times, self._m = lives, sizes, again, times, len(sizes)
+        self.lives, self._sizes, self._again, self.times, self._m = lives, sizes, again, times, len(sizes)
         self.arrivals = self._arrivals(n)
         kinds = sum(one.back for one in self.arrivals)
         where = [self._where(one) for one in self.arrivals]
@@ -80,7 +82,7 @@ class Slots:
         }
 
     def _arrivals(self, n: int) -> list[_Arrival]:
-        lives, j, found = self._lives, self._lives.j, list[_Arrival]()
+        lives, j, found = self.lives, self.lives.j, list[_Arrival]()
         work = lives.work
         inputs, outputs = len(work.input_bytes), len(work.output_bytes)
         if j:
@@ -108,7 +110,7 @@ class Slots:
         for key in zip(self._sizes, self._again.tolist(), strict=True):
             if key not in known:
                 size, again = key
-                senders = self._lives.gradients(size) if one.back else self._lives.inputs(size, is_open=not again)
+                senders = self.lives.gradients(size) if one.back else self.lives.inputs(size, is_open=not again)
                 known[key] = [WITH_BACKWARD if sender is None else (one.back, sender) for sender in senders[one.places]]
         return [known[key] for key in zip(self._sizes, self._again.tolist(), strict=True)]
 
@@ -118,7 +120,7 @@ class Slots:
         gradients = [place for place, one in enumerate(self.arrivals) if one.back]
         last = self._numbers[gradients].max(axis=0)
         for place, one in enumerate(self.arrivals):
-            bytes_of = self._lives.leaving_bytes if one.back else self._lives.arriving_bytes
+            bytes_of = self.lives.leaving_bytes if one.back else self.lives.arriving_bytes
             numbers = []
             for i, size in enumerate(self._sizes):
                 queues = tuple(map(self._ways.index, where[place][i]))
@@ -135,7 +137,7 @@ class Slots:
     def _left(self, way: _Way, where: Sequence[Sequence[Sequence[_Way]]]) -> tuple[Integers, Moments, Integers]:
         """What is on its way with ``way``: the number of what lets it go, when it is back, and groups of each task."""
         back, sender = way
-        lives, times, j = self._lives, self._times, self._lives.j
+        lives, times, j = self.lives, self.times, self.lives.j
         groups = np.array([sum(way in of[i] for of in where) for i in range(self._m)])
         if way == WITH_BACKWARD:
             return times.numbers(Copy("backward", j)), times.used(j), np.ones_like(groups)
@@ -159,7 +161,7 @@ class Slots:
         backs = []
         for (back, _), (sender, ended, groups) in zip(self._ways, self._leaving, strict=True):
             which = own[::-1] if back else own
-            times = np.tile(groups[which], self._times.count)
+            times = np.tile(groups[which], self.times.count)
             edges = (np.repeat(part[:, which].reshape(-1), times) for part in (*ended, sender))
             ends, entries, senders = edges
             least = np.searchsorted(numbers[order], senders, "right")
@@ -167,5 +169,5 @@ class Slots:
         found, reserved = self._states.run(self._states.codes(self._passes[:, :, own].reshape(-1)[order], backs))
         part = np.zeros_like(found)
         part[order] = found
-        rows[:, :, own] = part.reshape(len(self.arrivals), self._times.count, len(own), -1)
+        rows[:, :, own] = part.reshape(len(self.arrivals), self.times.count, len(own), -1)
         return reserved

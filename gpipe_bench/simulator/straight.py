@@ -16,7 +16,7 @@ from gpipe_bench.simulator.programs import Program
 from gpipe_bench.simulator.steps import NO_BLOCK
 from gpipe_bench.simulator.tables import Integers
 
-__all__ = ["Out", "QuickPass", "Spots", "Straight"]
+__all__ = ["LONG", "Out", "QuickPass", "Spots", "Straight"]
 
 _MISSES: Final = 12
 """New states in a row after which the next ones are not kept."""
@@ -26,6 +26,9 @@ _AGAIN: Final = 2
 
 _PASSES: Final = 64
 """For how many passes, the first time; then for twice as many each time."""
+
+LONG: Final = 100
+"""Requests of a pass from which on looking up its parts is faster."""
 
 _STREAM: Final = 0
 _NEW: Final = 2**41
