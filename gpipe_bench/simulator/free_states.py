@@ -34,17 +34,24 @@ class _Free:
     """Free intervals.
 
     Attributes:
-        state: which.
+        intervals: which, in order.
         given: what is free when a block, as an interval, has come back.
         made: what requests left, by the ids of these and of the blocks in use before.
     """
 
-    __slots__ = ("given", "made", "state")
+    __slots__ = ("_saved", "given", "intervals", "made")
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, intervals: tuple[int, ...]) -> None:
+        self.intervals = intervals
+        self._saved: State | None = None
         self.given: dict[int, _Free] = {}
         self.made: dict[tuple[int, int], Made] = {}
+
+    def saved(self) -> State:
+        """The same for a pool to go back to."""
+        if self._saved is None:
+            self._saved = State(self.intervals)
+        return self._saved
 
 
 class FreePool:
@@ -57,7 +64,7 @@ class FreePool:
 
     def __init__(self, pool: Pool, grow: Callable[[int], tuple[int, int]]) -> None:
         self._pool, self._grow = pool, grow
-        self._known: dict[State, _Free] = {}
+        self._known: dict[tuple[int, ...], _Free] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._changes: list[tuple[int, ...]] = []
         self._grown = False
@@ -65,7 +72,7 @@ class FreePool:
 
     def enter(self) -> None:
         """Go on from what is free in the pool."""
-        self._now = self._there = self._of(self._pool.save())
+        self._now = self._there = self._of(self._pool.intervals())
 
     def leave(self) -> None:
         """Make that free in the pool which is free now."""
@@ -78,7 +85,7 @@ class FreePool:
         if free is None:
             self._go()
             self._pool.give(address, size)
-            free = self._now.given[interval] = self._there = self._of(self._pool.save())
+            free = self._now.given[interval] = self._there = self._of(self._pool.intervals())
         self._now = free
 
     def make(self, requests: Sequence[Request], before: dict[int, int]) -> Made:
@@ -106,20 +113,20 @@ class FreePool:
         if number is None:
             number = self._numbers[changes] = len(self._changes)
             self._changes.append(changes)
-        self._there = self._of(pool.save())
+        self._there = self._of(pool.intervals())
         return Made(self._there, blocks, number, before)
 
     def _go(self) -> None:
         """Bring the pool to where it is now; after what was not known either it is there."""
         if self._there is not self._now:
-            self._pool.restore(self._now.state)
+            self._pool.restore(self._now.saved())
 
     def _more(self, size: int) -> tuple[int, int]:
         self._grown = True
         return self._grow(size)
 
-    def _of(self, state: State) -> _Free:
-        free = self._known.get(state)
+    def _of(self, intervals: tuple[int, ...]) -> _Free:
+        free = self._known.get(intervals)
         if free is None:
-            free = self._known[state] = _Free(state)
+            free = self._known[intervals] = _Free(intervals)
         return free

@@ -198,8 +198,12 @@ class HomeStates(Straight):
         if quick is None or pools is None:
             return None
         if quick.name == "recompute":
-            self._graph = quick.make(pools, _NO_BLOCKS)
-            return self.row_number(quick.used(pools, self._graph))
+            made = self._graph = quick.make(pools, _NO_BLOCKS)
+            changes = made[0].changes, made[1].changes
+            row = quick.rows.get(changes)
+            if row is None:
+                row = quick.rows[changes] = self.row_number(quick.used(pools, made))
+            return row
         if quick.name == "forward":
             made = quick.make(pools, _NO_BLOCKS)
         else:

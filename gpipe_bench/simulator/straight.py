@@ -61,11 +61,13 @@ class QuickPass:
 
     Attributes:
         name: as above.
-        out: what is put on its way, by what requests left; for whoever runs the pass.
+        rows: number of its row by the numbers of changes, for whoever runs the pass.
+        out: what is put on its way, by what requests left; likewise.
     """
 
     def __init__(self, name: str, program: Program, names: Sequence[int], sizes: Sequence[int]) -> None:
         self.name = name
+        self.rows: dict[tuple[int, int], int] = {}
         self.out: dict[tuple[int, int], tuple[tuple[Made, Made], Out]] = {}
         self._program = program
         requests: tuple[list[Request], list[Request]] = (list(program.requests[0]), list(program.requests[1]))
