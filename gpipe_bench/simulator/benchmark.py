@@ -63,7 +63,7 @@ With skips between partitions, with a bus that several links share, and where a 
 micro-batches, as behind a partition much slower than the others, the order is known as well, but not who comes first on
 a stream or an engine: then the turns of host threads are simulated one by one, without the clock
 (`gpipe_bench/simulator/known_order.py`). Memory is looked up there too, with skips or without; where a host thread runs
-ahead no state of a device is like one before, but those of its free memory are (`gpipe_bench/simulator/free_states.py`).
+ahead no state of a device is like one before, but those of free memory are (`gpipe_bench/simulator/free_states.py`).
 Where tensors live otherwise than the looking up has it, every request is made, which takes most of the time.
 Not known beforehand is the order without clock-cycles, Fork and Join, copy streams or portals of skips, with the older
 autograd engine, with a scheduled backward pass, and what happens on a device that is full. There the clock simulates
