@@ -251,7 +251,15 @@ class Allocator:
             for pool, state in zip(self.pools(stream), states, strict=True):
                 pool.restore(state)
         self.reserved, self._next_address = saved.reserved, saved.next_address
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from zero."""
         self.live = self.allocated = self.peak_live = self.peak_allocated = 0
+
+    def used(self) -> tuple[int, int, int, int]:
+        """Bytes in use and their peak, as allocated and as asked for."""
+        return self.allocated, self.peak_allocated, self.live, self.peak_live
 
     def take_deferred(self) -> list[Block]:
         """Blocks that wait for events, which are the caller's affair from now on."""

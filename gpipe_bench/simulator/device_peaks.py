@@ -16,11 +16,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gpipe_bench.simulator.come_backs import counted
+from gpipe_bench.simulator.copy_states import CopyStates
+from gpipe_bench.simulator.covered import is_covered, not_kept, passed_on
 from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.home_states import CopyStates, HomeStates, is_covered, not_kept, passed_on
+from gpipe_bench.simulator.home_states import HomeStates
 from gpipe_bench.simulator.passes import alike
 from gpipe_bench.simulator.places import POOL
-from gpipe_bench.simulator.pool_states import SEEN
+from gpipe_bench.simulator.skip_lives import Lives, touched
+from gpipe_bench.simulator.skip_peaks import skip_peaks
+from gpipe_bench.simulator.skip_slots import Slots
+from gpipe_bench.simulator.skip_states import SkipHomeStates
+from gpipe_bench.simulator.skip_times import SkipTimes
 from gpipe_bench.simulator.step_times import Step
 from gpipe_bench.simulator.tables import Integers, Tables
 from gpipe_bench.simulator.turns import Flags, Unclear
@@ -55,14 +62,19 @@ class DevicePeaks:
         self._passes: dict[HomeStates, Integers] = {}
         self._copies = CopyStates()
         self._slots = _Slots(self._m, len(steps))
+        self._skipped = touched(workload)
         self.check(workload)
 
     @staticmethod
     def check(workload: Workload) -> None:
         """Raise :class:`Unclear` unless tensors live as :mod:`gpipe_bench.simulator.home_states` has it."""
+        skipped = touched(workload)
         for j, works in enumerate(workload.partitions):
             inner = 0 < j < workload.n - 1
-            if not all(is_covered(work, inner=inner) for work in works.values()):
+            if j in skipped:
+                if not Lives(workload, j).known():
+                    raise Unclear
+            elif not all(is_covered(work, inner=inner) for work in works.values()):
                 raise Unclear
 
     def of(self, j: int) -> tuple[int, int, int]:
@@ -71,11 +83,13 @@ class DevicePeaks:
         Raises:
             Unclear: which of two requests came first is not known.
         """
-        home = self._home(j)
         times = DeviceTimes(self._steps, j, self._m, self._n, self._again)
+        if j in self._skipped:
+            return self._with_skips(j, times)
+        home = self._home(j)
         if home not in self._passes:
             self._passes[home] = self._numbers(home, last=j == self._n - 1)
-        rows, reserved = home.run(_coded(self._passes[home], times.back()))
+        rows, reserved = home.run(home.codes(self._passes[home], times.back()))
         copied, gone, more = self._copied(j, times)
         base = np.array(home.base)
         peak = base
@@ -87,6 +101,13 @@ class DevicePeaks:
             peak = np.maximum(peak, (before + growth).max(axis=0))
             base = base + change.sum(axis=0)
         return int(peak[1]), int(peak[0]), reserved + more
+
+    def _with_skips(self, j: int, times: DeviceTimes) -> tuple[int, int, int]:
+        lives, again = Lives(self._work, j), self._tables.checkpoints
+        home = SkipHomeStates(self._work, lives)
+        passes = self._numbers(home, last=j == self._n - 1)
+        slots = Slots(lives, self._sizes, again, SkipTimes(self._steps, self._m, self._n), self._n)
+        return skip_peaks(home, passes, slots, times, again)
 
     def _home(self, j: int) -> HomeStates:
         """Those of partitions that are alike are one."""
@@ -131,8 +152,8 @@ class DevicePeaks:
         counts = times.copies_back(early)
         found, going = np.zeros((2, len(self._steps), 2, self._m, 2), dtype=np.int64)
         reserved = 0
-        for place, counted in self._slots.of(counts, early, both=j > 0):
-            codes = _coded(numbers[place[1], place[2]], [counted])
+        for place, counts_back in self._slots.of(counts, early, both=j > 0):
+            codes = copies.codes(numbers[place[1], place[2]], [counted(counts_back)])
             rows, more = copies.run(codes)
             found[place], going[place] = rows[:, [0, 2]], rows[:, [4, 5]]
             reserved += more
@@ -236,16 +257,3 @@ def _leaving_early(work: TaskWork) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if all(both) and len(gone) < len(work.input_bytes):
         raise Unclear
     return both
-
-
-def _coded(numbers: Integers, back: Sequence[Integers]) -> Integers:
-    """Numbers of passes, and how much came back between each and the one before."""
-    codes = numbers.copy()
-    weight = SEEN
-    for counts in back:
-        more = np.diff(counts, prepend=0)
-        if len(more) and int(more.max()) >= SEEN:
-            raise Unclear
-        codes += weight * more
-        weight *= SEEN
-    return codes

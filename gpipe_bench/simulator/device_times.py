@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpipe_bench.simulator.come_backs import Backs, Moments, come_backs
 from gpipe_bench.simulator.step_times import Step
 from gpipe_bench.simulator.tables import Integers
 from gpipe_bench.simulator.turns import Flags, Turns, Unclear, passed
@@ -18,7 +19,6 @@ from gpipe_bench.simulator.turns import Flags, Turns, Unclear, passed
 __all__ = ["DeviceTimes"]
 
 _NEVER: Final = np.zeros(0, dtype=np.int64)
-_NOWHERE: Final = np.zeros(0, dtype=np.bool_)
 
 
 class DeviceTimes:
@@ -40,10 +40,11 @@ class DeviceTimes:
         # Without a recomputation its turn is that of the backward pass.
         self._first = np.where(again, first, self._tasks)
 
-    def back(self) -> list[Integers]:
-        """For each pass of the compute stream, how many groups of each of its queues had come back.
+    def back(self, more: Sequence[tuple[str, int]] = ()) -> list[Backs]:
+        """For each pass of the compute stream, what comes back before it of each of its queues.
 
-        In the order of :mod:`gpipe_bench.simulator.home_states`; each (passes of all steps,).
+        In the order of :mod:`gpipe_bench.simulator.home_states`, then those that go with ``more`` copies, by kind and
+        partition; each of the passes of all steps.
         """
         j, n, count = self._j, self._n, len(self._steps)
         updates = np.array([step.update for step in self._steps])
@@ -55,17 +56,25 @@ class DeviceTimes:
         )
         times = np.concatenate([self._forward, losses, tasks, updates[:, :1]], axis=1).reshape(-1)
         turns = np.concatenate([2 * self._forward, 2 * losses, entries, updates[:, 1:]], axis=1).reshape(-1)
-        # What a graph held goes when the gradient for it has come.
-        open_graphs = np.tile(~self._again, count) if j + 1 < n else _NOWHERE
-        ends, entered = self._ended("copy_grad", j + 1)
-        if self._steps[0].shared and j + 1 < n:
-            ends, entered = self._before("shared")
-        shared = ends[open_graphs], entered[open_graphs]
-        if (np.diff(shared[0]) < 0).any():
-            raise Unclear
-        return [
-            passed(*edges, times, turns) for edges in (self._ended("copy", j + 1), self._ended("copy_grad", j), shared)
-        ]
+        return [*self._sent(Moments(times, turns), more)]
+
+    def _sent(self, turns: Moments, more: Sequence[tuple[str, int]]) -> Iterator[Backs]:
+        j, n, count = self._j, self._n, len(self._steps)
+        yield come_backs(self._ended("copy", j + 1), turns)
+        yield come_backs(self._ended("copy_grad", j), turns)
+        # What a graph held goes when the gradient for it has come, but not before its backward pass.
+        ended = self._before("shared") if self._steps[0].shared else self._ended("copy_grad", j + 1)
+        if j + 1 == n:
+            ended = Moments(_NEVER, _NEVER)
+        open_graphs = np.tile(~self._again, count)[: len(ended.times)]
+        passes = len(turns.times) // count
+        places = passes - 1 - self._m - self._again.sum() + np.cumsum(1 + self._again) - 1
+        least = (places + passes * np.arange(count)[:, None]).reshape(-1)
+        shared = (part[open_graphs] for part in (*ended, least[: len(ended.times)]))
+        times, entries, first = shared
+        yield come_backs(Moments(times, entries), turns, first)
+        for copies in more:
+            yield come_backs(self._ended(*copies), turns)
 
     def copies_back(self, early: Flags | None = None) -> NDArray[np.int64]:
         """(steps, 2, m): how many groups of blocks had come back before each copy, and each gradient.
@@ -137,6 +146,10 @@ class DeviceTimes:
         if not j:
             return _NEVER, _NEVER
         times = self._column("issue", "copy", j)
+        if self._steps[0].numbers:
+            return times, np.stack(
+                [self._noted(step).entries["copy"][self._rows("copy", j), j] for step in self._steps]
+            )
         # The calling thread issues those of a cycle one after the other.
         before = self._column("issue", "copy", j - 1, j) if j > 1 else times
         return times, 2 * np.concatenate([before[:, :-1], times[:, -1:]], axis=1)
@@ -170,10 +183,10 @@ class DeviceTimes:
         late = (ends < issued) | ((ends == issued) & (2 * starts < turns))
         return np.where(late, issued, ends), np.where(late, turns, 2 * starts)
 
-    def _before(self, what: str) -> Iterator[Integers]:
+    def _before(self, what: str) -> Moments:
         """Ends and entries of what was on a stream of each backward pass before it."""
         rows = self._rows("backward", self._j), self._j
-        return (np.concatenate([getattr(step, what)[edge][rows] for step in self._steps]) for edge in (0, 1))
+        return Moments(*(np.concatenate([getattr(step, what)[edge][rows] for step in self._steps]) for edge in (0, 1)))
 
     def _with_forward(self, early: Flags) -> tuple[Integers, Integers]:
         """The same of forward passes, when inputs of some come back or have been passed on, and then of all tasks."""
@@ -196,14 +209,11 @@ class DeviceTimes:
         )
         return ends, entries
 
-    def _ended(self, kind: str, j: int) -> tuple[Integers, Integers]:
-        """Ends and entries of the copies into partition j, or of the gradients out of it, in order."""
+    def _ended(self, kind: str, j: int) -> Moments:
+        """Ends and entries of copies into a partition, or of the gradients out of it, in the order of issue."""
         if not 0 < j < self._n:
-            return _NEVER, _NEVER
-        ends = self._column("end", kind, j).reshape(-1)
-        if (np.diff(ends) < 0).any():
-            raise Unclear
-        return ends, 2 * self._column("start", kind, j).reshape(-1)
+            return Moments(_NEVER, _NEVER)
+        return Moments(*(self._column(edge, kind, j).reshape(-1) << (edge == "start") for edge in ("end", "start")))
 
     def _turns(self, kind: str, j: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Times and entries of a kind of turn in the backward pass; nothing where there is no such partition."""
@@ -220,7 +230,7 @@ class DeviceTimes:
         return step.turns
 
     def _rows(self, kind: str, j: int) -> slice:
-        begin = j if kind in {"forward", "copy"} else self._n - 1 - j
+        begin = j if kind in {"forward", "copy"} or kind.startswith("portal ") else self._n - 1 - j
         return slice(begin, begin + self._m)
 
     def _column(self, what: str, kind: str, j: int, cycle: int | None = None) -> NDArray[np.int64]:

@@ -33,7 +33,7 @@ from gpipe_bench.simulator.workload import Machine, Workload
 
 __all__ = ["LARGE", "Run", "Settings", "run", "run_whole"]
 
-LARGE: Final = 2**12
+LARGE: Final = 2**10
 """Tasks from which on a shorter way is looked for."""
 
 

@@ -1,4 +1,4 @@
-"""The memory of a partition as an automaton: its compute stream, and each of its copy streams."""
+"""The memory of a partition as an automaton: its compute stream."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpipe_bench.simulator.allocator import Block, drop_all
+from gpipe_bench.simulator.free_states import Made
 from gpipe_bench.simulator.passes import OpenGraph, Passes
 from gpipe_bench.simulator.places import Places
-from gpipe_bench.simulator.pool_states import Automaton, Group, spots
+from gpipe_bench.simulator.pool_states import Group, spots
+from gpipe_bench.simulator.pools import State
 from gpipe_bench.simulator.programs import Placed
+from gpipe_bench.simulator.request_rows import Done
 from gpipe_bench.simulator.steps import NO_BLOCK
+from gpipe_bench.simulator.straight import LONG, Out, QuickPass, Spots, Straight
 from gpipe_bench.simulator.tally import Tally
-from gpipe_bench.simulator.ways import kept_names
+from gpipe_bench.simulator.ways import own_names
 from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
 
-__all__ = ["LEFT", "RETURNED", "SHARED", "CopyStates", "HomeStates", "is_covered", "not_kept", "passed_on"]
+__all__ = ["LEFT", "RETURNED", "SHARED", "HomeStates"]
 
 LEFT, RETURNED, SHARED = range(3)
 """Queues: outputs that were sent on, gradients that were sent back, outputs that a graph holds until it has run."""
 
+Given = dict[int, Block]
+"""Blocks by the place of their tensor among what a task gives out."""
+
 _USER: Final = 1
+_NOTHING: Final = State(())
 
 
 class _Held(NamedTuple):
@@ -43,46 +51,21 @@ class _Held(NamedTuple):
     state: bool = False
 
 
-def is_covered(work: TaskWork, *, inner: bool) -> bool:
-    """Whether memory is what this file says: a task gives nothing out twice, and passes on inputs at the most.
-
-    Args:
-        work: the task.
-        inner: whether it is neither of the first nor of the last partition; those pass nothing on.
-    """
-    names = work.leaving if inner else [name for name in work.leaving if name < NO_BLOCK]
-    if any(name < NO_BLOCK for name in work.returning) or (names and not inner):
-        return False
-    return all(
-        len({name for name in of if name != NO_BLOCK}) == sum(name != NO_BLOCK for name in of)
-        for of in (work.leaving, work.returning)
-    )
-
-
-def not_kept(work: TaskWork) -> tuple[int, ...]:
-    """Places of the inputs that the graph of a task does not keep: without a checkpoint they go when it has run."""
-    kept = kept_names(work)
-    return tuple(place for place in range(len(work.input_bytes)) if input_name(place) not in kept)
-
-
-def passed_on(work: TaskWork) -> tuple[int, ...]:
-    """Places of the inputs that a task gives out as they are."""
-    return tuple(place for place in range(len(work.input_bytes)) if input_name(place) in work.leaving)
-
-
-class HomeStates(Automaton):
+class HomeStates(Straight):
     """The compute stream of a partition.
 
     Args:
         workload: of all partitions.
         j: the partition.
+        queues: of blocks on their way.
+        ways: in how many ways they leave.
 
     Attributes:
         base: bytes in use at the start: as allocated, and as asked for.
     """
 
-    def __init__(self, workload: Workload, j: int) -> None:
-        super().__init__(3)
+    def __init__(self, workload: Workload, j: int, *, queues: int = 3, ways: int = 1) -> None:
+        super().__init__(queues, ways)
         self._works, self._first, self._last = workload.partitions[j], j == 0, j == workload.n - 1
         own = Workload(
             (self._works,),
@@ -95,43 +78,62 @@ class HomeStates(Automaton):
         if self._first:
             for nbytes in zip(*(self._works[size].input_bytes for size in workload.microbatch_sizes), strict=True):
                 self.new(sum(nbytes))
+        self._quick: dict[int, QuickPass | None] = {}
+        self._graph: tuple[Made, Made] | None = None
         self._graphs: dict[tuple[tuple[int, int], ...], Placed] = {}
         self.base = self.allocator.allocated, self.allocator.live
-        self.start = self.enter(((), (), ()), _Held())
+        self.start = self.enter(((),) * queues, _Held())
 
-    def forward(self, held: _Held, size: int) -> tuple[Group, _Held]:
+    def forward(self, held: _Held, size: int) -> tuple[list[Group], _Held]:
         """The first pass of a checkpoint."""
         work = self._works[size]
-        left = self._given(work.leaving, work.output_bytes, self._passes.plain(0, work))
+        left = self._given(work.leaving, self.leaving_bytes(size), self._passes.plain(0, work))
         return self._leave(held, left, left)
 
-    def forward_task(self, held: _Held, size: int) -> tuple[Group, _Held]:
+    def forward_task(self, held: _Held, size: int) -> tuple[list[Group], _Held]:
         """The forward pass of a task without checkpoint, whose graph may keep what it gives out."""
         work = self._works[size]
         graph, shared = self._passes.open_graph(0, work)
         assert isinstance(graph, OpenGraph)  # noqa: S101 - a device without limit is never full
         held = held._replace(stack=self.push(self._one_of(graph.placed), held.stack))
-        left = self._given(work.leaving, work.output_bytes, shared)
+        left = self._given(work.leaving, self.leaving_bytes(size), shared)
         kept = [id(block) for block in graph.shared.values()]
-        return self._leave(held, [block for block in left if id(block) not in kept], left)
+        return self._leave(held, {place: block for place, block in left.items() if id(block) not in kept}, left)
 
-    def _given(self, names: Sequence[int], sizes: Sequence[int], found: Mapping[int, Block]) -> list[Block]:
+    def leaving_bytes(self, size: int) -> tuple[int, ...]:
+        """Bytes of the tensors that leave a task."""
+        return self._works[size].output_bytes
+
+    def returning_bytes(self, size: int) -> tuple[int, ...]:
+        """Bytes of what comes into a task, and so of the gradients that leave it."""
+        return self._works[size].input_bytes
+
+    def _given(self, names: Sequence[int], sizes: Sequence[int], found: Mapping[int, Block]) -> Given:
         """A block for each of some tensors but those that are passed on, which are on a copy stream."""
-        given = []
+        given = {}
         for place, nbytes in enumerate(sizes):
             name = names[place] if names else NO_BLOCK
             if name >= NO_BLOCK:
-                given.append(found[name] if name in found else self.new(nbytes))
+                given[place] = found[name] if name in found else self.new(nbytes)
         return given
 
-    def _leave(self, held: _Held, own: Sequence[Block], left: Sequence[Block]) -> tuple[Group, _Held]:
+    def _leave(self, held: _Held, own: Given, left: Given) -> tuple[list[Group], _Held]:
         """Blocks ``left`` are given out, of which nobody else holds those in ``own``."""
         if self._last:
-            entry = spots(own), sum(block.requested for block in left)
-            return (), held._replace(outputs=self.push(entry, held.outputs))
-        return self.send(LEFT, own), held
+            entry = spots(own.values()), sum(block.requested for block in left.values())
+            return [], held._replace(outputs=self.push(entry, held.outputs))
+        return self._send(own, back=False), held
 
-    def loss(self, held: _Held) -> tuple[Group, _Held]:
+    def groups(self, where: Spots, *, back: bool) -> list[tuple[int, Group]]:
+        """What a pass gives out, as what goes together, with its queue; ``back``: whether a backward pass gives it."""
+        return [(RETURNED if back else LEFT, tuple(where.values()))]
+
+    def _send(self, blocks: Given, *, back: bool) -> list[Group]:
+        """Put what a pass gives out on its way."""
+        where = dict(zip(blocks, spots(blocks.values()), strict=True))
+        return [self.send(queue, group) for queue, group in self.groups(where, back=back)]
+
+    def loss(self, held: _Held) -> tuple[list[Group], _Held]:
         """Outputs are concatenated, and their gradient is made."""
         outputs: list[tuple[Group, int]] = []
         while held.outputs is not None:
@@ -143,15 +145,15 @@ class HomeStates(Automaton):
             drop_all(map(self.block, group))
         gradient = self.new(nbytes)
         together.drop()
-        return (), held._replace(loss=self.intern(spots([gradient])))
+        return [], held._replace(loss=self.intern(spots([gradient])))
 
-    def recompute(self, held: _Held, size: int) -> tuple[Group, _Held]:
+    def recompute(self, held: _Held, size: int) -> tuple[list[Group], _Held]:
         """The second pass of a checkpoint."""
         graph = self._passes.graph(0, self._works[size])
         assert isinstance(graph, Placed)  # noqa: S101 - a device without limit is never full
-        return (), held._replace(graph=graph)
+        return [], held._replace(graph=graph)
 
-    def backward(self, held: _Held, size: int, place: tuple[bool, int, bool]) -> tuple[Group, _Held]:
+    def backward(self, held: _Held, size: int, place: tuple[bool, int, bool]) -> tuple[list[Group], _Held]:
         """A backward pass.
 
         Args:
@@ -169,35 +171,102 @@ class HomeStates(Automaton):
             held = held._replace(stack=held.stack[1])
         self._passes.lasting.gradients = {0: []} if before else {}
         self._passes.lasting.alone = {0} if before == 1 and is_open else set()
-        lent = self._lent(work, held, is_open=is_open, last=last)
+        lent = self._lent(size, held, is_open=is_open, last=last)
         found = self._passes.backward(0, work, graph, lent, is_open=is_open)
         held = held._replace(graph=None)
         if not before:
             held = held._replace(gradients=self.intern(spots(self._passes.lasting.gradients[0])))
-        returned = list(found.values()) if self._first else self._given(work.returning, work.input_bytes, found)
+        returned = found if self._first else self._given(work.returning, self.returning_bytes(size), found)
         drop_all(lent.values())
         if is_open and not self._last and not self.watch.passed:
-            self.send(SHARED, self.allocator.take_deferred())
+            self.send(SHARED, spots(self.allocator.take_deferred()))
         if self._last and last:
             if len(work.output_bytes) > 1:
                 drop_all(map(self.block, held.loss or ()))
             held = held._replace(loss=None)
         if self._first:
-            drop_all(returned)
-            return (), held
-        return self.send(RETURNED, returned), held
+            drop_all(returned.values())
+            return [], held
+        return self._send(returned, back=True), held
 
-    def _lent(self, work: TaskWork, held: _Held, *, is_open: bool, last: bool) -> dict[int, Block]:
-        """What a backward pass lets go of; what was copied here is counted, and given back, by :class:`CopyStates`."""
-        sizes: dict[int, int] = {}
+    def quick(self, number: int) -> int | None:
+        """Run a pass of a checkpoint that does nothing but what it asks for and gives out."""
+        if number not in self._quick:
+            self._quick[number] = self._quick_pass(*self.calls[number])
+        quick, pools = self._quick[number], self.pools
+        if quick is None or pools is None:
+            return None
+        if quick.name == "recompute":
+            made = self._graph = quick.make(pools)
+            changes = made[0].changes, made[1].changes
+            row = quick.rows.get(changes)
+            if row is None:
+                row = quick.rows[changes] = self.row_number(quick.used(pools, made))
+            return row
+        if quick.name == "forward":
+            made = quick.make(pools)
+        else:
+            graph, self._graph = self._graph, None
+            if graph is None:
+                graph, self.held = self.held.graph.done, self.held._replace(graph=None)
+            made = quick.make(pools, graph)
+        key = id(made[0]), id(made[1])
+        if key not in quick.out:
+            quick.out[key] = made, self._out(quick, made)
+        groups, row = quick.out[key][1]
+        for queue, group in groups:
+            self.queues[queue] += (group,)
+        if self._last and quick.name == "forward":
+            where = quick.spots(made)
+            entry = tuple(where.values()), sum(requested for _, _, requested in where.values())
+            self.held = self.held._replace(outputs=self.push(entry, self.held.outputs))
+        return row
+
+    def _out(self, quick: QuickPass, made: tuple[Made, Made]) -> Out:
+        back = quick.name == "backward"
+        groups: list[tuple[int, Group]] = []
+        if not (self._first if back else self._last):
+            groups = [(queue, self.intern(group)) for queue, group in self.groups(quick.spots(made), back=back)]
+        assert self.remembered is not None  # noqa: S101 - a quick pass ran
+        used = quick.used(self.remembered, made)
+        return Out(groups, self.row_number((*used, *self.sizes([group for _, group in groups]))))
+
+    def settle(self) -> None:
+        """Leave a graph to :attr:`held`."""
+        if self._graph is not None:
+            small, large = (Done(_NOTHING, made.blocks, (), made.extra) for made in self._graph)
+            self.held, self._graph = self.held._replace(graph=Placed((small, large), 0, 0)), None
+
+    def _quick_pass(self, name: str, arguments: tuple[Any, ...]) -> QuickPass | None:
+        if name not in {"forward", "recompute", "backward"}:
+            return None
+        size = arguments[0]
+        work = self._works[size]
+        given = (work.leaving, self.leaving_bytes(size)) if name == "forward" else ((), ())
+        if name == "backward":
+            is_open, before, last = arguments[1]
+            if is_open or not before or (self._last and last) or (self._first and own_names(work.returning)):
+                return None
+            given = ((), ()) if self._first else (work.returning, self.returning_bytes(size))
+        program = self._passes.closed(work)[name]
+        if sum(len(blocks) for blocks, _ in program.requests) > LONG:
+            return None
+        return QuickPass(name, program, *given)
+
+    def _lent(self, size: int, held: _Held, *, is_open: bool, last: bool) -> dict[int, Block]:
+        """What a backward pass lets go of; what was copied here is given back by that copy stream's states."""
+        work, sizes = self._works[size], dict[int, int]()
         if is_open and not self._first:
             kept = self._passes.kept(work)
-            inputs = {input_name(place): nbytes for place, nbytes in enumerate(work.input_bytes)}
+            inputs = {input_name(place): nbytes for place, nbytes in enumerate(self.returning_bytes(size))}
             sizes |= {name: nbytes for name, nbytes in inputs.items() if name in kept}
         if not self._last:
-            sizes |= {gradient_name(place): nbytes for place, nbytes in enumerate(work.output_bytes)}
+            sizes |= {gradient_name(place): nbytes for place, nbytes in enumerate(self.leaving_bytes(size))}
         elsewhere = Tally(self.watch)
         lent = {name: elsewhere.alloc(nbytes, 0) for name, nbytes in sizes.items()}
+        for name in lent.keys() & {*work.returning}:
+            # It goes on as it is.
+            lent[name].hold()
         if self._last and len(work.output_bytes) == 1:
             lent[gradient_name(0)] = self.block(held.loss[0]) if held.loss else elsewhere.alloc(0, 0)
             if not last:
@@ -216,47 +285,14 @@ class HomeStates(Automaton):
                 block.users = (_USER,)
         return graph
 
-    def update(self, held: _Held) -> tuple[Group, _Held]:
+    def update(self, held: _Held) -> tuple[list[Group], _Held]:
         """The optimizer's update."""
         self._passes.lasting.has_state = held.state
         self._passes.lasting.update()
-        return (), held._replace(state=True)
+        return [], held._replace(state=True)
 
-    def renew(self, held: _Held) -> tuple[Group, _Held]:
+    def renew(self, held: _Held) -> tuple[list[Group], _Held]:
         """The optimizer's update, and the next step gives the gradients up."""
         _, held = self.update(held)
         drop_all(map(self.block, held.gradients or ()))
-        return (), held._replace(gradients=None)
-
-
-class CopyStates(Automaton):
-    """A copy stream of a partition: what comes from the partition before, and from the next one."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.start = self.enter(((),), (None,))
-
-    def arrive(
-        self, held: tuple[Any], sizes: Sequence[int], gone: Sequence[int], sent: Sequence[int]
-    ) -> tuple[Group, tuple[Any]]:
-        """Inputs come, and are kept until their task's backward pass has run.
-
-        Those at the places ``gone`` are on their way as soon as its forward pass has run, those at ``sent`` when they
-        have been passed on as well; nothing else comes here in between. Gives the latter, or else the former.
-        """
-        made = spots([self.new(nbytes) for nbytes in sizes])
-        going: Group = ()
-        for places in (gone, sent):
-            if places:
-                going = self.intern(tuple(made[place] for place in places))
-                self.queues[0] += (going,)
-        kept = tuple(spot for place, spot in enumerate(made) if place not in gone and place not in sent)
-        return going, (self.push(kept, held[0]),)
-
-    def leave(self, held: tuple[Any], sizes: Sequence[int]) -> tuple[Group, tuple[Any]]:
-        """Gradients come; with the backward pass that follows they go, and so do its inputs if any are kept."""
-        group = spots([self.new(nbytes) for nbytes in sizes])
-        if held[0] is not None:
-            group, held = group + held[0][0], (held[0][1],)
-        self.queues[0] += (self.intern(group),)
-        return (), held
+        return [], held._replace(gradients=None)

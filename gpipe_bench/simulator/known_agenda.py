@@ -7,10 +7,10 @@ it, or of the operation whose start it awaited.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from heapq import heappop, heappush
 
-from gpipe_bench.simulator.known_operations import COMPUTE, Operations
+from gpipe_bench.simulator.known_operations import Operations
 from gpipe_bench.simulator.streams import Event
 from gpipe_bench.simulator.workload import Kernels, Machine
 
@@ -73,34 +73,41 @@ class Agenda:
     def wait(self, waiter: int, awaited: int) -> None:
         """What is issued to ``waiter`` from now on begins after everything issued to ``awaited`` so far."""
         own, more = self.streams[waiter], self.streams[awaited]
-        if own != more:
-            self.streams[waiter] = own + tuple(one for one in more if one not in own)
+        if len(more) == 1:
+            if more[0] not in own:
+                self.streams[waiter] = own + more
+        elif own != more:
+            self.streams[waiter] = own + tuple([one for one in more if one not in own])
 
     def compute(self, stream: int, kernels: Kernels) -> int:
         """Issue kernels, and enter the turn in which the thread goes on."""
-        launches, duration = kernels.launches, kernels.duration_ns
-        done = self.now + self._host_ns * launches
-        number = self._issue((stream,), duration, done, COMPUTE)
+        now, launches, duration = self.now, kernels.launches, kernels.duration_ns
+        done = now + self._host_ns * launches
+        number = self.operations.issue(now, self.streams[stream], duration, done)
+        self.issues.append(now)
+        self.entries.append(self._entry)
+        self.streams[stream] = (number,)
         before = self._launched[stream]
-        self._launched[stream] = before + launches
+        self._launched[stream] = after = before + launches
         queued = self._queued[stream]
         if launches:
             queued.append((before, launches, duration, number))
-        excess = before + launches - self._depth
+        excess = after - self._depth
         if not self._depth or excess <= 0:
             self._enter(self.current, done)
             return number
         head = self._heads[stream]
-        while queued[head][0] + queued[head][1] < excess:
-            head += 1
-        self._heads[stream] = head
         before, launches, duration, awaited = queued[head]
+        while before + launches < excess:
+            head += 1
+            before, launches, duration, awaited = queued[head]
+        self._heads[stream] = head
         left = -(-duration * (excess - before) // launches)
         start = self.operations.starts[awaited]
         if start < 0:
             self.operations.awaited.add(awaited)
             self._blocked.setdefault(awaited, []).append((self.current, done, left))
-        elif start > self.now or (start == self.now and self._entry <= 2 * start):
+        elif start > now or (start == now and self._entry <= 2 * start):
             self._resume(self.current, max(start + left, done), awaited)
         else:
             self._enter(self.current, max(start + left, done))
@@ -108,29 +115,26 @@ class Agenda:
 
     def copy(self, streams: tuple[int, int], link: int, length: int, tensors: int) -> int:
         """Issue a copy, and enter the turn in which the thread goes on."""
+        first, second = streams
+        before, more = self.streams[first], self.streams[second]
+        if more != before:
+            before += more
         done = self.now + self._host_ns * tensors
-        number = self._issue(streams, length, done, link)
+        number = self.operations.issue(self.now, before, length, done, link)
+        self.issues.append(self.now)
+        self.entries.append(self._entry)
+        self.streams[first] = self.streams[second] = (number,)
         self._enter(self.current, done)
         return number
 
-    def _issue(self, streams: tuple[int, ...], duration: int, done: int, link: int) -> int:
-        before = self.streams[streams[0]]
-        if link >= 0:
-            more = self.streams[streams[1]]
-            if more != before:
-                before += more
-        number = self.operations.issue(self.now, before, duration, done, link)
-        self.issues.append(self.now)
-        self.entries.append(self._entry)
-        for stream in streams:
-            self.streams[stream] = (number,)
-        return number
-
     def _enter(self, thread: Turns, time: int) -> None:
-        late = self._entry == 2 * self.now + 1
-        self._count += 1
-        place = self._place if late else self._count
-        heappush(self._turns, (time, 2 * self.now + late, place, self._count, thread))
+        now = self.now
+        entry = 2 * now
+        self._count = place = self._count + 1
+        if self._entry == entry + 1:
+            # What comes after a start stays there.
+            entry, place = entry + 1, self._place
+        heappush(self._turns, (time, entry, place, self._count, thread))
 
     def _resume(self, thread: Turns, time: int, awaited: int) -> None:
         """Enter the turn of a thread that awaits a start."""
@@ -142,13 +146,17 @@ class Agenda:
     def run(self) -> None:
         """Run until nothing is left to do."""
         turns, copies, known = self._turns, self.operations.agenda, self.operations.known
+        settle = self.operations.settle
         while turns or copies:
-            if copies and (not turns or turns[0][:2] > (copies[0][0], 2 * copies[0][0])):
-                self.operations.settle()
-                for number in known:
-                    self._started(number)
-                known.clear()
-                continue
+            if copies:
+                time = copies[0][0]
+                if not turns or turns[0][0] > time or (turns[0][0] == time and turns[0][1] > 2 * time):
+                    settle()
+                    if known:
+                        for number in known:
+                            self._started(number)
+                        known.clear()
+                    continue
             self.now, self._entry, self._place, _, self.current = heappop(turns)
             next(self.current, None)
 
@@ -196,8 +204,3 @@ class Agenda:
         if end != self.now:
             return 0 <= end < self.now
         return 2 * self.operations.starts[number] < self._entry
-
-    def ended(self, numbers: Sequence[int]) -> tuple[int, int]:
-        """When the last of some operations ended, and its entry."""
-        starts, ends = self.operations.starts, self.operations.ends
-        return max((ends[one], 2 * starts[one]) for one in numbers)

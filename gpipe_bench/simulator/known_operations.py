@@ -24,13 +24,9 @@ class Disorder(Exception):  # noqa: N818 - a signal: links must be looked at as 
     """A copy was ready before the one issued ahead of it on the same link."""
 
 
-class _Pending:
-    """An operation whose start is not known yet."""
-
-    __slots__ = ("duration", "issued", "link", "missing", "ready")
-
-    def __init__(self, missing: int, ready: int, duration: int, issued: int, link: int) -> None:
-        self.missing, self.ready, self.duration, self.issued, self.link = missing, ready, duration, issued, link
+_MISSING, _READY, _DURATION, _ISSUED, _LINK = range(5)
+_Pending = list[int]
+"""Of an operation whose start is not known yet: how many others are missing, and the rest as it was issued."""
 
 
 class Operations:
@@ -43,7 +39,8 @@ class Operations:
     Attributes:
         starts: when each began; -1 while that is not known.
         ends: when each ended; likewise.
-        agenda: (time, number) of copies on shared links: when one is ready, and of ~number when it has ended.
+        agenda: (time, number) of copies on shared links: when one is ready; and of ~engine when it is free for those
+            that wait for it.
         awaited: operations whose start somebody waits for.
         known: those of them whose start became known, to be cleared by whoever waits.
     """
@@ -59,11 +56,13 @@ class Operations:
         self._ready = [0] * len(engines)
         self._pending: dict[int, _Pending] = {}
         self._followers: dict[int, list[int]] = {}
-        # Of an unshared copy the one before it on its link, if it is not on its streams too; of ~a shared one its link.
+        # Of an unshared copy the one before it on its link, if it is not on its streams too.
         self._links: dict[int, int] = {}
-        self._busy: set[int] = set()
-        # Copies that are ready, at an engine that they wait for.
-        self._waiting: dict[int, list[tuple[int, int]]] = {}
+        count = 1 + max((engine for link in engines for engine in link), default=0)
+        # When each engine is free, and when those that wait for it will be told, which are ready copies.
+        self._free = [0] * count
+        self._told = [_UNKNOWN] * count
+        self._waiting: list[list[tuple[int, int]]] = [[] for _ in range(count)]
 
     def issue(self, now: int, before: tuple[int, ...], duration: int, issued: int, link: int = COMPUTE) -> int:
         """Issue an operation; gives its number.
@@ -82,37 +81,45 @@ class Operations:
         number, ready, missing = len(ends), now, 0
         for one in before:
             end = ends[one]
-            if end < 0:
-                self._followers.setdefault(one, []).append(number)
-                missing += 1
-            elif end > ready:
+            if end > ready:
                 ready = end
+            elif end < 0:
+                missing += 1
+                followers = self._followers.get(one)
+                if followers is None:
+                    self._followers[one] = [number]
+                else:
+                    followers.append(number)
         start = _UNKNOWN
         if link >= 0:
-            start = self._copy(number, link, before, _Pending(missing, ready, duration, issued, link))
+            start = self._copy(number, before, [missing, ready, duration, issued, link])
         elif missing:
-            self._pending[number] = _Pending(missing, ready, duration, issued, link)
+            self._pending[number] = [missing, ready, duration, issued, link]
         else:
             start = ready
         self.starts.append(start)
-        ends.append(start if start < 0 else max(start + duration, issued))
+        if start >= 0:
+            start += duration
+            start = max(issued, start)
+        ends.append(start)
         return number
 
-    def _copy(self, number: int, link: int, before: tuple[int, ...], own: _Pending) -> int:
+    def _copy(self, number: int, before: tuple[int, ...], own: _Pending) -> int:
         """When a copy starts; -1 if that is not known."""
+        link = own[_LINK]
         if self._shared[link]:
             self._pending[number] = own
-            if not own.missing:
-                heappush(self.agenda, (own.ready, number))
+            if not own[_MISSING]:
+                heappush(self.agenda, (own[_READY], number))
             return _UNKNOWN
         tail, self._tails[link] = self._tails[link], number
         # What it waits for on its streams has been counted; the link is another matter.
         apart = tail >= 0 and tail not in before
         if apart and self.ends[tail] < 0:
             self._followers.setdefault(tail, []).append(number)
-            own.missing += 1
-        if not own.missing:
-            return self._in_order(link, own.ready, tail)
+            own[_MISSING] += 1
+        if not own[_MISSING]:
+            return self._in_order(link, own[_READY], tail)
         self._pending[number] = own
         if apart:
             self._links[number] = tail
@@ -127,62 +134,90 @@ class Operations:
 
     def settle(self) -> None:
         """Start what is ready at the next time of the agenda, where engines are free."""
-        agenda = self.agenda
-        now = agenda[0][0]
+        agenda, free = self.agenda, self._free
+        now, number = heappop(agenda)
+        if number >= 0 and not (agenda and agenda[0][0] == now):
+            # As a rule it is alone, and its engines are free.
+            link = self._pending[number][_LINK]
+            for engine in self._engines[link]:
+                if free[engine] > now:
+                    self._wait(engine, (now, number))
+                    return
+            self._take(number, link, now)
+            return
         # (ready, number, engine that it waited for)
         trying: list[tuple[int, int, int]] = []
-        freed: list[int] = []
-        while agenda and agenda[0][0] == now:
-            number = heappop(agenda)[1]
-            if number < 0:
-                freed += self._engines[self._links.pop(number)]
-            else:
+        while True:
+            if number >= 0:
                 heappush(trying, (now, number, _UNKNOWN))
-        self._busy.difference_update(freed)
-        for engine in freed:
-            self._next(engine, trying)
+            else:
+                self._next(~number, trying)
+            if not agenda or agenda[0][0] > now:
+                break
+            _, number = heappop(agenda)
         while trying:
             ready, number, engine = heappop(trying)
-            engines = self._engines[self._pending[number].link]
-            taken = next((one for one in engines if one in self._busy), None)
+            link = self._pending[number][_LINK]
+            taken = next((one for one in self._engines[link] if free[one] > now), None)
             if taken is None:
-                self._busy.update(engines)
-                self._start(number, now)
+                self._take(number, link, now)
             else:
-                heappush(self._waiting.setdefault(taken, []), (ready, number))
+                self._wait(taken, (ready, number))
             # While an engine is free the next one that waits for it may try.
-            if engine not in self._busy:
+            if engine >= 0 and free[engine] <= now:
                 self._next(engine, trying)
 
     def _next(self, engine: int, trying: list[tuple[int, int, int]]) -> None:
-        waiting = self._waiting.get(engine)
+        waiting = self._waiting[engine]
         if waiting:
             heappush(trying, (*heappop(waiting), engine))
+
+    def _wait(self, engine: int, ready: tuple[int, int]) -> None:
+        """A copy waits for an engine that is not free."""
+        heappush(self._waiting[engine], ready)
+        self._tell(engine)
+
+    def _tell(self, engine: int) -> None:
+        time = self._free[engine]
+        if self._told[engine] != time:
+            self._told[engine] = time
+            heappush(self.agenda, (time, ~engine))
+
+    def _take(self, number: int, link: int, now: int) -> None:
+        """A copy takes its engines."""
+        self._start(number, now)
+        end, engines = self.ends[number], self._engines[link]
+        for engine in engines:
+            self._free[engine] = end
+            if self._waiting[engine]:
+                self._tell(engine)
 
     def _start(self, first: int, now: int) -> None:
         """An operation starts, and with it all that is known then."""
         todo = [(first, now)]
+        starts, ends, pending, links = self.starts, self.ends, self._pending, self._links
         while todo:
             number, start = todo.pop()
-            own = self._pending.pop(number)
-            end = max(start + own.duration, own.issued)
-            self.starts[number], self.ends[number] = start, end
+            _, _, duration, end, _ = pending.pop(number)
+            end = max(end, start + duration)
+            starts[number], ends[number] = start, end
             if number in self.awaited:
                 self.known.append(number)
-            if own.link >= 0 and self._shared[own.link]:
-                self._links[~number] = own.link
-                heappush(self.agenda, (end, ~number))
-            for follower in self._followers.pop(number, ()):
-                other = self._pending[follower]
-                other.missing -= 1
-                if self._links.get(follower) != number:
-                    other.ready = max(other.ready, end)
-                if other.missing:
+            followers = self._followers.pop(number, None)
+            if followers is None:
+                continue
+            for follower in followers:
+                other = pending[follower]
+                other[_MISSING] -= 1
+                if end > other[_READY] and links.get(follower) != number:
+                    other[_READY] = end
+                if other[_MISSING]:
                     continue
-                if other.link < 0:
-                    todo.append((follower, other.ready))
-                elif self._shared[other.link]:
-                    heappush(self.agenda, (other.ready, follower))
+                ready, link = other[_READY], other[_LINK]
+                if link < 0:
+                    todo.append((follower, ready))
+                elif self._shared[link]:
+                    heappush(self.agenda, (ready, follower))
                 else:
-                    tail = self._links.pop(follower, _UNKNOWN)
-                    todo.append((follower, self._in_order(other.link, other.ready, tail)))
+                    tail = links.pop(follower, _UNKNOWN)
+                    todo.append((follower, self._in_order(link, ready, tail)))

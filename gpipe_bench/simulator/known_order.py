@@ -24,10 +24,7 @@ from gpipe_bench.simulator.outcome import Settings
 from gpipe_bench.simulator.places import POOL, Places
 from gpipe_bench.simulator.workload import Machine, SkipWork, Workload
 
-__all__ = ["Flushed", "KnownOrder", "Task"]
-
-Task = tuple[int, int, int]
-"""Number of its operation, micro-batch and partition."""
+__all__ = ["Flushed", "KnownOrder"]
 
 _NOBODY: Final = -1
 
@@ -47,11 +44,12 @@ class KnownOrder:
 
     Attributes:
         agenda: all that ran.
-        steps: of each step the tasks by kind; ``portal KEY`` and ``portal_grad KEY`` for each skip.
+        steps: of each step by kind the numbers of the operations of tasks (i,j) at i n + j, -1 where there are none;
+            ``portal KEY`` and ``portal_grad KEY`` for each skip.
         instants: of each step when the calling thread came to the loss, and when it was through with the update, each
             with its entry.
-        held: of each step what was on the streams of each backward pass, (operations on that of computations,
-            operations on that of copies, micro-batch, partition).
+        held: of each step what was on the streams of the backward pass of each task (i,j), at i n + j: operations on
+            that of computations, and on that of copies.
         makespan: the end of everything.
         memory: of all devices, or None.
 
@@ -74,6 +72,8 @@ class KnownOrder:
         crossing = [skip for skip in workload.skips if skip.source != skip.target]
         self._skips = [[skip for skip in crossing if skip.target == j] for j in range(self._n)]
         self._awaits = [int(j + 1 < self._n) + sum(skip.source == j for skip in crossing) for j in range(self._n)]
+        keys = [f"{kind} {skip.key}" for skip in crossing for kind in ("portal", "portal_grad")]
+        self._kinds = ("forward", "recompute", "backward", "copy", "copy_grad", *keys)
         self._number_links(crossing, machine, devices, in_order=in_order)
         self.agenda = Agenda(machine, Operations(self._engines, self._shared), len(self._places.device_of))
         self.memory: Memory | None = None
@@ -81,9 +81,10 @@ class KnownOrder:
             self.memory = Memory(
                 workload, self._places, self.agenda, capacity=machine.capacity_bytes, riding=False, tally=settings.tally
             )
-        self.steps: list[dict[str, list[Task]]] = []
+        self.steps: list[dict[str, list[int]]] = []
+        self._now: dict[str, list[int]] = {}
         self.instants: list[list[tuple[int, int]]] = []
-        self.held: list[list[tuple[tuple[int, ...], tuple[int, ...], int, int]]] = []
+        self.held: list[tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = []
         self._nodes = [self._node(i, j) for i in range(self._m) for j in range(self._n)]
         self._caller = self._call()
         self._collecting = _NOBODY
@@ -151,10 +152,10 @@ class KnownOrder:
                 memory.forward(node, again=kind == "recompute")
             self._check(j)
         if kind == "backward":
-            streams = agenda.streams
-            self.held[-1].append((streams[self._computing[j]], streams[self._copying[i][j]], i, j))
-        number = agenda.compute(self._computing[j], getattr(work, kind))
-        self.steps[-1][kind].append((number, i, j))
+            streams, (computing, copying) = agenda.streams, self.held[-1]
+            computing[i * self._n + j] = streams[self._computing[j]]
+            copying[i * self._n + j] = streams[self._copying[i][j]]
+        self._now[kind][i * self._n + j] = agenda.compute(self._computing[j], getattr(work, kind))
 
     def _transfer(self, node: Node, *, back: bool) -> None:
         agenda, memory, i, j = self.agenda, self.memory, node.i, node.j
@@ -168,7 +169,7 @@ class KnownOrder:
         number = agenda.copy(streams, self._link_of[way], length, len(node.nbytes))
         kind = f"{node.kind}_grad" if back else node.kind
         kind = kind if node.skip is None else f"{kind} {node.skip}"
-        self.steps[-1].setdefault(kind, []).append((number, i, j))
+        self._now[kind][i * self._n + j] = number
         if memory is not None:
             memory.transferred()
 
@@ -188,8 +189,10 @@ class KnownOrder:
     def _call(self) -> Turns:
         agenda, memory, work = self.agenda, self.memory, self._work
         for step in range(self._settings.steps):
-            self.steps.append({kind: [] for kind in ("forward", "recompute", "backward", "copy", "copy_grad")})
-            self.held.append([])
+            tasks = self._m * self._n
+            self._now = {kind: [_NOBODY] * tasks for kind in self._kinds}
+            self.steps.append(self._now)
+            self.held.append(([()] * tasks, [()] * tasks))
             if step and memory is not None:
                 memory.next_step()
             for cycle in clock_cycles(self._m, self._n):

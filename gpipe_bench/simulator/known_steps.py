@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.device_peaks import DevicePeaks
 from gpipe_bench.simulator.known_operations import Disorder
-from gpipe_bench.simulator.known_order import Flushed, KnownOrder, Task
+from gpipe_bench.simulator.known_order import Flushed, KnownOrder
 from gpipe_bench.simulator.outcome import Run, Settings
 from gpipe_bench.simulator.places import POOL
 from gpipe_bench.simulator.steady import run_of, with_peaks
@@ -64,7 +65,7 @@ def run_known(workload: Workload, machine: Machine, settings: Settings) -> Run |
     """Run a workload; None where a device is full, so that its threads wait for it."""
     devices = settings.devices or tuple(range(workload.n))
     with no_collection():
-        if settings.memory and not settings.tally and not any(skip.source != skip.target for skip in workload.skips):
+        if settings.memory and not settings.tally:
             with suppress(Unclear):
                 return _by_states(workload, machine, settings, devices)
         try:
@@ -113,33 +114,41 @@ def _in_any_order(workload: Workload, machine: Machine, settings: Settings) -> K
 def steps_of(known: KnownOrder, m: int, n: int) -> list[Step]:
     """The times of each step as arrays, see :class:`gpipe_bench.simulator.wavefront.Step`."""
     operations, agenda = known.agenda.operations, known.agenda
-    columns = [np.array(column) for column in (agenda.issues, operations.starts, operations.ends, agenda.entries)]
+    # The last of each: where there is no operation.
+    columns = [np.array([*of, -1]) for of in (agenda.issues, operations.starts, operations.ends, agenda.entries)]
+    columns.append(np.arange(len(columns[0])))
+    columns[-1][-1] = -1
+    i, j = np.divmod(np.arange(m * n), n)
+    places = (i + j) * n + j, (m - 1 - i + n - 1 - j) * n + j
     steps = []
     for tasks, held, (loss, update) in zip(known.steps, known.held, known.instants, strict=True):
-        step = _step(tasks, columns, m, n)
-        step.loss, step.update = loss[0], update
-        where = tuple(np.array([(m - 1 - i + n - 1 - j, j) for *_, i, j in held]).T)
-        of_streams = ([computing for computing, *_ in held], [copying for _, copying, *_ in held])
-        for of_stream, tables in zip(of_streams, (step.used, step.shared), strict=True):
-            ended = np.array([agenda.ended(numbers) for numbers in of_stream])
-            for edge in (0, 1):
-                tables.append(np.zeros((m + n - 1, n), dtype=np.int64))
-                tables[edge][where] = ended[:, edge]
+        step, turns = Step(), Turns((m + n - 1, n))
+        for kind, numbers in tasks.items():
+            place = places[kind.partition(" ")[0] not in {"forward", "copy", "portal"}]
+            which = np.array(numbers)
+            for table, column in zip(
+                (step.issue, step.start, step.end, turns.entries, step.numbers), columns, strict=True
+            ):
+                table[kind] = _placed(column[which], place, (m + n - 1, n), -1)
+        step.turns, step.loss, step.update = turns, loss[0], update
+        for of_stream, tables in zip(held, (step.used, step.shared), strict=True):
+            tables.extend(_placed(edge, places[1], (m + n - 1, n), 0) for edge in _last(of_stream, columns))
         steps.append(step)
     return steps
 
 
-def _step(tasks: dict[str, list[Task]], columns: Sequence[Integers], m: int, n: int) -> Step:
-    step, turns = Step(), Turns((m + n - 1, n))
-    for kind, rows in tasks.items():
-        numbers, i, j = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-        forward = kind.partition(" ")[0] in {"forward", "copy", "portal"}
-        where = (i + j if forward else m - 1 - i + n - 1 - j), j
-        tables = step.issue, step.start, step.end, turns.entries
-        for table, column in zip(tables, columns, strict=True):
-            table[kind] = np.full((m + n - 1, n), -1, dtype=np.int64)
-            table[kind][where] = column[numbers]
-        step.numbers[kind] = np.full((m + n - 1, n), -1, dtype=np.int64)
-        step.numbers[kind][where] = numbers
-    step.turns = turns
-    return step
+def _placed(values: Integers, places: Integers, shape: tuple[int, int], nothing: int) -> Integers:
+    table = np.full(shape, nothing, dtype=np.int64)
+    table.reshape(-1)[places] = values
+    return table
+
+
+def _last(held: Sequence[tuple[int, ...]], columns: Sequence[Integers]) -> tuple[Integers, Integers]:
+    """When the last of some operations ended, and its entry."""
+    counts = np.fromiter(map(len, held), dtype=np.int64, count=len(held))
+    which = np.fromiter(chain.from_iterable(held), dtype=np.int64)
+    begin = np.cumsum(counts) - counts
+    ends, starts = columns[2][which], columns[1][which]
+    last = np.maximum.reduceat(ends, begin)
+    latest = np.where(ends == np.repeat(last, counts), starts, -1)
+    return last, 2 * np.maximum.reduceat(latest, begin)

@@ -104,6 +104,11 @@ class Passes:
             self._kept[key] = kept_names(work)
         return self._kept[key]
 
+    def closed(self, work: TaskWork) -> dict[str, Program]:
+        """The passes of a checkpoint whose gradients are added to others."""
+        ways = {"forward": PLAIN, "recompute": GRAPH, "backward": Way("backward", "added", scheduled=self._scheduled)}
+        return {name: self._program(work, way) for name, way in ways.items()}
+
     def plain(self, j: int, work: TaskWork) -> Table:
         """Run a pass without graph; gives what leaves of its own."""
         names = own_names(work.leaving)

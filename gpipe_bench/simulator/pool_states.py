@@ -9,13 +9,14 @@ few states follow each other again and again, on all devices whose work is alike
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpipe_bench.simulator.allocator import Allocator, Block, Saved
+from gpipe_bench.simulator.come_backs import Backs
 from gpipe_bench.simulator.streams import Event
 from gpipe_bench.simulator.tables import Integers
 
@@ -27,7 +28,12 @@ SEEN: Final = 2**15
 Group = tuple[tuple[int, int, int], ...]
 """Blocks that come back together: address, size and bytes asked for."""
 
+_Part = tuple[int | tuple[int, ...], ...]
+"""Number of a pass, and of each queue how many groups come back before it, or which."""
+
 _STREAM: Final = 0
+_IN_CODE: Final = 3
+"""Queues whose numbers find room in a code."""
 
 
 class Bytes(NamedTuple):
@@ -82,54 +88,74 @@ class Automaton:
 
     A pass is a method; it gives what it leaves on its way, and what is held from then on.
 
+    Args:
+        queues: of blocks on their way.
+        ways: in how many ways a pass leaves blocks that are told apart.
+
     Attributes:
         allocator: of the device.
         start: the first state; set by whoever derives from this.
         queues: while a pass runs, groups on their way.
+        held: while a pass runs, what is held.
+        calls: by number of a pass, its method and arguments.
+        targets: by transition the state that it leads to.
     """
 
     start: State
 
-    def __init__(self, queues: int) -> None:
+    def __init__(self, queues: int, ways: int = 1) -> None:
         self.watch = _Watch()
         self.allocator = Allocator(self.watch)
         # They are part of every state.
         self.allocator.pools(_STREAM)
-        self._targets: list[State] = []
-        self._rows = np.zeros((64, len(Bytes._fields)), dtype=np.int64)
+        self.targets: list[State] = []
+        self.held: Any = ()
+        # Of what goes on its way in several ways there are more columns.
+        self._rows = np.zeros((64, len(Bytes._fields) + 2 * (ways - 1)), dtype=np.int64)
         self.queues: list[tuple[Group, ...]] = [()] * queues
-        self._calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
         self._states: dict[Hashable, State] = {}
         self._same: dict[Hashable, Any] = {}
         self._known: dict[bytes, tuple[NDArray[np.int32], int]] = {}
+        # Of codes below zero: -1 stands for the first part.
+        self._parts: list[_Part] = []
+        self._odd_codes: dict[_Part, int] = {}
 
     def number(self, name: str, *arguments: Any) -> int:
         """The number of a pass: a method, and what it is called with."""
         key = name, arguments
         if key not in self._numbers:
-            self._numbers[key] = len(self._calls)
-            self._calls.append(key)
+            self._numbers[key] = len(self.calls)
+            self.calls.append(key)
         return self._numbers[key]
 
     def run(self, codes: Integers) -> tuple[Integers, int]:
         """What passes in a row do: the fields of :class:`Bytes` of each, (passes, 6), and all that is reserved.
 
+        With more ways there are as many more columns like the last two.
+
         Args:
-            codes: number of each pass, and in base :data:`SEEN` how many groups of each queue came back before it.
+            codes: number of each pass, and in base :data:`SEEN` how many groups of each queue came back before it; or
+                what :meth:`codes` has in place of that.
         """
         key = codes.tobytes()
         if key not in self._known:
-            taken, state, targets = [], self.start, self._targets
-            for code in codes.tolist():
-                number = state.next.get(code)
-                if number is None:
-                    number = state.next[code] = self._step(state, code)
-                taken.append(number)
-                state = targets[number]
+            taken, state = self.follow(codes)
             self._known[key] = np.array(taken, dtype=np.int32), state.free.reserved
         numbers, reserved = self._known[key]
         return self._rows[numbers], reserved
+
+    def follow(self, codes: Integers) -> tuple[list[int], State]:
+        """Numbers of the transitions, and the last state."""
+        taken, state, targets = [], self.start, self.targets
+        for code in codes.tolist():
+            number = state.next.get(code)
+            if number is None:
+                number = state.next[code] = self.step(state, code)
+            taken.append(number)
+            state = targets[number]
+        return taken, state
 
     def push(self, item: Hashable, below: Any) -> Any:
         """A stack with one item more, the one object for it."""
@@ -160,42 +186,106 @@ class Automaton:
             state = self._states[key] = State(free, queues, held)
         return state
 
-    def send(self, place: int, blocks: Sequence[Block]) -> Group:
+    def send(self, place: int, blocks: Group) -> Group:
         """Put a group of blocks on its way, at the end of a queue."""
-        group: Group = self.intern(spots(blocks))
+        group: Group = self.intern(blocks)
         self.queues[place] += (group,)
         return group
 
-    def _step(self, state: State, code: int) -> int:
+    def codes(self, numbers: Integers, backs: Sequence[Backs]) -> Integers:
+        """Codes of passes in a row.
+
+        Args:
+            numbers: of the passes.
+            backs: of each queue, what comes back between them.
+        """
+        few = len(backs) <= _IN_CODE and all(int(back.new.max(initial=0)) < SEEN for back in backs)
+        codes, weight = numbers.copy(), SEEN
+        for back in backs if few else ():
+            codes += weight * back.new
+            weight *= SEEN
+        odd: Iterable[int] = {which for back in backs for which in back.odd} if few else range(len(numbers))
+        parts = [back.new.tolist() for back in backs] if odd else []
+        for which in odd:
+            part = [one.odd.get(which, new[which]) for one, new in zip(backs, parts, strict=True)]
+            codes[which] = -self._odd_code((int(numbers[which]), *part))
+        return codes
+
+    def _odd_code(self, part: _Part) -> int:
+        code = self._odd_codes.get(part)
+        if code is None:
+            self._parts.append(part)
+            code = self._odd_codes[part] = len(self._parts)
+        return code
+
+    def step(self, state: State, code: int) -> int:
         """Make a transition; gives its number."""
-        allocator = self.allocator
-        allocator.restore(state.free)
-        code, number = divmod(code, SEEN)
-        self.queues = list(state.queues)
-        for place, queue in enumerate(state.queues):
-            code, back = divmod(code, SEEN)
+        self.allocator.restore(state.free)
+        self.queues, self.held = list(state.queues), state.held
+        number, backs = self.decoded(code)
+        self.come_back(backs)
+        on_way = self.call(number)
+        return self.add_row((*self.allocator.used(), *self.sizes(on_way)), self.enter(tuple(self.queues), self.held))
+
+    def come_back(self, backs: Sequence[int | tuple[int, ...]]) -> None:
+        """What comes back of each queue."""
+        self.watch.passed = False
+        for place, back in enumerate(backs):
+            if not back:
+                continue
+            queue = self.queues[place]
+            if back == 1 and queue:
+                self.give(queue[0])
+                self.queues[place] = queue[1:]
+                continue
+            which = range(back) if isinstance(back, int) else back
             # What comes back as soon as it is freed is not on its way yet.
-            self.watch.passed = back > len(queue)
-            for group in queue[:back]:
-                self._give(group)
-            self.queues[place] = queue[back:]
-        name, arguments = self._calls[number]
-        on_way, held = getattr(self, name)(state.held, *arguments)
-        allocator.collect()
-        used = allocator.allocated, allocator.peak_allocated, allocator.live, allocator.peak_live
-        sizes = sum(size for _, size, _ in on_way), sum(requested for _, _, requested in on_way)
-        number = len(self._targets)
+            self.watch.passed |= which[-1] >= len(queue)
+            for group in queue[:back] if isinstance(back, int) else (queue[one] for one in back if one < len(queue)):
+                self.give(group)
+            self.queues[place] = queue[len(which) :]
+            if not isinstance(back, int):
+                self.queues[place] = tuple(group for number, group in enumerate(queue) if number not in back)
+
+    def call(self, number: int) -> Any:
+        """Run a pass; gives what it leaves on its way."""
+        name, arguments = self.calls[number]
+        on_way, self.held = getattr(self, name)(self.held, *arguments)
+        self.allocator.collect()
+        return on_way
+
+    def add_row(self, row: Sequence[int], target: State) -> int:
+        """A transition; gives its number."""
+        number = len(self.targets)
         if number == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[number] = Bytes(*used, *sizes)
-        self._targets.append(self.enter(tuple(self.queues), held))
+        self._rows[number, : len(row)] = row
+        self.targets.append(target)
         return number
 
-    def _give(self, group: Group) -> None:
+    def decoded(self, code: int) -> tuple[int, Sequence[int | tuple[int, ...]]]:
+        """The number of a pass, and what of each queue comes back before it."""
+        if code < 0:
+            number, *backs = self._parts[-code - 1]
+            assert isinstance(number, int)  # noqa: S101 - it comes first
+            return number, backs
+        code, number = divmod(code, SEEN)
+        parts = []
+        for _ in self.queues:
+            code, part = divmod(code, SEEN)
+            parts.append(part)
+        return number, parts
+
+    def sizes(self, on_way: Sequence[Group]) -> tuple[int, ...]:
+        """Bytes of what a pass leaves on its way, each way: as allocated, and as asked for."""
+        return tuple(sum([spot[what] for spot in group]) for group in on_way for what in (1, 2))
+
+    def give(self, group: Group) -> None:
+        """Blocks come back."""
         for address, size, _ in group:
             self.allocator.give(address, size, _STREAM)
 
 
-def spots(blocks: Sequence[Block]) -> Group:
+def spots(blocks: Iterable[Block]) -> Group:
     """Where blocks are."""
     return tuple((block.address, block.size, block.requested) for block in blocks)

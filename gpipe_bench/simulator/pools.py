@@ -283,6 +283,10 @@ class Pool:
             self._state = State(tuple(self._free))
         return self._state
 
+    def intervals(self) -> tuple[int, ...]:
+        """The free intervals in order."""
+        return self._state.free if self._restored and self._state is not None else tuple(self._free)
+
     def restore(self, state: State) -> None:
         """Make that free which ``state`` says, and nothing else; segments made since are gone."""
         self._state, self._restored = state, True

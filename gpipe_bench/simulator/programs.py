@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from gpipe_bench.simulator.allocator import Allocator, Block
 from gpipe_bench.simulator.pass_requests import PassRequests
-from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Pool, State, rounded
+from gpipe_bench.simulator.pools import ADDRESS, SHIFT, Larger, Pool, State, rounded
 from gpipe_bench.simulator.request_rows import Done, Full, Row
 from gpipe_bench.simulator.workload import MemoryOp
 
@@ -59,6 +59,7 @@ class Program:
 
     Attributes:
         outstanding: those of them that it gave back, so that they count as in use no more.
+        requests: to the small pool, and to the large one, in columns.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Program:
         # Where every block has the size that was asked for.
         self._used = used[-1] + sum(rounded(lent[name]) for name in asked.outstanding if name in lent)
         self._peak = max(used)
+        self.requests = asked.rows
         self._asked, self._asks = asked, any(blocks for blocks, _ in asked.rows)
         self._rows = [Row(requests, small=not pool) for pool, requests in enumerate(asked.rows)]
         # What is known to come of what was found free in both pools.
@@ -133,10 +135,23 @@ class Program:
                 )
         except Full:
             return None
-        used, peak, extra = self._used, self._peak, _extra(incoming)
-        used += sum(large.extra.values()) - sum(extra.values()) - sum(extra.get(name, 0) for name in self.outstanding)
-        peak += sum(more for _, more in large.larger)
+        extra = _extra(incoming)
+        used, peak = self._in_use(large.extra, extra), self._peak + sum(more for _, more in large.larger)
         return Placed((small, large), used, peak, exact=not large.larger and not extra)
+
+    def sums(self, larger: Larger, left: Mapping[int, int], before: Mapping[int, int]) -> tuple[int, int]:
+        """By how much the bytes in use change, and how much they grow on the way.
+
+        Args:
+            larger: takes of large blocks that got more than they asked for: their numbers, and the bytes too many.
+            left: of large blocks that are left in use, the bytes that they have too many.
+            before: of large blocks that were in use before, the same.
+        """
+        return self._in_use(left, before), self._asked.peak(larger, before)
+
+    def _in_use(self, left: Mapping[int, int], before: Mapping[int, int]) -> int:
+        let_go = sum(before.get(name, 0) for name in self.outstanding)
+        return self._used + sum(left.values()) - sum(before.values()) - let_go
 
 
 def _extra(placed: Placed | None) -> Mapping[int, int]:

@@ -39,8 +39,8 @@ class WatchedClock(Clock):
     def next_is(self, meaning):
         self.meaning[self._operations] = meaning
 
-    def _finish(self, operation):
-        super()._finish(operation)
+    def _finish(self, operation, now):
+        super()._finish(operation, now)
         self.ended[self.meaning.get(operation.number)] += 1
 
 
@@ -172,13 +172,16 @@ def test_what_has_come_back_before_each_pass(work, machine, chosen):
     turns, stop = on_the_clock(work, machine, chosen), checkpoint_stop(chosen.checkpoint, work.m)
     for j in range(work.n):
         own = [turn for turn in turns if turn.kind == "update" or (turn.j == j and not turn.kind.startswith("copy"))]
-        sent, returned, open_graphs = [], [], []
+        sent, returned, open_graphs, begun = [], [], [], 0
         for turn in own:
+            begun += turn.kind == "backward" and turn.i >= stop
             sent.append(ended(turn, "copy", j + 1))
             returned.append(ended(turn, "copy_grad", j))
-            open_graphs.append(ended(turn, "copy_grad", j + 1, stop))
+            # Nothing comes back before its own backward pass.
+            open_graphs.append(min(ended(turn, "copy_grad", j + 1, stop), begun))
         found = times_of(steps, work, chosen, j).back()
-        assert [counts.tolist() for counts in found] == [sent, returned, open_graphs]
+        assert not any(back.odd for back in found)
+        assert [np.cumsum(back.new).tolist() for back in found] == [sent, returned, open_graphs]
 
 
 @EXAMPLES
