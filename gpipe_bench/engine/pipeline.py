@@ -212,9 +212,9 @@ class Pipeline(Layers, Unmovable):
         forward, backward = self._contests_of(plan, microbatches, randomness) if indices else (None, None)
         inline = forward.inline() if forward is not None else self.workers == "never"
         together = bool(indices) and self.workers != "never" and not (backward is not None and backward.inline())
-        in_turn = (
-            not together and self._observer is None and one_graph(plan, self._stages, self.transfer, self.training)
-        )
+        # Nodes that workers make are numbered by each for itself: in one graph autograd's order would hang on that.
+        alone = (inline or not indices) and not together and self._observer is None
+        in_turn = alone and one_graph(plan, self._stages, self.transfer, self.training)
         self._hand_over(microbatches, entering=True)
         with ExitStack() as stack, timed(forward, inline=inline):
             stack.callback(randomness.end)
