@@ -11,7 +11,6 @@ from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.autograd import Made, can_renumber
-from gpipe_bench.engine.inlet import edges_of
 from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.sequential import run_layers
@@ -67,8 +66,9 @@ class Stage:
     def learn(self, made: Made, training: bool) -> None:
         """Note whether the graph of a task is whole, unless it is known; a task without a graph tells nothing."""
         if made.count:
-            edges = [edge for edge in edges_of(made.outputs) if edge is not None]
-            self.whole.setdefault(training, made.alone and len(set(edges)) == len(edges))
+            tensors = [value for value in made.outputs if isinstance(value, Tensor) and value.grad_fn is not None]
+            given = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors]
+            self.whole.setdefault(training, made.alone and len(set(given)) == len(given))
 
     def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
