@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
+
+import torch
 
 __all__ = ["Ahead", "Early"]
 
@@ -31,7 +33,7 @@ class Early:
         rank: of the node that would recompute it.
     """
 
-    __slots__ = ("_ahead", "_fill", "_node", "_task", "rank")
+    __slots__ = ("__weakref__", "_ahead", "_fill", "_node", "_task", "rank")
 
     def __init__(self, ahead: Ahead, task: _Task, rank: int) -> None:
         self._ahead, self._task, self.rank = ahead, task, rank
@@ -52,6 +54,12 @@ class Early:
         if node is not None and self._fill is not None:
             self._fill(node)
 
+    def forget(self) -> None:
+        """Drop what was recomputed for a backward pass that never came to it."""
+        node = None if self._node is None else self._node()
+        if node is not None:
+            node.slot.take()
+
     def finished(self) -> None:
         """The task has been run backward."""
         self._ahead.finished(*self._task)
@@ -59,6 +67,8 @@ class Early:
 
 class Ahead:
     """What may be recomputed, in one batch.
+
+    Its tasks keep it, and it keeps none of them: nothing waits for the garbage collector.
 
     Args:
         last: the last micro-batch with checkpoints.
@@ -71,8 +81,9 @@ class Ahead:
         self._takers = [sum(j in sources for sources in takes) for j in range(len(takes))]
         self._rank = 0
         self._left: dict[_Task, int] = {}
-        self._tasks: dict[_Task, Early] = {}
-        self._pending: list[Early] = []
+        self._tasks: WeakValueDictionary[_Task, Early] = WeakValueDictionary()
+        self._pending: list[tuple[int, _Task]] = []
+        self._pass: int | None = None
 
     def early(self, i: int, j: int, *, node: bool) -> Early:
         """The next task in the order in which the recomputation nodes would be made; ``node``: it has one."""
@@ -84,9 +95,12 @@ class Ahead:
         return early
 
     def catch_up(self, rank: int) -> None:
-        """Recompute what may be recomputed and outranks ``rank``."""
-        while self._pending and self._pending[-1].rank > rank:
-            self._pending.pop().recompute()
+        """Recompute what may be recomputed and outranks ``rank``; the first thing that a task does."""
+        self._begin()
+        while self._pending and self._pending[-1][0] > rank:
+            early = self._tasks.get(self._pending.pop()[1])
+            if early is not None:
+                early.recompute()
 
     def finished(self, i: int, j: int) -> None:
         """Task (i, j) has been run backward."""
@@ -94,10 +108,21 @@ class Ahead:
             if task in self._left:
                 self._left[task] -= 1
                 if not self._left[task]:
-                    self._left[task] = self._needs(*task)  # for another backward pass of the same graph
-                    self._pending.append(self._tasks[task])
+                    early = self._tasks.get(task)
+                    if early is not None:
+                        self._pending.append((early.rank, task))
         if len(self._pending) > 1:
-            self._pending.sort(key=lambda early: early.rank)
+            self._pending.sort()
+
+    def _begin(self) -> None:
+        """Start anew where another backward pass of the same graph has come to an end, or to an exception."""
+        this = torch._C._current_graph_task_id()  # noqa: SLF001 - as torch.utils.checkpoint does
+        before, self._pass = self._pass, this
+        if before not in (None, this):
+            self._pending.clear()
+            for task, early in self._tasks.items():
+                self._left[task] = self._needs(*task)
+                early.forget()
 
     def _needs(self, i: int, j: int) -> int:
         return (i < self._last) + self._takers[j]

@@ -183,9 +183,8 @@ class Pipeline(Layers, Unmovable):
         return MicroBatch(values, output.structure).unwrap()
 
     def _schedules(self, plan: Plan[SkipKey]) -> bool:
-        """Whether workers are to drive a backward pass; one partition on the CPU has autograd's order anyway."""
-        alone = plan.n == 1 and self.devices[0].type == "cpu" and not plan.checkpointed
-        return self.backward_mode == "scheduled" and plan.backward and not alone
+        """Whether the engine, not autograd, is to drive a backward pass."""
+        return self.backward_mode == "scheduled" and plan.backward
 
     def _own_streams(self) -> list[tuple[Stream, Stream]]:
         """Compute streams that partitions have of their own, each with the caller's on the same device."""
@@ -212,9 +211,9 @@ class Pipeline(Layers, Unmovable):
         forward, backward = self._contests_of(plan, microbatches, randomness) if indices else (None, None)
         inline = forward.inline() if forward is not None else self.workers == "never"
         together = bool(indices) and self.workers != "never" and not (backward is not None and backward.inline())
-        in_turn = (
-            not together and self._observer is None and one_graph(plan, self._stages, self.transfer, self.training)
-        )
+        # Nodes that workers make are numbered by each for itself: in one graph autograd's order would hang on that.
+        alone = (inline or not indices) and not together and self._observer is None
+        in_turn = alone and one_graph(plan, self._stages, self.transfer, self.training)
         self._hand_over(microbatches, entering=True)
         with ExitStack() as stack, timed(forward, inline=inline):
             stack.callback(randomness.end)

@@ -42,7 +42,8 @@ class Stage:
         copying: a copy stream per micro-batch, made when first needed and kept.
         writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
         whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
-            of others: then nobody comes to its graph but through the pipeline. Empty until a first pass has shown it.
+            of others, and no tensor is given out twice: then nobody comes to its graph but through the pipeline, and
+            no two partitions add up its gradients. Empty until a first pass has shown it.
     """
 
     j: int
@@ -65,7 +66,9 @@ class Stage:
     def learn(self, made: Made, training: bool) -> None:
         """Note whether the graph of a task is whole, unless it is known; a task without a graph tells nothing."""
         if made.count:
-            self.whole.setdefault(training, made.alone)
+            tensors = [value for value in made.outputs if isinstance(value, Tensor) and value.grad_fn is not None]
+            given = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors]
+            self.whole.setdefault(training, made.alone and len(set(given)) == len(given))
 
     def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
