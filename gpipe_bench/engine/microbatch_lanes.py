@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from torch import Tensor
 
@@ -26,7 +27,11 @@ from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.stage import PartitionTask, Stage
 from gpipe_bench.program import Plan
 
-__all__ = ["MicroBatchLanes", "one_graph"]
+__all__ = ["MOST_BYTES", "MicroBatchLanes", "one_graph"]
+
+MOST_BYTES: Final = 2**20
+"""Of the parameters. After one micro-batch all partitions have gradients, sooner than in the order of the clock-cycles,
+and that is what more can be alive at a time."""
 
 
 def one_graph(plan: Plan[SkipKey], stages: Sequence[Stage], transfer: str, training: bool) -> bool:
@@ -38,7 +43,7 @@ def one_graph(plan: Plan[SkipKey], stages: Sequence[Stage], transfer: str, train
         transfer: ``direct`` or ``host``.
         training: training mode of the pipeline.
     """
-    if plan.checkpoints(0) or transfer != "direct":
+    if plan.checkpoints(0) or transfer != "direct" or sum(stage.weight_bytes for stage in stages) > MOST_BYTES:
         return False
     return all(stage.device.type == "cpu" and stage.whole.get(training) is True for stage in stages)
 

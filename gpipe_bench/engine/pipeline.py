@@ -183,8 +183,9 @@ class Pipeline(Layers, Unmovable):
         return MicroBatch(values, output.structure).unwrap()
 
     def _schedules(self, plan: Plan[SkipKey]) -> bool:
-        """Whether the engine, not autograd, is to drive a backward pass."""
-        return self.backward_mode == "scheduled" and plan.backward
+        """Whether the engine is to drive a backward pass; one partition on the CPU has autograd's order anyway."""
+        alone = plan.n == 1 and self.devices[0].type == "cpu" and not plan.checkpointed
+        return self.backward_mode == "scheduled" and plan.backward and not alone
 
     def _own_streams(self) -> list[tuple[Stream, Stream]]:
         """Compute streams that partitions have of their own, each with the caller's on the same device."""

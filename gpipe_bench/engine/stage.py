@@ -44,6 +44,7 @@ class Stage:
         whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
             of others, and no tensor is given out twice: then nobody comes to its graph but through the pipeline, and
             no two partitions add up its gradients. Empty until a first pass has shown it.
+        weight_bytes: of its parameters, once ``whole`` says something.
     """
 
     j: int
@@ -58,6 +59,7 @@ class Stage:
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
     whole: dict[bool, bool] = field(default_factory=dict)
+    weight_bytes: int = 0
 
     def computing(self) -> Stream:
         """The compute stream for a batch that the calling thread is about to issue."""
@@ -69,6 +71,7 @@ class Stage:
             tensors = [value for value in made.outputs if isinstance(value, Tensor) and value.grad_fn is not None]
             given = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors]
             self.whole.setdefault(training, made.alone and len(set(given)) == len(given))
+            self.weight_bytes = sum(parameter.nbytes for parameter in self.layers.parameters())
 
     def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
