@@ -6,6 +6,7 @@ are made where they are, without states of the device between them, and most of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -125,7 +126,7 @@ class QuickPass:
         return found
 
 
-class Straight(Automaton):
+class Straight(Automaton, ABC):
     """An automaton that can do without states.
 
     Attributes:
@@ -161,13 +162,13 @@ class Straight(Automaton):
             place += 1
         return taken, state
 
+    @abstractmethod
     def quick(self, number: int) -> int | None:
         """Run a pass by its requests, from and to :attr:`held`: the number of its row, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settle(self) -> None:
         """Leave to :attr:`held` what quick passes kept aside."""
-        raise NotImplementedError
 
     def row_number(self, row: tuple[int, ...]) -> int:
         """The number of a row."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -92,7 +91,8 @@ def gradients(layers, forward: bool, backward: bool, **options) -> list[torch.Te
     options = {"chunks": M, "checkpoint": "never", "backward": "scheduled", **options}
     pipe = on_cpu(nn.Sequential(*copy.deepcopy(layers)), [1] * len(layers), **options)
     contests = Settled(inline=forward), Settled(inline=backward)
-    with patch.object(pipeline.Pipeline, "_contests_of", lambda *_: contests):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline.Pipeline, "_contests_of", lambda *_: contests)
         for _ in range(BATCHES):
             score(pipe(torch.linspace(-1, 1, 6 * M).view(2 * M, 3))).backward()
     return [parameter.grad for parameter in pipe.parameters()]

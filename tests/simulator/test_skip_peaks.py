@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 from hypothesis import assume, given, settings
@@ -69,7 +68,9 @@ def looked_up(work, machine, chosen, patience=(12, 2, 64)):
     if not is_known(work, machine, chosen):
         return False
     names = "_MISSES", "_AGAIN", "_PASSES"
-    with patch.multiple(straight, **dict(zip(names, patience, strict=True))):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in zip(names, patience, strict=True):
+            patch.setattr(straight, name, value)
         try:
             short = _by_states(work, machine, chosen, range(work.n))
         except Unclear:
