@@ -130,8 +130,7 @@ class AutogradLanes(BatchLanes):
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
             placed = self._spares and not self._checkpointed
-            unknown = self._shared.training not in stage.whole and can_renumber()
-            if self._numbers is not None or unknown or (placed and (i == 0 or self._shared.ranked)):
+            if self._numbers is not None or (placed and (i == 0 or self._shared.ranked)):
                 job = partial(self._look, i, j, placed, (*flat, phony), job)
         self._issue(i, j, job)
 
@@ -206,7 +205,6 @@ class AutogradLanes(BatchLanes):
         tasks are of one size: the last micro-batch comes first, wherever it is.
         """
         made = Made(inputs, job)
-        self._stages[j].learn(made, self._shared.training)
         if not (placed and made.alone and len(differentiable(made.outputs)) == 1):
             self._ordered.discard(j)
         elif i == 0:

@@ -34,7 +34,6 @@ class Circumstances:
         ambience: the caller's thread-local modes.
         randomness: the batch's random numbers.
         observer: told of every task, if any.
-        training: training mode of the pipeline.
         workers: None to issue every task from the calling thread.
         checkpointed: how many micro-batches are checkpointed.
         ranked: whether nodes are ranked as those of workers are, see :mod:`gpipe_bench.engine.autograd`.
@@ -45,7 +44,6 @@ class Circumstances:
     ambience: Ambience
     randomness: Batch
     observer: Observer | None
-    training: bool
     workers: Workers | None
     checkpointed: int
     ranked: bool

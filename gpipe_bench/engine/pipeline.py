@@ -211,10 +211,9 @@ class Pipeline(Layers, Unmovable):
         ambience = Ambience.capture(self.devices)
         forward, backward = self._contests_of(plan, microbatches, randomness) if indices else (None, None)
         inline = forward.inline() if forward is not None else self.workers == "never"
-        together = bool(indices) and self.workers != "never" and not (backward is not None and backward.inline())
+        back = self.workers == "never" or (backward is not None and backward.inline())
         # Nodes that workers make are numbered by each for itself: in one graph autograd's order would hang on that.
-        alone = (inline or not indices) and not together and self._observer is None
-        in_turn = alone and one_graph(plan, self._stages, self.transfer, self.training)
+        alone = (not indices or (inline and back)) and self._observer is None
         self._hand_over(microbatches, entering=True)
         with ExitStack() as stack, timed(forward, inline=inline):
             stack.callback(randomness.end)
@@ -225,13 +224,16 @@ class Pipeline(Layers, Unmovable):
                 ambience=ambience,
                 randomness=randomness,
                 observer=self._observer,
-                training=self.training,
                 workers=stack.enter_context(lend(indices)) if indices and not inline else None,
                 checkpointed=plan.checkpointed,
                 ranked=bool(indices) and not scheduled,
             )
             stack.enter_context(ranked_lanes(ranked=shared.ranked))
-            kind = AutogradLanes if not scheduled else MicroBatchLanes if in_turn else ScheduledLanes
+            kind: type[AutogradLanes | MicroBatchLanes | ScheduledLanes] = (
+                ScheduledLanes if scheduled else AutogradLanes
+            )
+            if scheduled and alone and one_graph(plan, self._stages, self.transfer, self.training):
+                kind = MicroBatchLanes
             lanes = kind(self._stages, self._layout, microbatches, shared)
             run_forward(plan, lanes)
         # Lanes that drive a backward pass live until it is over; what they gave out need not.

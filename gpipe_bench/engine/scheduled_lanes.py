@@ -142,7 +142,9 @@ class ScheduledLanes(BatchLanes):
                     # Nobody may write to a tensor of the caller's that needs a gradient: autograd forbids it too.
                     run = cell.task.keeping_inputs if j == 0 and cell.inlet is not None else cell.task
                     with draws.first_pass(again=False):
-                        outputs.extend(looked_at(self._stages[j], shared.training, inputs, partial(run, inputs)))
+                        outputs.extend(
+                            looked_at(self._stages[j], shared.randomness.training, inputs, partial(run, inputs))
+                        )
                 cell.edges = edges_of(outputs)
                 given = _cut(outputs)
         cell.grads = [None] * len(given)

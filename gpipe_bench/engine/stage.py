@@ -65,14 +65,6 @@ class Stage:
         """The compute stream for a batch that the calling thread is about to issue."""
         return self.own_stream if self.own_stream is not None else current_stream(self.device)
 
-    def learn(self, made: Made, training: bool) -> None:
-        """Note whether the graph of a task is whole, unless it is known; a task without a graph tells nothing."""
-        if made.count:
-            tensors = [value for value in made.outputs if isinstance(value, Tensor) and value.grad_fn is not None]
-            given = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors]
-            self.whole.setdefault(training, made.alone and len(set(given)) == len(given))
-            self.weight_bytes = sum(parameter.nbytes for parameter in self.layers.parameters())
-
     def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
         if not (copy_streams and has_streams(self.device)):
@@ -83,11 +75,15 @@ class Stage:
 
 
 def looked_at(stage: Stage, training: bool, inputs: Values, job: Callable[[], Values]) -> Values:
-    """Run a task with a graph, and learn whether this is whole, unless that is known."""
+    """Run a task with a graph, and note whether this is whole, unless that is known; one without tells nothing."""
     if training in stage.whole or not can_renumber():
         return job()
     made = Made(inputs, job)
-    stage.learn(made, training)
+    if made.count:
+        tensors = [value for value in made.outputs if isinstance(value, Tensor) and value.grad_fn is not None]
+        given = {(tensor.grad_fn, tensor.output_nr) for tensor in tensors}
+        stage.whole[training] = made.alone and len(given) == len(tensors)
+        stage.weight_bytes = sum(parameter.nbytes for parameter in stage.layers.parameters())
     return made.outputs
 
 
