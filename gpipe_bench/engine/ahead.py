@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 import torch
 
@@ -33,32 +33,18 @@ class Early:
         rank: of the node that would recompute it.
     """
 
-    __slots__ = ("__weakref__", "_ahead", "_fill", "_node", "_task", "rank")
+    __slots__ = ("_ahead", "_rank", "_task")
 
     def __init__(self, ahead: Ahead, task: _Task, rank: int) -> None:
-        self._ahead, self._task, self.rank = ahead, task, rank
-        self._node: ref[Any] | None = None
-        self._fill: Callable[[Any], None] | None = None
+        self._ahead, self._task, self._rank = ahead, task, rank
 
-    def made(self, node: Any, fill: Callable[[Any], None]) -> None:
-        """Take the task's checkpoint, which keeps this and must not be kept, and what recomputes the task, given it."""
-        self._node, self._fill = ref(node), fill
+    def made(self, node: Any) -> None:
+        """Take the task's checkpoint, which keeps this and must not be kept."""
+        self._ahead.note(self._task, node)
 
     def catch_up(self, *, outranking: bool = False) -> None:
         """Recompute what may be recomputed; ``outranking``: as far as it comes before this task's own node."""
-        self._ahead.catch_up(self.rank if outranking else -1)
-
-    def recompute(self) -> None:
-        """Recompute this task."""
-        node = None if self._node is None else self._node()
-        if node is not None and self._fill is not None:
-            self._fill(node)
-
-    def forget(self) -> None:
-        """Drop what was recomputed for a backward pass that never came to it."""
-        node = None if self._node is None else self._node()
-        if node is not None:
-            node.slot.take()
+        self._ahead.catch_up(self._rank if outranking else -1)
 
     def finished(self) -> None:
         """The task has been run backward."""
@@ -73,56 +59,68 @@ class Ahead:
     Args:
         last: the last micro-batch with checkpoints.
         takes: for each partition, those whose outputs it takes.
+        fill: recomputes a task, given its checkpoint.
     """
 
-    def __init__(self, last: int, takes: Sequence[Sequence[int]]) -> None:
+    def __init__(self, last: int, takes: Sequence[Sequence[int]], fill: Callable[[Any], None]) -> None:
         self._last = last
         self._takes = takes
         self._takers = [sum(j in sources for sources in takes) for j in range(len(takes))]
-        self._rank = 0
+        self._fill = fill
+        self._count = 0
+        # of tasks without a node that recomputes them
         self._left: dict[_Task, int] = {}
-        self._tasks: WeakValueDictionary[_Task, Early] = WeakValueDictionary()
+        self._ranks: dict[_Task, int] = {}
+        self._checkpoints: dict[_Task, ref[Any]] = {}
         self._pending: list[tuple[int, _Task]] = []
         self._pass: int | None = None
 
     def early(self, i: int, j: int, *, node: bool) -> Early:
         """The next task in the order in which the recomputation nodes would be made; ``node``: it has one."""
-        early = Early(self, (i, j), self._rank)
-        self._rank += 1
+        rank, self._count = self._count, self._count + 1
         if not node:
-            self._tasks[i, j] = early
+            self._ranks[i, j] = rank
             self._left[i, j] = self._needs(i, j)
-        return early
+        return Early(self, (i, j), rank)
+
+    def note(self, task: _Task, checkpoint: Any) -> None:
+        """Look there for what is to be recomputed, as long as the checkpoint is kept."""
+        if task in self._ranks:
+            self._checkpoints[task] = ref(checkpoint)
 
     def catch_up(self, rank: int) -> None:
         """Recompute what may be recomputed and outranks ``rank``; the first thing that a task does."""
         self._begin()
         while self._pending and self._pending[-1][0] > rank:
-            early = self._tasks.get(self._pending.pop()[1])
-            if early is not None:
-                early.recompute()
+            checkpoint = self._checkpoints[self._pending.pop()[1]]()
+            if checkpoint is not None:
+                self._fill(checkpoint)
 
     def finished(self, i: int, j: int) -> None:
         """Task (i, j) has been run backward."""
         for task in ((i - 1, j), *[(i, source) for source in self._takes[j]]):
-            if task in self._left:
-                self._left[task] -= 1
-                if not self._left[task]:
-                    early = self._tasks.get(task)
-                    if early is not None:
-                        self._pending.append((early.rank, task))
+            left = self._left.get(task)
+            if left is not None:
+                self._left[task] = left - 1
+                if left == 1 and task in self._checkpoints:
+                    self._pending.append((self._ranks[task], task))
         if len(self._pending) > 1:
             self._pending.sort()
 
     def _begin(self) -> None:
-        """Start anew where another backward pass of the same graph has come to an end, or to an exception."""
+        """Start anew where another backward pass of the same graph has come to an end, or to an exception.
+
+        What was recomputed for a backward pass that never came to it is dropped.
+        """
         this = torch._C._current_graph_task_id()  # noqa: SLF001 - as torch.utils.checkpoint does
         before, self._pass = self._pass, this
         if before not in (None, this):
             self._pending.clear()
-            for task, early in self._tasks.items():
+            for task, found in self._checkpoints.items():
                 self._left[task] = self._needs(*task)
-                early.forget()
+                checkpoint = found()
+                if checkpoint is not None:
+                    checkpoint.slot.take()
 
     def _needs(self, i: int, j: int) -> int:
         return (i < self._last) + self._takers[j]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gpipe_bench.engine.flags import set_flags
+
 __all__ = ["Ambience"]
 
 _NOTHING = nullcontext()
@@ -53,7 +55,9 @@ class Ambience:
         )
 
     def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> AbstractContextManager[object]:
-        """Put the modes into force in this thread for a block; what already agrees is left alone.
+        """Put the modes into force in this thread for a block, with the flags of a checkpoint if it is one's pass.
+
+        What already agrees is left alone.
 
         Args:
             checkpointing: the first pass of a checkpoint: no graph, and no cached casts, since a weight that was
@@ -62,9 +66,14 @@ class Ambience:
         """
         grad = recomputing or (self.grad and not checkpointing)
         casts = self.casts or torch._C._is_any_autocast_enabled()  # noqa: SLF001 - no public way
+        checkpoints = checkpointing or recomputing
         if not casts and torch.is_inference_mode_enabled() == self.inference:
+            if checkpoints:
+                return set_flags(checkpointing=checkpointing, recomputing=recomputing, grad=grad)
             return _GradMode(grad) if torch.is_grad_enabled() != grad else _NOTHING
         changes: list[AbstractContextManager[object]] = []
+        if checkpoints:
+            changes.append(set_flags(checkpointing=checkpointing, recomputing=recomputing))
         if torch.is_inference_mode_enabled() != self.inference:
             changes.append(torch.inference_mode(self.inference))
         if torch.is_grad_enabled() != grad:

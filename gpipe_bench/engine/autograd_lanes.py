@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpipe_bench.engine.ahead import Ahead
 from gpipe_bench.engine.autograd import MOST_NODES, Made, Numbers, can_renumber, set_rank, skip_ranks
-from gpipe_bench.engine.checkpoint import Slot, checkpoint, recompute
+from gpipe_bench.engine.checkpoint import Slot, checkpoint, fill, recompute
 from gpipe_bench.engine.dependency import fork, join
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
 from gpipe_bench.engine.marks import run_marked
@@ -66,8 +66,9 @@ class AutogradLanes(BatchLanes):
         self._bare = self._spares and shared.checkpointed > 0 and (shared.ranked or len(stages) == 1)
         self._edge = new_leaf(stages[0].device) if self._bare else None
         self._ahead = None
-        if self._bare and shared.components.early_recompute:
-            self._ahead = Ahead(shared.checkpointed - 1, [self._sources(j) for j in range(len(stages))])
+        # of one partition each checkpoint comes right after its own recomputation, and may do it itself
+        if self._bare and shared.components.early_recompute and len(stages) > 1:
+            self._ahead = Ahead(shared.checkpointed - 1, [self._sources(j) for j in range(len(stages))], fill)
         # partitions that need no lanes, see _look
         self._ordered: set[int] = set()
 
@@ -217,9 +218,8 @@ class AutogradLanes(BatchLanes):
         return made.outputs
 
     def _run_checkpointed(self, i: int, j: int, slot: Slot, flat: Values, phony: Tensor | None) -> Values:
-        with use_stream(self._computing[j]), observed(self._shared.observer, self._task, i, j, "forward") as outputs:
-            outputs.extend(checkpoint(slot, flat, phony))
-        return tuple(outputs)
+        with use_stream(self._computing[j]):
+            return observed(self._shared.observer, self._task, (i, j, "forward"), checkpoint, slot, flat, phony)
 
     def _run_plain(self, i: int, j: int, task: PartitionTask, flat: Values, draws: Draws) -> Values:
         shared = self._shared
@@ -234,6 +234,5 @@ class AutogradLanes(BatchLanes):
             return run_marked(shared.observer, self._task(i, j, "backward"), run, flat)
 
     def _first_pass(self, i: int, j: int, draws: Draws, task: PartitionTask, flat: Values) -> Values:
-        with observed(self._shared.observer, self._task, i, j, "forward") as outputs, draws.first_pass(again=False):
-            outputs.extend(task(flat))
-        return tuple(outputs)
+        with draws.first_pass(again=False):
+            return observed(self._shared.observer, self._task, (i, j, "forward"), task, flat)

@@ -25,14 +25,14 @@ from torch.autograd import Function
 from gpipe_bench.engine.ahead import Early
 from gpipe_bench.engine.ambience import Ambience
 from gpipe_bench.engine.autograd import apply, apply_lane, pass_through, run_backward
-from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
+from gpipe_bench.engine.flags import is_checkpointing, is_recomputing
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.phony import get_phony, new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
 
-__all__ = ["Slot", "check_whole", "checkpoint", "guard", "is_checkpointing", "is_recomputing", "recompute"]
+__all__ = ["Slot", "check_whole", "checkpoint", "fill", "guard", "is_checkpointing", "is_recomputing", "recompute"]
 
 Recomputed = tuple[Values, Values]
 
@@ -65,20 +65,17 @@ class Slot:
 
     def first_pass(self, values: Values) -> Values:
         """Compute without a graph."""
-        with set_flags(checkpointing=True), self.ambience.applied(checkpointing=True), self.draws.first_pass():
+        with self.ambience.applied(checkpointing=True), self.draws.first_pass():
             return self.run(values)
 
     def fill(self, values: Values) -> None:
         """Compute again, with a graph, the same random numbers and the same modes."""
         leaves = tuple([_leaf(value) for value in values])
-        with observed(self.observer, self.task, "recompute") as outputs:
-            with (
-                set_flags(recomputing=True),
-                self.ambience.applied(recomputing=True),
-                self.draws.replay(),
-            ):
-                outputs.extend(self.run(leaves))
-            self.recomputed = tuple(outputs), leaves
+        self.recomputed = observed(self.observer, self.task, ("recompute",), self._again, leaves), leaves
+
+    def _again(self, leaves: Values) -> Values:
+        with self.ambience.applied(recomputing=True), self.draws.replay():
+            return self.run(leaves)
 
     def take(self) -> Recomputed | None:
         """Empty the slot."""
@@ -93,7 +90,7 @@ class Checkpoint(Function):
     def forward(ctx: Any, phony: Tensor, slot: Slot, *values: Any) -> tuple[Any, ...]:
         ctx.slot = slot
         if slot.early is not None:
-            slot.early.made(ctx, _fill)
+            slot.early.made(ctx)
         _save(ctx, values)
         return pass_through(ctx, slot.first_pass(values))
 
@@ -103,13 +100,10 @@ class Checkpoint(Function):
         with use_stream(slot.stream):
             if slot.early is not None:
                 slot.early.catch_up()
-            _fill(ctx)
+            fill(ctx)
             outputs, leaves = slot.take() or ((), ())
-            with observed(slot.observer, slot.task, "backward"):
-                run_backward(
-                    [output if isinstance(output, Tensor) and output.requires_grad else None for output in outputs],
-                    grads,
-                )
+            roots = [output if isinstance(output, Tensor) and output.requires_grad else None for output in outputs]
+            observed(slot.observer, slot.task, ("backward",), run_backward, roots, grads)
         if slot.early is not None:
             slot.early.finished()
         return (None, None, *[leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves])
@@ -238,8 +232,8 @@ def _saved(ctx: Any) -> Values:
     return tuple([next(tensors) if rest is None else rest[0] for rest in ctx.rest])
 
 
-def _fill(ctx: Any) -> None:
-    """Recompute the task of a checkpoint, unless that has been done."""
+def fill(ctx: Any) -> None:
+    """Recompute the task of a checkpoint's node, unless that has been done."""
     if ctx.slot.recomputed is None:
         ctx.slot.fill(_saved(ctx))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import torch
+
 __all__ = ["is_checkpointing", "is_recomputing", "set_flags"]
 
 
@@ -28,17 +30,26 @@ def is_recomputing() -> bool:
 
 
 class set_flags:  # noqa: N801 - reads as a statement: `with set_flags(recomputing=True):`
-    """Set both flags of this thread for the block."""
+    """Set both flags of this thread for the block, and, unless ``grad`` is None, its grad mode.
 
-    __slots__ = ("_flags", "_previous")
+    One object for both, since every tiny task with a checkpoint pays for it twice.
+    """
 
-    def __init__(self, *, checkpointing: bool = False, recomputing: bool = False) -> None:
+    __slots__ = ("_flags", "_grad", "_grad_before", "_previous")
+
+    def __init__(self, *, checkpointing: bool = False, recomputing: bool = False, grad: bool | None = None) -> None:
         self._flags = checkpointing, recomputing
+        self._grad = grad
 
     def __enter__(self) -> None:
         """Remember the flags, and change them."""
         self._previous, _flags.now = _flags.now, self._flags
+        if self._grad is not None:
+            self._grad_before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(self._grad)  # noqa: SLF001 - as torch.set_grad_enabled does
 
     def __exit__(self, *_: object) -> None:
         """Put them back."""
         _flags.now = self._previous
+        if self._grad is not None:
+            torch._C._set_grad_enabled(self._grad_before)  # noqa: SLF001 - as above

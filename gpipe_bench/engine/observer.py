@@ -6,15 +6,18 @@ comparison with None. Observers run in the thread that issues the task, so they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from gpipe_bench.engine.microbatch import Values
+
 __all__ = ["Observer", "Task", "observed", "tensor_bytes"]
+
+GivenT = TypeVar("GivenT", bound=Values | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +67,24 @@ def tensor_bytes(values: Sequence[Any]) -> int:
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
 
 
-def observed(observer: Observer | None, name: Callable[..., Task], *args: Any) -> AbstractContextManager[list[Any]]:
-    """Report the block as a task; the block appends the values whose bytes count to the list it is given.
+def observed(
+    observer: Observer | None, name: Callable[..., Task], of: tuple[Any, ...], job: Callable[..., GivenT], *args: Any
+) -> GivenT:
+    """Run ``job(*args)``, and report that as a task; the bytes of the values that it returns, if any, count.
 
     Args:
         observer: whom to tell, if anybody.
-        name: makes the task of ``args``; asked only if somebody observes.
-        args: see ``name``.
+        name: makes the task of ``of``; asked only if somebody observes.
+        of: see ``name``.
+        job: gives values, or None.
+        args: what it is called with.
     """
-    return _UNOBSERVED if observer is None else _observed(observer, name(*args))
-
-
-class _Unobserved(AbstractContextManager[list[Any]]):
-    """What a task costs that nobody observes."""
-
-    def __enter__(self) -> list[Any]:
-        return []
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-_UNOBSERVED = _Unobserved()
-
-
-@contextmanager
-def _observed(observer: Observer, task: Task) -> Iterator[list[Any]]:
-    values: list[Any] = []
-    token = observer.start(task)
+    if observer is None:
+        return job(*args)
+    token, nbytes = observer.start(name(*of)), 0
     try:
-        yield values
+        given = job(*args)
+        nbytes = 0 if given is None else tensor_bytes(given)
     finally:
-        observer.finish(token, tensor_bytes(values))
+        observer.finish(token, nbytes)
+    return given

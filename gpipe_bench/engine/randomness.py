@@ -43,10 +43,14 @@ class Randomness:
 
     Args:
         devices: one per partition.
+
+    Attributes:
+        on_cpu: whether that is the CPU for all.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = list(devices)
+        self.on_cpu = all(device.type == "cpu" for device in devices)
         self._ways: dict[tuple[int, bool], str] = {}
 
     def begin(self, *, concurrent: bool, training: bool) -> Batch:
@@ -86,13 +90,16 @@ class Batch:
         self.drew = False
         self.concurrent = concurrent
         self.nested = concurrent and in_task()
+        self.left: tuple[Tensor, bytes] | None = None
         self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
         self._digest = b""
 
     def draws(self, i: int, j: int) -> Draws:
         """The random numbers of task (i, j)."""
-        way = self.randomness.way(j, self.training) if self.concurrent else _SAVED
-        return Draws(self, i, j, way)
+        if self.concurrent:
+            return Draws(self, i, j, self.randomness.way(j, self.training))
+        kind = _DrawsInTurn if self.randomness.on_cpu else Draws
+        return kind(self, i, j, _SAVED)
 
     def seed(self, i: int, j: int) -> int:
         """A number for task (i, j) of this batch."""
@@ -100,6 +107,7 @@ class Batch:
 
     def end(self) -> None:
         """After the forward pass: note unexpected draws, and let the next batch draw other numbers."""
+        self.left = None
         if not self.concurrent:
             return
         self.suspect = self._state != _bytes(torch.default_generator.get_state())
@@ -200,8 +208,32 @@ class Draws:
             )
 
 
+@dataclass(slots=True)
+class _DrawsInTurn(Draws):
+    """Of a task on the CPU that runs after the one before and before the next.
+
+    It finds the generator as the one before has left it: one state per task is read, and not two. It is the block of
+    its first pass itself: what that costs, every tiny task pays.
+    """
+
+    def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
+        if again:
+            return self
+        self.batch.left = None  # nobody notes what it draws
+        return _NOTHING
+
+    def __enter__(self) -> None:
+        if self.batch.left is None:
+            self.batch.left = _state_on_cpu()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        before, self.batch.left = self.batch.left, _state_on_cpu()
+        if kind is None and before is not None and before[1] != self.batch.left[1]:
+            self.states = ((torch.default_generator, before[0]),)
+
+
 class _Saved(AbstractContextManager[None]):
-    """Notes the states of generators that the block draws from. A class: what it costs, every tiny task pays."""
+    """Notes the states of generators that the block draws from."""
 
     __slots__ = ("_before", "_draws")
 
@@ -223,6 +255,11 @@ class _Saved(AbstractContextManager[None]):
 def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
     with outer, inner:
         yield
+
+
+def _state_on_cpu() -> tuple[Tensor, bytes]:
+    state = torch.default_generator.get_state()
+    return state, _bytes(state)
 
 
 def _bytes(state: Tensor) -> bytes:

@@ -129,26 +129,28 @@ class ScheduledLanes(BatchLanes):
         self._exit(i, j, self._cells[i, j].task, flat)
 
     def _forward(self, i: int, j: int, cell: _Cell, draws: Draws) -> Values:
-        shared = self._shared
-        with use_stream(self._computing[j]), observed(shared.observer, self._task, i, j, "forward") as outputs:
-            if cell.slot is not None:
-                outputs.extend(cell.slot.first_pass(cell.inputs))
-                # What a checkpointed task gives out counts as differentiable, as torch.utils.checkpoint has it.
-                given = tuple(value.detach().requires_grad_() if _carries(value) else value for value in outputs)
-            else:
-                with shared.ambience.applied():
-                    inputs, cell.inlet = receive(cell.inputs, self._phony(j))
-                    cell.inputs = (None,) * len(inputs)
-                    # Nobody may write to a tensor of the caller's that needs a gradient: autograd forbids it too.
-                    run = cell.task.keeping_inputs if j == 0 and cell.inlet is not None else cell.task
-                    with draws.first_pass(again=False):
-                        outputs.extend(
-                            looked_at(self._stages[j], shared.randomness.training, inputs, partial(run, inputs))
-                        )
-                cell.edges = edges_of(outputs)
-                given = _cut(outputs)
+        compute = self._compute if cell.slot is None else self._compute_checkpointed
+        with use_stream(self._computing[j]):
+            given = observed(self._shared.observer, self._task, (i, j, "forward"), compute, j, cell, draws)
         cell.grads = [None] * len(given)
         return given
+
+    def _compute(self, j: int, cell: _Cell, draws: Draws) -> Values:
+        shared = self._shared
+        with shared.ambience.applied():
+            inputs, cell.inlet = receive(cell.inputs, self._phony(j))
+            cell.inputs = (None,) * len(inputs)
+            # Nobody may write to a tensor of the caller's that needs a gradient: autograd forbids it too.
+            run = cell.task.keeping_inputs if j == 0 and cell.inlet is not None else cell.task
+            with draws.first_pass(again=False):
+                outputs = looked_at(self._stages[j], shared.randomness.training, inputs, partial(run, inputs))
+        cell.edges = edges_of(outputs)
+        return _cut(outputs)
+
+    def _compute_checkpointed(self, _: int, cell: _Cell, __: Draws) -> Values:
+        outputs = cell.slot.first_pass(cell.inputs) if cell.slot is not None else ()
+        # What a checkpointed task gives out counts as differentiable, as torch.utils.checkpoint has it.
+        return tuple([value.detach().requires_grad_() if _carries(value) else value for value in outputs])
 
     def _phony(self, j: int) -> Tensor:
         """A leaf of partition j for the inlets of its tasks, which share a stream."""
@@ -205,8 +207,7 @@ class ScheduledLanes(BatchLanes):
                 cell.edges = edges_of(outputs)
                 del outputs
             run = run_backward if cell.inlet is None else cell.inlet.run_backward
-            with observed(self._shared.observer, self._task, i, j, "backward"):
-                run(cell.edges, cell.grads)
+            observed(self._shared.observer, self._task, (i, j, "backward"), run, cell.edges, cell.grads)
 
     def send_grads(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.BackwardLanes.send_grads`."""

@@ -154,10 +154,13 @@ def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values:
         if staged:
             # As a direct copy does by itself: it does not begin while the receiver has other things to do.
             wait_stream(sender.copying, receiver.copying)
-        with observed(route.observer, route.task, kind, sender, receiver) as moved:
-            for value in values:
-                moved.append(_move_one(value, sender, receiver, staged) if isinstance(value, Tensor) else value)
-            return tuple(moved)
+        return observed(
+            route.observer, route.task, (kind, sender, receiver), _move_all, values, sender, receiver, staged
+        )
+
+
+def _move_all(values: Sequence[Any], sender: Endpoint, receiver: Endpoint, staged: bool) -> Values:
+    return tuple([_move_one(item, sender, receiver, staged) if isinstance(item, Tensor) else item for item in values])
 
 
 def _move_one(tensor: Tensor, sender: Endpoint, receiver: Endpoint, staged: bool) -> Tensor:

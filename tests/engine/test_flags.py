@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import torch
+
 from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
 
 
@@ -19,6 +21,16 @@ def test_blocks_nest():
             seen.append(flags())
         seen.append(flags())
     assert [*seen, flags()] == [(False, False), (True, False), (False, True), (True, False), (False, False)]
+
+
+def test_grad_mode_comes_and_goes_with_them():
+    seen = [torch.is_grad_enabled()]
+    with set_flags(checkpointing=True, grad=False):
+        seen.append(torch.is_grad_enabled())
+        with set_flags(recomputing=True, grad=True):
+            seen.append(torch.is_grad_enabled())
+        seen.append(torch.is_grad_enabled())
+    assert [*seen, torch.is_grad_enabled()] == [True, False, True, False, True]
 
 
 def test_another_thread_has_flags_of_its_own():

@@ -152,6 +152,24 @@ def test_two_forward_passes_before_their_backward_passes_keep_their_masks():
             assert torch.equal(third, of_third)
 
 
+class Noise(nn.Module):
+    """Draws, and trains nothing: its tasks are no checkpoints."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, :1], x[:, 1:] + torch.rand_like(x[:, 1:])], 1)
+
+
+@pytest.mark.parametrize("components", [Components(), Components(clock_cycle=False)], ids=label)
+def test_draws_of_a_partition_that_trains_nothing_do_not_matter(components):
+    pipe = on_cpu(nn.Sequential(Noise(), Drop()), [1, 1], chunks=4, components=components, checkpoint="always")
+    for _ in range(2):
+        step(pipe)
+        for i in range(4):
+            assert all(map(torch.equal, pipe[1].first[i], pipe[1].again[i]))
+        pipe[1].first.clear()
+        pipe[1].again.clear()
+
+
 # --- the plain module's numbers ----------------------------------------------------------------------------------
 
 
