@@ -9,8 +9,9 @@ issued all tasks of a device and the calling thread was old:
     m n ...      nodes of tasks without checkpoint: worker threads are fresh, so they count from zero, and skip what
                  the checkpoints need
     0 ... m n-1  checkpoints, in the order of the clock-cycles
-    2^16 t ...   nodes of task (i, j), t = i n + j, where that spares Fork and Join
-                 (:class:`gpipe_bench.engine.autograd_lanes.AutogradLanes`)
+    2^39 ...     instead, nodes of tasks without checkpoint where all partitions are on the CPU: autograd has one thread
+                 for them, and it takes such tasks in the reversed order of issue, as the one thread of a device does
+                 whose tasks one worker has made
 
 Without the clock-cycle the calling thread issues every task, its own counter does the same, and nothing is ranked.
 Where it issues tasks in the place of workers, their nodes are given the numbers that those would have counted
@@ -35,13 +36,13 @@ from gpipe_bench.engine.phony import new_leaf
 
 __all__ = [
     "LANE_RANK",
-    "MOST_NODES",
     "Made",
     "Numbers",
     "apply",
     "apply_lane",
     "can_renumber",
     "pass_through",
+    "rank_of_place",
     "ranked_lanes",
     "run_backward",
     "set_rank",
@@ -51,8 +52,11 @@ __all__ = [
 LANE_RANK: Final = 2**40
 """The lowest sequence number of a lane's node; no worker makes that many nodes in one forward pass."""
 
+PLACE_RANK: Final = 2**39
+"""The lowest sequence number that a place gives: no thread counts so far, so what has been numbered is told apart."""
+
 MOST_NODES: Final = 2**16
-"""Of a task that is numbered by its place among the tasks; with fewer than 2**24 tasks that is below every lane."""
+"""Of a task that is numbered by its place; with fewer than 2**22 tasks all those numbers are below every lane's."""
 
 _ACCUMULATION: Final = 2**64 - 1
 """The sequence number of every node that accumulates a gradient: it runs as soon as it is ready."""
@@ -140,6 +144,11 @@ def set_rank(outputs: Sequence[Any], rank: int) -> None:
             if can_renumber():
                 node._set_sequence_nr(rank)  # type: ignore[attr-defined]  # noqa: SLF001 - autograd's only handle on its order
             return
+
+
+def rank_of_place(i: int, j: int, n: int) -> int:
+    """The first sequence number of task (i, j) on n partitions: it grows in the order in which tasks are issued."""
+    return PLACE_RANK + ((i + j) * n + j) * MOST_NODES
 
 
 def skip_ranks(count: int) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from gpipe_bench.engine.ahead import Ahead
-from gpipe_bench.engine.autograd import MOST_NODES, Made, Numbers, can_renumber, set_rank, skip_ranks
+from gpipe_bench.engine.autograd import Made, Numbers, can_renumber, rank_of_place, set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, fill, recompute
 from gpipe_bench.engine.dependency import fork, join
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
@@ -58,7 +58,10 @@ class AutogradLanes(BatchLanes):
         self._running: dict[tuple[int, int], _Running] = {}
         self._collected = 0
         tasks = len(microbatches) * len(stages)
-        self._numbers = Numbers(tasks) if shared.ranked and shared.workers is None and can_renumber() else None
+        ranked = shared.ranked and can_renumber()
+        self._by_place = ranked and all(stage.device.type == "cpu" for stage in stages)
+        inline = shared.workers is None and not self._by_place
+        self._numbers = Numbers(tasks) if ranked and inline else None
         self._checkpointed = False
         alone = not shared.randomness.nested and self._on_one_cpu()
         self._spares = alone and shared.components.fork_join and can_renumber()
@@ -130,9 +133,9 @@ class AutogradLanes(BatchLanes):
                     flat = (*join(flat[:count], phony), *flat[count:])
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
-            placed = self._spares and not self._checkpointed
-            if self._numbers is not None or (placed and (i == 0 or self._shared.ranked)):
-                job = partial(self._look, i, j, placed, (*flat, phony), job)
+            spares = self._spares and not self._checkpointed
+            if self._by_place or self._numbers is not None or (spares and i == 0):
+                job = partial(self._look, i, j, spares, (*flat, phony), job)
         self._issue(i, j, job)
 
     def collect(self, i: int, j: int) -> None:
@@ -197,22 +200,21 @@ class AutogradLanes(BatchLanes):
         places = [(stage.device.type, stage.nests) for stage in self._stages]
         return set(places) == {("cpu", False)} and self._shared.transfer == "direct"
 
-    def _look(self, i: int, j: int, placed: bool, inputs: Values, job: Callable[[], Values]) -> Values:
-        """Run task (i, j), number its nodes, by its place if ``placed``, and see whether partition j needs lanes.
+    def _look(self, i: int, j: int, spares: bool, inputs: Values, job: Callable[[], Values]) -> Values:
+        """Run task (i, j), number its nodes, and see whether partition j needs lanes, if the others spare them.
 
         With one thread for all partitions, autograd takes the highest number among the nodes that are ready. Numbers
         that grow with the micro-batch then give every partition the order that Fork and Join give it, as long as its
-        tasks become ready at one place each and all their nodes lie behind that place. They are those of workers whose
-        tasks are of one size: the last micro-batch comes first, wherever it is.
+        tasks become ready at one place each and all their nodes lie behind that place.
         """
         made = Made(inputs, job)
-        if not (placed and made.alone and len(differentiable(made.outputs)) == 1):
+        if not (spares and made.alone and len(differentiable(made.outputs)) == 1):
             self._ordered.discard(j)
         elif i == 0:
             self._ordered.add(j)
         # Where nothing is ranked, the calling thread has numbered them so by itself.
-        if placed and self._shared.ranked:
-            made.number_from((i * len(self._stages) + j) * MOST_NODES)
+        if self._by_place:
+            made.number_from(rank_of_place(i, j, len(self._stages)))
         elif self._numbers is not None:
             self._numbers.renumber(self._stages[j].worker, made)
         return made.outputs
@@ -225,7 +227,8 @@ class AutogradLanes(BatchLanes):
         shared = self._shared
         if self._checkpointed and self._numbers is not None:
             self._numbers.skip(self._stages[j].worker)
-        elif self._checkpointed and shared.workers is not None:
+        elif self._checkpointed and (shared.workers is not None or self._by_place):
+            # also where places number the nodes: not all are found, such as that of a layer that writes to its input
             skip_ranks(len(self.microbatches) * len(self._stages))
         with use_stream(self._computing[j]), shared.ambience.applied():
             if shared.observer is None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["LANE_RANK", "Node"]
+__all__ = ["LANE_RANK", "MOST_NODES", "Node"]
 
 LANE_RANK: Final = 2**40
 """The lowest rank of a lane's node while workers issue the tasks, as in the engine."""
+
+MOST_NODES: Final = 2**16
+"""Numbers that a task has where its place gives them, as in the engine."""
 
 
 class Node:

@@ -26,6 +26,7 @@ class Places:
         self.devices = tuple(devices)
         self.count = max(self.devices) + 1
         self.transfer = transfer
+        self.streams = streams
         self.device_of: list[int] = list(range(self.count))
         self._separate = copy_streams and streams
         # Streams asked for, and those in the pools: by device and whether they copy, which has a priority of its own.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.graph import LANE_RANK, Node
+from gpipe_bench.simulator.graph import LANE_RANK, MOST_NODES, Node
 from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.workload import SkipWork, Workload
 
@@ -67,6 +67,7 @@ class RecordingLanes:
         self._work = workload
         self._places = places
         self._workers = workers
+        self._by_place = workers and not places.streams
         self._marks = marks
         self._scheduled = scheduled
         self._portals = components.portals
@@ -236,7 +237,7 @@ class RecordingLanes:
         """Number a task's nodes by the counter of the thread that makes them.
 
         A checkpoint that a worker makes is ranked when it is collected. A task without checkpoint leaves the numbers
-        below m n to the checkpoints, if there are any before it.
+        below m n to the checkpoints, if there are any before it. On the CPU it has them by its place.
         """
         if node.kind == "checkpoint":
             self._checkpointed = True
@@ -244,7 +245,9 @@ class RecordingLanes:
         else:
             count = self._work.task(node.i, node.j).nodes + (2 if self._marks else 0)
             skipped = self._work.m * self._work.n if self._workers and self._checkpointed else 0
-        if self._workers:
+        if self._by_place:
+            node.low = ((node.i + node.j) * self._work.n + node.j) * MOST_NODES
+        elif self._workers:
             worker = self._places.workers[node.j]
             used = self._counters[worker]
             # To see its counter, a worker makes at least one node.

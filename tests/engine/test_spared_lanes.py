@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components
+from gpipe_bench.schedule import clock_cycles
 from tests.engine.support import Identity, Mix, numbered, on_cpu, probe_pipe
 
 M, N = 4, 3
@@ -131,7 +132,7 @@ def test_checkpoints_have_them_where_numbers_would_not_do(options):
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("depths", [(0, 0, 0), (9, 1, 4), (1, 30, 2)])
-def test_the_last_micro_batch_comes_first_whatever_the_depth_of_partitions(depths, workers):
+def test_tasks_come_in_the_reversed_order_of_issue_whatever_the_depth_of_partitions(depths, workers):
     log: list[str] = []
 
     class Deep(nn.Module):
@@ -148,7 +149,7 @@ def test_the_last_micro_batch_comes_first_whatever_the_depth_of_partitions(depth
     layers = nn.Sequential(*(Deep(j, depth) for j, depth in enumerate(depths)))
     pipe = on_cpu(layers, [1] * N, chunks=M, checkpoint="never", workers=workers)
     pipe(numbered(M)).sum().backward()
-    assert log == [f"{i},{j}" for i in reversed(range(M)) for j in reversed(range(N))]
+    assert log == [f"{i},{j}" for cycle in reversed(list(clock_cycles(M, N))) for i, j in reversed(cycle)]
 
 
 def test_who_runs_the_tasks_shows_in_no_bit_beside_the_callers_own_graph():
