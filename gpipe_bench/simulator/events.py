@@ -48,7 +48,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         OutOfMemory: a device's capacity does not suffice.
     """
     chosen = settings or Settings()
-    if workload.m * workload.n >= LARGE and chosen.backward == "autograd":
+    if workload.m * workload.n >= LARGE and chosen.backward == "autograd" and chosen.flavour == "current":
         # It works with arrays, and NumPy takes longer to load than most simulations.
         from gpipe_bench.simulator.known_steps import is_known, run_known
         from gpipe_bench.simulator.steady import run_large

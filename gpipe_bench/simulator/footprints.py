@@ -38,7 +38,10 @@ class Footprint:
         shrinking: an interval that may be smaller.
     """
 
-    __slots__ = ("_blocks", "_choices", "_first", "_left", "_number", "_room", "_starts", "_suited", "_whole", "sizes")
+    __slots__ = (
+        *("_blocks", "_done", "_end", "_first", "_left", "_number", "_room", "_starts", "_suited", "_whole"),
+        "sizes",
+    )
 
     def __init__(
         self,
@@ -48,31 +51,35 @@ class Footprint:
         choices: tuple[Sequence[int], Sequence[int]],
         shrinking: Shrinking | None = None,
     ) -> None:
-        there = set(before.free)
         # Intervals that were there at the beginning, not pieces of them.
-        whole = self._whole = there.intersection(choices[1])
+        whole = self._whole = set(before.free).intersection(choices[1])
         of = {found & ADDRESS: found >> SHIFT for found in whole}
-        starts = self._starts = sorted(of)
-        self.sizes = [of[start] for start in starts]
-        left = [(found & ADDRESS, found >> SHIFT) for found in set(after.free).difference(there - whole)]
-        # With the number of the interval that each is cut from.
-        self._left = [(bisect_right(starts, start) - 1, start, size) for start, size in left]
-        self._blocks = [(block, bisect_right(starts, at & ADDRESS) - 1, at) for block, at in blocks.items()]
-        # What would have suited better is found when it is first asked for.
-        self._choices: tuple[Sequence[int], Sequence[int]] | None = choices
+        self._starts = sorted(of)
+        self.sizes = [of[start] for start in self._starts]
+        # The interval that may be smaller, and its end.
+        self._number, self._room, self._end = -1, 0, 0
+        if shrinking is not None:
+            ends = [start + of[start] for start in self._starts]
+            if shrinking.end in ends:
+                self._number, self._room, self._end = ends.index(shrinking.end), shrinking.room, shrinking.end
+        # Most footprints fit nowhere: the rest is found when one does for the first time.
+        self._done: tuple[State, State, dict[int, int], tuple[Sequence[int], Sequence[int]]] | None
+        self._done = before, after, blocks, choices
+        # What is left at the end, and blocks in use, with the number of the interval that each is cut from.
+        self._left: list[tuple[int, int, int]] = []
+        self._blocks: list[tuple[int, int, int]] = []
+        # Where what is left of the interval that may be smaller starts, and what would have suited better.
+        self._first = -1
         self._suited: list[int] = []
-        # The interval that may be smaller, and what is left of it at its end.
-        self._number, self._room, self._first = -1, 0, -1
-        numbers = {start + size: number for number, (start, size) in enumerate(zip(starts, self.sizes, strict=True))}
-        if shrinking is not None and shrinking.end in numbers:
-            self._number, self._room = numbers[shrinking.end], shrinking.room
-            self._first = next((start for start, size in left if start + size == shrinking.end), -1)
 
     def again(self, state: State) -> tuple[State, dict[int, int]] | None:
         """What the requests leave free and in use where ``state`` is free; None if they might do something else."""
         taken = self._find(state.free)
         if taken is None:
             return None
+        if self._done is not None:
+            self._find_out(*self._done)
+            self._done = None
         if self._suited_others(state.free, sorted(taken)):
             return None
         free = list(state.free)
@@ -86,13 +93,24 @@ class Footprint:
             insort(free, size << SHIFT | start)
         return State(tuple(free)), {block: at + shifts[number] for block, number, at in self._blocks}
 
+    def _find_out(
+        self, before: State, after: State, blocks: dict[int, int], choices: tuple[Sequence[int], Sequence[int]]
+    ) -> None:
+        """Find what is needed to do the same again."""
+        whole, starts = self._whole, self._starts
+        left = set(after.free).difference(set(before.free) - whole)
+        places = [(found & ADDRESS, found >> SHIFT) for found in left]
+        self._left = [(bisect_right(starts, start) - 1, start, size) for start, size in places]
+        self._blocks = [(block, bisect_right(starts, at & ADDRESS) - 1, at) for block, at in blocks.items()]
+        if self._number >= 0:
+            self._first = next((start for start, size in places if start + size == self._end), -1)
+        # Of equal ones the first is taken, which a piece may be or not.
+        once = set(zip(*choices, strict=True))
+        suited = _union((wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in once)
+        self._suited = [size << SHIFT for size in suited]
+
     def _suited_others(self, free: Sequence[int], taken: Sequence[int]) -> bool:
         """Whether others than those that are taken would have suited; both in order."""
-        if self._choices is not None:
-            # Of equal ones the first is taken, which a piece may be or not.
-            whole, choices = self._whole, set(zip(*self._choices, strict=True))
-            suited = _union((wanted, (found >> SHIFT) + (found not in whole)) for wanted, found in choices)
-            self._suited, self._choices = [size << SHIFT for size in suited], None
         for low, high in zip(self._suited[::2], self._suited[1::2], strict=True):
             count, own = (bisect_left(row, high) - bisect_left(row, low) for row in (free, taken))
             if count > own:

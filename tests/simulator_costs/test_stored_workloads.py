@@ -90,6 +90,22 @@ def test_predictions_from_disk_load_neither_pytorch_nor_what_checks_profiles(tmp
     assert done.stdout.split(maxsplit=1) == ["2", "[]\n"]
 
 
+@pytest.mark.parametrize(("flavour", "loaded"), [("published", "False"), ("current", "True")])
+def test_only_what_is_known_beforehand_loads_numpy(flavour, loaded):
+    """A run of 1024 tasks, on a machine that is asked for nothing but the time of copies."""
+    program = (
+        "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.events import Settings, run; "
+        "from gpipe_bench.simulator.workload import Kernels, TaskWork, Workload; "
+        "task = TaskWork(*[Kernels(9000, 1)] * 3, input_bytes=(1,), output_bytes=(1,)); "
+        "machine = SimpleNamespace(launch_ns=0, queue_depth=0, capacity_bytes=0, "
+        "copy_ns=lambda *_: 1000, bus=lambda *_: None); "
+        "run(Workload(({1: task},) * 2, (1,) * 512), machine, Settings(flavour=sys.argv[1], memory=False)); "
+        "print('numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, flavour], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [loaded]
+
+
 def test_what_another_version_of_pytorch_or_of_this_code_stored_is_not_read(workload, tmp_path, monkeypatch):
     def stored() -> bool:
         made = []
