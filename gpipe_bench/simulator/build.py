@@ -121,6 +121,7 @@ def workload_of(
                     f"skip{number}",
                     *route,
                     {size: per_size[size][route[0]].departing[number] for size in sorted(per_size)},
+                    number in largest[route[1]].returning,
                 )
                 for number, route in crossing.items()
                 if number in largest[route[0]].departing

@@ -104,10 +104,12 @@ class PartitionWork:
     Attributes:
         task: the work.
         departing: skip number -> bytes.
+        returning: numbers of the skips that arrive for which gradients go back.
     """
 
     task: TaskWork
     departing: dict[int, int]
+    returning: frozenset[int]
 
 
 class _Partition:
@@ -250,8 +252,16 @@ def compose(
         leaving=() if renamed is None else _some(leaving),
         returning=() if first else _some([*gradients, *(skip_gradients.get(number, NO_BLOCK) for number in arriving)]),
         nodes=sum(layer.nodes for layer in layers),
+        learns=_learns(layers, facts),
+        returns=() if first or NO_BLOCK not in gradients else tuple(block != NO_BLOCK for block in gradients),
     )
-    return PartitionWork(task, partition.skip_bytes)
+    returning = frozenset(number for number in arriving if skip_gradients.get(number, NO_BLOCK) != NO_BLOCK)
+    return PartitionWork(task, partition.skip_bytes, returning)
+
+
+def _learns(layers: Sequence[LayerTrace], facts: Sequence[LayerFacts]) -> bool:
+    """Whether any parameter is trained, or an input needs a gradient, so that it goes through some layer."""
+    return any(layer.parameters for layer in facts) or any(set(layer.output_gradients) - {NO_BLOCK} for layer in layers)
 
 
 def _frees_input(step: Step, layer: LayerTrace) -> bool:

@@ -23,7 +23,8 @@ _LETTERS: Final = {"alloc": "a", "free": "f", "scratch": "s", "gradient": "g", "
 _KINDS: Final = {letter: kind for kind, letter in _LETTERS.items()}
 _MEMORIES: Final = ("forward_memory", "graph_memory", "backward_memory")
 _PASSES: Final = ("forward", "recompute", "backward")
-_TUPLES: Final = ("output_bytes", "input_bytes", "leaving", "returning")
+_TUPLES: Final = ("output_bytes", "input_bytes", "leaving", "returning", "returns")
+_PLAIN: Final = ("nodes", "learns")
 
 
 def kept_workload(
@@ -52,7 +53,7 @@ def _encode(work: Workload) -> dict[str, Any]:
     return {
         "partitions": [[[size, _encode_task(task)] for size, task in sizes.items()] for sizes in work.partitions],
         "microbatch_sizes": work.microbatch_sizes,
-        "skips": [[skip.key, skip.source, skip.target, [*skip.bytes.items()]] for skip in work.skips],
+        "skips": [[skip.key, skip.source, skip.target, [*skip.bytes.items()], skip.returns] for skip in work.skips],
         "loss": _encode_kernels(work.loss),
         "optimizer": [_encode_kernels(kernels) for kernels in work.optimizer],
         "static_bytes": work.static_bytes,
@@ -64,7 +65,10 @@ def _decode(data: Mapping[str, Any]) -> Workload:
     return Workload(
         partitions=tuple({size: _decode_task(task) for size, task in sizes} for sizes in data["partitions"]),
         microbatch_sizes=tuple(data["microbatch_sizes"]),
-        skips=tuple(SkipWork(key, source, target, dict(nbytes)) for key, source, target, nbytes in data["skips"]),
+        skips=tuple(
+            SkipWork(key, source, target, dict(nbytes), returns)
+            for key, source, target, nbytes, returns in data["skips"]
+        ),
         loss=Kernels(*data["loss"]),
         optimizer=tuple(Kernels(*kernels) for kernels in data["optimizer"]),
         static_bytes=tuple(data["static_bytes"]),
@@ -76,14 +80,15 @@ def _decode(data: Mapping[str, Any]) -> Workload:
 
 
 def _encode_task(task: TaskWork) -> dict[str, Any]:
-    encoded: dict[str, Any] = {name: getattr(task, name) for name in (*_TUPLES, "nodes")}
+    encoded: dict[str, Any] = {name: getattr(task, name) for name in (*_TUPLES, *_PLAIN)}
     return encoded | {name: _encode_kernels(getattr(task, name)) for name in _PASSES}
 
 
 def _decode_task(encoded: Mapping[str, Any]) -> TaskWork:
     values: dict[str, Any] = {name: tuple(encoded[name]) for name in _TUPLES}
     values |= {name: Kernels(*encoded[name]) for name in _PASSES}
-    return TaskWork(**values, nodes=encoded["nodes"])
+    values |= {name: encoded[name] for name in _PLAIN}
+    return TaskWork(**values)
 
 
 def _encode_requests(work: Workload) -> list[Any]:

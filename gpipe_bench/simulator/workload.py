@@ -97,6 +97,8 @@ class TaskWork:
             ``backward_memory``, or the gradient of an output that is passed on. -1 and empty: as above.
         nodes: autograd nodes that the task makes when it is not checkpointed: among tasks without checkpoint, their
             sequence numbers decide.
+        learns: whether there is any gradient to compute; else no checkpoint is made and nothing runs backward.
+        returns: for each of ``input_bytes``, whether a gradient goes back for it. Empty: for all of them.
     """
 
     forward: Kernels
@@ -110,6 +112,8 @@ class TaskWork:
     leaving: tuple[int, ...] = ()
     returning: tuple[int, ...] = ()
     nodes: int = 1
+    learns: bool = True
+    returns: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +125,14 @@ class SkipWork:
         source: partition that stashes it.
         target: partition that pops it.
         bytes: by micro-batch size.
+        returns: whether a gradient goes back for it.
     """
 
     key: str
     source: int
     target: int
     bytes: Mapping[int, int]
+    returns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,12 @@ class Workload:
     def task(self, i: int, j: int) -> TaskWork:
         """The work of micro-batch i on partition j."""
         return self.partitions[j][self.microbatch_sizes[i]]
+
+    @property
+    def regular(self) -> bool:
+        """Whether every task runs backward, and gradients go back for all that enters one."""
+        works = [work for works in self.partitions for work in works.values()]
+        return all(work.learns and not work.returns for work in works) and all(skip.returns for skip in self.skips)
 
 
 class Machine(Protocol):
