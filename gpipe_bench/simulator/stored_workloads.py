@@ -18,7 +18,17 @@ from gpipe_bench.simulator.workload import Kernels, MemoryOp, SkipWork, StaticMe
 __all__ = ["kept_workload"]
 
 # The files of this package that decide what a workload holds and how it is stored, besides those that trace.
-_COMPOSING: Final = (*TRACING, "build", "compose", "cost", "hardware", "stored_workloads", "workload")
+_COMPOSING: Final = (
+    *TRACING,
+    "blocks",
+    "build",
+    "compose",
+    "cost",
+    "hardware",
+    "layer_passes",
+    "stored_workloads",
+    "workload",
+)
 _LETTERS: Final = {"alloc": "a", "free": "f", "scratch": "s", "gradient": "g", "view": "v"}
 _KINDS: Final = {letter: kind for kind, letter in _LETTERS.items()}
 _MEMORIES: Final = ("forward_memory", "graph_memory", "backward_memory")
@@ -30,7 +40,7 @@ _PLAIN: Final = ("nodes", "learns")
 def kept_workload(
     folder: Path, key: Mapping[str, Any], make: Callable[[], Workload], *, memory: bool = True
 ) -> Workload:
-    """The workload under ``key``, made and stored where there is none yet.
+    """The workload under ``key``, made and stored where there is none yet; one whose tasks have variants is not stored.
 
     Args:
         folder: where it is kept.
@@ -44,8 +54,9 @@ def kept_workload(
         found = read(folder, requests, partial(_with_memory, found), _COMPOSING)
     if found is None:
         found = make()
-        write(folder, own, _encode(found), _COMPOSING)
-        write(folder, requests, _encode_requests(found), _COMPOSING)
+        if all(len(task.variants) == 1 for sizes in found.partitions for task in sizes.values()):
+            write(folder, own, _encode(found), _COMPOSING)
+            write(folder, requests, _encode_requests(found), _COMPOSING)
     return found
 
 

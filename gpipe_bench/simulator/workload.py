@@ -7,7 +7,7 @@ program and the autograd model; how long a copy takes comes from the machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal, NamedTuple, Protocol
 
 __all__ = [
@@ -99,6 +99,8 @@ class TaskWork:
             sequence numbers decide.
         learns: whether there is any gradient to compute; else no checkpoint is made and nothing runs backward.
         returns: for each of ``input_bytes``, whether a gradient goes back for it. Empty: for all of them.
+        checkpointed: the work with a checkpoint, where that is another one: of inputs that layers write to it makes
+            copies, and of gradients that others hold too.
     """
 
     forward: Kernels
@@ -114,6 +116,12 @@ class TaskWork:
     nodes: int = 1
     learns: bool = True
     returns: tuple[bool, ...] = ()
+    checkpointed: TaskWork | None = None
+
+    @property
+    def variants(self) -> tuple[TaskWork, ...]:
+        """It, and that of a checkpoint where it is another one."""
+        return (self,) if self.checkpointed is None else (self, self.checkpointed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +203,28 @@ class Workload:
 
     @property
     def regular(self) -> bool:
-        """Whether every task runs backward, and gradients go back for all that enters one."""
+        """Whether every task runs backward, does the same in a checkpoint, and sends gradients for all that enters."""
         works = [work for works in self.partitions for work in works.values()]
-        return all(work.learns and not work.returns for work in works) and all(skip.returns for skip in self.skips)
+        alike = all(work.learns and not work.returns and work.checkpointed is None for work in works)
+        return alike and all(skip.returns for skip in self.skips)
+
+    def chosen(self, checkpointed: int) -> Workload:
+        """The same in a run of which the first micro-batches, ``checkpointed`` of them, have checkpoints."""
+        if self.regular:
+            return self
+        return _Chosen(**{one.name: getattr(self, one.name) for one in fields(Workload)}, checkpointed=checkpointed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen(Workload):
+    """A workload in one run."""
+
+    checkpointed: int = 0
+
+    def task(self, i: int, j: int) -> TaskWork:
+        """That of a checkpoint, if (i, j) has one and it is another one."""
+        work = self.partitions[j][self.microbatch_sizes[i]]
+        return work.checkpointed if work.checkpointed is not None and i < self.checkpointed else work
 
 
 class Machine(Protocol):
