@@ -174,7 +174,7 @@ class _Simulation:
             return
         autograd = Autograd(
             self.host,
-            self.places.count if self.settings.streams else 1,
+            range(self.places.count) if self.settings.streams else [0] * self.places.count,
             flavour=self.settings.flavour,
             prepare_ns=self.settings.nesting_ns[0],
             latencies=self.latencies,
