@@ -115,7 +115,9 @@ def _times(source: ModelSource, profile: Profile, batch_size: int, chunks: int, 
         spent = 0
         for i in range(work.m):
             task = work.task(i, j)
-            passes = [task.forward, task.backward] + ([task.recompute] if i < stop else [])
+            passes = [task.forward]
+            if task.learns:
+                passes += [task.backward, *([task.recompute] if i < stop else [])]
             spent += sum(max(kernels.duration_ns, kernels.launches * launch_ns) for kernels in passes)
         return spent
 

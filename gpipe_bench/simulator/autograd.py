@@ -16,7 +16,7 @@ torch/csrc/autograd/engine.cpp). A node is ready when all its consumers have run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
@@ -50,7 +50,7 @@ class Autograd:
 
     Args:
         host: issues what nodes do.
-        devices: how many threads there are.
+        threads: of each device, the number of its thread; those without streams share one, as the CPU has it.
         flavour: one of :data:`FLAVOURS`.
         prepare_ns: in ``published``, the host's time to prepare a nested backward pass: it walks the nested graph.
         latencies: and then, one after the other, the times until its root comes back from the thread of the CPU.
@@ -61,7 +61,7 @@ class Autograd:
     def __init__(
         self,
         host: Host,
-        devices: int,
+        threads: Sequence[int],
         *,
         flavour: str,
         prepare_ns: int,
@@ -77,9 +77,10 @@ class Autograd:
         self._ranked = "rank" not in left_out
         # The thread of the CPU comes last.
         self._elsewhere = frozenset({"recompute"} if "zeros" in left_out else ())
-        self._queues: list[list[_Entry]] = [[] for _ in range(devices + 1)]
-        self._threads = [self._serve(place) for place in range(devices + 1)]
-        self._idle = [True] * (devices + 1)
+        self._thread_of, count = threads, max(threads) + 2
+        self._queues: list[list[_Entry]] = [[] for _ in range(count)]
+        self._threads = [self._serve(place) for place in range(count)]
+        self._idle = [True] * count
         self._entries = 0
         # Nodes queued or running; the graph has run when none is left.
         self._alive = 0
@@ -91,7 +92,7 @@ class Autograd:
     def _push(self, node: Node, depth: int = 0, frame: _Frame | None = None) -> None:
         self._alive += 1
         self._entries += 1
-        place = len(self._queues) - 1 if node.kind in self._elsewhere else node.device
+        place = len(self._queues) - 1 if node.kind in self._elsewhere else self._thread_of[node.device]
         rank = node.rank if self._ranked else 0
         heappush(self._queues[place], (-depth, -rank, self._entries, node, frame))
         self._wake(place)

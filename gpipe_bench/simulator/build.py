@@ -121,6 +121,7 @@ def workload_of(
                     f"skip{number}",
                     *route,
                     {size: per_size[size][route[0]].departing[number] for size in sorted(per_size)},
+                    number in largest[route[1]].returning,
                 )
                 for number, route in crossing.items()
                 if number in largest[route[0]].departing
@@ -199,9 +200,11 @@ def _partitions(
     entering = source.input_bytes(size)
     for j, span in enumerate(_spans(balance)):
         # A skip may be None.
-        arriving = tuple(
-            number for number, (begin, end) in crossing.items() if end == j and number in works[begin].departing
-        )
+        arriving = {
+            number: works[begin].departing[number]
+            for number, (begin, end) in crossing.items()
+            if end == j and number in works[begin].departing
+        }
         departing = tuple(number for number, route in crossing.items() if route[0] == j)
         make = partial(
             compose,
@@ -213,7 +216,7 @@ def _partitions(
             first=j == 0,
             costs=costs,
         )
-        key = size, span.start, span.stop, entering, arriving, departing
+        key = size, span.start, span.stop, entering, tuple(arriving), departing
         works.append(source.composed.partition(costs, key, make))
         entering = works[-1].task.output_bytes
     return works

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from gpipe_bench.simulator.compose import Costs, PartitionWork
+from gpipe_bench.simulator.blocks import Costs
+from gpipe_bench.simulator.compose import PartitionWork
 from gpipe_bench.simulator.hardware import Profile
 
 __all__ = ["Composed"]

@@ -119,7 +119,8 @@ class DeviceTimes:
         if both.any():
             task, what = there // 3, there % 3
             equal = both & (entries[there] == turns)
-            if (equal & ~((what == 2) & (task == np.arange(self._m) - 1) & (self._j > 0))).any():
+            # On the first device no turn counts as sending: that of the backward pass is found before it.
+            if (equal & ~((what == 2) & (task == np.arange(self._m) - 1))).any():
                 raise Unclear
             ahead = self._noted(self._steps[number]).ahead[self._n - 1 - self._j + task, self._j]
             later = both & np.where(equal, ~ahead, entries[there] < turns)

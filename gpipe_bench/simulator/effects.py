@@ -131,6 +131,7 @@ def without_scratch(work: Workload) -> Workload:
             forward_memory=bare(task.forward_memory),
             graph_memory=bare(task.graph_memory),
             backward_memory=bare(task.backward_memory),
+            checkpointed=task.checkpointed and without(task.checkpointed),
         )
 
     return replace(

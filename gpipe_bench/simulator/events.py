@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from gpipe_bench.program import Plan, run_forward
+from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.simulator.autograd import Autograd
 from gpipe_bench.simulator.clock import Clock
 from gpipe_bench.simulator.collection import no_collection
@@ -79,6 +80,7 @@ class _Simulation:
         if len(devices) != workload.n:
             raise ValueError(f"devices must be one per partition, got {len(devices)} for {workload.n}; name each")
         components = settings.components
+        workload = workload.chosen(checkpoint_stop(settings.checkpoint, workload.m))
         self.workload, self.settings = workload, settings
         self.places = Places(
             devices, copy_streams=components.copy_streams, transfer=settings.transfer, streams=settings.streams
@@ -172,7 +174,7 @@ class _Simulation:
             return
         autograd = Autograd(
             self.host,
-            self.places.count if self.settings.streams else 1,
+            range(self.places.count) if self.settings.streams else [0] * self.places.count,
             flavour=self.settings.flavour,
             prepare_ns=self.settings.nesting_ns[0],
             latencies=self.latencies,

@@ -33,6 +33,7 @@ class Node:
         source: partition where a copy begins.
         skip: the skip that a portal moves.
         nbytes: sizes of the tensors that a copy moves.
+        returned: of those for which gradients are moved back.
         rank: its sequence number: among ready nodes of one thread the highest goes first.
         low: the rank of the last node of a chain, else ``rank``.
         next: nodes that receive its gradients.
@@ -55,6 +56,7 @@ class Node:
         "partner",
         "peer",
         "rank",
+        "returned",
         "skip",
         "source",
         "stream",
@@ -70,6 +72,7 @@ class Node:
         self.source = self.j
         self.skip: str | None = None
         self.nbytes: tuple[int, ...] = ()
+        self.returned: tuple[int, ...] = ()
         self.rank = 0
         self.low = 0
         self.next: list[Node] = []

@@ -109,7 +109,7 @@ class Host:
         return self._transfer(node, back=back)
 
     def _transfer(self, node: Node, *, back: bool) -> Iterator[int | None]:
-        places, clock, nbytes = self._places, self.clock, node.nbytes
+        places, clock, nbytes = self._places, self.clock, node.returned if back else node.nbytes
         if back:
             kind, begin, sender, receiver = f"{node.kind}_grad", node.j, node.stream, node.peer
             source, target = node.device, places.devices[node.source]

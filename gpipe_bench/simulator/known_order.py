@@ -126,10 +126,12 @@ class KnownOrder:
         task = Node(kind, (i, j), places.devices[j], stream=self._computing[j], peer=self._computing[j])
         copy = Node("copy", (i, j), places.devices[j], stream=own[j], peer=own[j - 1])
         copy.source, copy.nbytes = j - 1, self._work.task(i, j).input_bytes
+        copy.returned = copy.nbytes
         portals = []
         for skip in self._skips[j]:
             portal = Node("portal", (i, j), places.devices[j], stream=own[j], peer=own[skip.source])
             portal.source, portal.skip, portal.nbytes = skip.source, skip.key, (skip.bytes[size],)
+            portal.returned = portal.nbytes
             portals.append(portal)
         return task, copy, portals
 

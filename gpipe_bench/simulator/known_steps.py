@@ -28,12 +28,12 @@ __all__ = ["is_known", "run_known", "steps_of"]
 def is_known(workload: Workload, machine: Machine, settings: Settings) -> bool:
     """Whether who issues what in which order is known beforehand.
 
-    With clock-cycles, Fork and Join, today's autograd, copy streams and a device per partition it is, if everything
-    takes time on host and device, and no copy stream's launch queue can be full.
+    With clock-cycles, Fork and Join, today's autograd, copy streams and a device per partition it is, if all tasks run
+    backward, everything takes time on host and device, and no copy stream's launch queue can be full.
     """
     parts, devices = settings.components, settings.devices or tuple(range(workload.n))
     crossing = [skip for skip in workload.skips if skip.source != skip.target]
-    plain = parts.clock_cycle and parts.fork_join and parts.copy_streams and settings.streams
+    plain = parts.clock_cycle and parts.fork_join and parts.copy_streams and settings.streams and workload.regular
     alone = len(set(devices)) == len(devices) == workload.n > 1 and settings.transfer == "direct"
     usual = settings.flavour == "current" and settings.backward == "autograd" and not settings.left_out
     if not (plain and alone and usual) or (crossing and not parts.portals) or machine.launch_ns <= 0:

@@ -10,7 +10,7 @@ nothing, which then belongs to autograd alone. In between nobody but layer and g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,41 +24,10 @@ from gpipe_bench.engine.skip.tracker import use_tracker
 from gpipe_bench.simulator.collection import no_collection
 from gpipe_bench.simulator.operations import tensors_of
 from gpipe_bench.simulator.recorder import AcceleratorFunctions, Recorder
+from gpipe_bench.simulator.specs import TensorSpec, flat, map_specs, specs_in
 from gpipe_bench.simulator.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 
-__all__ = ["LayerRun", "TensorSpec", "declared_skips", "map_specs", "specs_in", "trace_layer"]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor without its values."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool = False
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> TensorSpec:
-        """That of a tensor."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
-
-    def encoded(self) -> dict[str, Any]:
-        """It as JSON values."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return {"shape": self.shape, "stride": self.stride, "dtype": dtype, "requires_grad": self.requires_grad}
-
-    @classmethod
-    def decoded(cls, value: Any) -> Any:
-        """Nested lists of what :meth:`encoded` made, as tuples of specs."""
-        if isinstance(value, dict):
-            dtype = getattr(torch, value["dtype"])
-            return cls(tuple(value["shape"]), tuple(value["stride"]), dtype, value["requires_grad"])
-        return tuple(cls.decoded(item) for item in value) if isinstance(value, list) else value
-
-    def empty(self) -> Tensor:
-        """A tensor like this on the meta device, which does not require grad yet."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+__all__ = ["LayerRun", "declared_skips", "trace_layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +107,8 @@ def trace_layer(
     for parameter in layer.parameters():
         parameter.grad = _gradient_of(parameter) if parameter.requires_grad else None
     with no_collection(), AcceleratorFunctions():
-        plain, plain_ports = _trace_plain(layer, inputs, skips)
-        return _Tracing(layer, inputs, skips).run(plain, plain_ports, wanted)
+        plain, plain_ports, writes = _trace_plain(layer, inputs, skips)
+        return _Tracing(layer, inputs, skips, writes).run(plain, plain_ports, wanted)
 
 
 def _gradient_of(parameter: nn.Parameter) -> Tensor:
@@ -149,24 +118,35 @@ def _gradient_of(parameter: nn.Parameter) -> Tensor:
     return torch.empty_like(parameter)
 
 
-def _trace_plain(layer: nn.Module, inputs: object, skips: Any) -> tuple[tuple[Step, ...], tuple[Port, ...]]:
+def _trace_plain(
+    layer: nn.Module, inputs: object, skips: Any
+) -> tuple[tuple[Step, ...], tuple[Port, ...], tuple[int, ...]]:
     recorder = Recorder()
     tensors, popped = map_specs(TensorSpec.empty, inputs), map_specs(TensorSpec.empty, skips)
-    for tensor in tensors_of([*_flat(tensors), *popped.values()]):
+    entered = tensors_of([*flat(tensors), *popped.values()])
+    for tensor in entered:
         recorder.adopt(tensor)
+    versions = _versions(entered)
     tracker = _Skips(popped)
     with torch.no_grad(), recorder, use_tracker(tracker):
         output = layer(tensors)
-    ports = _ports(recorder, [*_flat(output), *tracker.stashed.values()])
-    return recorder.take(), ports
+    ports = _ports(recorder, [*flat(output), *tracker.stashed.values()])
+    writes = (place for place, pair in enumerate(zip(versions, _versions(entered), strict=True)) if len({*pair}) > 1)
+    return recorder.take(), ports, tuple(writes)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - autograd's own count of what was written in place
 
 
 class _Tracing:
     """The pass with graph, and the backward pass."""
 
-    def __init__(self, layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None]) -> None:
+    def __init__(
+        self, layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None], writes: tuple[int, ...]
+    ) -> None:
         self.recorder = Recorder()
-        self.layer = layer
+        self.layer, self.writes = layer, writes
         self.input_specs = [*specs_in(inputs), *specs_in(skips)]
         self.received: list[Tensor | None] = [None] * len(self.input_specs)
         self.made: list[int] = []
@@ -182,7 +162,7 @@ class _Tracing:
         # An input that nothing needs is let go by whoever calls the layer, which ``kept`` tells.
         inside = range(len(self.input_specs))
         forward = tuple(step for step in recorder.take() if not (isinstance(step, Free) and step.block in inside))
-        leaving = tensors_of([*_flat(output), *stashed.values()])
+        leaving = tensors_of([*flat(output), *stashed.values()])
         ports = _ports(recorder, leaving)
         output_specs, stashed_specs = map_specs(TensorSpec.of, output), map_specs(TensorSpec.of, stashed)
         asked = [True] * len(leaving) if wanted is None else wanted
@@ -207,6 +187,9 @@ class _Tracing:
             output_gradients=gradients,
             input_gradients=arrived,
             nodes=nodes,
+            writes=self.writes,
+            needs=tuple(spec.requires_grad for spec in self.input_specs),
+            views=tuple(tensor is not None and tensor._is_view() for tensor in self.received),  # noqa: SLF001 - its word
         )
         return LayerRun(trace, output_specs, stashed_specs, tuple(block != NO_BLOCK for block in arrived))
 
@@ -256,34 +239,6 @@ class _Tracing:
                 torch.autograd.backward(edges, ones)
         made = iter(self.made)
         return tuple(NO_BLOCK if root is None else next(made) for root in roots)
-
-
-def map_specs(function: Callable[[Any], Any], value: Any) -> Any:
-    """Nested tuples, lists and dictionaries with every tensor or spec replaced; anything else stays as it is."""
-    if isinstance(value, Tensor | TensorSpec):
-        return function(value)
-    if isinstance(value, tuple | list):
-        # A named tuple takes its items one by one, or together by `_make`.
-        make = getattr(type(value), "_make", type(value))
-        return make(map_specs(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: map_specs(function, item) for key, item in value.items()}
-    return value
-
-
-def specs_in(value: object) -> list[TensorSpec]:
-    """The specs in nested tuples, lists and dictionaries."""
-    return [item for item in _flat(value) if isinstance(item, TensorSpec)]
-
-
-def _flat(value: object) -> Iterator[object]:
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
-    else:
-        yield value
 
 
 def _ports(recorder: Recorder, leaving: Sequence[object]) -> tuple[Port, ...]:

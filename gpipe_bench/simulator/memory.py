@@ -8,6 +8,7 @@ that needs it for its backward pass. What copies read and write on other streams
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 from gpipe_bench.simulator.allocator import Allocator, Block, Watch, drop_all
 from gpipe_bench.simulator.graph import Node
@@ -16,7 +17,7 @@ from gpipe_bench.simulator.places import Places
 from gpipe_bench.simulator.steps import NO_BLOCK
 from gpipe_bench.simulator.tally import Tally
 from gpipe_bench.simulator.ways import passes_on
-from gpipe_bench.simulator.workload import Workload, gradient_name, input_name
+from gpipe_bench.simulator.workload import TaskWork, Workload, gradient_name, input_name
 
 __all__ = ["Memory"]
 
@@ -60,6 +61,7 @@ class Memory:
         self._work = workload
         self._places = places
         self._riding = riding
+        self._regular = workload.regular
         self._skips = {skip.key: skip for skip in workload.skips}
         # Skips that a task of each partition takes in, and those that it stashes for another partition.
         self._incoming = [_incoming(workload, j, riding=riding) for j in range(workload.n)]
@@ -82,7 +84,7 @@ class Memory:
         # Inputs that the graph of a task keeps, by the task's name for them.
         self._lent: dict[_Key, dict[int, Block]] = {}
         # Gradients that have come to (i, j): of its outputs, and of skips.
-        self._gradients: dict[_Key, list[Block]] = {}
+        self._gradients: dict[_Key, Sequence[Block | None]] = {}
         self._skip_gradients: dict[tuple[int, str], Block] = {}
 
     def flushed(self, device: int) -> bool:
@@ -148,16 +150,29 @@ class Memory:
             found |= passed_on
         size = self._work.microbatch_sizes[i]
         sizes = (*work.input_bytes, *(self._skips[key].bytes[size] for key in ending)) if j else ()
-        returned = self._given(j, work.returning, sizes, found)
+        names, there = work.returning, None if self._regular else self._there(work, ending)
+        if there is not None:
+            # Of those that are not there, no name is that of a block.
+            names, sizes = _those(names, there), _those(sizes, there)
+        returned: Sequence[Block | None] = self._given(j, names, sizes, found)
         drop_all(self._saved.pop((i, j), ()))
         drop_all(lent.values())
         drop_all(block for block in came if block is not None)
         if not j:
             drop_all(found.values())
             return
+        if there is not None:
+            some = iter(returned)
+            returned = [next(some) if is_there else None for is_there in there]
         self._gradients[i, j - 1] = returned[: len(work.input_bytes)]
         for key, block in zip(ending, returned[len(work.input_bytes) :], strict=True):
-            self._skip_gradients[i, key] = block
+            if block is not None:
+                self._skip_gradients[i, key] = block
+
+    def _there(self, work: TaskWork, ending: Sequence[str]) -> list[bool]:
+        """For each gradient that a task could send, whether there is one."""
+        own = work.returns or (True,) * len(work.input_bytes)
+        return [*own, *(self._skips[key].returns for key in ending)]
 
     def _given(self, j: int, names: Sequence[int], sizes: Sequence[int], found: dict[int, Block]) -> list[Block]:
         """A block for each of some tensors; ``found`` are held for the first that asks for them."""
@@ -202,7 +217,7 @@ class Memory:
         sender, receiver = (node.j, node.source) if back else (node.source, node.j)
         sending, receiving = (node.stream, node.peer) if back else (node.peer, node.stream)
         allocator = self.devices[places.devices[receiver]]
-        made = [allocator.alloc(nbytes, receiving) for nbytes in node.nbytes]
+        made = [allocator.alloc(nbytes, receiving) for nbytes in (node.returned if back else node.nbytes)]
         sent = self._exchange(node, i, made, back=back)
         if sending != places.computing[sender]:
             for block in sent:
@@ -220,6 +235,8 @@ class Memory:
     def _exchange(self, node: Node, i: int, made: list[Block], *, back: bool) -> list[Block]:
         """Put ``made`` where the tensors that they copy were; returns these."""
         if node.skip is not None:
+            if back and not made:
+                return []
             if back:
                 sent = [self._skip_gradients.pop((i, node.skip))]
                 self._skip_gradients[i, node.skip] = made[0]
@@ -228,17 +245,23 @@ class Memory:
                 self._passing[i][node.skip] = made[0]
             return sent
         riding = self._incoming[node.j] if self._riding else ()
-        split = len(made) - len(riding)
         if back:
-            sent = self._gradients[i, node.source]
-            self._gradients[i, node.source] = made[:split]
-            old = [self._skip_gradients[i, key] for key in riding]
-            self._skip_gradients.update({(i, key): made[split + k] for k, key in enumerate(riding)})
+            new, came = iter(made), self._gradients[i, node.source]
+            sent = [block for block in came if block is not None]
+            self._gradients[i, node.source] = [None if block is None else next(new) for block in came]
+            there = [key for key in riding if self._skips[key].returns]
+            old = [self._skip_gradients[i, key] for key in there]
+            self._skip_gradients.update({(i, key): next(new) for key in there})
         else:
+            split = len(made) - len(riding)
             sent, self._values[i] = self._values[i], made[:split]
             old = [self._passing[i][key] for key in riding]
             self._passing[i].update({key: made[split + k] for k, key in enumerate(riding)})
         return sent + old
+
+
+def _those(values: Sequence[int], there: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(compress(values, there))
 
 
 def _incoming(workload: Workload, j: int, *, riding: bool) -> list[str]:

@@ -20,8 +20,9 @@ from gpipe_bench.engine.skip import verify_skippables
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.facts import LayerFacts, Parameter
-from gpipe_bench.simulator.layer_trace import LayerRun, TensorSpec, declared_skips, map_specs, specs_in, trace_layer
+from gpipe_bench.simulator.layer_trace import LayerRun, declared_skips, trace_layer
 from gpipe_bench.simulator.signature import is_lasting, signature
+from gpipe_bench.simulator.specs import TensorSpec, map_specs, specs_in
 from gpipe_bench.simulator.steps import LayerTrace
 
 __all__ = ["Trace", "Tracer", "trace_loss"]

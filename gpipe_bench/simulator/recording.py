@@ -74,6 +74,7 @@ class RecordingLanes:
         self._sizes = {skip.key: skip.bytes for skip in workload.skips}
         self._incoming, self._outgoing = ([_keys(workload, j, way, components) for j in range(n)] for way in (0, 1))
         self._sources = {skip.key: skip.source for skip in workload.skips}
+        self._unreturned = {skip.key for skip in workload.skips if not skip.returns}
         # Producers of the micro-batch and of each skip on its way; None is a tensor without a graph.
         self.values: list[Node | None] = [None] * m
         self._skips: list[dict[str, Node | None]] = [{} for _ in range(m)]
@@ -101,9 +102,11 @@ class RecordingLanes:
         if self._places.moves(source, j):
             nbytes = (self._sizes[skip][self._work.microbatch_sizes[i]],)
             node = self._copy("portal", i, (source, j), nbytes)
-            node.take([self._skips[i][skip]])
+            node.returned = () if skip in self._unreturned else nbytes
+            taken = [self._skips[i][skip]]
+            node.take(taken)
             node.skip = skip
-            self._skips[i][skip] = node
+            self._skips[i][skip] = _passed(node, taken)
             self.arrived.setdefault((i, j), []).append(node)
 
     def copy(self, i: int, j: int) -> None:
@@ -114,9 +117,15 @@ class RecordingLanes:
         size = self._work.microbatch_sizes[i]
         nbytes = (*self._work.task(i, j).input_bytes, *(self._sizes[key][size] for key in riding))
         node = self._copy("copy", i, (j - 1, j), nbytes)
-        node.take(self._flat(i, riding), self._entering[i])
-        self._entering[i] = None
-        self._put(i, node, riding)
+        node.returned = self._returned(node, riding)
+        taken = self._flat(i, riding)
+        # Without a gradient to copy back, the lane goes on to the task.
+        if _passed(node, taken) is None:
+            self._put(i, None, riding)
+        else:
+            node.take(taken, self._entering[i])
+            self._entering[i] = None
+            self._put(i, node, riding)
         self.arrived.setdefault((i, j), []).insert(0, node)
 
     # --- compute -------------------------------------------------------------------------------------------------
@@ -128,6 +137,7 @@ class RecordingLanes:
     def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
         """See :meth:`gpipe_bench.program.Lanes.launch`."""
         phony, self._entering[i] = self._entering[i], None
+        checkpoint = checkpoint and self._work.task(i, j).learns
         if not checkpoint and phony is not None:
             join = self._node("join", i, j, self._places.computing[j])
             join.take([self.values[i]], phony)
@@ -146,7 +156,7 @@ class RecordingLanes:
         if node.kind == "checkpoint" and self._workers:
             node.rank = node.low = self._collected
         self._collected += 1
-        self._put(i, node, self._outgoing[j])
+        self._put(i, node if self._work.task(i, j).learns else None, self._outgoing[j])
         self.actions.append(Action(COLLECT, node))
 
     # --- leave ---------------------------------------------------------------------------------------------------
@@ -157,7 +167,7 @@ class RecordingLanes:
 
     def recompute(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.recompute`."""
-        if self._scheduled:
+        if self._scheduled or self.running[i, j].kind != "checkpoint":
             return
         node = self._node("recompute", i, j, self._leaving(i, j), self._places.computing[j])
         node.take(self._flat(i, self._outgoing[j]))
@@ -165,8 +175,8 @@ class RecordingLanes:
         self._put(i, node, self._outgoing[j])
 
     def fork(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.fork`."""
-        if self._scheduled:
+        """See :meth:`gpipe_bench.program.Lanes.fork`; no lane is opened where no gradient will ever pass."""
+        if self._scheduled or not self._work.task(i, j).learns:
             return
         node = self._node("fork", i, j, self._leaving(i, j))
         node.take(self._flat(i, self._outgoing[j]))
@@ -196,9 +206,18 @@ class RecordingLanes:
     def _flat(self, i: int, skips: Iterable[str]) -> list[Node | None]:
         return [self.values[i], *(self._skips[i][key] for key in skips)]
 
-    def _put(self, i: int, node: Node, skips: Iterable[str]) -> None:
+    def _put(self, i: int, node: Node | None, skips: Iterable[str]) -> None:
         self.values[i] = node
         self._skips[i].update(dict.fromkeys(skips, node))
+
+    def _returned(self, node: Node, riding: Iterable[str]) -> tuple[int, ...]:
+        """Sizes of the gradients that a copy moves back."""
+        returns = self._work.task(node.i, node.j).returns
+        if not returns and not self._unreturned:
+            return node.nbytes
+        tensors = len(node.nbytes) - len([*riding])
+        there = (*(returns or (True,) * tensors), *(key not in self._unreturned for key in riding))
+        return tuple(nbytes for nbytes, is_there in zip(node.nbytes, there, strict=True) if is_there)
 
     def _leaving(self, i: int, j: int) -> int:
         """The stream on which gradients of (i, j) arrive."""
@@ -219,8 +238,9 @@ class RecordingLanes:
             node = self._node("wait", i, j, copying, computing)
             # Of a wait, `peer` waits backward for `stream`, or the other way round; see `source`.
             node.source = j - 1 if arriving else j
-            node.take(self._flat(i, skips))
-            self._put(i, node, skips)
+            taken = self._flat(i, skips)
+            node.take(taken)
+            self._put(i, _passed(node, taken), skips)
             streams = (computing, copying) if arriving else (copying, computing)
             self.actions.append(Action(SYNC, node, *streams))
 
@@ -257,6 +277,11 @@ class RecordingLanes:
             node.low = self._made
             self._made += count
         node.rank = node.low + count - 1
+
+
+def _passed(node: Node, taken: Iterable[Node | None]) -> Node | None:
+    """What the outputs of a node come from: of tensors without a graph it makes others without one."""
+    return node if any(producer is not None for producer in taken) else None
 
 
 def _keys(workload: Workload, j: int, outgoing: int, components: Components) -> tuple[str, ...]:

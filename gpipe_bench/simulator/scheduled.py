@@ -84,6 +84,8 @@ class ScheduledBackward:
 
     def _recompute(self, i: int, j: int) -> Iterator[int | None]:
         node = self._lanes.running[i, j]
+        if node.kind != "checkpoint":
+            return iter(())
         node.filled = True
         return self._host.forward(node, again=True)
 
@@ -96,7 +98,9 @@ class ScheduledBackward:
 
     def _backward(self, i: int, j: int) -> Iterator[int | None]:
         node = self._lanes.running[i, j]
-        if node.kind == "checkpoint" and not node.filled:
+        if not self._host.workload.task(i, j).learns:
+            return
+        if not node.filled:
             yield from self._recompute(i, j)
         yield from self._host.backward(node)
 
@@ -105,7 +109,8 @@ class ScheduledBackward:
             return
         self._clock.wait(self._places.copying(i, j), self._places.computing[j])
         for copy in self._lanes.arrived.get((i, j), ()):
-            yield from self._host.transfer(copy, back=True)
+            if copy.returned:
+                yield from self._host.transfer(copy, back=True)
         self._sent[j - 1] += 1
         if j - 1 in self._waiting:
             self._clock.resume(self._waiting.pop(j - 1))

@@ -91,7 +91,7 @@ class ModelSource:
 
     def _output(self, stored: StoredTraces) -> object:
         """Specs of the model's output at some size."""
-        from gpipe_bench.simulator.layer_trace import TensorSpec
+        from gpipe_bench.simulator.specs import TensorSpec
 
         if stored.output is None:
             encoded = stored.encoded_output

@@ -37,12 +37,13 @@ _Whole = Callable[[Workload, Machine, Settings], Run]
 def foreseeable(workload: Workload, machine: Machine, settings: Settings) -> bool:
     """Whether who issues what in which order is known beforehand.
 
-    With clock-cycles, Fork and Join, today's autograd, copy streams and a device per partition it is. Skips would share
-    links with the micro-batches, and copies of many tensors could fill the launch queues of copy streams.
+    With clock-cycles, Fork and Join, today's autograd, copy streams and a device per partition it is, if all tasks run
+    backward. Skips would share links with the micro-batches, and copies of many tensors could fill the launch queues of
+    copy streams.
     """
     parts = settings.components
     devices = settings.devices or tuple(range(workload.n))
-    plain = parts.clock_cycle and parts.fork_join and parts.copy_streams and settings.streams
+    plain = parts.clock_cycle and parts.fork_join and parts.copy_streams and settings.streams and workload.regular
     alone = len(set(devices)) == len(devices) == workload.n > 1 and settings.transfer == "direct"
     if not (plain and alone and settings.flavour == "current") or any(
         skip.source != skip.target for skip in workload.skips

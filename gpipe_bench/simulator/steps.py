@@ -100,6 +100,9 @@ class LayerTrace:
         output_gradients: block of the gradient of each output.
         input_gradients: block of the gradient of each input.
         nodes: autograd nodes that the forward pass makes.
+        writes: inputs that the layer writes to in place.
+        views: of each input, whether its gradient is a view, which nobody else can hold.
+        needs: of each input, whether it needs a gradient.
     """
 
     inputs: int
@@ -114,6 +117,9 @@ class LayerTrace:
     output_gradients: tuple[int, ...]
     input_gradients: tuple[int, ...]
     nodes: int
+    writes: tuple[int, ...] = ()
+    views: tuple[bool, ...] = ()
+    needs: tuple[bool, ...] = ()
 
     def kernels(self, direction: str) -> Iterator[Kernel]:
         """The kernels of ``forward``, ``plain`` or ``backward``."""

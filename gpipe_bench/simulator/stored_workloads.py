@@ -18,18 +18,29 @@ from gpipe_bench.simulator.workload import Kernels, MemoryOp, SkipWork, StaticMe
 __all__ = ["kept_workload"]
 
 # The files of this package that decide what a workload holds and how it is stored, besides those that trace.
-_COMPOSING: Final = (*TRACING, "build", "compose", "cost", "hardware", "stored_workloads", "workload")
+_COMPOSING: Final = (
+    *TRACING,
+    "blocks",
+    "build",
+    "compose",
+    "cost",
+    "hardware",
+    "layer_passes",
+    "stored_workloads",
+    "workload",
+)
 _LETTERS: Final = {"alloc": "a", "free": "f", "scratch": "s", "gradient": "g", "view": "v"}
 _KINDS: Final = {letter: kind for kind, letter in _LETTERS.items()}
 _MEMORIES: Final = ("forward_memory", "graph_memory", "backward_memory")
 _PASSES: Final = ("forward", "recompute", "backward")
-_TUPLES: Final = ("output_bytes", "input_bytes", "leaving", "returning")
+_TUPLES: Final = ("output_bytes", "input_bytes", "leaving", "returning", "returns")
+_PLAIN: Final = ("nodes", "learns")
 
 
 def kept_workload(
     folder: Path, key: Mapping[str, Any], make: Callable[[], Workload], *, memory: bool = True
 ) -> Workload:
-    """The workload under ``key``, made and stored where there is none yet.
+    """The workload under ``key``, made and stored where there is none yet; one whose tasks have variants is not stored.
 
     Args:
         folder: where it is kept.
@@ -43,8 +54,9 @@ def kept_workload(
         found = read(folder, requests, partial(_with_memory, found), _COMPOSING)
     if found is None:
         found = make()
-        write(folder, own, _encode(found), _COMPOSING)
-        write(folder, requests, _encode_requests(found), _COMPOSING)
+        if all(len(task.variants) == 1 for sizes in found.partitions for task in sizes.values()):
+            write(folder, own, _encode(found), _COMPOSING)
+            write(folder, requests, _encode_requests(found), _COMPOSING)
     return found
 
 
@@ -52,7 +64,7 @@ def _encode(work: Workload) -> dict[str, Any]:
     return {
         "partitions": [[[size, _encode_task(task)] for size, task in sizes.items()] for sizes in work.partitions],
         "microbatch_sizes": work.microbatch_sizes,
-        "skips": [[skip.key, skip.source, skip.target, [*skip.bytes.items()]] for skip in work.skips],
+        "skips": [[skip.key, skip.source, skip.target, [*skip.bytes.items()], skip.returns] for skip in work.skips],
         "loss": _encode_kernels(work.loss),
         "optimizer": [_encode_kernels(kernels) for kernels in work.optimizer],
         "static_bytes": work.static_bytes,
@@ -64,7 +76,10 @@ def _decode(data: Mapping[str, Any]) -> Workload:
     return Workload(
         partitions=tuple({size: _decode_task(task) for size, task in sizes} for sizes in data["partitions"]),
         microbatch_sizes=tuple(data["microbatch_sizes"]),
-        skips=tuple(SkipWork(key, source, target, dict(nbytes)) for key, source, target, nbytes in data["skips"]),
+        skips=tuple(
+            SkipWork(key, source, target, dict(nbytes), returns)
+            for key, source, target, nbytes, returns in data["skips"]
+        ),
         loss=Kernels(*data["loss"]),
         optimizer=tuple(Kernels(*kernels) for kernels in data["optimizer"]),
         static_bytes=tuple(data["static_bytes"]),
@@ -76,14 +91,15 @@ def _decode(data: Mapping[str, Any]) -> Workload:
 
 
 def _encode_task(task: TaskWork) -> dict[str, Any]:
-    encoded: dict[str, Any] = {name: getattr(task, name) for name in (*_TUPLES, "nodes")}
+    encoded: dict[str, Any] = {name: getattr(task, name) for name in (*_TUPLES, *_PLAIN)}
     return encoded | {name: _encode_kernels(getattr(task, name)) for name in _PASSES}
 
 
 def _decode_task(encoded: Mapping[str, Any]) -> TaskWork:
     values: dict[str, Any] = {name: tuple(encoded[name]) for name in _TUPLES}
     values |= {name: Kernels(*encoded[name]) for name in _PASSES}
-    return TaskWork(**values, nodes=encoded["nodes"])
+    values |= {name: encoded[name] for name in _PLAIN}
+    return TaskWork(**values)
 
 
 def _encode_requests(work: Workload) -> list[Any]:

@@ -82,7 +82,7 @@ class Tables:
         """Whether every task and every copy takes time on host and device, and there is more than one micro-batch."""
         tasks = slice(0, 3 * self._count)
         own = (self.durations[tasks], self.launches[tasks])
-        copies = (self.copy[:, 1:], self.gradient[:, 1:], self.tensors[:, 1:])
+        copies = (self.copy[:, 1:], self.gradient[:, 1:])
         # Loss and update launch something and take time, or neither.
         others = slice(3 * self._count, None)
         whole = ((self.durations[others] > 0) == (self.launches[others] > 0)).all()
@@ -151,7 +151,7 @@ class LaunchQueue:
     def _prepare(self, j: int, launches: Integers, depth: int) -> None:
         total = np.cumsum(launches)
         excess = total - depth
-        first = np.searchsorted(total, np.maximum(excess, 0))
+        first = np.searchsorted(total, excess)
         self._from[:, j] = first
         self._count[:, j] = np.where(excess > 0, excess - (total - launches)[first], 0)
 

@@ -36,6 +36,7 @@ TRACING: Final = (
     "scaling",
     "signature",
     "sources",
+    "specs",
     "steps",
     "trace_cache",
     "unfilled",

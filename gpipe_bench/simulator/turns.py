@@ -83,7 +83,7 @@ class Turns:
             done: when threads were through with the cycle before, for all partitions.
         """
         self._where = k, part
-        behind = np.append(done[1:], -1)[part] if k else np.full(len(times), -1)
+        behind = np.append(done[1:], -1)[part]
         # By itself, if it was through after the next one, or with it and later in the order of turns.
         alone = (done[part] > behind) | ((done[part] == behind) & self._before[part]) if k else np.array([True])
         entries = np.where(alone, self._last[part], 2 * times)
@@ -110,7 +110,6 @@ class Turns:
             entries[0], unlike[0] = self._entries[0], True
         self._turn(None, times, entries, unlike)
         self._before[part] = self._order
-        self._before[-1] = True
         self._last[part] = entries
 
     def _turn(self, kind: str | None, times: Integers, entries: Integers, unlike: Flags | None = None) -> None:

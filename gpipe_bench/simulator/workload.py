@@ -7,7 +7,7 @@ program and the autograd model; how long a copy takes comes from the machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal, NamedTuple, Protocol
 
 __all__ = [
@@ -97,6 +97,10 @@ class TaskWork:
             ``backward_memory``, or the gradient of an output that is passed on. -1 and empty: as above.
         nodes: autograd nodes that the task makes when it is not checkpointed: among tasks without checkpoint, their
             sequence numbers decide.
+        learns: whether there is any gradient to compute; else no checkpoint is made and nothing runs backward.
+        returns: for each of ``input_bytes``, whether a gradient goes back for it. Empty: for all of them.
+        checkpointed: the work with a checkpoint, where that is another one: of inputs that layers write to it makes
+            copies, and of gradients that others hold too.
     """
 
     forward: Kernels
@@ -110,6 +114,14 @@ class TaskWork:
     leaving: tuple[int, ...] = ()
     returning: tuple[int, ...] = ()
     nodes: int = 1
+    learns: bool = True
+    returns: tuple[bool, ...] = ()
+    checkpointed: TaskWork | None = None
+
+    @property
+    def variants(self) -> tuple[TaskWork, ...]:
+        """It, and that of a checkpoint where it is another one."""
+        return (self,) if self.checkpointed is None else (self, self.checkpointed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +133,14 @@ class SkipWork:
         source: partition that stashes it.
         target: partition that pops it.
         bytes: by micro-batch size.
+        returns: whether a gradient goes back for it.
     """
 
     key: str
     source: int
     target: int
     bytes: Mapping[int, int]
+    returns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +200,31 @@ class Workload:
     def task(self, i: int, j: int) -> TaskWork:
         """The work of micro-batch i on partition j."""
         return self.partitions[j][self.microbatch_sizes[i]]
+
+    @property
+    def regular(self) -> bool:
+        """Whether every task runs backward, does the same in a checkpoint, and sends gradients for all that enters."""
+        works = [work for works in self.partitions for work in works.values()]
+        alike = all(work.learns and not work.returns and work.checkpointed is None for work in works)
+        return alike and all(skip.returns for skip in self.skips)
+
+    def chosen(self, checkpointed: int) -> Workload:
+        """The same in a run of which the first micro-batches, ``checkpointed`` of them, have checkpoints."""
+        if self.regular:
+            return self
+        return _Chosen(**{one.name: getattr(self, one.name) for one in fields(Workload)}, checkpointed=checkpointed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen(Workload):
+    """A workload in one run."""
+
+    checkpointed: int = 0
+
+    def task(self, i: int, j: int) -> TaskWork:
+        """That of a checkpoint, if (i, j) has one and it is another one."""
+        work = self.partitions[j][self.microbatch_sizes[i]]
+        return work.checkpointed if work.checkpointed is not None and i < self.checkpointed else work
 
 
 class Machine(Protocol):

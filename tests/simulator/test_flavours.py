@@ -43,6 +43,19 @@ def test_a_checkpoint_runs_as_one_piece_today():
         assert [step[1] for step in steps[::2]] == [step[1] for step in steps[1::2]]
 
 
+@pytest.mark.parametrize("checkpoint", ["always", "never"])
+def test_devices_without_streams_share_a_thread(checkpoint):
+    work = workload(M, [task()] * N)
+    several, one = (
+        order(
+            run(work, Plain(), Settings(checkpoint=checkpoint, transfer="host", devices=devices, streams=False)), "RB"
+        )
+        for devices in (tuple(range(N)), (0,) * N)
+    )
+    assert several == one
+    assert len(several) == M * N * (2 if checkpoint == "always" else 1)
+
+
 def test_checkpoints_nest_while_the_root_of_the_first_is_away():
     # The root comes back while the second is prepared, whose own pass is deeper and goes first.
     assert orders(flavour="published", fork_join=False)[-1] == "R3 R2 R1 R0 B2 B3 B0 B1"

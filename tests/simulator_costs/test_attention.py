@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.layer_trace import TensorSpec, trace_layer
+from gpipe_bench.simulator.layer_trace import trace_layer
+from gpipe_bench.simulator.specs import TensorSpec
 from gpipe_bench.simulator.steps import Alloc, Kernel
 
 HEADS, LENGTH, WIDTH = 4, 256, 32

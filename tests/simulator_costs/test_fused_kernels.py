@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpipe_bench.simulator import fused_kernels
-from gpipe_bench.simulator.layer_trace import TensorSpec, trace_layer
+from gpipe_bench.simulator.layer_trace import trace_layer
 from gpipe_bench.simulator.operations import tensors_of
 from gpipe_bench.simulator.recorder import AcceleratorFunctions
+from gpipe_bench.simulator.specs import TensorSpec
 from gpipe_bench.simulator.steps import Alloc
 
 ROWS, WIDTH, HEADS, LENGTH = 6, 8, 2, 16

@@ -1,0 +1,73 @@
+"""Tensors without their values, and structures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["TensorSpec", "flat", "map_specs", "specs_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """That of a tensor."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
+
+    def encoded(self) -> dict[str, Any]:
+        """It as JSON values."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"shape": self.shape, "stride": self.stride, "dtype": dtype, "requires_grad": self.requires_grad}
+
+    @classmethod
+    def decoded(cls, value: Any) -> Any:
+        """Nested lists of what :meth:`encoded` made, as tuples of specs."""
+        if isinstance(value, dict):
+            dtype = getattr(torch, value["dtype"])
+            return cls(tuple(value["shape"]), tuple(value["stride"]), dtype, value["requires_grad"])
+        return tuple(cls.decoded(item) for item in value) if isinstance(value, list) else value
+
+    def empty(self) -> Tensor:
+        """A tensor like this on the meta device, which does not require grad yet."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+def map_specs(function: Callable[[Any], Any], value: Any) -> Any:
+    """Nested tuples, lists and dictionaries with every tensor or spec replaced; anything else stays as it is."""
+    if isinstance(value, Tensor | TensorSpec):
+        return function(value)
+    if isinstance(value, tuple | list):
+        # A named tuple takes its items one by one, or together by `_make`.
+        make = getattr(type(value), "_make", type(value))
+        return make(map_specs(function, item) for item in value)
+    if isinstance(value, dict):
+        return {key: map_specs(function, item) for key, item in value.items()}
+    return value
+
+
+def specs_in(value: object) -> list[TensorSpec]:
+    """The specs in nested tuples, lists and dictionaries."""
+    return [item for item in flat(value) if isinstance(item, TensorSpec)]
+
+
+def flat(value: object) -> Iterator[object]:
+    """What is in nested tuples, lists and dictionaries."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from flat(item)
+    elif isinstance(value, dict):
+        yield from flat(list(value.values()))
+    else:
+        yield value

@@ -1,0 +1,34 @@
+"""The most bytes alive at once: what the engine holds on the CPU, and what the simulation says that it does."""
+
+from __future__ import annotations
+
+import copy
+
+from gpipe_bench import Components, GPipe
+from gpipe_bench.measure.live_bytes import LiveBytes
+from gpipe_bench.simulator.build import build_workload
+from gpipe_bench.simulator.effects import without_scratch
+from gpipe_bench.simulator.events import Settings, run
+from gpipe_bench.simulator.hardware import load_profile
+from tests.simulator.support import Plain
+from tests.simulator.test_live_bytes import Loss
+
+
+def live_peaks(module, x, balance, *, m, checkpoint, backward="autograd", components=None):
+    """(real, simulated) in bytes, of a second step: the first one still learns what partitions do to their inputs.
+
+    All tasks are issued in one thread, so that none runs beside another, and every partition is on one device.
+    """
+    n, chosen = len(balance), components or Components()
+    options = {"checkpoint": checkpoint, "components": chosen, "transfer": "host", "backward": backward}
+    pipe = GPipe(copy.deepcopy(module), balance, devices=["cpu"] * n, chunks=m, workers="never", **options)
+    Loss.apply(pipe(x)).backward()
+    pipe.zero_grad(set_to_none=True)
+    with LiveBytes(pipe) as live, pipe.observe(live):
+        Loss.apply(pipe(x)).backward()
+    work = build_workload(
+        module, balance=balance, batch_size=len(x), chunks=m, profile=load_profile("p40"), sample=x, optimizer=None
+    )
+    places = {"devices": (0,) * n, "streams": False, "marks": True}
+    found = run(without_scratch(work), Plain(), Settings(**options, **places))
+    return live.peak_total_bytes, found.peak_live_bytes[0]
