@@ -7,6 +7,7 @@ the other; here each one switches on its own. Whatever is switched, loss and gra
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import product
@@ -85,9 +86,11 @@ class Components:
             slot in (name, _OFF) for slot, (_, name) in zip(slots, _SLOTS, strict=False)
         )
         if not well_formed:
+            close = difflib.get_close_matches(label.lower(), [known.label for known in cls.factorial()], n=1)
+            instead = repr(close[0]) if close else f"one of the published names {', '.join(PUBLISHED)} or that form"
             raise ValueError(
                 f"variant must be 'baseline' or slots like 'dep-str-ptl' or 'dep-str-ptl-clk-rec' with 'x' for "
-                f"what is off, got {label!r}; use one of the published names {', '.join(PUBLISHED)} or that form"
+                f"what is off, got {label!r}; use {instead}"
             )
         return cls(**{attribute: slot != _OFF for slot, (attribute, _) in zip(slots, _SLOTS, strict=True)})
 

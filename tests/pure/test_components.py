@@ -89,3 +89,9 @@ def test_a_switch_takes_only_bools(name):
 def test_components_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Components().portals = False
+
+
+@pytest.mark.parametrize(("label", "meant"), [("dep-str-plt", "dep-str-ptl"), ("Basline", "baseline")])
+def test_a_mistyped_label_is_told_the_nearest_one(label, meant):
+    with pytest.raises(ValueError, match=f"use '{meant}'$"):
+        Components.from_label(label)
