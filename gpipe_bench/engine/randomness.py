@@ -90,7 +90,6 @@ class Batch:
         self.drew = False
         self.concurrent = concurrent
         self.nested = concurrent and in_task()
-        self.left: tuple[Tensor, bytes] | None = None
         self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
         self._digest = b""
 
@@ -107,7 +106,6 @@ class Batch:
 
     def end(self) -> None:
         """After the forward pass: note unexpected draws, and let the next batch draw other numbers."""
-        self.left = None
         if not self.concurrent:
             return
         self.suspect = self._state != _bytes(torch.default_generator.get_state())
@@ -210,26 +208,24 @@ class Draws:
 
 @dataclass(slots=True)
 class _DrawsInTurn(Draws):
-    """Of a task on the CPU that runs after the one before and before the next.
+    """Of a task on the CPU that runs beside no other.
 
-    It finds the generator as the one before has left it: one state per task is read, and not two. It is the block of
-    its first pass itself: what that costs, every tiny task pays.
+    It is the block of its first pass itself: what that costs, every tiny task pays.
     """
 
+    _before: Tensor | None = None
+
     def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
-        if again:
-            return self
-        self.batch.left = None  # nobody notes what it draws
-        return _NOTHING
+        return self if again else _NOTHING
 
     def __enter__(self) -> None:
-        if self.batch.left is None:
-            self.batch.left = _state_on_cpu()
+        # Read anew for each task: hooks and observers may draw between two.
+        self._before = torch.default_generator.get_state()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        before, self.batch.left = self.batch.left, _state_on_cpu()
-        if kind is None and before is not None and before[1] != self.batch.left[1]:
-            self.states = ((torch.default_generator, before[0]),)
+        before, self._before = self._before, None
+        if kind is None and before is not None and _bytes(before) != _bytes(torch.default_generator.get_state()):
+            self.states = ((torch.default_generator, before),)
 
 
 class _Saved(AbstractContextManager[None]):
@@ -255,11 +251,6 @@ class _Saved(AbstractContextManager[None]):
 def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
     with outer, inner:
         yield
-
-
-def _state_on_cpu() -> tuple[Tensor, bytes]:
-    state = torch.default_generator.get_state()
-    return state, _bytes(state)
 
 
 def _bytes(state: Tensor) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +76,20 @@ def test_json_has_no_nan():
     assert json_text({"a": [1.5, None]}).endswith("}\n")
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_text({"a": float("nan")})
+
+
+def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path):
+    script = (
+        "import os, sys; from pathlib import Path; from gpipe_bench.bench import files\n"
+        "with files.staging(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'half.json').write_text('{')\n"
+        "    files.tempfile.mkstemp(dir=sys.argv[1], prefix=files._prefix(Path(sys.argv[1])))\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 2
+    elsewhere = tmp_path / ".writing-another-machine.1234567-abc"
+    elsewhere.touch()
+    with staging(tmp_path) as mine:
+        write_files({tmp_path / "a.json": "new"})
+        assert set(tmp_path.iterdir()) == {mine, elsewhere, tmp_path / "a.json"}

@@ -170,6 +170,36 @@ def test_draws_of_a_partition_that_trains_nothing_do_not_matter(components):
         pipe[1].again.clear()
 
 
+@pytest.mark.parametrize(
+    ("balance", "components"), [([2], Components()), ([1, 1], Components(clock_cycle=False))], ids=["one", "two"]
+)
+def test_draws_between_tasks_do_not_matter(balance, components):
+    """Of an observer, and of a hook on what a checkpoint saves."""
+
+    class Drawing:
+        def start(self, task):
+            return torch.rand(1)
+
+        def finish(self, token, nbytes):
+            torch.rand(1)
+
+    def packed(tensor):
+        torch.rand(1)
+        return tensor
+
+    layers = nn.Sequential(Drop(), Drop())
+    pipe = on_cpu(layers, balance, chunks=3, components=components, checkpoint="always", workers="never")
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        loss = pipe(batch(3)).square().sum()
+    loss.backward()
+    with pipe.observe(Drawing()):
+        step(pipe, 3)
+    for layer in layers:
+        for i in range(3):
+            assert len(layer.first[i]) == len(layer.again[i]) == 2
+            assert all(map(torch.equal, layer.first[i], layer.again[i]))
+
+
 # --- the plain module's numbers ----------------------------------------------------------------------------------
 
 
