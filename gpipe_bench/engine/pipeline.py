@@ -229,11 +229,8 @@ class Pipeline(Layers, Unmovable):
                 ranked=bool(indices) and not scheduled,
             )
             stack.enter_context(ranked_lanes(ranked=shared.ranked))
-            kind: type[AutogradLanes | MicroBatchLanes | ScheduledLanes] = (
-                ScheduledLanes if scheduled else AutogradLanes
-            )
-            if scheduled and alone and one_graph(plan, self._stages, self.transfer, self.training):
-                kind = MicroBatchLanes
+            in_turn = scheduled and alone and one_graph(plan, self._stages, self.transfer, self.training)
+            kind = MicroBatchLanes if in_turn else ScheduledLanes if scheduled else AutogradLanes
             lanes = kind(self._stages, self._layout, microbatches, shared)
             run_forward(plan, lanes)
         # Lanes that drive a backward pass live until it is over; what they gave out need not.

@@ -43,14 +43,10 @@ class Randomness:
 
     Args:
         devices: one per partition.
-
-    Attributes:
-        on_cpu: whether that is the CPU for all.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = list(devices)
-        self.on_cpu = all(device.type == "cpu" for device in devices)
         self._ways: dict[tuple[int, bool], str] = {}
 
     def begin(self, *, concurrent: bool, training: bool) -> Batch:
@@ -95,10 +91,8 @@ class Batch:
 
     def draws(self, i: int, j: int) -> Draws:
         """The random numbers of task (i, j)."""
-        if self.concurrent:
-            return Draws(self, i, j, self.randomness.way(j, self.training))
-        kind = _DrawsInTurn if self.randomness.on_cpu else Draws
-        return kind(self, i, j, _SAVED)
+        way = self.randomness.way(j, self.training) if self.concurrent else _SAVED
+        return Draws(self, i, j, way)
 
     def seed(self, i: int, j: int) -> int:
         """A number for task (i, j) of this batch."""
@@ -147,10 +141,10 @@ class Draws:
 
     def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
         """For the first pass; ``again`` says whether a recomputation will follow."""
-        if self.way == _NONE and (not again or self._device.type == "cpu"):
-            return _NOTHING
+        if self.way == _SAVED:
+            return _Saved(self) if again else _NOTHING
         own = self.way in (_UNKNOWN, _OWN)
-        saved = again and (self.way == _SAVED or self._device.type != "cpu")
+        saved = again and self._device.type != "cpu"
         if own and saved:
             return _both(_Saved(self), self._own())
         return self._own() if own else _Saved(self) if saved else _NOTHING
@@ -206,30 +200,8 @@ class Draws:
             )
 
 
-@dataclass(slots=True)
-class _DrawsInTurn(Draws):
-    """Of a task on the CPU that runs beside no other.
-
-    It is the block of its first pass itself: what that costs, every tiny task pays.
-    """
-
-    _before: Tensor | None = None
-
-    def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
-        return self if again else _NOTHING
-
-    def __enter__(self) -> None:
-        # Read anew for each task: hooks and observers may draw between two.
-        self._before = torch.default_generator.get_state()
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        before, self._before = self._before, None
-        if kind is None and before is not None and _bytes(before) != _bytes(torch.default_generator.get_state()):
-            self.states = ((torch.default_generator, before),)
-
-
 class _Saved(AbstractContextManager[None]):
-    """Notes the states of generators that the block draws from."""
+    """Notes the states of generators that the block draws from. A class: what it costs, every tiny task pays."""
 
     __slots__ = ("_before", "_draws")
 

@@ -129,13 +129,14 @@ class ScheduledLanes(BatchLanes):
         self._exit(i, j, self._cells[i, j].task, flat)
 
     def _forward(self, i: int, j: int, cell: _Cell, draws: Draws) -> Values:
-        compute = self._compute if cell.slot is None else self._compute_checkpointed
+        checkpointed = None if cell.slot is None else partial(_without_graph, cell.slot, cell.inputs)
+        compute = checkpointed or partial(self._with_graph, j, cell, draws)
         with use_stream(self._computing[j]):
-            given = observed(self._shared.observer, self._task, (i, j, "forward"), compute, j, cell, draws)
+            given = observed(self._shared.observer, self._task, (i, j, "forward"), compute)
         cell.grads = [None] * len(given)
         return given
 
-    def _compute(self, j: int, cell: _Cell, draws: Draws) -> Values:
+    def _with_graph(self, j: int, cell: _Cell, draws: Draws) -> Values:
         shared = self._shared
         with shared.ambience.applied():
             inputs, cell.inlet = receive(cell.inputs, self._phony(j))
@@ -146,11 +147,6 @@ class ScheduledLanes(BatchLanes):
                 outputs = looked_at(self._stages[j], shared.randomness.training, inputs, partial(run, inputs))
         cell.edges = edges_of(outputs)
         return _cut(outputs)
-
-    def _compute_checkpointed(self, _: int, cell: _Cell, __: Draws) -> Values:
-        outputs = cell.slot.first_pass(cell.inputs) if cell.slot is not None else ()
-        # What a checkpointed task gives out counts as differentiable, as torch.utils.checkpoint has it.
-        return tuple([value.detach().requires_grad_() if _carries(value) else value for value in outputs])
 
     def _phony(self, j: int) -> Tensor:
         """A leaf of partition j for the inlets of its tasks, which share a stream."""
@@ -240,6 +236,12 @@ class ScheduledLanes(BatchLanes):
         if not self._moves(source, target) or all(grad is None for grad in grads):
             return grads
         return move_back(self._route(kind, i, source, target), grads)
+
+
+def _without_graph(slot: Slot, inputs: Values) -> Values:
+    """The outputs of a checkpointed task; they count as differentiable, as torch.utils.checkpoint has it."""
+    outputs = slot.first_pass(inputs)
+    return tuple([value.detach().requires_grad_() if _carries(value) else value for value in outputs])
 
 
 def _cut(values: Sequence[Any]) -> Values:
