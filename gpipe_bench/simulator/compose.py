@@ -1,7 +1,7 @@
 """Puts traces of layers together to the work of a partition: kernels in a row, blocks that layers share.
 
 Where a checkpoint does otherwise than a task without one, it has a work of its own: it copies what layers write to in
-place, and of gradients what it does not have for itself.
+place, and of gradients what it does not have for itself or in the layout of its input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpipe_bench.simulator.cost import total
 from gpipe_bench.simulator.facts import LayerFacts
 from gpipe_bench.simulator.layer_passes import LayerPasses
 from gpipe_bench.simulator.steps import NO_BLOCK, Kernel, LayerTrace
-from gpipe_bench.simulator.workload import NOTHING, Kernels, MemoryOp, TaskWork
+from gpipe_bench.simulator.workload import Kernels, MemoryOp, TaskWork
 
 __all__ = ["PartitionWork", "compose"]
 
@@ -59,7 +59,7 @@ def compose(
     passes = partial(LayerPasses, layers, facts, input_bytes=input_bytes, arriving=arriving, departing=departing)
     partition = passes()
     task, returning = _task(partition, costs, first=first)
-    if task.learns and (partition.writes or partition.shares):
+    if task.learns and (partition.writes or partition.cloned):
         apart = passes(apart=True, copies=partition.writes)
         task = replace(task, checkpointed=_task(apart, costs, first=first)[0])
     return PartitionWork(task, partition.skip_bytes, returning)
@@ -73,14 +73,20 @@ def _task(partition: LayerPasses, costs: Costs, *, first: bool) -> tuple[TaskWor
     values, skips, graphs = partition.forward(blocks, graph=True)
     leaving = [*(port.block for port in values), *skips]
     renamed = _one_to_one([*(port.block for port in plain_values), *plain_skips], leaving)
-    graph_memory = blocks.take()
+    graph_memory, made = blocks.take(), blocks.count
     gradients, skip_gradients = partition.backward(blocks, graphs)
-    copying = total(map(_clone, (*partition.bytes, *arriving.values()) if partition.copies else ()), costs.profile)
+    copying, cloning = (
+        total(map(_clone, sizes if copied else ()), costs.profile)
+        for sizes, copied in (
+            ((*partition.bytes, *arriving.values()), partition.copies),
+            (partition.cloned, partition.apart),
+        )
+    )
     task = TaskWork(
         forward=_duration(layers, "plain", costs, copying),
         recompute=_duration(layers, "forward", costs, copying),
-        backward=_duration(layers, "backward", costs, NOTHING),
-        forward_memory=_renamed(plain.take(), renamed or {}, blocks.count),
+        backward=_duration(layers, "backward", costs, cloning),
+        forward_memory=_renamed(plain.take(), renamed or {}, made),
         graph_memory=graph_memory,
         backward_memory=blocks.take(),
         output_bytes=tuple(port.bytes for port in values),

@@ -49,6 +49,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         OutOfMemory: a device's capacity does not suffice.
     """
     chosen = settings or Settings()
+    workload = workload.chosen(checkpoint_stop(chosen.checkpoint, workload.m))
     if workload.m * workload.n >= LARGE and chosen.backward == "autograd" and chosen.flavour == "current":
         # It works with arrays, and NumPy takes longer to load than most simulations.
         from gpipe_bench.simulator.known_steps import is_known, run_known
@@ -63,7 +64,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
 
 
 def run_whole(workload: Workload, machine: Machine, settings: Settings) -> Run:
-    """Simulate every task on the clock."""
+    """Simulate every task on the clock; ``workload``: as :meth:`Workload.chosen` gives it."""
     with no_collection():
         simulation = _Simulation(workload, machine, settings)
         try:
@@ -80,7 +81,6 @@ class _Simulation:
         if len(devices) != workload.n:
             raise ValueError(f"devices must be one per partition, got {len(devices)} for {workload.n}; name each")
         components = settings.components
-        workload = workload.chosen(checkpoint_stop(settings.checkpoint, workload.m))
         self.workload, self.settings = workload, settings
         self.places = Places(
             devices, copy_streams=components.copy_streams, transfer=settings.transfer, streams=settings.streams

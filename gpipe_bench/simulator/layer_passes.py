@@ -25,8 +25,8 @@ class LayerPasses:
         input_bytes: of the tensors that enter, skips aside.
         arriving: numbers of the skips that come from other partitions, and their bytes.
         departing: numbers of the skips that go to others.
-        apart: whether inputs are leaves, as in a checkpoint: then gradients that they do not have for themselves are
-            copied (``AccumulateGrad``).
+        apart: whether inputs are leaves, as in a checkpoint: then gradients that they do not have for themselves, or
+            that are laid out otherwise, are copied (``AccumulateGrad``).
         copies: whether the layers get copies of what enters, since they write to it.
 
     Attributes:
@@ -34,7 +34,7 @@ class LayerPasses:
         needs: of what enters, skips aside, whether it needs a gradient.
         skip_needs: numbers of the skips that arrive and need one.
         writes: whether layers write to what enters.
-        shares: whether an input has its gradient not for itself.
+        cloned: bytes of the gradients that leaves copy, or would if inputs were leaves.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class LayerPasses:
         self.apart, self.copies = apart, copies
         self.bytes, self.arriving = tuple(input_bytes), arriving
         self.skip_bytes: dict[int, int] = {}
-        self.writes = self.shares = False
+        self.writes = False
+        self.cloned: list[int] = []
         self.needs = self.layers[0].needs[: len(self.bytes)]
         self.skip_needs: set[int] = set()
 
@@ -112,9 +113,9 @@ class LayerPasses:
     def _own(self, blocks: Blocks, layer: LayerTrace, arrived: list[int], sizes: Sequence[int]) -> None:
         """Give each input of the task its gradient for itself, as a leaf takes it; ``sizes``: 0 for other inputs."""
         for place, (block, nbytes) in enumerate(zip(arrived, sizes, strict=True)):
-            shared = block < NO_BLOCK or blocks.holders[block] > 1
-            if block != NO_BLOCK and nbytes and shared and not layer.views[place]:
-                self.shares = True
+            shared = (block < NO_BLOCK or blocks.holders[block] > 1) and not layer.views[place]
+            if block != NO_BLOCK and nbytes and (shared or not layer.fits[place]):
+                self.cloned.append(nbytes)
                 if self.apart:
                     arrived[place] = blocks.alloc(nbytes)
                     blocks.drop(block)

@@ -189,6 +189,10 @@ class _Tracing:
             nodes=nodes,
             writes=self.writes,
             needs=tuple(spec.requires_grad for spec in self.input_specs),
+            fits=tuple(
+                tensor is None or spec.fits(tensor)
+                for tensor, spec in zip(self.received, self.input_specs, strict=True)
+            ),
             views=tuple(tensor is not None and tensor._is_view() for tensor in self.received),  # noqa: SLF001 - its word
         )
         return LayerRun(trace, output_specs, stashed_specs, tuple(block != NO_BLOCK for block in arrived))

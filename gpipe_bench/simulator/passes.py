@@ -87,7 +87,7 @@ class Passes:
         self._homes = [(devices[place], stream) for place, stream in zip(places.devices, places.computing, strict=True)]
         self._programs: dict[tuple[int, Way, frozenset[int], Lent], Program] = {}
         # Partitions that are alike share programs, and so what these remember.
-        self._alike = alike(one for works in workload.partitions for work in works.values() for one in work.variants)
+        self._alike = alike(work for works in workload.partitions for work in works.values())
         self._keeps_gradients, self._scheduled = keeps_gradients, scheduled
         self._kept: dict[int, frozenset[int]] = {}
         self.lasting = Lasting(workload, places, self._homes, keeps_gradients=keeps_gradients)

@@ -102,6 +102,7 @@ class LayerTrace:
         nodes: autograd nodes that the forward pass makes.
         writes: inputs that the layer writes to in place.
         views: of each input, whether its gradient is a view, which nobody else can hold.
+        fits: of each input, whether its gradient is laid out in memory as the input is.
         needs: of each input, whether it needs a gradient.
     """
 
@@ -119,6 +120,7 @@ class LayerTrace:
     nodes: int
     writes: tuple[int, ...] = ()
     views: tuple[bool, ...] = ()
+    fits: tuple[bool, ...] = ()
     needs: tuple[bool, ...] = ()
 
     def kernels(self, direction: str) -> Iterator[Kernel]:

@@ -40,7 +40,7 @@ _PLAIN: Final = ("nodes", "learns")
 def kept_workload(
     folder: Path, key: Mapping[str, Any], make: Callable[[], Workload], *, memory: bool = True
 ) -> Workload:
-    """The workload under ``key``, made and stored where there is none yet; one whose tasks have variants is not stored.
+    """The workload under ``key``, made and stored where there is none yet.
 
     Args:
         folder: where it is kept.
@@ -54,9 +54,8 @@ def kept_workload(
         found = read(folder, requests, partial(_with_memory, found), _COMPOSING)
     if found is None:
         found = make()
-        if all(len(task.variants) == 1 for sizes in found.partitions for task in sizes.values()):
-            write(folder, own, _encode(found), _COMPOSING)
-            write(folder, requests, _encode_requests(found), _COMPOSING)
+        write(folder, own, _encode(found), _COMPOSING)
+        write(folder, requests, _encode_requests(found), _COMPOSING)
     return found
 
 
@@ -92,21 +91,31 @@ def _decode(data: Mapping[str, Any]) -> Workload:
 
 def _encode_task(task: TaskWork) -> dict[str, Any]:
     encoded: dict[str, Any] = {name: getattr(task, name) for name in (*_TUPLES, *_PLAIN)}
-    return encoded | {name: _encode_kernels(getattr(task, name)) for name in _PASSES}
+    encoded |= {name: _encode_kernels(getattr(task, name)) for name in _PASSES}
+    return encoded | {"checkpointed": task.checkpointed and _encode_task(task.checkpointed)}
 
 
 def _decode_task(encoded: Mapping[str, Any]) -> TaskWork:
     values: dict[str, Any] = {name: tuple(encoded[name]) for name in _TUPLES}
     values |= {name: Kernels(*encoded[name]) for name in _PASSES}
     values |= {name: encoded[name] for name in _PLAIN}
-    return TaskWork(**values)
+    again = encoded["checkpointed"]
+    return TaskWork(**values, checkpointed=again and _decode_task(again))
 
 
 def _encode_requests(work: Workload) -> list[Any]:
     return [
-        [[_encode_memory(getattr(task, name)) for name in _MEMORIES] for task in sizes.values()]
+        [[_encode_requests_of(task), _encode_requests_of(task.checkpointed, task)] for task in sizes.values()]
         for sizes in work.partitions
     ]
+
+
+def _encode_requests_of(task: TaskWork | None, other: TaskWork | None = None) -> list[Any] | None:
+    """Lists of requests; None for those that are the same as those of ``other``."""
+    if task is None:
+        return None
+    lists = [(getattr(task, name), other and getattr(other, name)) for name in _MEMORIES]
+    return [None if ops == same else _encode_memory(ops) for ops, same in lists]
 
 
 def _with_memory(work: Workload, encoded: Sequence[Any]) -> Workload:
@@ -114,14 +123,18 @@ def _with_memory(work: Workload, encoded: Sequence[Any]) -> Workload:
     return replace(
         work,
         partitions=tuple(
-            {size: _with_requests(task, own) for (size, task), own in zip(sizes.items(), rows, strict=True)}
+            {size: _with_requests(task, *lists) for (size, task), lists in zip(sizes.items(), rows, strict=True)}
             for sizes, rows in zip(work.partitions, encoded, strict=True)
         ),
     )
 
 
-def _with_requests(task: TaskWork, encoded: Sequence[Any]) -> TaskWork:
-    values: dict[str, Any] = {name: _decode_memory(*row) for name, row in zip(_MEMORIES, encoded, strict=True)}
+def _with_requests(task: TaskWork, own: Sequence[Any], again: Sequence[Any] | None) -> TaskWork:
+    values: dict[str, Any] = {name: _decode_memory(*row) for name, row in zip(_MEMORIES, own, strict=True)}
+    if task.checkpointed is not None and again is not None:
+        rows = [(name, row) for name, row in zip(_MEMORIES, again, strict=True) if row is not None]
+        other = values | {name: _decode_memory(*row) for name, row in rows}
+        values["checkpointed"] = replace(task.checkpointed, **other)
     return replace(task, **values)
 
 

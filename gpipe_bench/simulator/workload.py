@@ -7,7 +7,7 @@ program and the autograd model; how long a copy takes comes from the machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, Protocol
 
 __all__ = [
@@ -100,7 +100,7 @@ class TaskWork:
         learns: whether there is any gradient to compute; else no checkpoint is made and nothing runs backward.
         returns: for each of ``input_bytes``, whether a gradient goes back for it. Empty: for all of them.
         checkpointed: the work with a checkpoint, where that is another one: of inputs that layers write to it makes
-            copies, and of gradients that others hold too.
+            copies, and of gradients that others hold too or that are laid out otherwise.
     """
 
     forward: Kernels
@@ -117,11 +117,6 @@ class TaskWork:
     learns: bool = True
     returns: tuple[bool, ...] = ()
     checkpointed: TaskWork | None = None
-
-    @property
-    def variants(self) -> tuple[TaskWork, ...]:
-        """It, and that of a checkpoint where it is another one."""
-        return (self,) if self.checkpointed is None else (self, self.checkpointed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,28 +198,33 @@ class Workload:
 
     @property
     def regular(self) -> bool:
-        """Whether every task runs backward, does the same in a checkpoint, and sends gradients for all that enters."""
+        """Whether every task runs backward, and sends gradients for all that enters."""
         works = [work for works in self.partitions for work in works.values()]
-        alike = all(work.learns and not work.returns and work.checkpointed is None for work in works)
-        return alike and all(skip.returns for skip in self.skips)
+        return all(work.learns and not work.returns for work in works) and all(skip.returns for skip in self.skips)
 
     def chosen(self, checkpointed: int) -> Workload:
-        """The same in a run of which the first micro-batches, ``checkpointed`` of them, have checkpoints."""
-        if self.regular:
+        """The same in a run of which the first micro-batches, ``checkpointed`` of them, have checkpoints.
+
+        Where these are another work, the micro-batches go under the negative of their size.
+        """
+        if all(work.checkpointed is None for works in self.partitions for work in works.values()):
             return self
-        return _Chosen(**{one.name: getattr(self, one.name) for one in fields(Workload)}, checkpointed=checkpointed)
+        sizes = self.microbatch_sizes
+        keys = (*(-size for size in sizes[:checkpointed]), *sizes[checkpointed:])
+        occurring = dict.fromkeys(keys)
+        return replace(
+            self,
+            partitions=tuple({key: _variant(works[abs(key)], key) for key in occurring} for works in self.partitions),
+            microbatch_sizes=keys,
+            skips=tuple(replace(skip, bytes={key: skip.bytes[abs(key)] for key in occurring}) for skip in self.skips),
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen(Workload):
-    """A workload in one run."""
-
-    checkpointed: int = 0
-
-    def task(self, i: int, j: int) -> TaskWork:
-        """That of a checkpoint, if (i, j) has one and it is another one."""
-        work = self.partitions[j][self.microbatch_sizes[i]]
-        return work.checkpointed if work.checkpointed is not None and i < self.checkpointed else work
+def _variant(work: TaskWork, key: int) -> TaskWork:
+    """The work of micro-batches under ``key`` in one run, without others."""
+    if key < 0 and work.checkpointed is not None:
+        return work.checkpointed
+    return replace(work, checkpointed=None)
 
 
 class Machine(Protocol):

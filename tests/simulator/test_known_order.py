@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from gpipe_bench.components import Components
+from gpipe_bench.schedule import checkpoint_stop
+from gpipe_bench.simulator.build import build_workload
 from gpipe_bench.simulator.events import LARGE, Settings, run, run_whole
+from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.known_steps import _by_states, is_known, run_known
 from gpipe_bench.simulator.simulation import device_uses, step_events
 from gpipe_bench.simulator.steady import run_large
 from gpipe_bench.simulator.workload import Kernels, SkipWork
 from tests.simulator.support import SETTINGS, Plain, task, workload
 from tests.simulator.test_device_peaks import MACHINES, SIZES, workloads
+from tests.simulator.test_live_copies import SHARING, WIDTH
 from tests.simulator.test_lives import heavy
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=200)
@@ -81,6 +87,26 @@ def unbalanced(draw):
 @given(work=unbalanced(), machine=MACHINES, chosen=SETTINGS)
 def test_with_host_threads_that_run_ahead(work, machine, chosen):
     assume(same(work, machine, chosen))
+
+
+@pytest.mark.parametrize(("mode", "copied"), [("always", 20), ("except_last", 19), ("never", 0)])
+def test_checkpoints_may_copy_what_tasks_without_do_not(mode, copied):
+    layers, balance = SHARING["a concatenation"]
+    whole = build_workload(
+        nn.Sequential(*layers), balance=balance, batch_size=1000, chunks=20, profile=load_profile("p40"),
+        sample=torch.ones(1, WIDTH),
+    )  # fmt: skip
+    work = whole.chosen(checkpoint_stop(mode, 20))
+
+    tasks = [whole.task(i, 1) for i in range(20)]
+    assert [work.task(i, 1) for i in range(20)] == [
+        task.checkpointed if i < copied else replace(task, checkpointed=None) for i, task in enumerate(tasks)
+    ]
+    assert work.chosen(checkpoint_stop(mode, 20)) is work
+    assert same(work, Plain(copy=500, launch_ns=20), Settings(checkpoint=mode, steps=2))
+    found, expected = (run(one, Plain(copy=500), Settings(checkpoint=mode)) for one in (whole, work))
+    assert found.makespan_ns == expected.makespan_ns
+    assert found.peak_live_bytes == expected.peak_live_bytes
 
 
 AHEAD = Plain(copy=1, launch_ns=1, queue_depth=20)

@@ -43,6 +43,24 @@ class First(nn.Module):
         return values[0] * torch.cos(values[1])
 
 
+@skippable(pop=["skip"])
+class Concatenation(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x):
+        skip = yield pop("skip")
+        return torch.cat((x, skip), dim=self.dim)
+
+
+class Turned(nn.Module):
+    """The gradient of its input is laid out as its output is, the other way round."""
+
+    def forward(self, x):
+        return x.t().contiguous()
+
+
 def written():
     return nn.ReLU(inplace=True)
 
@@ -61,6 +79,10 @@ SHARING = {
     "a sum in the last layer": ([linear(), nn.Tanh(), Residual()], [1, 2]),
     "nothing else": ([linear(), nn.Identity()], [1, 1]),
     "another view": ([linear(), nn.Unflatten(1, (8, 8))], [1, 1]),
+    "a concatenation": ([linear(), Stash(), nn.Tanh(), Concatenation(1), nn.Linear(2 * WIDTH, WIDTH)], [2, 3]),
+    "one right behind a skip": ([linear(), Stash(), Concatenation(1), nn.Linear(2 * WIDTH, WIDTH)], [2, 2]),
+    "one of rows": ([linear(), Stash(), Concatenation(0), linear()], [2, 2]),
+    "turned": ([linear(), nn.Tanh(), Turned(), nn.Linear(ROWS, 8)], [2, 2]),
     "two outputs": ([linear(), nn.Tanh(), Twice(), First(), nn.Identity()], [2, 1, 2]),
 }
 
@@ -90,6 +112,15 @@ def works(layers, balance):
     return [sizes[ROWS] for sizes in work.partitions]
 
 
+def test_copied_gradients_take_time():
+    task = works(*SHARING["a concatenation"])[1]
+
+    copied = task.checkpointed
+    assert copied.backward.launches == task.backward.launches + 1
+    assert copied.backward.duration_ns > task.backward.duration_ns
+    assert (copied.forward, copied.recompute) == (task.forward, task.recompute)
+
+
 def test_copies_take_time_and_only_with_a_checkpoint():
     _, task, _ = works(*WRITING["first"])
 
@@ -108,6 +139,10 @@ def test_copies_take_time_and_only_with_a_checkpoint():
         ("a sum right behind a skip", 1, True),
         ("a sum right behind a skip", 0, False),
         ("another view", 1, False),
+        ("a concatenation", 1, True),
+        ("one right behind a skip", 1, True),
+        ("one of rows", 1, False),
+        ("turned", 1, True),
     ],
 )
 def test_checkpoints_have_a_work_of_their_own_only_where_it_differs(name, j, expected):

@@ -14,20 +14,23 @@ from gpipe_bench.simulator.build import Model, build_workload
 from gpipe_bench.simulator.hardware import load_profile
 from gpipe_bench.simulator.predictions import predictions
 from gpipe_bench.simulator.stored_workloads import kept_workload
-from gpipe_bench.simulator.workload import Workload
+from gpipe_bench.simulator.workload import TaskWork, Workload
 
 ARGUMENTS = {"depth": 2, "B": 1, "C": 4, "size": 16}
 
 
 def without_requests(work: Workload) -> Workload:
-    none = dict.fromkeys(("forward_memory", "graph_memory", "backward_memory"), ())
-    parts = ({size: replace(task, **none) for size, task in sizes.items()} for sizes in work.partitions)
+    def bare(task: TaskWork) -> TaskWork:
+        none = dict.fromkeys(("forward_memory", "graph_memory", "backward_memory"), ())
+        return replace(task, **none, checkpointed=task.checkpointed and bare(task.checkpointed))
+
+    parts = ({size: bare(task) for size, task in sizes.items()} for sizes in work.partitions)
     return replace(work, partitions=tuple(parts))
 
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory) -> Workload:
-    """With skips that cross boundaries, two sizes of micro-batches, a loss and an optimizer."""
+    """With skips that cross boundaries, checkpoints with a work of their own, two sizes of micro-batches, a loss and an optimizer."""
     return build_workload(
         Model("unet", ARGUMENTS),
         balance=[10, 10, 9],
@@ -42,6 +45,7 @@ def workload(tmp_path_factory) -> Workload:
 def test_a_stored_workload_is_the_same(workload, tmp_path):
     assert workload.skips
     assert len(workload.partitions[0]) == 2
+    assert any(task.checkpointed for sizes in workload.partitions for task in sizes.values())
     made = []
 
     def make():
