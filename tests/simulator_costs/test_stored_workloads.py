@@ -30,7 +30,7 @@ def without_requests(work: Workload) -> Workload:
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory) -> Workload:
-    """With skips that cross boundaries, checkpoints with a work of their own, two sizes of micro-batches, a loss and an optimizer."""
+    """With skips across boundaries, checkpoints with a work of their own, two sizes of micro-batches, an optimizer."""
     return build_workload(
         Model("unet", ARGUMENTS),
         balance=[10, 10, 9],
