@@ -6,7 +6,7 @@ place, and of gradients what it does not have for itself or in the layout of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -75,13 +75,8 @@ def _task(partition: LayerPasses, costs: Costs, *, first: bool) -> tuple[TaskWor
     renamed = _one_to_one([*(port.block for port in plain_values), *plain_skips], leaving)
     graph_memory, made = blocks.take(), blocks.count
     gradients, skip_gradients = partition.backward(blocks, graphs)
-    copying, cloning = (
-        total(map(_clone, sizes if copied else ()), costs.profile)
-        for sizes, copied in (
-            ((*partition.bytes, *arriving.values()), partition.copies),
-            (partition.cloned, partition.apart),
-        )
-    )
+    copying = _clones((*partition.bytes, *arriving.values()) if partition.copies else (), costs)
+    cloning = _clones(partition.cloned if partition.apart else (), costs)
     task = TaskWork(
         forward=_duration(layers, "plain", costs, copying),
         recompute=_duration(layers, "forward", costs, copying),
@@ -100,8 +95,12 @@ def _task(partition: LayerPasses, costs: Costs, *, first: bool) -> tuple[TaskWor
     return task, partition.skip_needs & arriving.keys()
 
 
-def _clone(nbytes: int) -> Kernel:
-    return Kernel("clone", "memory_bound", "elementwise", "float32", 1, 0, nbytes, nbytes)
+def _clones(sizes: Iterable[int], costs: Costs) -> Kernels:
+    """Copies of tensors on their device, by their bytes."""
+    return total(
+        (Kernel("clone", "memory_bound", "elementwise", "float32", 1, 0, nbytes, nbytes) for nbytes in sizes),
+        costs.profile,
+    )
 
 
 def _learns(layers: Sequence[LayerTrace], facts: Sequence[LayerFacts]) -> bool:
