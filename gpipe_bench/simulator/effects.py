@@ -139,6 +139,12 @@ def without_scratch(work: Workload) -> Workload:
     )
 
 
+def _without_copies(work: Workload) -> Workload:
+    """A workload whose checkpoints copy neither inputs nor gradients."""
+    parts = ({size: replace(task, checkpointed=None) for size, task in part.items()} for part in work.partitions)
+    return replace(work, partitions=tuple(parts))
+
+
 def _set(**values: Any) -> Callable[[Settings], Settings]:
     return lambda settings: replace(settings, **values)
 
@@ -169,6 +175,7 @@ MECHANISMS: Final = (
     Mechanism("band: 140 us until a root", settings=_set(nesting_ns=(50_000, 140_000))),
     Mechanism("band: other latencies", settings=_set(seed=1)),
     Mechanism("band: others again", settings=_set(seed=2)),
+    Mechanism("copies of gradients in a checkpoint", work=_without_copies),
     Mechanism("scratch memory of convolutions", work=without_scratch),
     Mechanism("capacity of the devices", _update(memory_gib=1e4)),
     Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated_bytes"),
