@@ -6,7 +6,7 @@ thread runs everything and nothing is copied, their order follows from that of t
 
 -   A recomputation node outranks every checkpoint, so it runs as soon as it can: R(i, j) after the last of B(i + 1, j)
     and the tasks that took what (i, j) gave out. So whoever finishes B says what may be recomputed now, and the next
-    checkpoint begins with that, in the order of the nodes that are not there.
+    task begins with that, in the order of the nodes that are not there; a task without checkpoint by a hook.
 -   Of the checkpoints that are ready the one of the latest task runs first. Those of a partition become ready from the
     last micro-batch to the first, or at the same time; so none comes sooner for not being held back by a lane.
 """
@@ -18,6 +18,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch import Tensor
 
 __all__ = ["Ahead", "Early"]
 
@@ -88,6 +89,16 @@ class Ahead:
         if task in self._ranks:
             self._checkpoints[task] = ref(checkpoint)
 
+    def precede(self, outputs: Sequence[Any]) -> None:
+        """Catch up before the task without checkpoint that gave ``outputs`` begins its backward pass."""
+        for output in outputs:
+            node = output.grad_fn if isinstance(output, Tensor) else None
+            if node is not None:
+                node.register_prehook(self._before)
+
+    def _before(self, _: object) -> None:
+        self.catch_up(-1)
+
     def catch_up(self, rank: int) -> None:
         """Recompute what may be recomputed and outranks ``rank``; the first thing that a task does."""
         self._begin()
@@ -97,10 +108,12 @@ class Ahead:
                 self._fill(checkpoint)
 
     def finished(self, i: int, j: int) -> None:
-        """Task (i, j) has been run backward."""
+        """Task (i, j) has been run backward; whatever comes after it, it is not to be recomputed any more."""
+        if (i, j) in self._left:
+            self._left[i, j] = 0
         for task in ((i - 1, j), *[(i, source) for source in self._takes[j]]):
             left = self._left.get(task)
-            if left is not None:
+            if left:
                 self._left[task] = left - 1
                 if left == 1 and task in self._checkpoints:
                     self._pending.append((self._ranks[task], task))

@@ -9,9 +9,8 @@ issued all tasks of a device and the calling thread was old:
     m n ...      nodes of tasks without checkpoint: worker threads are fresh, so they count from zero, and skip what
                  the checkpoints need
     0 ... m n-1  checkpoints, in the order of the clock-cycles
-    2^39 ...     instead, nodes of tasks without checkpoint where all partitions are on the CPU: autograd has one thread
-                 for them, and it takes such tasks in the reversed order of issue, as the one thread of a device does
-                 whose tasks one worker has made
+    2^39 ...     instead, both where all partitions are on the CPU: autograd has one thread for them, and it takes all
+                 tasks in the reversed order of issue, as the one thread of a device whose tasks one worker made
 
 Without the clock-cycle the calling thread issues every task, its own counter does the same, and nothing is ranked.
 Where it issues tasks in the place of workers, their nodes are given the numbers that those would have counted
@@ -220,6 +219,8 @@ class Made:
     """
 
     def __init__(self, inputs: Sequence[Any], job: Callable[[], tuple[Any, ...]]) -> None:
+        # A layer may write to them, and then they have other makers.
+        seen = _makers(inputs)
         start = _number()
         self.outputs = job()
         end = _number()
@@ -227,7 +228,6 @@ class Made:
         self.nodes: list[tuple[Any, int]] = []
         others = 0
         if self.count:
-            seen = _makers(inputs)
             todo = list(_makers(self.outputs))
             for node in todo:  # which grows
                 if node in seen:

@@ -143,7 +143,12 @@ class AutogradLanes(BatchLanes):
         running = self._running[i, j]
         flat = self._result(i, j)
         self._exit(i, j, running.task, flat)
-        if running.slot is not None and self._shared.ranked:
+        if running.slot is None:
+            if self._ahead is not None:
+                self._ahead.precede(flat)
+        elif self._by_place:
+            set_rank(flat, rank_of_place(i, j, len(self._stages)))
+        elif self._shared.ranked:
             set_rank(flat, self._collected)
         if running.slot is None or not self._laned(i):
             del self._running[i, j]
@@ -227,8 +232,7 @@ class AutogradLanes(BatchLanes):
         shared = self._shared
         if self._checkpointed and self._numbers is not None:
             self._numbers.skip(self._stages[j].worker)
-        elif self._checkpointed and (shared.workers is not None or self._by_place):
-            # also where places number the nodes: not all are found, such as that of a layer that writes to its input
+        elif self._checkpointed and shared.workers is not None and not self._by_place:
             skip_ranks(len(self.microbatches) * len(self._stages))
         with use_stream(self._computing[j]), shared.ambience.applied():
             if shared.observer is None:

@@ -153,7 +153,7 @@ class RecordingLanes:
     def collect(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.collect`."""
         node = self.running[i, j]
-        if node.kind == "checkpoint" and self._workers:
+        if node.kind == "checkpoint" and self._workers and not self._by_place:
             node.rank = node.low = self._collected
         self._collected += 1
         self._put(i, node if self._work.task(i, j).learns else None, self._outgoing[j])
@@ -257,7 +257,7 @@ class RecordingLanes:
         """Number a task's nodes by the counter of the thread that makes them.
 
         A checkpoint that a worker makes is ranked when it is collected. A task without checkpoint leaves the numbers
-        below m n to the checkpoints, if there are any before it. On the CPU it has them by its place.
+        below m n to the checkpoints, if there are any before it. On the CPU the place of either says its numbers.
         """
         if node.kind == "checkpoint":
             self._checkpointed = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -64,6 +66,32 @@ def test_after_an_exception_a_retained_graph_is_run_backward_in_order(checkpoint
             again, found = backward(pipe, watch, loss)
             assert again == order
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+class Elsewhere(nn.Module):
+    """Made by a thread of its own, whose nodes have numbers of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.affine = nn.Linear(3, 3)
+
+    def forward(self, x):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.affine, x).result()
+
+
+@pytest.mark.parametrize("place", range(N))
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+def test_a_layer_whose_numbers_are_its_own_changes_no_gradients(checkpoint, place):
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 3) for _ in range(N)]
+    layers[place] = Elsewhere()
+    plain, x = nn.Sequential(*layers), torch.linspace(-1, 1, 24).view(8, 3)
+    pipe = on_cpu(copy.deepcopy(plain), [1] * N, chunks=M, checkpoint=checkpoint, workers="never")
+    for module in (plain, pipe):
+        module(x).square().sum().backward()
+    for own, expected in zip(pipe.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, expected.grad)
 
 
 @pytest.mark.parametrize("checkpoint", ["always", "except_last"])

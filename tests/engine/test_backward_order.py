@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpipe_bench import Components
-from tests.engine.support import MODES, Watch, numbered, on_cpu, probe_pipe, skip_pair
+from tests.engine.support import MODES, Affine, InPlace, Watch, numbered, on_cpu, probe_pipe, skip_pair
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
 
@@ -25,6 +25,15 @@ WITH_FORK_JOIN = """
     R3,2 B3,2
     R2,2 R3,1 B2,2
     R1,2 B3,1 R2,1 R3,0 B1,2
+    R0,2 B2,1 R1,1 B3,0 R2,0 B0,2
+         B1,1 R0,1 B2,0 R1,0
+         B0,1      B1,0 R0,0
+                   B0,0
+"""
+EXCEPT_LAST = """
+         B3,2
+    R2,2 B2,2
+    R1,2 B3,1 R2,1 B1,2
     R0,2 B2,1 R1,1 B3,0 R2,0 B0,2
          B1,1 R0,1 B2,0 R1,0
          B0,1      B1,0 R0,0
@@ -121,6 +130,37 @@ def test_exact_order_with_everything_checkpointed(switches, picture, transfer):
 
 def test_exact_order_with_nothing_checkpointed_and_no_clock_cycle():
     assert backward_orders(checkpoint="never", clock_cycle=False) == [flat(NEVER_WITHOUT_CLOCK_CYCLE)]
+
+
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+def test_exact_order_with_the_last_microbatch_not_checkpointed(transfer):
+    assert backward_orders(checkpoint="except_last", transfer=transfer) == [flat(EXCEPT_LAST)]
+
+
+class Noted(Affine):
+    """Notes its partition in the backward pass, without an observer: marks would stand before what is written to."""
+
+    def __init__(self, log, j):
+        super().__init__()
+        self.log, self.j = log, j
+
+    def forward(self, x):
+        x = super().forward(x)
+        if x.requires_grad:
+            x.register_hook(lambda _: self.log.append(self.j))
+        return x
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_layer_that_writes_to_the_input_of_its_partition_changes_no_order(checkpoint):
+    orders = []
+    for first in (nn.Identity(), InPlace()):
+        log = []
+        layers = nn.Sequential(Noted(log, 0), first, Noted(log, 1), Noted(log, 2))
+        on_cpu(layers, [1, 2, 1], chunks=4, checkpoint=checkpoint)(torch.ones(4, 3)).sum().backward()
+        orders.append(log)
+    assert len(orders[0]) == 12
+    assert orders[0] == orders[1]
 
 
 def test_orders_begin_as_published():
