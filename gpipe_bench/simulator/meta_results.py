@@ -49,7 +49,18 @@ def _recipe_of(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         return (plain,)
     copies, named = _copied(args), _copied(dict(kwargs))
     result = _elsewhere(func, copies, named)
+    if func is torch.ops.aten.convolution.default:
+        result = _like_operands(result, copies[:2])
     return _recipe(result, {_key_of(tensor.untyped_storage()) for tensor in _tensors([*copies, *named.values()])})
+
+
+def _like_operands(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """Of a convolution: channels last if those of its input or its weight are, as on any device but meta."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
+    # A tensor that is both says nothing.
+    if last is None or all(x.is_contiguous() or not x.is_contiguous(memory_format=last) for x in operands):
+        return result
+    return result.contiguous(memory_format=last)
 
 
 def _elsewhere(func: Any, args: Any, kwargs: Any) -> Any:

@@ -87,6 +87,19 @@ SHARING = {
 }
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_convolutions_give_their_channels_last(last):
+    layers = [nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)]
+    module = nn.Sequential(*layers).to(memory_format=torch.channels_last if last else torch.contiguous_format)
+    x = torch.ones(16, 4, 16, 16)
+
+    real, simulated = live_peaks(module, x, [1, 1], m=2, checkpoint="always")
+
+    assert simulated == pytest.approx(real, rel=0.002)
+    work = build_workload(module, balance=[1, 1], batch_size=8, profile=load_profile("p40"), sample=x[:1])
+    assert work.partitions[1][8].checkpointed is None
+
+
 @pytest.mark.parametrize("name", [*WRITING, *SHARING])
 @pytest.mark.parametrize(
     ("checkpoint", "backward"), [("always", "autograd"), ("always", "scheduled"), ("never", "autograd")]
