@@ -26,6 +26,11 @@ class WithDevice(nn.Module):
     Args:
         module: the layer.
         device: its device.
+
+    Raises:
+        ValueError: PyTorch knows no such device.
+        TypeError: ``device`` is no name of one.
+        IndexError: it is not on this machine.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str | int) -> None:
