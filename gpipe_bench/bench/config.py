@@ -174,7 +174,8 @@ def _read(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError([f"configuration must be sections of settings, got {type(data).__name__} in {path}; indent"])
+        kind = type(data).__name__
+        raise ConfigError([f"configuration must be sections of settings, got {kind} in {path}; name a section"])
     return data
 
 

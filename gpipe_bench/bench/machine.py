@@ -54,7 +54,7 @@ def find_machine(device: str = "auto", count: int = 0) -> Machine:
     if device == "cuda" and not count:
         raise DeviceCountError(
             "device cuda must have a GPU that NVML lists, CUDA_VISIBLE_DEVICES allows and this build of PyTorch "
-            "supports, got none; use device cpu or auto"
+            "supports, got none; use device cpu"
         )
     return Machine("cuda", count) if count else Machine("cpu", 1)
 

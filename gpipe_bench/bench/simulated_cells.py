@@ -47,7 +47,7 @@ def _profile(value: Any) -> Any:
     try:
         _hardware(str(value))
     except ConfigError as error:
-        raise ValueError("; ".join(problem.removeprefix("profile ") for problem in error.problems)) from None
+        raise ValueError("\n".join(problem.removeprefix("profile ") for problem in error.problems)) from None
     return value
 
 

@@ -23,9 +23,9 @@ __all__ = [
     "check_collection",
     "check_components",
     "check_settings",
+    "named_device",
     "resolve_devices",
     "split_layers",
-    "with_index",
 ]
 
 T = TypeVar("T")
@@ -143,7 +143,9 @@ def resolve_devices(devices: Sequence[torch.device | str | int] | None, n: int) 
     """The devices of ``n`` partitions, with their indices.
 
     Raises:
-        DeviceCountError: an IndexError; there are fewer.
+        DeviceCountError: an IndexError; there are fewer, or one is not on this machine.
+        ValueError: one has a name that PyTorch does not know.
+        TypeError: one is no name of a device.
     """
     if devices is None:
         devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -155,14 +157,42 @@ def resolve_devices(devices: Sequence[torch.device | str | int] | None, n: int) 
             f"devices must be at least as many as the {n} partitions, got {len(devices)} {source}; pass devices= "
             f"(they may repeat, as in ['cpu'] * {n}) or use fewer partitions"
         )
-    return [with_index(torch.device(device)) for device in devices[:n]]
+    return [named_device("devices", device) for device in devices[:n]]
 
 
-def with_index(device: torch.device) -> torch.device:
-    """``device``, or the current one of its type where it names none."""
-    if device.index is not None or device.type in ("cpu", "meta"):
+def named_device(argument: str, name: torch.device | str | int) -> torch.device:
+    """The device of that name, with its index: the current one of its type where ``name`` has none.
+
+    Args:
+        argument: what it was given as, for the message.
+        name: a type with or without index, or the index of an accelerator.
+
+    Raises:
+        DeviceCountError: an IndexError; this machine does not have it.
+        ValueError: PyTorch knows no such device.
+        TypeError: ``name`` is none.
+    """
+    hint = "use one such as 'cpu' or 'cuda:0'"
+    try:
+        device = torch.device(name)
+        here = device.type in ("cpu", "meta")
+        count = 0 if here else torch.get_device_module(device).device_count()
+    except TypeError as error:
+        raise TypeError(f"{argument} must be of names of devices, got {name!r}; {hint}") from error
+    except RuntimeError as error:
+        raise ValueError(f"{argument} must be what PyTorch knows, got {name!r} ({error}); {hint}") from error
+    if here:
         return device
-    return torch.device(device.type, torch.get_device_module(device).current_device())
+    if count <= (device.index or 0):
+        raise DeviceCountError(
+            f"{argument} must be on this machine, got {name!r} where PyTorch sees {count} of type {device.type}; use "
+            "one that it has, such as 'cpu'"
+        )
+    return device if device.index is not None else _current(device.type)
+
+
+def _current(kind: str) -> torch.device:
+    return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 def split_layers(

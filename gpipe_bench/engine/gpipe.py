@@ -48,9 +48,10 @@ class GPipe(Pipeline):
         partitions: the layers of each partition.
 
     Raises:
-        TypeError: ``module`` is not an nn.Sequential; skips do not match.
-        ValueError: a child or parameter occurs in two places; balance, chunks, checkpoint or a mode is wrong.
-        IndexError: fewer devices than partitions.
+        TypeError: ``module`` is not an nn.Sequential; skips do not match; a device is no name of one.
+        ValueError: a child or parameter occurs in two places; balance, chunks, checkpoint, a device or
+            a mode is wrong.
+        IndexError: fewer devices than partitions, or one that is not on this machine.
     """
 
     def __init__(

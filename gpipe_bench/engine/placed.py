@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpipe_bench.engine.arguments import check_balance, resolve_devices, with_index
+from gpipe_bench.engine.arguments import check_balance, named_device, resolve_devices
 from gpipe_bench.engine.sequential import check_outermost, hooks_of, opened
 
 __all__ = ["WithDevice", "device_of", "partition_model", "placed_partitions", "taken_out", "unwrapped"]
@@ -26,12 +26,17 @@ class WithDevice(nn.Module):
     Args:
         module: the layer.
         device: its device.
+
+    Raises:
+        ValueError: PyTorch knows no such device.
+        TypeError: ``device`` is no name of one.
+        IndexError: it is not on this machine.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str | int) -> None:
         super().__init__()
         self.module = module
-        self.device = with_index(torch.device(device))
+        self.device = named_device("device", device)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the layer gives."""

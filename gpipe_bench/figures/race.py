@@ -52,7 +52,11 @@ def read_race(rows_csv: Path) -> list[dict[str, str]]:
         raise ConfigError(
             [f"table must be a readable CSV file, got {rows_csv} ({error}); run the race first"]
         ) from error
-    problems = [f"columns of {rows_csv} must include {name!r}, got none; run the race again" for name in missing]
+    problems = []
+    if missing:
+        problems = [
+            f"columns of {rows_csv} must include {', '.join(missing)}, got none; name a table that peers run wrote"
+        ]
     if not problems and not any(row["status"] == "ok" for row in rows):
         problems = [f"table must have a row that is ok, got none in {rows_csv}; read their reasons"]
     if problems:

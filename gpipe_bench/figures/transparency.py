@@ -53,9 +53,8 @@ def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[P
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             problems.append(f"table must be a readable CSV file, got {path} ({error}); collect the results first")
             continue
-        problems += [
-            f"columns of {path} must include {name!r}, got none; collect the results again" for name in missing
-        ]
+        if missing:
+            problems.append(f"columns of {path} must include {', '.join(missing)}, got none; collect the results again")
     known = dict.fromkeys(row["model"] for row in tables.get("", ()))
     if model and not problems and model not in known:
         problems.append(f"model must be one of {', '.join(known)}, got {model!r}; use one of them")

@@ -193,14 +193,15 @@ def load_profile(name: str | Path) -> Profile:
     path = PROFILES / f"{name}.yaml" if str(name) in profile_names() else Path(name)
     if not path.is_file():
         hint = nearest(str(name), profile_names())
-        hint = "correct it" if hint.startswith("use one of") else hint
+        hint = "check the name, or the path" if hint.startswith("use one of") else hint
         raise ConfigError(
             [f"profile must be one of {', '.join(profile_names())} or a YAML file, got {str(name)!r}; {hint}"]
         )
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([f"profile {path} must be YAML: {error}"]) from error
+        where = " ".join(str(error).split())
+        raise ConfigError([f"profile must be YAML, got an error in {path}: {where}; correct that line"]) from error
     return parse_profile(data, str(path))
 
 

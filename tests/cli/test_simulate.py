@@ -103,11 +103,35 @@ def test_a_profile_of_ones_own(call, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("name: x\n  bad: [\n", ["must be YAML, got an error in "]),
+        ("[1, 2]\n", [" must be a mapping of settings, got list"]),
+        ((PROFILES / "p40.yaml").read_text().replace("queue_depth", "queue").replace("device", "divice"), [
+            ": device must be given", ": queue_depth must be given", ": queue must be", ": divice must be"]),
+    ],
+)  # fmt: skip
+def test_every_problem_of_a_profile_is_a_line(call, tmp_path, text, problems):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    status, out, err = call(*SMALL, "--profile", path)
+    assert (status, out) == (2, "")
+    lines = sorted(err.splitlines())
+    assert len(lines) == len(problems)
+    assert all(line.startswith("error: --profile ") for line in lines)
+    assert all(any(problem in line for line in lines) for problem in problems)
+
+
+@pytest.mark.parametrize(
     ("arguments", "problems"),
     [
         (("--model", "unett"), ["--model must be one of"]),
         (("--model-args", "depth=x"), ["--model-args: depth of unet must be"]),
         (("--profile", "p41"), ["--profile must be one of"]),
+        (
+            ("--profile", "none.yaml"),
+            ["--profile must be one of a100, h100, h200, p100, p40, v100 or a YAML"],
+        ),
         (("--components", "x", "--chunks", "0"), ["--chunks must be", "--components must be"]),
         (("--balance", "1-2"), ["--balance must sum to the 241 layers"]),
         (("--flavour", "new"), ["--flavour must be one of current, published"]),

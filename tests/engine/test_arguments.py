@@ -11,6 +11,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.errors import BalanceError, DeviceCountError, GpipeBenchError, PlacementError, SkipLayoutError
+from gpipe_bench.pipe import WithDevice
 from tests.engine.support import Mix, Pop, Stash, on_cpu
 
 
@@ -131,6 +132,22 @@ REFUSED = {
             "repeat, as in ['cpu'] * 2) or use fewer partitions"
         ),
     ),
+    "a device of an unknown type": (
+        lambda: make(devices=["cpu", "gpu"]),
+        ValueError,
+        "devices must be what PyTorch knows, got 'gpu' (Expected one of cpu, cuda",
+    ),
+    "a device that is no name": (
+        lambda: make(devices=[None, None]),
+        TypeError,
+        "devices must be of names of devices, got None; use one such as 'cpu' or 'cuda:0'",
+    ),
+    "a device that is not here": (
+        lambda: make(devices=["cpu", "cuda:99"]),
+        DeviceCountError,
+        f"devices must be on this machine, got 'cuda:99' where PyTorch sees {torch.cuda.device_count()} of type cuda",
+    ),
+    "a layer on an unknown device": (lambda: WithDevice(nn.ReLU(), "gpu"), ValueError, "device must be what PyTorch"),
     "a child twice": (lambda: make(repeated()), ValueError, "children must be distinct, got one module in two places"),
     "a parameter twice": (
         lambda: make(tied()),

@@ -48,6 +48,11 @@ def test_a_name_with_letters_for_digits(name, meant):
         load_profile(name)
 
 
+def test_a_path_that_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"or a YAML file, got '.*none\.yaml'; check the name, or the path$"):
+        load_profile(tmp_path / "none.yaml")
+
+
 def changed(section, **values):
     return P40 | {section: P40.get(section, {}) | values}
 
