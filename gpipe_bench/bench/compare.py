@@ -22,6 +22,7 @@ from gpipe_bench.bench.statistics import Comparison, Shift, compare_samples, eno
 from gpipe_bench.intervals import Interval
 from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.rows import Record, Row
+from models.arguments import nearest
 
 __all__ = ["CELL_KEYS", "EXACT", "METRICS", "CellComparison", "cells_tested", "common_scatter", "compare_rows",
            "distinct_rows", "key_of", "repeats_wanted", "shifted", "usual_metrics", "whole_shift"]  # fmt: skip
@@ -103,7 +104,7 @@ def compare_rows(
     """
     columns = {column.name: str(column.type) for kind in (Row, PeerRow) for column in fields(kind)}
     if metric not in columns:
-        raise ValueError(f"metric must be a column of a row, got {metric!r}; use one of {', '.join(columns)}")
+        raise ValueError(f"metric must be a column of a row, got {metric!r}; {nearest(metric, columns)}")
     numbers = [name for name, kind in columns.items() if kind in ("int | None", "float | None")]
     if metric not in numbers:
         raise ValueError(f"metric must be a column of numbers, got {metric!r}; use one of {', '.join(numbers)}")

@@ -119,5 +119,10 @@ def check_sharing(module: nn.Sequential) -> None:
                     f"a parameter must belong to one child, got {parameter_name!r} of child '{name}' shared with "
                     f"child '{owner}'; give each child its own, or merge the two into one child"
                 )
-    if len({id(child) for child in module}) < len(module):
-        raise ValueError("children must be distinct, got one module in two places; copy it or merge the places")
+    places: dict[int, int] = {}
+    for place, child in enumerate(module):
+        first = places.setdefault(id(child), place)
+        if first != place:
+            raise ValueError(
+                f"children must be distinct, got one module as children {first} and {place}; copy it or merge the two"
+            )

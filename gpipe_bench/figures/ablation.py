@@ -34,10 +34,14 @@ _FEW: Final = 5
 
 
 def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the ablation; arguments, results and errors are those of :func:`draw_rows`, and unknown variants are one."""
+    """Draw the ablation; arguments, results and errors are those of :func:`draw_rows`.
+
+    Unknown variants are an error too, and cells of a sweep, which differ in all but that.
+    """
 
     def figure(rows: Sequence[Row]) -> Figure:
         _check_variants(rows, rows_csv)
+        _check_setting(rows, rows_csv)
         return ablation_figure(rows)
 
     return draw_rows(figure, _NEEDED, rows_csv, out_stem)
@@ -63,6 +67,13 @@ def _check_variants(rows: Sequence[Row], rows_csv: Path) -> None:
         known = [*PUBLISHED, *labels]
         rule = f"variant in {rows_csv} must be a label of components"
         raise ConfigError([f"{rule}, got {name!r}; {nearest(name, known)}" for name in unknown])
+
+
+def _check_setting(rows: Sequence[Row], rows_csv: Path) -> None:
+    places = {(row.partitions, row.chunks, row.batch_size) for row in rows}
+    if len(places) > 1 and all(len(group.outcomes) == 1 for group in group_rows(rows)):
+        rule = f"rows of {rows_csv} must have several variants of a setting"
+        raise ConfigError([f"{rule}, got one for each of {len(places)} settings; draw the sweep of them"])
 
 
 def _add_group(page: Page, group: Group, published: Group | None) -> None:

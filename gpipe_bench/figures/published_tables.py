@@ -67,12 +67,13 @@ def draw_published_tables(rows_csv: Path, out_stem: Path, metric: str = "") -> l
         metric: one of :data:`METRICS`; by default the one that was printed.
 
     Raises:
-        ConfigError: there is no such metric.
+        ConfigError: there is no such metric, or variants would share a line.
     """
     if metric and metric not in METRICS:
         raise ConfigError([f"metric must be one of {', '.join(METRICS)}, got {metric!r}; use one of them"])
 
     def figure(rows: Sequence[Row]) -> Figure:
+        _check_lines(rows, rows_csv)
         return published_tables_figure(rows, metric or printed_metric(rows))
 
     return draw_rows(figure, (*_NEEDED, *METRICS), rows_csv, out_stem)
@@ -109,6 +110,20 @@ def published_tables_figure(rows: Sequence[Row], metric: str) -> Figure:
     return page.render()
 
 
+def _check_lines(rows: Sequence[Row], rows_csv: Path) -> None:
+    variants: dict[tuple[Any, ...], set[str]] = {}
+    for row in rows:
+        variants.setdefault((row.evidence, row.model, *_setting(row)), set()).add(row.variant)
+    most = max(map(len, variants.values()))
+    if most > 1:
+        rule = f"rows of {rows_csv} must have one variant for each setting"
+        raise ConfigError([f"{rule}, got {most} for one; draw the ablation of them, or leave one of them"])
+
+
+def _setting(row: Row) -> tuple[Any, ...]:
+    return row.partitions, row.chunks, row.batch_size, row.checkpoint, row.model_args
+
+
 def _devices(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(f"{row.evidence}: {row.device}" for row in rows if row.device))
 
@@ -131,8 +146,7 @@ def _brackets(rows: Sequence[Row]) -> list[str]:
 def _lines(rows: Sequence[Row], metric: str) -> list[_Line]:
     settings: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        key = (row.partitions, row.chunks, row.batch_size, row.checkpoint, row.model_args)
-        settings.setdefault(key, []).append(row)
+        settings.setdefault(_setting(row), []).append(row)
     several = _sizes_vary(rows)
     return [_line(key, group, metric, several) for key, group in settings.items()]
 

@@ -16,6 +16,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.boxes import Box, add_boxes
 from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
@@ -39,8 +40,25 @@ _WORDS: Final = {"oom": "out of memory"}
 
 
 def draw_sweep(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the sweep held in a result table; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(sweep_figure, NEEDED, rows_csv, out_stem)
+    """Draw the sweep held in a result table; arguments, results and errors are those of :func:`draw_rows`.
+
+    Variants of one setting are no sweep, which is an error too.
+    """
+
+    def figure(rows: Sequence[Row]) -> Figure:
+        _check_cells(rows, rows_csv)
+        return sweep_figure(rows)
+
+    return draw_rows(figure, NEEDED, rows_csv, out_stem)
+
+
+def _check_cells(rows: Sequence[Row], rows_csv: Path) -> None:
+    cells = [
+        {(row.partitions, row.chunks, row.batch_size, row.checkpoint) for row in one} for one in sweep_groups(rows)
+    ]
+    if len(cells) > 1 and max(map(len, cells)) == 1:
+        rule = f"rows of {rows_csv} must have several partitions, chunks or batches for a variant"
+        raise ConfigError([f"{rule}, got one for each of {len(cells)} variants; draw the ablation of them"])
 
 
 def sweep_groups(rows: Sequence[Row]) -> list[list[Row]]:

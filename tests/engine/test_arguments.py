@@ -148,7 +148,11 @@ REFUSED = {
         f"devices must be on this machine, got 'cuda:99' where PyTorch sees {torch.cuda.device_count()} of type cuda",
     ),
     "a layer on an unknown device": (lambda: WithDevice(nn.ReLU(), "gpu"), ValueError, "device must be what PyTorch"),
-    "a child twice": (lambda: make(repeated()), ValueError, "children must be distinct, got one module in two places"),
+    "a child twice": (
+        lambda: make(repeated()),
+        ValueError,
+        "children must be distinct, got one module as children 0 and 1",
+    ),
     "a parameter twice": (
         lambda: make(tied()),
         ValueError,

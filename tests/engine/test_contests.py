@@ -53,6 +53,14 @@ def test_a_slow_beginning_does_not_keep_from_trying_and_does_not_count():
     assert contest((W, SHORT * 2.9), (W, SHORT), (I, SHORT * 1.5))._inline is None
 
 
+@pytest.mark.parametrize("disturbed", [0, 1])
+def test_one_batch_that_was_disturbed_does_not_bring_workers(disturbed):
+    tries = [SHORT, SHORT]
+    tries[disturbed] *= 9
+    made = contest((W, SHORT), (W, SHORT), (I, tries[0]), (W, SHORT), (I, tries[1]), (W, SHORT), (I, SHORT))
+    assert made.settled is True
+
+
 def test_a_clear_result_for_the_calling_thread_settles_it_at_once():
     made = contest((W, SHORT), (W, SHORT), (I, SHORT * 0.7))
     for _ in range(20):

@@ -9,12 +9,13 @@ import pytest
 
 from gpipe_bench.catalogue import reference_figures
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.ablation import draw_ablation
 from gpipe_bench.figures.advice import advice_figure
 from gpipe_bench.figures.points import points_of, series_of
 from gpipe_bench.figures.published_tables import draw_published_tables, printed_metric, published_tables_figure
 from gpipe_bench.figures.reference import draw_reference, with_published
 from gpipe_bench.figures.style import drawing
-from gpipe_bench.figures.sweep import sweep_figure
+from gpipe_bench.figures.sweep import draw_sweep, sweep_figure
 from gpipe_bench.figures.why import explanation, why_figure
 from gpipe_bench.schedule import CHECKPOINT_MODES, ideal_bubble
 from tests.figures.synthetic import ablation_row, write_rows
@@ -145,6 +146,32 @@ def test_the_metric_that_was_printed_is_drawn(tmp_path):
     path = write_rows(tmp_path / "rows.csv", tables())
     with pytest.raises(ConfigError, match="metric must be one of throughput_samples_per_s"):
         draw_published_tables(path, tmp_path / "x", "speed")
+
+
+def variants():
+    return [ablation_row(label) for label in ("baseline", "dep-x-x", "dep-str-ptl")]
+
+
+@pytest.mark.parametrize(
+    ("draw", "rows", "message"),
+    [
+        (draw_published_tables, variants(), "must have one variant for each setting, got 3 for one; draw the ablation"),
+        (draw_sweep, variants(), "got one for each of 3 variants; draw the ablation of them"),
+        (draw_ablation, sweep((1, 2)), "must have several variants of a setting, got one for each of 26 settings"),
+    ],
+)
+def test_rows_of_another_kind_of_figure_are_refused(tmp_path, draw, rows, message):
+    path = write_rows(tmp_path / "rows.csv", rows)
+    with pytest.raises(ConfigError, match=message) as refused:
+        draw(path, tmp_path / "figure")
+    assert len(refused.value.problems) == 1
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_one_variant_is_a_sweep_and_an_ablation(tmp_path):
+    path = write_rows(tmp_path / "rows.csv", variants()[:1])
+    assert draw_sweep(path, tmp_path / "sweep")
+    assert draw_ablation(path, tmp_path / "ablation")
 
 
 def test_advice_names_the_recommended_choice(texts_of):  # noqa: F811
