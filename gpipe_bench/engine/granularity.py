@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from time import perf_counter
 from typing import Final
 
@@ -38,9 +39,10 @@ _MOST_KINDS: Final = 64
 class Contest:
     """Workers against the calling thread, over the first batches of one kind.
 
-    A batch with workers comes first and does not count, since everything is new; then both take turns, and the least
-    times are compared: what else the machine does only adds to them. Workers must be clearly faster, and twice: how
-    much they fight for the lock changes with that, too. Once settled, it stays so; so tasks that are long get workers
+    A batch with workers comes first and does not count, since everything is new; then both take turns. Of the
+    calling thread the least time is compared, since what else the machine does only adds to it, and of workers the
+    median: how they meet and fight for the lock changes from batch to batch. They must be clearly faster, and twice.
+    Once settled, it stays so; so tasks that are long get workers
     without a comparison, which a machine that is busy at that moment would decide.
 
     Args:
@@ -84,7 +86,7 @@ class Contest:
         times[inline].append(seconds)
         tries = len(times[True])
         if tries:
-            alone, beside = min(times[True]), min(times[False][1:])
+            alone, beside = min(times[True]), median(times[False][1:])
             if alone < _CLEARLY * beside:
                 self._inline = True
             elif tries > 1 and beside < _CLEARLY * alone:

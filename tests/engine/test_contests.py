@@ -54,10 +54,15 @@ def test_a_slow_beginning_does_not_keep_from_trying_and_does_not_count():
 
 
 @pytest.mark.parametrize("disturbed", [0, 1])
-def test_one_batch_that_was_disturbed_does_not_bring_workers(disturbed):
+def test_one_try_of_the_calling_thread_that_was_disturbed_does_not_bring_workers(disturbed):
     tries = [SHORT, SHORT]
     tries[disturbed] *= 9
     made = contest((W, SHORT), (W, SHORT), (I, tries[0]), (W, SHORT), (I, tries[1]), (W, SHORT), (I, SHORT))
+    assert made.settled is True
+
+
+def test_one_batch_in_which_workers_met_well_does_not_bring_them():
+    made = contest((W, SHORT), (W, SHORT * 0.6), (I, SHORT), (W, SHORT * 1.1), (I, SHORT), (W, SHORT), (I, SHORT))
     assert made.settled is True
 
 
