@@ -202,7 +202,7 @@ REFUSED = {
         lambda model: setattr(model, "head", nn.Linear(4, 4, device="meta")),
         "got 'head' on meta in a partition on cpu; move it with .to('cpu') first",
     ),
-    "one twice": (shared, "got one module in two places"),
+    "one twice": (shared, "got one module as children"),
     "tied": (tied, "got 'weight' of child 'head' shared with child 'stem'"),
     "partition": (in_partition, "got another layer in pipe.partitions; write pipe[index] = layer"),
 }
