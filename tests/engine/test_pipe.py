@@ -222,7 +222,7 @@ REFUSED = {
     "two devices": (lambda: Pipe(mixed()), ValueError, "got child '0' on cpu, meta; move it with"),
     "chunks": (lambda: Pipe(chain(), 0), ValueError, "chunks must be a whole number of at least 1, got 0"),
     "checkpoint": (lambda: Pipe(chain(), 1, "some"), ValueError, "checkpoint must be one of always, except_last"),
-    "twice": (lambda: Pipe(nn.Sequential(*[nn.Linear(2, 2)] * 2)), ValueError, "got one module in two places"),
+    "twice": (lambda: Pipe(nn.Sequential(*[nn.Linear(2, 2)] * 2)), ValueError, "got one module as children 0 and 1"),
     "no tensor": (lambda: Pipe(chain())(1, "a"), TypeError, "must hold at least one tensor to split, got int, str"),
     "only whole": (lambda: Pipe(chain())(NoChunk(X)), TypeError, "at least one tensor to split, got NoChunk"),
     "NoChunk": (lambda: NoChunk([X]), TypeError, "NoChunk must wrap a tensor, got list"),
