@@ -66,16 +66,16 @@ class Ambience:
         """
         grad = recomputing or (self.grad and not checkpointing)
         casts = self.casts or torch._C._is_any_autocast_enabled()  # noqa: SLF001 - no public way
-        infers = torch.is_inference_mode_enabled() == self.inference
+        inference_fits = torch.is_inference_mode_enabled() == self.inference
         change: AbstractContextManager[object] = _NOTHING
         if checkpointing or recomputing:
             change = set_flags(checkpointing=checkpointing, recomputing=recomputing, grad=grad)
-        elif torch.is_grad_enabled() != grad or not infers:
+        elif torch.is_grad_enabled() != grad or not inference_fits:
             change = _GradMode(grad)
-        if infers and not casts:
+        if inference_fits and not casts:
             return change
         # Inference mode changes grad mode, too.
-        changes = [change] if infers else [torch.inference_mode(self.inference), change]
+        changes = [change] if inference_fits else [torch.inference_mode(self.inference), change]
         for name, enabled, dtype in self.autocast if casts else ():
             if enabled or torch.is_autocast_enabled(name):
                 cache = self.cache and not checkpointing

@@ -42,8 +42,8 @@ class Contest:
     A batch with workers comes first and does not count, since everything is new; then both take turns. Of the
     calling thread the least time is compared, since what else the machine does only adds to it, and of workers the
     median: how they meet and fight for the lock changes from batch to batch. They must be clearly faster, and twice.
-    Once settled, it stays so; so tasks that are long get workers
-    without a comparison, which a machine that is busy at that moment would decide.
+    Once settled, it stays so; so tasks that are long get workers without a comparison, which a machine that is busy at
+    that moment would decide.
 
     Args:
         cycles: clock-cycles of a batch.

@@ -166,7 +166,7 @@ class Workload:
 
     Attributes:
         partitions: for each partition, the work by micro-batch size.
-        microbatch_sizes: actual sizes, i = 0 .. m-1.
+        microbatch_sizes: actual sizes, i = 0 .. m-1; for one run, keys of ``partitions`` (:meth:`chosen`).
         skips: skips that cross a boundary, in the order of their stashes.
         loss: loss and its gradient, with the concatenation of the outputs, on the last device.
         optimizer: update of each partition's parameters; empty for none.

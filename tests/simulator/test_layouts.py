@@ -23,7 +23,9 @@ def layouts(draw, shape):
     base = torch.zeros([sizes[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
     for dim, (length, kind) in enumerate(zip(shape, kinds, strict=True)):
         base = base[(slice(None),) * dim + (slice(None, None, 2) if kind == "steps" else slice(0, length),)]
-    return base.expand(shape)
+    # Also of one element: expand() would leave its stride.
+    strides = [0 if kind == "expanded" else stride for stride, kind in zip(base.stride(), kinds, strict=True)]
+    return base.as_strided(shape, strides)
 
 
 @st.composite
