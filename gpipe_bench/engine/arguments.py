@@ -42,6 +42,7 @@ def check_arguments(
     backward: str,
     transfer: str,
     workers: str,
+    deferred_batch_norm: bool,
 ) -> tuple[list[int], int]:
     """Check the arguments of a pipeline; see :class:`gpipe_bench.engine.gpipe.GPipe` for what is raised.
 
@@ -52,6 +53,8 @@ def check_arguments(
     chunks = check_settings(chunks, checkpoint, workers)
     _check_choice("backward", backward, BACKWARDS)
     _check_choice("transfer", transfer, TRANSFERS)
+    if not isinstance(deferred_batch_norm, bool):
+        raise TypeError(f"deferred_batch_norm must be True or False, got {deferred_batch_norm!r}; use one of them")
     check_sharing(module)
     return check_balance(module, balance), chunks
 
@@ -201,12 +204,21 @@ def split_layers(
     devices: Sequence[torch.device],
     container: type[nn.Sequential] = nn.Sequential,
 ) -> list[nn.Sequential]:
-    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names."""
+    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names.
+
+    Raises:
+        ValueError: weights would be lost, on the device ``meta``.
+    """
     layers = iter(module.named_children())
-    partitions = []
+    partitions: list[nn.Sequential] = []
     for size, device in zip(balance, devices, strict=True):
         partition = container()
         for name, layer in islice(layers, size):
             partition.add_module(name, layer)
+        if device.type == "meta" and any(parameter.device != device for parameter in partition.parameters()):
+            raise ValueError(
+                f"devices must keep the weights of partition {len(partitions)}, got 'meta', which holds no numbers; "
+                "use one such as 'cpu', or a module that was made on 'meta'"
+            )
         partitions.append(partition.to(device))
     return partitions

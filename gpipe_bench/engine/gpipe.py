@@ -48,7 +48,7 @@ class GPipe(Pipeline):
         partitions: the layers of each partition.
 
     Raises:
-        TypeError: ``module`` is not an nn.Sequential; skips do not match; a device is no name of one.
+        TypeError: ``module`` is not an nn.Sequential; skips do not match; a device is no name of one; a flag is none.
         ValueError: a child or parameter occurs in two places; balance, chunks, checkpoint, a device or
             a mode is wrong.
         IndexError: fewer devices than partitions, or one that is not on this machine.

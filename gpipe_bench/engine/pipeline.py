@@ -32,7 +32,7 @@ from gpipe_bench.engine.granularity import Contest, Contests, kind_of, timed, un
 from gpipe_bench.engine.lanes import Circumstances
 from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes, one_graph
+from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes, graphs
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.randomness import Batch, Randomness
 from gpipe_bench.engine.scheduled import BackwardPass, attach
@@ -105,6 +105,7 @@ class Pipeline(Layers, Unmovable):
             backward=backward,
             transfer=transfer,
             workers=workers,
+            deferred_batch_norm=deferred_batch_norm,
         )
         verify_skippables(module)
         self.devices = resolve_devices(devices, len(self.balance))
@@ -229,9 +230,7 @@ class Pipeline(Layers, Unmovable):
                 ranked=bool(indices) and not scheduled,
             )
             stack.enter_context(ranked_lanes(ranked=shared.ranked))
-            in_turn = scheduled and alone and one_graph(plan, self._stages, self.transfer, self.training)
-            kind = MicroBatchLanes if in_turn else ScheduledLanes if scheduled else AutogradLanes
-            lanes = kind(self._stages, self._layout, microbatches, shared)
+            lanes = self._lanes(plan, microbatches, shared, in_turn=alone)
             run_forward(plan, lanes)
         # Lanes that drive a backward pass live until it is over; what they gave out need not.
         outputs, lanes.microbatches = lanes.microbatches, []
@@ -241,6 +240,16 @@ class Pipeline(Layers, Unmovable):
         workers = [stage.worker for stage in self._stages] if indices and self.workers != "never" else []
         driven = BackwardPass(plan, lanes, self._places(), workers, self._pool.lend, contest=backward)
         return attach(driven, microbatches, outputs)
+
+    def _lanes(
+        self, plan: Plan[SkipKey], microbatches: list[MicroBatch], shared: Circumstances, *, in_turn: bool
+    ) -> AutogradLanes | ScheduledLanes | MicroBatchLanes:
+        """Lanes for a batch; ``in_turn``: one thread runs all tasks, which nobody observes."""
+        common = self._stages, self._layout, microbatches, shared
+        if not self._schedules(plan):
+            return AutogradLanes(*common)
+        starts = graphs(plan, self._stages, self._layout, self.transfer, self.training) if in_turn else None
+        return ScheduledLanes(*common) if starts is None else MicroBatchLanes(*common, starts)
 
     def _contests_of(
         self, plan: Plan[SkipKey], microbatches: list[MicroBatch], randomness: Batch

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.skip.skippable import Skippable
 from gpipe_bench.engine.skip.tracker import LocalTracker, use_tracker
+from gpipe_bench.engine.spans import Sizes
 from gpipe_bench.engine.streams import Stream, current_stream, has_streams, new_stream
 from gpipe_bench.engine.transfer import Endpoint
 
@@ -44,7 +46,7 @@ class Stage:
         whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
             of others, and no tensor is given out twice: then nobody comes to its graph but through the pipeline, and
             no two partitions add up its gradients. Empty until a first pass has shown it.
-        weight_bytes: of its parameters, once ``whole`` says something.
+        sizes: what it holds, once ``whole`` says something.
     """
 
     j: int
@@ -59,7 +61,7 @@ class Stage:
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
     whole: dict[bool, bool] = field(default_factory=dict)
-    weight_bytes: int = 0
+    sizes: Sizes | None = None
 
     def computing(self) -> Stream:
         """The compute stream for a batch that the calling thread is about to issue."""
@@ -83,8 +85,14 @@ def looked_at(stage: Stage, training: bool, inputs: Values, job: Callable[[], Va
         tensors = [value for value in made.outputs if isinstance(value, Tensor) and value.grad_fn is not None]
         given = {(tensor.grad_fn, tensor.output_nr) for tensor in tensors}
         stage.whole[training] = made.alone and len(given) == len(tensors)
-        stage.weight_bytes = sum(parameter.nbytes for parameter in stage.layers.parameters())
+        # What comes into the first partition is the caller's.
+        weights, coming = list(stage.layers.parameters()), inputs if stage.j else ()
+        stage.sizes = Sizes(*(_nbytes(tensors) for tensors in (weights, coming, made.outputs)))
     return made.outputs
+
+
+def _nbytes(values: Iterable[Any]) -> int:
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 class PartitionTask:

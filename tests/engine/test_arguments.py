@@ -53,6 +53,16 @@ REFUSED = {
         "module must be an nn.Sequential, got ModuleList; list its layers in one",
     ),
     "a layer alone": (lambda: make(Mix()), TypeError, "module must be an nn.Sequential, got Mix"),
+    "a word for a flag": (
+        lambda: make(deferred_batch_norm="yes"),
+        TypeError,
+        "deferred_batch_norm must be True or False, got 'yes'; use one of them",
+    ),
+    "a device that holds no numbers": (
+        lambda: make(devices=["cpu", "meta"]),
+        ValueError,
+        "devices must keep the weights of partition 1, got 'meta', which holds no numbers; use one such as 'cpu'",
+    ),
     "no balance": (
         lambda: make(balance=None),
         BalanceError,

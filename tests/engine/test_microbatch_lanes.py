@@ -75,14 +75,39 @@ def test_one_partition_is_autograds_business(used):
     assert used() == 0
 
 
-@pytest.mark.parametrize(("width", "batches"), [(360, BATCHES - 1), (364, 0)])
-def test_weights_whose_gradients_would_take_long_in_memory_have_none(width, batches, used):
-    layers = [nn.Linear(width, width, bias=False) for _ in range(2)]
-    assert (sum(layer.weight.nbytes for layer in layers) <= 2**20) == bool(batches)
-    pipe = chain(*layers)
-    for _ in range(BATCHES):
-        pipe(torch.ones(M, width)).sum().backward()
-    assert used() == batches
+@pytest.fixture
+def spans(monkeypatch):
+    """Where the graphs of the last batch began."""
+    found: list[tuple[int, ...]] = []
+
+    class Noted(MicroBatchLanes):
+        def __init__(self, *args) -> None:
+            found.append(args[-1])
+            super().__init__(*args)
+
+    monkeypatch.setattr(pipeline, "MicroBatchLanes", Noted)
+    return lambda: found[-1]
+
+
+def heavy(count: int) -> list[nn.Module]:
+    """Layers whose weights are five times what they pass on."""
+    return [nn.Linear(4, 4) for _ in range(count)]
+
+
+def test_weights_whose_gradients_would_take_more_memory_have_more_graphs(spans):
+    pipe = chain(*heavy(8), chunks=8)
+    for _ in range(2):
+        pipe(torch.ones(8, 4)).sum().backward()
+    assert spans() == (0, 5)
+
+
+def test_no_graph_ends_where_a_skip_passes(spans, used):
+    stash, pop = skip_pair()
+    layers = heavy(6)
+    pipe = chain(*layers[:3], nn.Sequential(stash, layers[3]), nn.Sequential(layers[4], pop), layers[5], chunks=8)
+    for _ in range(2):
+        pipe(torch.ones(8, 4)).sum().backward()
+    assert used() == 1 or (spans() and 4 not in spans())
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -90,9 +90,9 @@ from gpipe_bench.bench.peers.contenders import CONTENDERS
 from gpipe_bench.bench.peers.single import SingleProcess
 from tests.peers.cases_of import tiny_cells
 
-n, mode, name = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+n, mode, name, workers = int(sys.argv[1]), *sys.argv[2:5]
 case = tiny_cells(model_args=f"L={n};width=4", partitions=n, chunks=8, checkpoint=mode, balance=(1,) * n)
-running = SingleProcess(CONTENDERS[name], case, count=True)
+running = SingleProcess(CONTENDERS[name], case, count=True, workers=workers)
 running.run(3, 0)
 print(running.peak_bytes(), flush=True)
 os._exit(0)
@@ -100,12 +100,20 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(
-    ("n", "mode", "torchgpipes"),
-    [(4, "except_last", 1620), (8, "always", 2516), (8, "except_last", 2516), (8, "never", 2548)],
+    ("contender", "n", "mode", "torchgpipes"),
+    [
+        ("engine-autograd", 4, "except_last", 1620),
+        ("engine-autograd", 8, "always", 2516),
+        ("engine-autograd", 8, "except_last", 2516),
+        ("engine-autograd", 8, "never", 2548),
+        ("engine-scheduled", 2, "never", 1188),
+        ("engine-scheduled", 4, "never", 1684),
+        ("engine-scheduled", 8, "never", 2548),
+    ],
 )
-def test_autograd_holds_no_more_than_torchgpipe(n, mode, torchgpipes):
+def test_the_engine_holds_no_more_than_torchgpipe(contender, n, mode, torchgpipes):
     """Of tiny layers, where gradients that are there a task too soon show. Counted in the same way with torch 2.13."""
-    command = [sys.executable, "-c", CELLS, str(n), mode, "engine-autograd"]
+    command = [sys.executable, "-c", CELLS, str(n), mode, contender, "never"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) <= torchgpipes
