@@ -30,7 +30,7 @@ class CopyStates(Automaton):
         for places in (gone, sent):
             if places:
                 going = self.intern(tuple(made[place] for place in places))
-                self.queues[0] += (going,)
+                self.queues[0].append(going)
         kept = tuple(spot for place, spot in enumerate(made) if place not in gone and place not in sent)
         return [going], (self.push(kept, held[0]),)
 
@@ -39,5 +39,5 @@ class CopyStates(Automaton):
         group = spots([self.new(nbytes) for nbytes in sizes])
         if held[0] is not None:
             group, held = group + held[0][0], (held[0][1],)
-        self.queues[0] += (self.intern(group),)
+        self.queues[0].append(self.intern(group))
         return [], held

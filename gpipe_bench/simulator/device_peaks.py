@@ -107,7 +107,14 @@ class DevicePeaks:
         home = SkipHomeStates(self._work, lives)
         passes = self._numbers(home, last=j == self._n - 1)
         slots = Slots(lives, self._sizes, again, SkipTimes(self._steps, self._m, self._n), self._n)
-        return skip_peaks(home, passes, slots, times, again)
+        peaks = skip_peaks(home, passes, slots, times, again)
+        home.forget()
+        return peaks
+
+    def forget(self) -> None:
+        """Let go of what was found out; no peaks can be found afterwards."""
+        for home in self._homes.values():
+            home.forget()
 
     def _home(self, j: int) -> HomeStates:
         """Those of partitions that are alike are one."""

@@ -115,6 +115,13 @@ class FreePool:
         """What is more than was asked for."""
         return self._changes[number]
 
+    def forget(self) -> None:
+        """Let go of all that is known, each of which leads to the next, so that nobody need search it for circles."""
+        for free in self._known.values():
+            free.given.clear()
+            free.made.clear()
+        self._known.clear()
+
     def _make(self, requests: Sequence[Request], before: dict[int, int], extra: Mapping[int, int]) -> Made:
         pool, blocks = self._pool, before.copy()
         self._go()

@@ -215,7 +215,7 @@ class HomeStates(Straight):
             quick.out[key] = made, self._out(quick, made)
         groups, row = quick.out[key][1]
         for queue, group in groups:
-            self.queues[queue] += (group,)
+            self.queues[queue].append(group)
         if self._last and quick.name == "forward":
             where = quick.spots(made)
             entry = tuple(where.values()), sum(requested for _, _, requested in where.values())

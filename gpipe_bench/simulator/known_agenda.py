@@ -7,6 +7,7 @@ it, or of the operation whose start it awaited.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator
 from heapq import heappop, heappush
 
@@ -41,8 +42,7 @@ class Agenda:
 
     def __init__(self, machine: Machine, operations: Operations, streams: int) -> None:
         self.operations = operations
-        self.issues: list[int] = []
-        self.entries: list[int] = []
+        self.issues, self.entries = array("q"), array("q")
         self.streams: list[tuple[int, ...]] = [()] * streams
         self.now = 0
         self._host_ns, self._depth = machine.launch_ns, machine.queue_depth
@@ -113,9 +113,8 @@ class Agenda:
             self._enter(self.current, max(start + left, done))
         return number
 
-    def copy(self, streams: tuple[int, int], link: int, length: int, tensors: int) -> int:
-        """Issue a copy, and enter the turn in which the thread goes on."""
-        first, second = streams
+    def copy(self, first: int, second: int, link: int, length: int, tensors: int) -> int:
+        """Issue a copy from one stream to another, and enter the turn in which the thread goes on."""
         before, more = self.streams[first], self.streams[second]
         if more != before:
             before += more

@@ -91,12 +91,17 @@ class Operations:
                 else:
                     followers.append(number)
         start = _UNKNOWN
-        if link >= 0:
-            start = self._copy(number, before, [missing, ready, duration, issued, link])
-        elif missing:
+        if link < 0:
+            if missing:
+                self._pending[number] = [missing, ready, duration, issued, link]
+            else:
+                start = ready
+        elif self._shared[link]:
             self._pending[number] = [missing, ready, duration, issued, link]
+            if not missing:
+                heappush(self.agenda, (ready, number))
         else:
-            start = ready
+            start = self._copy(number, before, [missing, ready, duration, issued, link])
         self.starts.append(start)
         if start >= 0:
             start += duration
@@ -105,13 +110,8 @@ class Operations:
         return number
 
     def _copy(self, number: int, before: tuple[int, ...], own: _Pending) -> int:
-        """When a copy starts; -1 if that is not known."""
+        """When a copy on a link that nothing shares starts; -1 if that is not known."""
         link = own[_LINK]
-        if self._shared[link]:
-            self._pending[number] = own
-            if not own[_MISSING]:
-                heappush(self.agenda, (own[_READY], number))
-            return _UNKNOWN
         tail, self._tails[link] = self._tails[link], number
         # What it waits for on its streams has been counted; the link is another matter.
         apart = tail >= 0 and tail not in before
@@ -196,27 +196,25 @@ class Operations:
         """An operation starts, and with it all that is known then."""
         todo = [(first, now)]
         starts, ends, pending, links = self.starts, self.ends, self._pending, self._links
+        awaited, followers_of, shared = self.awaited, self._followers, self._shared
         while todo:
             number, start = todo.pop()
             _, _, duration, end, _ = pending.pop(number)
             end = max(end, start + duration)
             starts[number], ends[number] = start, end
-            if number in self.awaited:
+            if number in awaited:
                 self.known.append(number)
-            followers = self._followers.pop(number, None)
-            if followers is None:
-                continue
-            for follower in followers:
+            for follower in followers_of.pop(number, ()):
                 other = pending[follower]
                 other[_MISSING] -= 1
-                if end > other[_READY] and links.get(follower) != number:
+                if end > other[_READY] and (not links or links.get(follower) != number):
                     other[_READY] = end
                 if other[_MISSING]:
                     continue
                 ready, link = other[_READY], other[_LINK]
                 if link < 0:
                     todo.append((follower, ready))
-                elif self._shared[link]:
+                elif shared[link]:
                     heappush(self.agenda, (ready, follower))
                 else:
                     tail = links.pop(follower, _UNKNOWN)

@@ -12,17 +12,18 @@ A gradient's copy leads on to the stream of its receiver, of which another threa
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from typing import Final
 
 from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles
 from gpipe_bench.simulator.graph import Node
 from gpipe_bench.simulator.known_agenda import Agenda, Turns
+from gpipe_bench.simulator.known_links import Links
 from gpipe_bench.simulator.known_operations import Operations
 from gpipe_bench.simulator.memory import Memory
 from gpipe_bench.simulator.outcome import Settings
 from gpipe_bench.simulator.places import POOL, Places
-from gpipe_bench.simulator.workload import Machine, SkipWork, Workload
+from gpipe_bench.simulator.workload import Machine, Workload
 
 __all__ = ["Flushed", "KnownOrder"]
 
@@ -60,7 +61,7 @@ class KnownOrder:
     """
 
     def __init__(self, workload: Workload, machine: Machine, settings: Settings, *, in_order: bool = True) -> None:
-        self._work, self._machine, self._settings = workload, machine, settings
+        self._work, self._settings = workload, settings
         self._m, self._n = workload.m, workload.n
         devices = settings.devices or tuple(range(self._n))
         self._places = Places(devices, copy_streams=True, transfer="direct")
@@ -69,26 +70,29 @@ class KnownOrder:
         self._computing = self._places.computing
         self._again = checkpoint_stop(settings.checkpoint, self._m)
         self._early = settings.components.early_recompute
-        crossing = [skip for skip in workload.skips if skip.source != skip.target]
-        self._skips = [[skip for skip in crossing if skip.target == j] for j in range(self._n)]
-        self._awaits = [int(j + 1 < self._n) + sum(skip.source == j for skip in crossing) for j in range(self._n)]
-        keys = [f"{kind} {skip.key}" for skip in crossing for kind in ("portal", "portal_grad")]
+        self._sizes, sizes = workload.microbatch_sizes, {*workload.microbatch_sizes}
+        links = Links(workload, machine, devices, in_order=in_order)
+        self._arrivals, self._awaits = links.arrivals, links.awaits
+        keys = [f"{kind} {skip.key}" for skip in links.crossing for kind in ("portal", "portal_grad")]
         self._kinds = ("forward", "recompute", "backward", "copy", "copy_grad", *keys)
-        self._number_links(crossing, machine, devices, in_order=in_order)
-        self.agenda = Agenda(machine, Operations(self._engines, self._shared), len(self._places.device_of))
+        self._kernels = {
+            kind: {size: [getattr(works[size], kind) for works in workload.partitions] for size in sizes}
+            for kind in ("forward", "recompute", "backward")
+        }
+        self.agenda = Agenda(machine, Operations(links.engines, links.shared), len(self._places.device_of))
         self.memory: Memory | None = None
         if settings.memory:
             self.memory = Memory(
                 workload, self._places, self.agenda, capacity=machine.capacity_bytes, riding=False, tally=settings.tally
             )
-        self.steps: list[dict[str, list[int]]] = []
-        self._now: dict[str, list[int]] = {}
+        self.steps: list[dict[str, array[int]]] = []
+        self._now: dict[str, array[int]] = {}
         self.instants: list[list[tuple[int, int]]] = []
         self.held: list[tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = []
-        self._nodes = [self._node(i, j) for i in range(self._m) for j in range(self._n)]
+        tasks = ((i, j) for i in range(self._m) for j in range(self._n))
+        self._nodes = [self._node(i, j) for i, j in tasks] if self.memory is not None else []
         self._caller = self._call()
         self._collecting = _NOBODY
-        self._lengths: dict[tuple[tuple[int, int], tuple[int, ...]], int] = {}
         # Of the backward pass: a thread of each device, which micro-batch it waits for, and what came for each task.
         self._threads: list[Turns] = []
         self._waits: list[int] = []
@@ -97,43 +101,15 @@ class KnownOrder:
         self.agenda.run()
         self.makespan = max(self.agenda.now, *self.agenda.operations.ends)
 
-    def _number_links(
-        self, crossing: list[SkipWork], machine: Machine, devices: tuple[int, ...], *, in_order: bool
-    ) -> None:
-        """Links between partitions, their engines, and which of them are shared."""
-        ways = [(j - 1, j) for j in range(1, self._n)] + [(skip.source, skip.target) for skip in crossing]
-        ways += [way[::-1] for way in ways]
-        self._link_of = {way: number for number, way in enumerate(dict.fromkeys(ways))}
-        self._engines: list[tuple[int, ...]] = []
-        buses: dict[tuple[int, int], int] = {}
-        for source, target in self._link_of:
-            bus = machine.bus(devices[source], devices[target])
-            shared = () if bus is None else (2 * self._n + buses.setdefault(bus, len(buses)),)
-            self._engines.append((source, self._n + target, *shared))
-        # A pass is over on all devices of a copy before the other one begins there.
-        half = len(ways) // 2
-        uses = [Counter(self._link_of[way] for way in part) for part in (ways[:half], ways[half:])]
-        self._shared = [not in_order] * len(self._engines)
-        for links in uses:
-            engines = Counter(engine for link in links for engine in self._engines[link])
-            for link, times in links.items():
-                self._shared[link] |= times > 1 or any(engines[engine] > 1 for engine in self._engines[link])
-
-    def _node(self, i: int, j: int) -> tuple[Node, Node, list[Node]]:
-        """A task, the copy into it and the portals into it, as :class:`gpipe_bench.simulator.memory.Memory` asks."""
-        places, size = self._places, self._work.microbatch_sizes[i]
-        own, kind = self._copying[i], "checkpoint" if i < self._again else "task"
-        task = Node(kind, (i, j), places.devices[j], stream=self._computing[j], peer=self._computing[j])
-        copy = Node("copy", (i, j), places.devices[j], stream=own[j], peer=own[j - 1])
-        copy.source, copy.nbytes = j - 1, self._work.task(i, j).input_bytes
-        copy.returned = copy.nbytes
-        portals = []
-        for skip in self._skips[j]:
-            portal = Node("portal", (i, j), places.devices[j], stream=own[j], peer=own[skip.source])
-            portal.source, portal.skip, portal.nbytes = skip.source, skip.key, (skip.bytes[size],)
-            portal.returned = portal.nbytes
-            portals.append(portal)
-        return task, copy, portals
+    def _node(self, i: int, j: int) -> tuple[Node, list[Node]]:
+        """A task and what comes into it, as :class:`gpipe_bench.simulator.memory.Memory` asks."""
+        own, kind, device = self._copying[i], "checkpoint" if i < self._again else "task", self._places.devices[j]
+        arrivals = []
+        for one in self._arrivals[self._sizes[i]][j]:
+            node = Node("copy" if one.key is None else "portal", (i, j), device, stream=own[j], peer=own[one.source])
+            node.source, node.skip, node.nbytes, node.returned = one.source, one.key, one.nbytes, one.nbytes
+            arrivals.append(node)
+        return Node(kind, (i, j), device, stream=self._computing[j], peer=self._computing[j]), arrivals
 
     def forget(self) -> None:
         """Let go of everything, which refers to each other in circles."""
@@ -144,43 +120,36 @@ class KnownOrder:
     # --- what threads issue --------------------------------------------------------------------------------------
 
     def _compute(self, kind: str, i: int, j: int) -> None:
-        work, agenda, memory = self._work.task(i, j), self.agenda, self.memory
-        if memory is not None:
-            node = self._nodes[i * self._n + j][0]
+        agenda, place, computing = self.agenda, i * self._n + j, self._computing[j]
+        if self.memory is not None:
+            node = self._nodes[place][0]
             agenda.passed()
             if kind == "backward":
-                memory.backward(node)
+                self.memory.backward(node)
             else:
-                memory.forward(node, again=kind == "recompute")
+                self.memory.forward(node, again=kind == "recompute")
             self._check(j)
         if kind == "backward":
-            streams, (computing, copying) = agenda.streams, self.held[-1]
-            computing[i * self._n + j] = streams[self._computing[j]]
-            copying[i * self._n + j] = streams[self._copying[i][j]]
-        self._now[kind][i * self._n + j] = agenda.compute(self._computing[j], getattr(work, kind))
+            on_compute, on_copy = self.held[-1]
+            on_compute[place], on_copy[place] = agenda.streams[computing], agenda.streams[self._copying[i][j]]
+        self._now[kind][place] = agenda.compute(computing, self._kernels[kind][self._sizes[i]][j])
 
-    def _transfer(self, node: Node, *, back: bool) -> None:
-        agenda, memory, i, j = self.agenda, self.memory, node.i, node.j
+    def _transfer(self, i: int, j: int, which: int, *, back: bool) -> None:
+        """Copy what comes into a task, or its gradients back."""
+        agenda, memory, place, own = self.agenda, self.memory, i * self._n + j, self._copying[i]
+        one = self._arrivals[self._sizes[i]][j][which]
         if memory is not None:
             agenda.passed()
-            memory.transfer(node, back=back)
-            self._check(node.source if back else j)
-        way = (j, node.source) if back else (node.source, j)
-        streams = (node.stream, node.peer) if back else (node.peer, node.stream)
-        length = self._length(way, node.nbytes)
-        number = agenda.copy(streams, self._link_of[way], length, len(node.nbytes))
-        kind = f"{node.kind}_grad" if back else node.kind
-        kind = kind if node.skip is None else f"{kind} {node.skip}"
-        self._now[kind][i * self._n + j] = number
+            memory.transfer(self._nodes[place][1][which], back=back)
+            self._check(one.source if back else j)
+        if back:
+            number = agenda.copy(own[j], own[one.source], *one.back, len(one.nbytes))
+            self._now[one.kind_back][place] = number
+        else:
+            number = agenda.copy(own[one.source], own[j], *one.there, len(one.nbytes))
+            self._now[one.kind][place] = number
         if memory is not None:
             memory.transferred()
-
-    def _length(self, way: tuple[int, int], nbytes: tuple[int, ...]) -> int:
-        key = way, nbytes
-        if key not in self._lengths:
-            ends = self._places.devices[way[0]], self._places.devices[way[1]]
-            self._lengths[key] = sum(self._machine.copy_ns(*ends, size) for size in nbytes)
-        return self._lengths[key]
 
     def _check(self, j: int) -> None:
         if self.memory is not None and self.memory.flushed(self._places.devices[j]):
@@ -192,7 +161,7 @@ class KnownOrder:
         agenda, memory, work = self.agenda, self.memory, self._work
         for step in range(self._settings.steps):
             tasks = self._m * self._n
-            self._now = {kind: [_NOBODY] * tasks for kind in self._kinds}
+            self._now = {kind: array("q", [_NOBODY]) * tasks for kind in self._kinds}
             self.steps.append(self._now)
             self.held.append(([()] * tasks, [()] * tasks))
             if step and memory is not None:
@@ -220,9 +189,8 @@ class KnownOrder:
     def _cycle(self, cycle: Cycle) -> Turns:
         agenda, n = self.agenda, self._n
         for i, j in cycle:
-            _, copy, portals = self._nodes[i * n + j]
-            for node in (*portals, copy) if j else ():
-                self._transfer(node, back=False)
+            for which in range(len(self._arrivals[self._sizes[i]][j])):
+                self._transfer(i, j, which, back=False)
                 yield
         for i, j in cycle:
             if j:
@@ -281,11 +249,11 @@ class KnownOrder:
         """The gradients of what came into a task."""
         agenda, n, own = self.agenda, self._n, self._copying[i]
         agenda.wait(own[j], self._computing[j])
-        _, copy, portals = self._nodes[i * n + j]
-        for node in (copy, *reversed(portals)):
-            self._transfer(node, back=True)
+        arrivals = self._arrivals[self._sizes[i]][j]
+        for which in reversed(range(len(arrivals))):
+            self._transfer(i, j, which, back=True)
             yield
-            source = node.source
+            source = arrivals[which].source
             agenda.wait(own[source], own[j])
             self._came[i * n + source] += 1
             if self._waits[source] == i and self._came[i * n + source] == self._awaits[source]:

@@ -115,7 +115,8 @@ def steps_of(known: KnownOrder, m: int, n: int) -> list[Step]:
     """The times of each step as arrays, see :class:`gpipe_bench.simulator.wavefront.Step`."""
     operations, agenda = known.agenda.operations, known.agenda
     # The last of each: where there is no operation.
-    columns = [np.array([*of, -1]) for of in (agenda.issues, operations.starts, operations.ends, agenda.entries)]
+    found = agenda.issues, operations.starts, operations.ends, agenda.entries
+    columns = [np.append(np.array(of, dtype=np.int64), -1) for of in found]
     columns.append(np.arange(len(columns[0])))
     columns[-1][-1] = -1
     i, j = np.divmod(np.arange(m * n), n)

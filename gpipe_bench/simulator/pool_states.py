@@ -9,6 +9,7 @@ few states follow each other again and again, on all devices whose work is alike
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -112,7 +113,7 @@ class Automaton:
         self.held: Any = ()
         # Of what goes on its way in several ways there are more columns.
         self._rows = np.zeros((64, len(Bytes._fields) + 2 * (ways - 1)), dtype=np.int64)
-        self.queues: list[tuple[Group, ...]] = [()] * queues
+        self.queues: list[deque[Group]] = [deque() for _ in range(queues)]
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
         self._states: dict[Hashable, State] = {}
@@ -175,21 +176,21 @@ class Automaton:
         """A new block."""
         return self.allocator.alloc(nbytes, _STREAM)
 
-    def enter(self, queues: tuple[tuple[Group, ...], ...], held: tuple[Any, ...]) -> State:
+    def enter(self, queues: Iterable[Iterable[Group]], held: tuple[Any, ...]) -> State:
         """The state that the allocator is in now."""
-        free = self.allocator.save()
+        free, waiting = self.allocator.save(), tuple(map(tuple, queues))
         # Held objects are there once, so that it does not take long to tell them apart.
-        on_way = (tuple(map(id, queue)) for queue in queues)
+        on_way = (tuple(map(id, queue)) for queue in waiting)
         key = *((small.free, large.free) for small, large in free.pools.values()), *free[1:], *on_way, *map(id, held)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = State(free, queues, held)
+            state = self._states[key] = State(free, waiting, held)
         return state
 
     def send(self, place: int, blocks: Group) -> Group:
         """Put a group of blocks on its way, at the end of a queue."""
         group: Group = self.intern(blocks)
-        self.queues[place] += (group,)
+        self.queues[place].append(group)
         return group
 
     def codes(self, numbers: Integers, backs: Sequence[Backs]) -> Integers:
@@ -221,11 +222,11 @@ class Automaton:
     def step(self, state: State, code: int) -> int:
         """Make a transition; gives its number."""
         self.allocator.restore(state.free)
-        self.queues, self.held = list(state.queues), state.held
+        self.queues, self.held = [deque(queue) for queue in state.queues], state.held
         number, backs = self.decoded(code)
         self.come_back(backs)
         on_way = self.call(number)
-        return self.add_row((*self.allocator.used(), *self.sizes(on_way)), self.enter(tuple(self.queues), self.held))
+        return self.add_row((*self.allocator.used(), *self.sizes(on_way)), self.enter(self.queues, self.held))
 
     def come_back(self, backs: Sequence[int | tuple[int, ...]]) -> None:
         """What comes back of each queue."""
@@ -234,18 +235,18 @@ class Automaton:
             if not back:
                 continue
             queue = self.queues[place]
-            if back == 1 and queue:
-                self.give(queue[0])
-                self.queues[place] = queue[1:]
-                continue
-            which = range(back) if isinstance(back, int) else back
+            there = len(queue)
             # What comes back as soon as it is freed is not on its way yet.
-            self.watch.passed |= which[-1] >= len(queue)
-            for group in queue[:back] if isinstance(back, int) else (queue[one] for one in back if one < len(queue)):
-                self.give(group)
-            self.queues[place] = queue[len(which) :]
-            if not isinstance(back, int):
-                self.queues[place] = tuple(group for number, group in enumerate(queue) if number not in back)
+            if isinstance(back, int):
+                self.watch.passed |= back > there
+                for _ in range(min(back, there)):
+                    self.give(queue.popleft())
+                continue
+            self.watch.passed |= back[-1] >= there
+            for one in back:
+                if one < there:
+                    self.give(queue[one])
+            self.queues[place] = deque(group for number, group in enumerate(queue) if number not in back)
 
     def call(self, number: int) -> Any:
         """Run a pass; gives what it leaves on its way."""

@@ -104,7 +104,7 @@ class SlotStates(Automaton):
             waiting = [of[1:] for of in waiting]
             if held.stack is not None:
                 gone, held = gone + held.stack[0], held._replace(stack=held.stack[1])
-            self.queues[0] += (self.intern(gone),)
+            self.queues[0].append(self.intern(gone))
         return groups, self._same_held(held._replace(waiting=tuple(waiting)))
 
     def _made(self, sizes: Sequence[int], where: Sequence[int]) -> list[Group]:
@@ -114,11 +114,11 @@ class SlotStates(Automaton):
             for queue in range(len(self.queues))
         ]
         for queue in {*where} - {0}:
-            self.queues[queue] += (groups[queue],)
+            self.queues[queue].append(groups[queue])
         return groups
 
     def _same_held(self, held: _Held) -> _Held:
         return _Held(self.intern(held.coming), held.stack, self.intern(held.waiting))
 
     def _entered(self, held: _Held) -> Any:
-        return self.enter(tuple(self.queues), self._same_held(held))
+        return self.enter(self.queues, self._same_held(held))

@@ -107,6 +107,7 @@ def with_peaks(done: Run, devices: Sequence[int], peaks: DevicePeaks, machine: M
         of[device] = peaks.of(j)
         if machine.capacity_bytes and of[device][-1] > machine.capacity_bytes:
             return None
+    peaks.forget()
     live, allocated, reserved = zip(*(of.get(device, (0, 0, 0)) for device in range(max(devices) + 1)), strict=True)
     return replace(
         done,

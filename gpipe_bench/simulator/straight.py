@@ -7,6 +7,7 @@ are made where they are, without states of the device between them, and most of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -170,6 +171,11 @@ class Straight(Automaton, ABC):
     def settle(self) -> None:
         """Leave to :attr:`held` what quick passes kept aside."""
 
+    def forget(self) -> None:
+        """Let go of what was done without states; nothing can be run afterwards."""
+        for pool in self.remembered or ():
+            pool.forget()
+
     def row_number(self, row: tuple[int, ...]) -> int:
         """The number of a row."""
         number = self._row_numbers.get(row)
@@ -188,15 +194,16 @@ class Straight(Automaton, ABC):
     def _go_on(self, state: State, codes: Sequence[int], taken: list[int]) -> State:
         allocator = self.allocator
         allocator.restore(state.free)
-        self.queues, self.held = list(state.queues), state.held
+        self.queues, self.held = [deque(queue) for queue in state.queues], state.held
         pools = self.pools = self._open_pools()
+        known, quick, come_back = self._read, self.quick, self.come_back
         for code in codes:
-            read = self._read.get(code)
+            read = known.get(code)
             if read is None:
-                read = self._read[code] = self.decoded(code)
+                read = known[code] = self.decoded(code)
             number, backs = read
-            self.come_back(backs)
-            row = self.quick(number)
+            come_back(backs)
+            row = quick(number)
             if row is None:
                 self._close_pools()
                 self.settle()
@@ -209,7 +216,7 @@ class Straight(Automaton, ABC):
             taken.append(row)
         self._close_pools()
         self.settle()
-        return self.enter(tuple(self.queues), self.held)
+        return self.enter(self.queues, self.held)
 
     def _open_pools(self) -> tuple[FreePool, FreePool]:
         if self.remembered is None:
