@@ -86,8 +86,9 @@ def looked_at(stage: Stage, training: bool, inputs: Values, job: Callable[[], Va
         given = {(tensor.grad_fn, tensor.output_nr) for tensor in tensors}
         stage.whole[training] = made.alone and len(given) == len(tensors)
         # What comes into the first partition is the caller's.
-        weights, coming = list(stage.layers.parameters()), inputs if stage.j else ()
-        stage.sizes = Sizes(*(_nbytes(tensors) for tensors in (weights, coming, made.outputs)))
+        trained = (parameter for parameter in stage.layers.parameters() if parameter.requires_grad)
+        coming = _nbytes(inputs) if stage.j else 0
+        stage.sizes = Sizes(_nbytes(trained), coming, _nbytes(made.outputs), made.inner_bytes())
     return made.outputs
 
 

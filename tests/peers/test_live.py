@@ -117,3 +117,35 @@ def test_the_engine_holds_no_more_than_torchgpipe(contender, n, mode, torchgpipe
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) <= torchgpipes
+
+
+BLOCKS = """
+import os, sys, torch
+from torch import nn
+from gpipe_bench import GPipe
+from gpipe_bench.bench.peers.live import peak_counter
+
+counter = peak_counter(["cpu"])
+n, width, rows = map(int, sys.argv[2:])
+blocks = [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(n)]
+options = dict(checkpoint="never", backward=sys.argv[1], workers="never")
+pipe = GPipe(nn.Sequential(*blocks), [1] * n, devices=["cpu"] * n, chunks=8, **options)
+batch = torch.randn(8 * rows, width)
+for _ in range(3):
+    pipe.zero_grad()
+    pipe(batch).square().mean().backward()
+print(counter.peak_bytes(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("n", "width", "rows"), [(6, 64, 32), (5, 24, 8)])
+def test_nor_does_it_where_tasks_keep_more_than_what_passes(n, width, rows):
+    """As much as torchgpipe, which the mode ``autograd`` does not exceed, or less."""
+    peaks = []
+    for backward in ("scheduled", "autograd"):
+        command = [sys.executable, "-c", BLOCKS, backward, *map(str, (n, width, rows))]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        peaks.append(int(run.stdout))
+    assert peaks[0] <= peaks[1]
