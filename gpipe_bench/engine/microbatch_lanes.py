@@ -5,8 +5,8 @@
                 for i = m-1 ... 0:  B(i,k-1) ... B(i,0)
 
 A graph for every task, as workers need it (:mod:`gpipe_bench.engine.scheduled_lanes`), costs a node and a call of
-autograd each. Here autograd goes through the partitions of a span by itself, and there are as few spans as memory
-allows (:mod:`gpipe_bench.engine.spans`). Each partition still takes its micro-batches from the last to the first, one
+autograd each. Here autograd goes through the partitions of a span by itself, and spans are as long as memory allows
+(:mod:`gpipe_bench.engine.spans`). Each partition still takes its micro-batches from the last to the first, one
 by one, so gradients are added up in the same order, to the same bits.
 """
 
@@ -83,7 +83,6 @@ class MicroBatchLanes(BatchLanes):
         super().__init__(stages, layout, [*microbatches], shared)
         self.input_grads: list[list[Tensor | None]] = [[None] * len(microbatch.values) for microbatch in microbatches]
         self._phony = new_leaf(stages[0].device)
-        self._starts = starts
         # By the partition that begins a span, and by that after its last one.
         self._inlets: dict[int, list[Inlet | None]] = {start: [] for start in starts}
         self._edges: dict[int, list[Edges]] = {end: [] for end in (*starts[1:], len(stages))}

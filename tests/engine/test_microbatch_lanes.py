@@ -101,13 +101,13 @@ def test_weights_whose_gradients_would_take_more_memory_have_more_graphs(spans):
     assert spans() == (0, 5)
 
 
-def test_no_graph_ends_where_a_skip_passes(spans, used):
-    stash, pop = skip_pair()
-    layers = heavy(6)
-    pipe = chain(*layers[:3], nn.Sequential(stash, layers[3]), nn.Sequential(layers[4], pop), layers[5], chunks=8)
+def test_no_graph_ends_where_a_skip_passes(used):
+    """One graph would take too much memory, and more of them nowhere end."""
+    (stash, pop), layers = skip_pair(), heavy(8)
+    pipe = chain(nn.Sequential(layers[0], stash), *layers[1:7], nn.Sequential(pop, layers[7]), chunks=8)
     for _ in range(2):
         pipe(torch.ones(8, 4)).sum().backward()
-    assert used() == 1 or (spans() and 4 not in spans())
+    assert used() == 0
 
 
 @pytest.mark.parametrize("training", [True, False])

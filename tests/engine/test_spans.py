@@ -70,7 +70,9 @@ def test_more_are_needed_where_tasks_may_keep_what_they_make():
     plain = chain(*[100] * 6, passed=60)
     assert spans_of(plain, (True,) * 6, 8, clock_cycle=True) == (0, 4)
     kept = tuple(each._replace(inner=20) for each in plain)
-    assert spans_of(kept, (True,) * 6, 8, clock_cycle=True) != (0, 4)
+    assert spans_of(kept, (True,) * 6, 8, clock_cycle=True) == (0, 5)
+    much = tuple(each._replace(inner=64) for each in chain(*[131] * 6, passed=8))
+    assert spans_of(much, (True,) * 6, 8, clock_cycle=True) == (0, 1, 5)
 
 
 def test_none_do_where_a_skip_forbids_to_cut():
