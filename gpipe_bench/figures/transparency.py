@@ -55,15 +55,15 @@ def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[P
             continue
         if missing:
             problems.append(f"columns of {path} must include {', '.join(missing)}, got none; collect the results again")
-    known = dict.fromkeys(row["model"] for row in tables.get("", ()))
-    if model and not problems and model not in known:
-        problems.append(f"model must be one of {', '.join(known)}, got {model!r}; use one of them")
-    if model:
-        tables = {name: [record for record in table if record["model"] == model] for name, table in tables.items()}
-    if not problems and not any(row["status"] == "ok" for row in tables[""]):
-        problems.append(f"table must have a row that is ok, got none in {rows_csv}; read their reasons")
     if problems:
         raise ConfigError(problems)
+    known = dict.fromkeys(row["model"] for row in tables[""])
+    if model and model not in known:
+        raise ConfigError([f"model must be one of {', '.join(known)}, got {model!r}; use one of them"])
+    if model:
+        tables = {name: [record for record in table if record["model"] == model] for name, table in tables.items()}
+    if not any(row["status"] == "ok" for row in tables[""]):
+        raise ConfigError([f"table must have a row that is ok, got none in {rows_csv}; read their reasons"])
     with drawing():
         return save(transparency_figure(tables), out_stem)
 

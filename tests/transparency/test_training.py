@@ -102,6 +102,12 @@ def test_from_cell_to_figure(tmp_path, unet):
     assert first == [path.read_bytes() for path in draw_transparency(tmp_path / "t.csv", tmp_path / "f")]
 
 
+def test_a_table_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("workload,contender,ratio\nunet,loop,1.0\n")
+    with pytest.raises(ConfigError, match=r"columns of .*t\.csv must include .*arm"):
+        draw_transparency(tmp_path / "t.csv", tmp_path / "f")
+
+
 @pytest.mark.skipif(not FORKS, reason="all is done in one process here")
 def test_several_processes_train_the_same():
     """In a process of its own, since this one has trained before, and cannot be forked any more."""
