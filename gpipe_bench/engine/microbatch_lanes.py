@@ -29,10 +29,10 @@ from gpipe_bench.engine.spans import spans_of
 from gpipe_bench.engine.stage import PartitionTask, Stage
 from gpipe_bench.program import Plan
 
-__all__ = ["MicroBatchLanes", "graphs"]
+__all__ = ["MicroBatchLanes", "graph_starts"]
 
 
-def graphs(
+def graph_starts(
     plan: Plan[SkipKey], stages: Sequence[Stage], layout: SkipLayout, transfer: str, training: bool
 ) -> tuple[int, ...] | None:
     """Where the graphs of a micro-batch begin, if so few do what a graph for each task would do.
@@ -52,7 +52,7 @@ def graphs(
         return None
     if not all(stage.device.type == "cpu" and stage.whole.get(training) is True for stage in stages):
         return None
-    sizes = tuple(stage.sizes for stage in stages if stage.sizes is not None)
+    sizes = tuple(stage.sizes[training] for stage in stages)
     # Skips need no way from one graph to another if they stay within one.
     cuts = tuple(not layout.passing(stage.j - 1) for stage in stages)
     return spans_of(sizes, cuts, plan.m, clock_cycle=plan.components.clock_cycle)

@@ -32,7 +32,7 @@ from gpipe_bench.engine.granularity import Contest, Contests, kind_of, timed, un
 from gpipe_bench.engine.lanes import Circumstances
 from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes, graphs
+from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes, graph_starts
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.randomness import Batch, Randomness
 from gpipe_bench.engine.scheduled import BackwardPass, attach
@@ -230,7 +230,7 @@ class Pipeline(Layers, Unmovable):
                 ranked=bool(indices) and not scheduled,
             )
             stack.enter_context(ranked_lanes(ranked=shared.ranked))
-            lanes = self._lanes(plan, microbatches, shared, in_turn=alone)
+            lanes = self._lanes(plan, microbatches, shared, scheduled=scheduled, in_turn=alone)
             run_forward(plan, lanes)
         # Lanes that drive a backward pass live until it is over; what they gave out need not.
         outputs, lanes.microbatches = lanes.microbatches, []
@@ -242,13 +242,19 @@ class Pipeline(Layers, Unmovable):
         return attach(driven, microbatches, outputs)
 
     def _lanes(
-        self, plan: Plan[SkipKey], microbatches: list[MicroBatch], shared: Circumstances, *, in_turn: bool
+        self,
+        plan: Plan[SkipKey],
+        microbatches: list[MicroBatch],
+        shared: Circumstances,
+        *,
+        scheduled: bool,
+        in_turn: bool,
     ) -> AutogradLanes | ScheduledLanes | MicroBatchLanes:
         """Lanes for a batch; ``in_turn``: one thread runs all tasks, which nobody observes."""
         common = self._stages, self._layout, microbatches, shared
-        if not self._schedules(plan):
+        if not scheduled:
             return AutogradLanes(*common)
-        starts = graphs(plan, self._stages, self._layout, self.transfer, self.training) if in_turn else None
+        starts = graph_starts(plan, self._stages, self._layout, self.transfer, self.training) if in_turn else None
         return ScheduledLanes(*common) if starts is None else MicroBatchLanes(*common, starts)
 
     def _contests_of(

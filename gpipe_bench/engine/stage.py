@@ -46,7 +46,7 @@ class Stage:
         whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
             of others, and no tensor is given out twice: then nobody comes to its graph but through the pipeline, and
             no two partitions add up its gradients. Empty until a first pass has shown it.
-        sizes: what it holds, once ``whole`` says something.
+        sizes: by training mode, what it holds, as soon as ``whole`` says something.
     """
 
     j: int
@@ -61,7 +61,7 @@ class Stage:
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
     whole: dict[bool, bool] = field(default_factory=dict)
-    sizes: Sizes | None = None
+    sizes: dict[bool, Sizes] = field(default_factory=dict)
 
     def computing(self) -> Stream:
         """The compute stream for a batch that the calling thread is about to issue."""
@@ -88,7 +88,7 @@ def looked_at(stage: Stage, training: bool, inputs: Values, job: Callable[[], Va
         # What comes into the first partition is the caller's.
         trained = (parameter for parameter in stage.layers.parameters() if parameter.requires_grad)
         coming = _nbytes(inputs) if stage.j else 0
-        stage.sizes = Sizes(_nbytes(trained), coming, _nbytes(made.outputs), made.inner_bytes())
+        stage.sizes[training] = Sizes(_nbytes(trained), coming, _nbytes(made.outputs), made.inner_bytes())
     return made.outputs
 
 

@@ -120,6 +120,16 @@ def test_each_mode_of_training_has_its_own_first_batch(training, used):
     assert used() - before == training
 
 
+def test_what_a_mode_of_training_holds_is_its_own():
+    """Eval mode drops nothing, and so holds less within a task; spans of training go by what training holds."""
+    pipe = chain(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)) for _ in range(2)))
+    for training in (True, False):
+        pipe.train(training)
+        pipe(torch.ones(M, 4)).sum().backward()
+    for stage in pipe._stages:
+        assert stage.sizes[True].inner > stage.sizes[False].inner
+
+
 class Skipping(nn.Module):
     """Two outputs, one of which may have no gradient."""
 
