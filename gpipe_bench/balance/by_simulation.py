@@ -10,9 +10,9 @@ from gpipe_bench.balance.kept import kept_costs
 from gpipe_bench.balance.layers import Sample, check_model
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
-from gpipe_bench.simulator.build import Model, workload_of
-from gpipe_bench.simulator.hardware import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.sources import ModelSource, model_of_suite, module_source
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.workloads.build import Model, workload_of
+from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite, module_source
 
 __all__ = ["balance_by_simulation", "layer_simulated_times"]
 

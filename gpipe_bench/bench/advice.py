@@ -147,7 +147,7 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
         ConfigError: the limit leaves no memory at all.
     """
     from gpipe_bench.bench.simulated import simulate_cells, simulation_facts
-    from gpipe_bench.simulator.hardware import load_profile
+    from gpipe_bench.simulator.hardware.profile import load_profile
 
     hardware = load_profile(request.profile)
     own = hardware.memory_gib - hardware.context_gib

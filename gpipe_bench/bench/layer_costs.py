@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpipe_bench.balance.by_simulation import layer_simulated_times
 from gpipe_bench.balance.partition import split_min_max
-from gpipe_bench.simulator.build import Model
+from gpipe_bench.simulator.workloads.build import Model
 from models.table import parse_arguments
 
 if TYPE_CHECKING:

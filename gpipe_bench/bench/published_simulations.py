@@ -20,8 +20,8 @@ from models.arguments import nearest
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
-    from gpipe_bench.simulator.events import Run
-    from gpipe_bench.simulator.published import Setting
+    from gpipe_bench.simulator.published.settings import Setting
+    from gpipe_bench.simulator.runs.events import Run
 
 __all__ = ["simulate_table"]
 
@@ -44,9 +44,9 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
     Raises:
         ConfigError: there is no such table.
     """
-    from gpipe_bench.simulator.hardware import load_profile
-    from gpipe_bench.simulator.published import published_settings
-    from gpipe_bench.simulator.published_runs import PublishedRuns
+    from gpipe_bench.simulator.hardware.profile import load_profile
+    from gpipe_bench.simulator.published.runs import PublishedRuns
+    from gpipe_bench.simulator.published.settings import published_settings
 
     settings = [setting for setting in published_settings() if setting.table == table]
     printed = [row for row in published_rows() if row.experiment == table]
@@ -79,7 +79,7 @@ def _result(setting: Setting, row: Row, runs: Any) -> RawResult:
 
 def _values(setting: Setting, row: Row, runs: Any, done: Run) -> tuple[Row, list[dict[str, Any]]]:
     from gpipe_bench.breakdown import Breakdown, mean_breakdown
-    from gpipe_bench.simulator.simulation import GIB, device_uses, step_events
+    from gpipe_bench.simulator.runs.simulation import GIB, device_uses, step_events
 
     events, length_us = step_events(done)
     uses = device_uses(done, events, length_us, range(setting.partitions))

@@ -15,7 +15,7 @@ from models.table import parse_arguments
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
     from gpipe_bench.simulator import DeviceUse, Simulation
-    from gpipe_bench.simulator.hardware import Profile as Hardware
+    from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
 __all__ = ["device_records", "simulate_cells", "simulation_facts"]
 

@@ -22,8 +22,8 @@ from gpipe_bench.bench.settings import (
 from gpipe_bench.bench.variants import Variants, labels_of
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware import PROFILES, load_profile, profile_names
-from gpipe_bench.simulator.hardware import Profile as Hardware
+from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
+from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
 __all__ = ["AUTO", "SimulatedBalance", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
 

@@ -11,7 +11,7 @@ from gpipe_bench.bench.files import check_writable, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.simulator.calibration import RowFit
-    from gpipe_bench.simulator.hardware import Profile
+    from gpipe_bench.simulator.hardware.profile import Profile
 
 __all__ = ["calibrate"]
 
@@ -29,7 +29,7 @@ def calibrate(
     and the error of each cell. The new profile is used by its path: simulate --profile FILE.
     """
     from gpipe_bench.figures.tables import read_rows
-    from gpipe_bench.simulator.hardware import load_profile
+    from gpipe_bench.simulator.hardware.profile import load_profile
 
     start = load_profile(profile)
     check_writable(out)

@@ -15,16 +15,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.simulator.arguments import check_request
-from gpipe_bench.simulator.build import Model, build_workload
-from gpipe_bench.simulator.collection import no_collection
-from gpipe_bench.simulator.events import Settings, run
-from gpipe_bench.simulator.hardware import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.outcome import enough_steps
-from gpipe_bench.simulator.simulation import GIB, DeviceUse, Shortage, Simulation, device_uses, step_events
-from gpipe_bench.simulator.workload import Workload
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.host.settings import enough_steps
+from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.simulator.runs.simulation import GIB, DeviceUse, Shortage, Simulation, device_uses, step_events
+from gpipe_bench.simulator.workloads.build import Model, build_workload
+from gpipe_bench.simulator.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,11 +11,11 @@ from typing import Any, Final
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedule import CHECKPOINT_MODES
-from gpipe_bench.simulator.autograd import FLAVOURS
-from gpipe_bench.simulator.build import Model
-from gpipe_bench.simulator.hardware import Profile
-from gpipe_bench.simulator.optimizers import OPTIMIZERS
-from gpipe_bench.simulator.outcome import BACKWARDS
+from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.host.autograd import FLAVOURS
+from gpipe_bench.simulator.host.settings import BACKWARDS
+from gpipe_bench.simulator.workloads.build import Model
+from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 
 __all__ = ["check_request"]
 

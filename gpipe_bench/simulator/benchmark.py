@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from gpipe_bench.simulator.api import Model, simulate
-from gpipe_bench.simulator.build import build_workload
-from gpipe_bench.simulator.events import Settings, run_whole
-from gpipe_bench.simulator.hardware import HardwareMachine, load_profile
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
+from gpipe_bench.simulator.runs.events import Settings, run_whole
+from gpipe_bench.simulator.workloads.build import build_workload
 
 __all__ = ["main"]
 
@@ -58,17 +58,17 @@ beforehand; tracing aside. Were cost linear in n m, the microseconds per task wo
 """
 _FOOT: Final = """
 From 2^10 tasks on, pipelines whose order of issue is known beforehand are simulated cycle by cycle with arrays
-(`gpipe_bench/simulator/wavefront.py`), with the same times to the nanosecond. What a pass does to free memory is looked
-up, since a steady state repeats itself (`gpipe_bench/simulator/pool_states.py`); peaks are the same to the byte.
-With skips between partitions, with a bus that several links share, and where a host thread runs ahead of the next by 32
-micro-batches, as behind a partition much slower than the others, the order is known as well, but not who comes first on
-a stream or an engine: then the turns of host threads are simulated one by one, without the clock
-(`gpipe_bench/simulator/known_order.py`). Memory is looked up there too, with skips or without; where a host thread runs
-ahead no state of a device is like one before, but those of free memory are (`gpipe_bench/simulator/free_states.py`).
-Where tensors live otherwise than the looking up has it, every request is made, which takes most of the time.
-Not known beforehand is the order without clock-cycles, Fork and Join, copy streams or portals of skips, with the older
-autograd engine, with a scheduled backward pass, and what happens on a device that is full. There the clock simulates
-every task.
+(`gpipe_bench/simulator/known_order/wavefront.py`), with the same times to the nanosecond. What a pass does to free
+memory is looked up, since a steady state repeats itself (`gpipe_bench/simulator/memory_states/pool_states.py`); peaks
+are the same to the byte. With skips between partitions, with a bus that several links share, and where a host thread
+runs ahead of the next by 32 micro-batches, as behind a partition much slower than the others, the order is known as
+well, but not who comes first on a stream or an engine: then the turns of host threads are simulated one by one, without
+the clock (`gpipe_bench/simulator/known_order/host_threads.py`). Memory is looked up there too, with skips or without;
+where a host thread runs ahead no state of a device is like one before, but those of free memory are
+(`gpipe_bench/simulator/memory_states/free_states.py`). Where tensors live otherwise than the looking up has it, every
+request is made, which takes most of the time. Not known beforehand is the order without clock-cycles, Fork and Join,
+copy streams or portals of skips, with the older autograd engine, with a scheduled backward pass, and what happens on a
+device that is full. There the clock simulates every task.
 """
 
 

@@ -21,9 +21,9 @@ from scipy.optimize import least_squares
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.fit import Observation, observe
-from gpipe_bench.simulator.hardware import Efficiency, Profile
-from gpipe_bench.simulator.profile_rules import is_of_device
-from gpipe_bench.simulator.published import Setting
+from gpipe_bench.simulator.hardware.profile import Efficiency, Profile
+from gpipe_bench.simulator.hardware.profile_rules import is_of_device
+from gpipe_bench.simulator.published.settings import Setting
 from models.table import MODELS
 
 __all__ = ["SHARES", "RowFit", "calibrate_rows"]

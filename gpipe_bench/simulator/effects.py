@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.events import Run, Settings, run
 from gpipe_bench.simulator.fit import FITTED
-from gpipe_bench.simulator.hardware import Profile, load_profile
-from gpipe_bench.simulator.outcome import enough_steps
-from gpipe_bench.simulator.published import Setting, published_settings, published_value
-from gpipe_bench.simulator.published_runs import PublishedRuns
-from gpipe_bench.simulator.workload import MemoryOp, TaskWork, Workload
+from gpipe_bench.simulator.hardware.profile import Profile, load_profile
+from gpipe_bench.simulator.host.settings import enough_steps
+from gpipe_bench.simulator.published.runs import PublishedRuns
+from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
+from gpipe_bench.simulator.runs.events import Run, Settings, run
+from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload
 
 __all__ = [
     "COLUMNS",

@@ -18,14 +18,14 @@ from typing import Final
 
 from scipy.optimize import least_squares
 
-from gpipe_bench.simulator.build import microbatch_sizes
-from gpipe_bench.simulator.cost import duration_ns
-from gpipe_bench.simulator.hardware import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.optimizers import trace_optimizer
-from gpipe_bench.simulator.published import Setting, published_settings, published_value
-from gpipe_bench.simulator.published_runs import is_fitted, published_source
-from gpipe_bench.simulator.sources import ModelSource
-from gpipe_bench.simulator.steps import Kernel
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.published.runs import is_fitted, published_source
+from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
+from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.simulator.workloads.build import microbatch_sizes
+from gpipe_bench.simulator.workloads.cost import duration_ns
+from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
+from gpipe_bench.simulator.workloads.sources import ModelSource
 
 __all__ = ["FITTED", "Calibration", "Observation", "calibrate", "fit_rows", "observe"]
 

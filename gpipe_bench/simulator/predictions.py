@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.checkout import checkout
+from gpipe_bench.collection import no_collection, retire_collection
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import GpipeBenchError, OutputError
 from gpipe_bench.rows import SCHEMA_VERSION
-from gpipe_bench.simulator.collection import no_collection, retire_collection
-from gpipe_bench.simulator.published import Setting, published_cells, published_settings
-from gpipe_bench.simulator.published_runs import METRICS, PublishedRuns, is_fitted
-from gpipe_bench.simulator.stored_profiles import kept_profile
-from gpipe_bench.simulator.trace_cache import default_folder
+from gpipe_bench.simulator.hardware.stored import kept_profile
+from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
+from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
+from gpipe_bench.simulator.tracing.trace_cache import default_folder
 
 __all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "summary", "write"]
 

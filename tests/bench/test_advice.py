@@ -12,7 +12,7 @@ from gpipe_bench.bench.advice import Advice, AdviceRequest, _moves, _refine, adv
 from gpipe_bench.bench.validation import validated
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware import PROFILES
+from gpipe_bench.simulator.hardware.profile import PROFILES
 from tests.bench.cells_of import ok_result
 
 SMALL = {"model_args": "depth=1;B=1;C=8;size=16", "devices": 2, "batch_size": 4}

@@ -9,7 +9,7 @@ import pytest
 
 from gpipe_bench.cli import main
 from gpipe_bench.rows import Row
-from gpipe_bench.simulator.hardware import PROFILES
+from gpipe_bench.simulator.hardware.profile import PROFILES
 
 SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)
 PUBLISHED = ("--model-args", "depth=5;B=5;C=64", "--balance", "34-76-70-61", "--flavour", "published")

@@ -36,6 +36,11 @@ EXCEPTIONAL = {
     "gpipe_bench.engine.sequential": "skip",
     "gpipe_bench.__main__": "cli",
 }
+# What is inside the simulator, each above what it may import; the calls and commands beside them are above all.
+SIMULATOR = (
+    *("tracing", "hardware", "workloads", "virtual_time", "memory", "host", "known_order", "memory_states"),
+    *("runs", "published"),
+)
 MODULES = source_files(PACKAGES)
 # The workflow, --help, tables and figures use these; a first import of PyTorch takes seconds.
 LIGHT = {"gpipe_bench.cli", "gpipe_bench.bench.workflow", "gpipe_bench.bench.summary", "models.table"}
@@ -58,6 +63,33 @@ def test_imports_point_one_way():
         if layer(target) not in {layer(module), *ALLOWED[layer(module)]}
     ]
     assert wrong == []
+
+
+def height(module: str) -> int | None:
+    """How far up in the simulator a module is; None outside of it."""
+    project, top, part, *_ = (*module.split("."), "", "")
+    if (project, top) != ("gpipe_bench", "simulator"):
+        return None
+    return SIMULATOR.index(part) if part in SIMULATOR else len(SIMULATOR)
+
+
+def test_imports_of_the_simulator_point_down():
+    wrong = [
+        f"{module} imports {target}"
+        for module, path in MODULES.items()
+        for target in imported_modules(module, path)
+        if (own := height(module)) is not None and (other := height(target)) is not None and other > own
+    ]
+    assert wrong == []
+
+
+def test_every_part_of_the_simulator_has_its_place():
+    parts = {
+        module.split(".")[2]
+        for module in MODULES
+        if module.startswith("gpipe_bench.simulator.") and module.count(".") > 2
+    }
+    assert parts == {*SIMULATOR}
 
 
 def test_every_layer_has_modules():

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.events import Run, Settings
-from gpipe_bench.simulator.workload import Kernels, SkipWork, TaskWork, Workload
+from gpipe_bench.simulator.runs.events import Run, Settings
+from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, TaskWork, Workload
 
 MS = 1_000_000
 LETTERS = {

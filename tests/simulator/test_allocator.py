@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.allocator import MIB, Allocator, OutOfMemory
-from gpipe_bench.simulator.clock import Clock
+from gpipe_bench.simulator.memory.allocator import MIB, Allocator, OutOfMemory
+from gpipe_bench.simulator.virtual_time.clock import Clock
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.events import Settings, run
-from gpipe_bench.simulator.workload import Kernels, TaskWork, Workload
+from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload
 from tests.simulator.support import Plain
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)

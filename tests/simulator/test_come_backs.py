@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.allocator import Allocator
-from gpipe_bench.simulator.come_backs import Moments, come_backs
-from gpipe_bench.simulator.free_states import FreePool
-from gpipe_bench.simulator.pools import SHIFT, Pool
+from gpipe_bench.simulator.memory.allocator import Allocator
+from gpipe_bench.simulator.memory.pools import SHIFT, Pool
+from gpipe_bench.simulator.memory_states.come_backs import Moments, come_backs
+from gpipe_bench.simulator.memory_states.free_states import FreePool
 
 TURNS = Moments(np.array([10, 20, 20, 30]), np.array([0, 10, 30, 50]))
 

@@ -7,9 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.events import Settings, run_whole
-from gpipe_bench.simulator.steady import run_large
-from gpipe_bench.simulator.workload import (
+from gpipe_bench.simulator.runs.events import Settings, run_whole
+from gpipe_bench.simulator.runs.steady import run_large
+from gpipe_bench.simulator.workloads.workload import (
     NOTHING,
     Kernels,
     MemoryOp,

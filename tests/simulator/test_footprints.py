@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.footprints import Footprint, Footprints
-from gpipe_bench.simulator.pools import SHIFT, Pool, Shrinking
+from gpipe_bench.simulator.memory.footprints import Footprint, Footprints
+from gpipe_bench.simulator.memory.pools import SHIFT, Pool, Shrinking
 
 UNIT = 512
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=300)

@@ -12,13 +12,13 @@ from torch import nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import checkpoint_stop
-from gpipe_bench.simulator.build import build_workload
-from gpipe_bench.simulator.events import LARGE, Settings, run, run_whole
-from gpipe_bench.simulator.hardware import load_profile
-from gpipe_bench.simulator.known_steps import _by_states, is_known, run_known
-from gpipe_bench.simulator.simulation import device_uses, step_events
-from gpipe_bench.simulator.steady import run_large
-from gpipe_bench.simulator.workload import Kernels, SkipWork
+from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.runs.events import LARGE, Settings, run, run_whole
+from gpipe_bench.simulator.runs.known_steps import _by_states, is_known, run_known
+from gpipe_bench.simulator.runs.simulation import device_uses, step_events
+from gpipe_bench.simulator.runs.steady import run_large
+from gpipe_bench.simulator.workloads.build import build_workload
+from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork
 from tests.simulator.support import SETTINGS, Plain, task, workload
 from tests.simulator.test_device_peaks import MACHINES, SIZES, workloads
 from tests.simulator.test_live_copies import SHARING, WIDTH

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components
-from gpipe_bench.simulator.build import build_workload
-from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.skip import pop, skippable, stash
 from tests.simulator.live import live_peaks
 from tests.simulator.test_live_frozen import linear

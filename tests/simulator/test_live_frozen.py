@@ -8,9 +8,9 @@ from torch import nn
 
 from gpipe_bench import Components
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.build import build_workload
-from gpipe_bench.simulator.events import Settings, run
-from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.simulator.workloads.build import build_workload
 from tests.simulator.live import live_peaks
 from tests.simulator.support import Plain, order
 from tests.simulator.test_live_models import Cat, One, Stash, Two, conv

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.events import Settings, run
-from gpipe_bench.simulator.workload import Kernels
+from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.simulator.workloads.workload import Kernels
 from tests.simulator.support import MS, Plain, task, workload
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.allocator import MIB, Allocator, drop_all
-from gpipe_bench.simulator.passes import Passes
-from gpipe_bench.simulator.places import Places
-from gpipe_bench.simulator.workload import NOTHING, MemoryOp, TaskWork, Workload, gradient_name, input_name
+from gpipe_bench.simulator.memory.allocator import MIB, Allocator, drop_all
+from gpipe_bench.simulator.memory.passes import Passes
+from gpipe_bench.simulator.virtual_time.places import Places
+from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, TaskWork, Workload, gradient_name, input_name
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=150)
 SIZES = st.sampled_from([1, 512, 700_000, MIB, MIB + 1, 3 * MIB, 9 * MIB, 11 * MIB, 30 * MIB])

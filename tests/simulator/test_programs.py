@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.allocator import MIB, Allocator
-from gpipe_bench.simulator.clock import Clock
-from gpipe_bench.simulator.programs import Program
-from gpipe_bench.simulator.workload import MemoryOp
+from gpipe_bench.simulator.memory.allocator import MIB, Allocator
+from gpipe_bench.simulator.memory.programs import Program
+from gpipe_bench.simulator.virtual_time.clock import Clock
+from gpipe_bench.simulator.workloads.workload import MemoryOp
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
 SIZES = st.sampled_from([1, 512, 700_000, MIB, MIB + 1, 3 * MIB, 9 * MIB, 11 * MIB, 30 * MIB])

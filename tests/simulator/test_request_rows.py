@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator import request_rows
-from gpipe_bench.simulator.allocator import Allocator
-from gpipe_bench.simulator.clock import Clock
-from gpipe_bench.simulator.pools import MIB, SHIFT, Pool
-from gpipe_bench.simulator.request_rows import Row, cut
+from gpipe_bench.simulator.memory import request_rows
+from gpipe_bench.simulator.memory.allocator import Allocator
+from gpipe_bench.simulator.memory.pools import MIB, SHIFT, Pool
+from gpipe_bench.simulator.memory.request_rows import Row, cut
+from gpipe_bench.simulator.virtual_time.clock import Clock
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
 SIZES = [MIB + 512, 2 * MIB, 3 * MIB, 7 * MIB]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.events import Settings, _Simulation
+from gpipe_bench.simulator.runs.events import Settings, _Simulation
 from tests.simulator.support import Plain, task, workload
 
 

@@ -9,11 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator import straight
-from gpipe_bench.simulator.events import Settings, run_whole
-from gpipe_bench.simulator.known_steps import _by_states, is_known
-from gpipe_bench.simulator.turns import Unclear
-from gpipe_bench.simulator.workload import Kernels, MemoryOp, SkipWork, gradient_name, input_name
+from gpipe_bench.simulator.known_order.turns import Unclear
+from gpipe_bench.simulator.memory_states import straight
+from gpipe_bench.simulator.runs.events import Settings, run_whole
+from gpipe_bench.simulator.runs.known_steps import _by_states, is_known
+from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, SkipWork, gradient_name, input_name
 from tests.simulator.support import SETTINGS, Plain, task, workload
 from tests.simulator.test_device_peaks import MACHINES, SIZES, passes, same, workloads
 

@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator import steady
-from gpipe_bench.simulator.events import LARGE, Settings, run, run_whole
-from gpipe_bench.simulator.steady import foreseeable, run_large
-from gpipe_bench.simulator.workload import Kernels, Workload
+from gpipe_bench.simulator.runs import steady
+from gpipe_bench.simulator.runs.events import LARGE, Settings, run, run_whole
+from gpipe_bench.simulator.runs.steady import foreseeable, run_large
+from gpipe_bench.simulator.workloads.workload import Kernels, Workload
 from tests.simulator.support import MS, Plain, task, workload
 from tests.simulator.test_lives import heavy
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpipe_bench.simulator.tables import LaunchQueue, Tables
-from gpipe_bench.simulator.turns import Turns, Unclear
-from gpipe_bench.simulator.workload import Kernels
+from gpipe_bench.simulator.known_order.tables import LaunchQueue, Tables
+from gpipe_bench.simulator.known_order.turns import Turns, Unclear
+from gpipe_bench.simulator.workloads.workload import Kernels
 from tests.simulator.support import Plain, task, workload
 
 N = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.pools import MIB, SHIFT, Pool
-from gpipe_bench.simulator.transients import Demands, keeps_nothing
+from gpipe_bench.simulator.memory.pools import MIB, SHIFT, Pool
+from gpipe_bench.simulator.memory.transients import Demands, keeps_nothing
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=300)
 UNIT = 512

@@ -14,16 +14,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.schedule import checkpoint_stop
-from gpipe_bench.simulator import events
-from gpipe_bench.simulator.clock import Clock
-from gpipe_bench.simulator.device_times import DeviceTimes
-from gpipe_bench.simulator.events import run_whole
-from gpipe_bench.simulator.memory import Memory
-from gpipe_bench.simulator.streams import Event
-from gpipe_bench.simulator.tables import Tables
-from gpipe_bench.simulator.turns import Unclear, passed
-from gpipe_bench.simulator.wavefront import Overtaken, Wavefront
-from gpipe_bench.simulator.workload import NOTHING, Kernels, TaskWork, Workload
+from gpipe_bench.simulator.known_order.tables import Tables
+from gpipe_bench.simulator.known_order.turns import Unclear, passed
+from gpipe_bench.simulator.known_order.wavefront import Overtaken, Wavefront
+from gpipe_bench.simulator.memory.memory import Memory
+from gpipe_bench.simulator.memory_states.device_times import DeviceTimes
+from gpipe_bench.simulator.runs import events
+from gpipe_bench.simulator.runs.events import run_whole
+from gpipe_bench.simulator.virtual_time.clock import Clock
+from gpipe_bench.simulator.virtual_time.streams import Event
+from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, TaskWork, Workload
 from tests.simulator.support import SETTINGS, Plain
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)

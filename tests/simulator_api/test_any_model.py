@@ -9,9 +9,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.hardware import profile_names
-from gpipe_bench.simulator.model_trace import Tracer
-from gpipe_bench.simulator.sources import module_source
+from gpipe_bench.simulator.hardware.profile import profile_names
+from gpipe_bench.simulator.tracing.model_trace import Tracer
+from gpipe_bench.simulator.workloads.sources import module_source
 from tests.simulator_api import layers
 from tests.simulator_api.layers import WIDTH, Function, image, linear, sequence, words
 

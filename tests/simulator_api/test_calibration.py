@@ -10,7 +10,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.simulator.calibration import SHARES, calibrate_rows
-from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.hardware.profile import load_profile
 
 H100 = load_profile("h100")
 TRUTH = {"conv3x3_stride1": 0.2, "other_conv_matmul": 0.33, "memory_bound": 0.7}
@@ -121,7 +121,7 @@ def test_rows_that_are_faster_than_the_peaks(rows, cache):
 
 
 def test_the_command_writes_a_profile_that_simulate_takes(rows, cache, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gpipe_bench.simulator.sources.default_folder", lambda: cache)
+    monkeypatch.setattr("gpipe_bench.simulator.workloads.sources.default_folder", lambda: cache)
     table, out = tmp_path / "rows.csv", tmp_path / "mine.yaml"
     table.write_text(csv_text(Row.columns(), [row.to_dict() for row in rows]))
     with pytest.raises(SystemExit) as caught:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.build import Model, build_workload
 from gpipe_bench.simulator.effects import COLUMNS, DOCUMENT, MARKERS, MECHANISMS, effects, table, with_table
-from gpipe_bench.simulator.events import Settings
-from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.runs.events import Settings
+from gpipe_bench.simulator.workloads.build import Model, build_workload
 
 P40 = load_profile("p40")
 CELLS = COLUMNS[1:]

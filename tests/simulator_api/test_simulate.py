@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-import gpipe_bench.simulator.events
+import gpipe_bench.simulator.runs.events
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator import Model, simulate
-from gpipe_bench.simulator.hardware import load_profile
-from gpipe_bench.simulator.simulation import busy_fraction
+from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.runs.simulation import busy_fraction
 from gpipe_bench.timeline import COMPUTE_KINDS, TimelineEvent
 from tests.simulator_api.layers import linear
 
@@ -146,7 +146,7 @@ def test_where_tensors_fit_and_segments_do_not_it_needs_what_a_larger_device_wou
 
 
 def test_how_much_a_large_run_needs(cache, monkeypatch):
-    monkeypatch.setattr(gpipe_bench.simulator.events, "LARGE", 16)
+    monkeypatch.setattr(gpipe_bench.simulator.runs.events, "LARGE", 16)
     layers = nn.Sequential(*(nn.Linear(2**12, 2**12, device="meta") for _ in range(4)))
     sample = torch.empty(1, 2**12, device="meta")
     options = {"balance": [1] * 4, "batch_size": 2**16, "chunks": 16, "sample": sample, "checkpoint": "never"}
@@ -199,7 +199,7 @@ def test_results_hang_on_no_hash(unet, cache):
 
 def test_a_profile_of_ones_own_needs_no_code(unet, tmp_path):
     path = tmp_path / "mine.yaml"
-    text = (gpipe_bench.simulator.hardware.PROFILES / "p40.yaml").read_text(encoding="utf-8")
+    text = (gpipe_bench.simulator.hardware.profile.PROFILES / "p40.yaml").read_text(encoding="utf-8")
     path.write_text(text.replace("name: p40", "name: mine").replace("gb_per_s: 346", "gb_per_s: 692"))
     step = unet(profile=path)
     assert step.row().profile == "mine"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gpipe_bench.simulator.model_trace import Trace, Tracer
-from gpipe_bench.simulator.steps import Alloc, Free
-from gpipe_bench.simulator.workload import TaskWork
+from gpipe_bench.simulator.tracing.model_trace import Trace, Tracer
+from gpipe_bench.simulator.tracing.steps import Alloc, Free
+from gpipe_bench.simulator.workloads.workload import TaskWork
 from models.table import MODELS
 
 F32 = 4

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.layer_trace import trace_layer
-from gpipe_bench.simulator.specs import TensorSpec
-from gpipe_bench.simulator.steps import Alloc, Kernel
+from gpipe_bench.simulator.tracing.layer_trace import trace_layer
+from gpipe_bench.simulator.tracing.specs import TensorSpec
+from gpipe_bench.simulator.tracing.steps import Alloc, Kernel
 
 HEADS, LENGTH, WIDTH = 4, 256, 32
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.simulator.collection import retire_collection
-from gpipe_bench.simulator.model_trace import Tracer
-from gpipe_bench.simulator.optimizer_trace import trace_step
-from gpipe_bench.simulator.recorder import Recorder
-from gpipe_bench.simulator.steps import Kernel
+from gpipe_bench.collection import retire_collection
+from gpipe_bench.simulator.tracing.model_trace import Tracer
+from gpipe_bench.simulator.tracing.recorder import Recorder
+from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.simulator.workloads.optimizer_trace import trace_step
 
 MAKERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),
@@ -44,7 +44,7 @@ def test_an_optimizer_without_its_wrappers_does_the_same(name):
 
 def test_an_optimizer_is_traced_without_the_compiler():
     code = (
-        "import sys; from gpipe_bench.simulator.optimizer_trace import trace_step; "
+        "import sys; from gpipe_bench.simulator.workloads.optimizer_trace import trace_step; "
         f"[trace_step(name, 'float32') for name in {sorted(MAKERS)}]; print('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

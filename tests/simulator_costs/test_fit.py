@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from gpipe_bench.simulator.fit import FITTED, Observation, calibrate, fit_rows
-from gpipe_bench.simulator.hardware import load_profile
-from gpipe_bench.simulator.published import published_settings, published_value
-from gpipe_bench.simulator.steps import Kernel
+from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.published.settings import published_settings, published_value
+from gpipe_bench.simulator.tracing.steps import Kernel
 
 P40 = load_profile("p40")
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.cost import duration_ns, total
-from gpipe_bench.simulator.hardware import PROFILES, HardwareMachine, load_profile, parse_profile, profile_names
-from gpipe_bench.simulator.steps import Kernel
-from gpipe_bench.simulator.workload import HOST, Kernels
+from gpipe_bench.simulator.hardware.profile import PROFILES, HardwareMachine, load_profile, parse_profile, profile_names
+from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.simulator.workloads.cost import duration_ns, total
+from gpipe_bench.simulator.workloads.workload import HOST, Kernels
 
 P40 = yaml.safe_load((PROFILES / "p40.yaml").read_text(encoding="utf-8"))
 

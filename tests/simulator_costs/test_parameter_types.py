@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.simulator.build import build_workload
-from gpipe_bench.simulator.hardware import load_profile
-from gpipe_bench.simulator.optimizers import OPTIMIZERS, trace_optimizer
-from gpipe_bench.simulator.trace_cache import Shelf, StoredTraces
-from gpipe_bench.simulator.workload import Workload
+from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.tracing.trace_cache import Shelf, StoredTraces
+from gpipe_bench.simulator.workloads.build import build_workload
+from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS, trace_optimizer
+from gpipe_bench.simulator.workloads.workload import Workload
 
 H100 = load_profile("h100")
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8}
@@ -91,7 +91,7 @@ def test_types_that_meet_in_one_layer_keep_their_own_widths(cache):
 
 
 def test_types_are_stored_with_the_traces(tmp_path):
-    from gpipe_bench.simulator.model_trace import Tracer
+    from gpipe_bench.simulator.tracing.model_trace import Tracer
 
     facts = Tracer(nn.Sequential(Scaled()), torch.empty(1, 64, dtype=torch.bfloat16)).facts()
     stored = StoredTraces(facts)

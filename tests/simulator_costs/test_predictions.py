@@ -10,12 +10,12 @@ import pytest
 
 from gpipe_bench.configurations import digest
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator import published_runs
-from gpipe_bench.simulator.events import run
-from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.predictions import TABLES, Prediction, main, predictions, summary, write
-from gpipe_bench.simulator.published import PUBLISHED_FOLDER, published_settings
-from gpipe_bench.simulator.published_runs import METRICS, Outcome, PublishedRuns, is_fitted
+from gpipe_bench.simulator.published import runs as published_runs
+from gpipe_bench.simulator.published.runs import METRICS, Outcome, PublishedRuns, is_fitted
+from gpipe_bench.simulator.published.settings import PUBLISHED_FOLDER, published_settings
+from gpipe_bench.simulator.runs.events import run
 
 P40 = load_profile("p40")
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware import PROFILES, load_profile, parse_profile
-from gpipe_bench.simulator.profile_rules import is_of_device
+from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, parse_profile
+from gpipe_bench.simulator.hardware.profile_rules import is_of_device
 
 P40 = yaml.safe_load((PROFILES / "p40.yaml").read_text(encoding="utf-8"))
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.simulator import model_trace
-from gpipe_bench.simulator.model_trace import Tracer
-from gpipe_bench.simulator.signature import is_lasting, signature
+from gpipe_bench.simulator.tracing import model_trace
+from gpipe_bench.simulator.tracing.model_trace import Tracer
+from gpipe_bench.simulator.tracing.signature import is_lasting, signature
 
 BATCH, CHANNELS = 4, 8
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.simulator import hardware, stored_profiles
-from gpipe_bench.simulator.hardware import PROFILES, HardwareMachine, load_profile, profile_names
-from gpipe_bench.simulator.stored_profiles import kept_profile, known
+from gpipe_bench.simulator.hardware import profile as hardware
+from gpipe_bench.simulator.hardware import stored as stored_profiles
+from gpipe_bench.simulator.hardware.profile import PROFILES, HardwareMachine, load_profile, profile_names
+from gpipe_bench.simulator.hardware.stored import kept_profile, known
 
 
 @pytest.mark.parametrize("name", profile_names())

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpipe_bench.simulator import trace_cache
-from gpipe_bench.simulator.build import Model, build_workload
-from gpipe_bench.simulator.hardware import load_profile
+from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.predictions import predictions
-from gpipe_bench.simulator.stored_workloads import kept_workload
-from gpipe_bench.simulator.workload import TaskWork, Workload
+from gpipe_bench.simulator.tracing import trace_cache
+from gpipe_bench.simulator.workloads.build import Model, build_workload
+from gpipe_bench.simulator.workloads.stored import kept_workload
+from gpipe_bench.simulator.workloads.workload import TaskWork, Workload
 
 ARGUMENTS = {"depth": 2, "B": 1, "C": 4, "size": 16}
 
@@ -98,8 +98,8 @@ def test_predictions_from_disk_load_neither_pytorch_nor_what_checks_profiles(tmp
 def test_only_what_is_known_beforehand_loads_numpy(flavour, loaded):
     """A run of 1024 tasks, on a machine that is asked for nothing but the time of copies."""
     program = (
-        "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.events import Settings, run; "
-        "from gpipe_bench.simulator.workload import Kernels, TaskWork, Workload; "
+        "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.runs.events import Settings, run; "
+        "from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload; "
         "task = TaskWork(*[Kernels(9000, 1)] * 3, input_bytes=(1,), output_bytes=(1,)); "
         "machine = SimpleNamespace(launch_ns=0, queue_depth=0, capacity_bytes=0, "
         "copy_ns=lambda *_: 1000, bus=lambda *_: None); "

@@ -16,8 +16,8 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
-from gpipe_bench.simulator.events import Settings, run
-from gpipe_bench.simulator.workload import HOST
+from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.simulator.workloads.workload import HOST
 from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS
 from tests.simulator.support import MS, task, workload

@@ -1,0 +1,1 @@
+"""What devices and links do in a second, as data."""

@@ -1,0 +1,265 @@
+"""Hardware as data: what a device computes, how fast its memory is, and how devices are linked.
+
+A profile is a YAML file; those of this package lie in ``profiles/``. Whoever has other hardware writes such a file and
+passes its path; nothing else needs to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.hardware.machine import MachineNumbers, NumberedMachine, Way
+from gpipe_bench.simulator.hardware.profile_rules import (
+    DIRECT_SHARE,
+    FAST_SHARE,
+    FASTEST,
+    rate_problems,
+    slip,
+    unknown_links,
+)
+from models.arguments import nearest
+
+__all__ = [
+    "PROFILES",
+    "Efficiency",
+    "HardwareMachine",
+    "Link",
+    "Profile",
+    "Topology",
+    "load_profile",
+    "machine_numbers",
+    "parse_profile",
+    "profile_names",
+]
+
+PROFILES: Final = Path(__file__).parents[1] / "profiles"
+"""Folder of the profiles that come with the package."""
+
+_GIB: Final = 2**30
+_WAYS: Final = ("within", "across", "host")
+_CONVOLUTION_UNITS: Final = {"float32": "tensorfloat32", "float64": ""}
+_PARTS: Final = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Link(_Section):
+    """A way between two memories."""
+
+    gb_per_s: float = Field(gt=0, le=FASTEST, description="usable bandwidth per direction, 10^9 bytes per second")
+    latency_us: float = Field(ge=0, description="time of an empty transfer, microseconds")
+    shared: bool = Field(
+        default=False, description="whether transfers between the same two groups, in one direction, take turns"
+    )
+
+
+class Topology(_Section):
+    """Which devices are near each other: consecutive devices form groups, such as those of one socket."""
+
+    group_size: int = Field(gt=0, description="devices per group")
+    within: str = Field(description="link between devices of one group")
+    across: str = Field(description="link between devices of different groups")
+    host: str = Field(description="link between a device and pinned host memory")
+
+
+class Efficiency(_Section):
+    """Achieved share of the peak per kernel class.
+
+    Above 1 are only convolutions whose algorithm may need fewer FLOPs than the direct one, which are counted.
+    """
+
+    conv3x3_stride1: float = Field(gt=0, le=FAST_SHARE, description="of the peak, in FLOPs of the direct algorithm")
+    spatial_conv: float | None = Field(
+        default=None,
+        gt=0,
+        le=FAST_SHARE,
+        description="of the peak, other convolutions wider than 1x1; None: as other_conv_matmul",
+    )
+    other_conv_matmul: float = Field(gt=0, le=DIRECT_SHARE, description="of the peak")
+    matmul: float | None = Field(
+        default=None, gt=0, le=DIRECT_SHARE, description="of the peak; None: as other_conv_matmul"
+    )
+    memory_bound: float = Field(gt=0, le=DIRECT_SHARE, description="of the memory bandwidth")
+    origin: Literal["fitted", "measured", "assumed"] = Field(description="where the numbers come from")
+
+    def of_peak(self, kernel_class: str, arithmetic: str) -> float:
+        """The share of the peak that a computing kernel reaches."""
+        if kernel_class == "conv3x3_stride1":
+            return self.conv3x3_stride1
+        own = self.spatial_conv if kernel_class == "spatial_conv" else None
+        return (self.matmul if arithmetic == "matmul" else own) or self.other_conv_matmul
+
+
+class Profile(_Section):
+    """One kind of device, and how a machine links several of them."""
+
+    name: str = Field(min_length=1, description="name of the profile")
+    device: str = Field(min_length=1, description="name of the device")
+    memory_gib: float = Field(gt=0, description="memory that the driver reports, GiB")
+    context_gib: float = Field(ge=0, description="taken by the context before the first tensor, GiB")
+    bandwidth_gb_per_s: float = Field(gt=0, le=FASTEST, description="memory bandwidth, 10^9 bytes per second")
+    peak_tflops: dict[str, float] = Field(description="peak of the ordinary units by dtype, 10^12 FLOP per second")
+    matrix_tflops: dict[str, float] = Field(default={}, description="peak of the matrix units by dtype, dense")
+    winograd: bool = Field(description="whether 3x3 convolutions of stride 1 run by Winograd's algorithm")
+    efficiency: Efficiency
+    kernel_floor_us: float = Field(ge=0, description="shortest kernel, microseconds")
+    launch_us: float = Field(ge=0, description="host time per kernel, microseconds")
+    queue_depth: int = Field(gt=0, description="launches that a device holds before the host waits")
+    links: dict[str, Link]
+    topology: Topology
+    sources: dict[str, str] = Field(description="where the numbers come from")
+
+    @field_validator("peak_tflops", "matrix_tflops")
+    @classmethod
+    def _rates(cls, rates: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if problems := rate_problems(str(info.field_name), rates):
+            raise ValueError("\n".join(problems))
+        return rates
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        problems = unknown_links({name: getattr(self.topology, name) for name in _WAYS}, self.links)
+        if self.context_gib >= self.memory_gib:
+            problems.append(f"context_gib must be less than memory_gib, got {self.context_gib}; correct one of them")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory for tensors, bytes."""
+        return int((self.memory_gib - self.context_gib) * _GIB)
+
+    def peak_flop_per_s(self, arithmetic: str, dtype: str) -> float:
+        """Peak rate of a convolution or matrix product.
+
+        In float32, PyTorch's defaults let convolutions use TF32 where a device has it, and matrix products not; in
+        float64, only products run on matrix units. Types of two bytes for which there are no units are computed in
+        float32, complex ones by their parts.
+
+        Raises:
+            ConfigError: the profile does not say how fast float64 is.
+        """
+        dtype = _PARTS.get(dtype, dtype)
+        units = _CONVOLUTION_UNITS.get(dtype, dtype) if arithmetic == "convolution" else dtype
+        tflops = self.matrix_tflops.get(units) or self.peak_tflops.get(dtype)
+        if tflops is None and dtype == "float64":
+            raise ConfigError(
+                [f"profile {self.name}: peak_tflops must have float64 for a model of that type, got none; add it"]
+            )
+        return (tflops or self.peak_tflops["float32"]) * 1e12
+
+
+class HardwareMachine(NumberedMachine):
+    """A machine of devices of one kind; what the event simulation asks of hardware.
+
+    Args:
+        profile: of the devices and their links.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        super().__init__(machine_numbers(profile))
+        self.profile = profile
+
+
+def machine_numbers(profile: Profile) -> MachineNumbers:
+    """What the event simulation asks of a profile."""
+    topology = profile.topology
+    links = (profile.links[getattr(topology, way)] for way in _WAYS)
+    return MachineNumbers(
+        round(profile.launch_us * 1000),
+        profile.queue_depth,
+        profile.capacity_bytes,
+        # Read and written.
+        profile.bandwidth_gb_per_s * profile.efficiency.memory_bound / 2,
+        profile.kernel_floor_us * 1000,
+        topology.group_size,
+        *(Way(link.gb_per_s, link.latency_us, link.shared) for link in links),
+    )
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with the package."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def load_profile(name: str | Path) -> Profile:
+    """The profile of that name, or in the YAML file of that path.
+
+    Raises:
+        ConfigError: there is none, or it breaks rules; all problems at once.
+    """
+    path = PROFILES / f"{name}.yaml" if str(name) in profile_names() else Path(name)
+    if not path.is_file():
+        hint = nearest(str(name), profile_names())
+        hint = "check the name, or the path" if hint.startswith("use one of") else hint
+        raise ConfigError(
+            [f"profile must be one of {', '.join(profile_names())} or a YAML file, got {str(name)!r}; {hint}"]
+        )
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = " ".join(str(error).split())
+        raise ConfigError([f"profile must be YAML, got an error in {path}: {where}; correct that line"]) from error
+    return parse_profile(data, str(path))
+
+
+def parse_profile(data: object, where: str = "profile") -> Profile:
+    """A profile from plain data.
+
+    Args:
+        data: what the YAML file holds.
+        where: named in every problem.
+
+    Raises:
+        ConfigError: all problems at once.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError([f"{where} must be a mapping of settings, got {type(data).__name__}; see profiles/p40.yaml"])
+    try:
+        return Profile.model_validate(dict(data))
+    except ValidationError as error:
+        lines = [line for item in error.errors() for line in _problems(where, item)]
+        raise ConfigError([*lines, *(line for line in _hidden(where, data) if line not in lines)]) from None
+
+
+def _hidden(where: str, data: Mapping[str, Any]) -> list[str]:
+    """References to links that do not exist, which pydantic looks at only where everything else is right."""
+    topology, links = data.get("topology"), data.get("links")
+    if not isinstance(topology, Mapping) or not isinstance(links, Mapping):
+        return []
+    named = {way: topology[way] for way in _WAYS if isinstance(topology.get(way), str)}
+    return [f"{where}: {line}" for line in unknown_links(named, links)]
+
+
+def _known_settings(path: Sequence[str]) -> list[str]:
+    """The settings of the part of a profile at ``path``."""
+    kind: Any = Profile
+    for part in path:
+        field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        kind = field.annotation if field is not None else Link if path[0] == "links" else None
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+
+
+def _problems(where: str, error: Any) -> list[str]:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "value_error":
+        return [f"{where}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
+    if error["type"] == "missing":
+        return [f"{where}: {name} must be given, got nothing; add it"]
+    if error["type"] == "less_than_equal":
+        return [f"{where}: {slip(error['loc'], error['ctx']['le'], float(error['input']))}"]
+    if error["type"] == "extra_forbidden":
+        *above, own = map(str, error["loc"])
+        hint = nearest(own, _known_settings(above))
+        hint = "remove it" if hint.startswith("use one of") else hint
+        return [f"{where}: {name} must be a setting of a profile, got an unknown one; {hint}"]
+    return [f"{where}: {name} must satisfy '{error['msg']}', got {error['input']!r}; correct it"]

@@ -1,0 +1,1 @@
+"""The caching allocator, and what the passes of tasks ask it for."""

@@ -1,0 +1,1 @@
+"""The published rows, and how torchgpipe ran them."""

@@ -1,0 +1,181 @@
+"""One row of the published benchmarks, run in the simulator as torchgpipe's scripts ran it.
+
+- A speed is that of an epoch: its whole mini-batches back to back, and the smaller one at its end, if there is one.
+- A memory is the sum over devices of what the allocators hold at the most in two steps; activations are that without
+  12 bytes for each parameter: the parameter, its gradient and RMSprop's average.
+- Where host threads race, in the ablation's baseline, there are more steps, as there were: the mean of their times, the
+  most of their memory.
+- A utilisation is what sampling the driver shows: the share of a step in which a device computes, or sends a copy.
+- torchgpipe exempts micro-batch number ``chunks - 1`` from checkpointing; where a batch gives fewer, none is exempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.simulator.hardware.stored import KnownProfile, known
+from gpipe_bench.simulator.host.settings import enough_steps
+from gpipe_bench.simulator.published.settings import Setting, published_cells
+from gpipe_bench.simulator.runs.events import Run, Settings, run
+from gpipe_bench.simulator.runs.simulation import GIB, busy_fraction, step_events
+from gpipe_bench.simulator.tracing.trace_cache import default_folder
+from gpipe_bench.simulator.workloads.stored import kept_workload
+from gpipe_bench.simulator.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from gpipe_bench.simulator.hardware.profile import Profile
+    from gpipe_bench.simulator.workloads.sources import ModelSource
+
+__all__ = ["METRICS", "Outcome", "PublishedRuns", "is_fitted", "published_source"]
+
+_THROUGHPUT: Final = "throughput_samples_per_s"
+_UTILIZATION: Final = "utilization_fraction"
+_RESERVED: Final = "peak_reserved_gib"
+_ACTIVATIONS: Final = "activation_memory_gib"
+_MODEL: Final = "model_memory_gib"
+
+METRICS: Final = (_THROUGHPUT, _UTILIZATION, _RESERVED, _MODEL, _ACTIVATIONS)
+"""What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do."""
+
+_PER_GRADIENT: Final = 3
+"""A parameter, its gradient and RMSprop's average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the simulation says of a row.
+
+    Attributes:
+        values: metric -> value in the metric's unit; a metric is missing when memory ran out.
+        reason: how memory ran out; empty when it did not.
+    """
+
+    values: dict[str, float]
+    reason: str = ""
+
+
+def is_fitted(row: Setting) -> bool:
+    """Whether constants were fitted to the throughput of a row: one device, or AmoebaNet-D n2m1."""
+    return bool(row.full_steps) and (
+        row.partitions == 1 or (row.table, row.experiment) == ("amoebanet-d-speed", "n2m1")
+    )
+
+
+def published_source(row: Setting, cache: Path | None = None) -> ModelSource:
+    """Traces of a row's model; ``cache``: folder of stored traces."""
+    # Only whoever has no stored workload needs traces, and what puts them together.
+    from gpipe_bench.simulator.workloads.sources import model_of_suite, resnet101_source
+
+    if row.model == "resnet101":
+        return resnet101_source(cache)
+    return model_of_suite(row.model, row.model_arguments(), cache)
+
+
+class PublishedRuns:
+    """Runs published rows; rows that differ in components only share their work.
+
+    Args:
+        profile: the devices.
+        cache: folder of stored traces; the user's cache folder by default.
+        keep: whether to store workloads there too; they are for this profile only.
+    """
+
+    def __init__(self, profile: Profile | KnownProfile, cache: Path | None = None, *, keep: bool = False) -> None:
+        self._profile = profile if isinstance(profile, KnownProfile) else known(profile)
+        self._cache, self._keep = cache, keep
+        self._machine = self._profile.machine
+        # The last one, and whether it has requests for memory: rows that share a workload follow each other.
+        self._last: tuple[object, Workload, bool] | None = None
+
+    def outcome(self, row: Setting) -> Outcome:
+        """Simulate a row, for the metrics that were published."""
+        metrics = [metric for metric in published_cells(row) if metric in METRICS]
+        values: dict[str, float] = {}
+        if _MODEL in metrics:
+            values[_MODEL] = self._model_bytes(row) / GIB
+        try:
+            done = self.run_of(row, row.batch_size, memory=bool({_RESERVED, _ACTIVATIONS} & {*metrics}))
+            find: dict[str, Callable[[], float]] = {
+                _THROUGHPUT: lambda: self.throughput(row, done),
+                _UTILIZATION: lambda: _utilization(row, done),
+                _RESERVED: lambda: sum(done.peak_reserved_bytes) / GIB,
+                _ACTIVATIONS: lambda: (sum(done.peak_reserved_bytes) - self._model_bytes(row)) / GIB,
+            }
+            return Outcome(values | {metric: find[metric]() for metric in metrics if metric in find})
+        except OutOfMemory as error:
+            needed, capacity = (error.reserved + error.needed) / GIB, error.capacity / GIB
+            return Outcome(
+                values, f"out of memory: device {error.device} asks for {needed:.2f} GiB and has {capacity:.2f} GiB"
+            )
+
+    def throughput(self, row: Setting, whole: Run) -> float:
+        """Samples of an epoch over its time; ``whole``: a run of its whole mini-batches."""
+        samples, time_ns = row.full_steps * row.batch_size, row.full_steps * whole.step_ns
+        if row.rest_batch_size:
+            samples += row.rest_batch_size
+            time_ns += self.step_ns(row, row.rest_batch_size)
+        return samples / time_ns * 1e9
+
+    def step_ns(self, row: Setting, batch_size: int) -> int:
+        """Time of a step among others, with another number of samples than the row's, and enough memory."""
+        return self.run_of(row, batch_size, memory=False).step_ns
+
+    def run_of(self, row: Setting, batch_size: int, *, memory: bool) -> Run:
+        """Steps of a row, with any number of samples: as many as show what a step takes.
+
+        Raises:
+            OutOfMemory: with ``memory``, a device is too small.
+        """
+        work = self._workload(row, batch_size, memory=memory)
+        exempt = row.checkpoint == "except_last" and work.m == row.chunks
+        checkpoint = row.checkpoint if exempt or row.checkpoint != "except_last" else "always"
+        settings = Settings(_components(row), checkpoint, "published", memory=memory)
+        return run(work, self._machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
+
+    def _workload(self, row: Setting, batch_size: int, *, memory: bool = True) -> Workload:
+        """The work of a row; without ``memory`` it may lack its requests for memory."""
+        key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer
+        if self._last is None or self._last[0] != key or memory > self._last[2]:
+            if self._keep:
+                folder = default_folder() if self._cache is None else self._cache
+                named = {"row": key, "profile": self._profile.settings}
+                work = kept_workload(folder, named, lambda: self._composed(row, batch_size), memory=memory)
+            else:
+                work = self._composed(row, batch_size)
+            self._last = key, work, memory or not self._keep
+        return self._last[1]
+
+    def _composed(self, row: Setting, batch_size: int) -> Workload:
+        from gpipe_bench.simulator.workloads.build import workload_of
+
+        source = published_source(row, self._cache)
+        # Without a pipeline there is one partition of all layers.
+        balance = row.balance if row.chunks > 1 or row.partitions > 1 else (len(source.facts()),)
+        return workload_of(
+            source,
+            balance=balance,
+            batch_size=batch_size,
+            chunks=row.chunks,
+            profile=self._profile.profile,
+            optimizer=row.optimizer,
+            cache=self._cache,
+        )
+
+    def _model_bytes(self, row: Setting) -> int:
+        work = self._workload(row, row.batch_size)
+        return _PER_GRADIENT * sum(part.gradients for part in work.static)
+
+
+def _components(row: Setting) -> Components:
+    """Only the ablation switches any off."""
+    return Components.from_label(row.experiment) if row.table == "ablation" else Components.from_label(PUBLISHED[-1])
+
+
+def _utilization(row: Setting, done: Run) -> float:
+    events, length_us = step_events(done, len(done.step_ends_ns) - 1)
+    return sum(busy_fraction(events, device, length_us) for device in range(row.partitions)) / row.partitions

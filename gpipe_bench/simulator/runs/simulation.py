@@ -1,0 +1,217 @@
+"""What a simulation gives: times, memory and shares of one training step, and the row that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gpipe_bench.breakdown import Breakdown, covered, mean_breakdown, split_busy_time, split_device_time
+from gpipe_bench.rows import Row
+from gpipe_bench.simulator.runs.events import Run
+from gpipe_bench.timeline import TimelineEvent
+
+__all__ = ["DeviceUse", "Shortage", "Simulation", "busy_fraction", "device_uses", "step_events"]
+
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """One device in a step; the shares are those of :class:`gpipe_bench.breakdown.Breakdown`.
+
+    Attributes:
+        device: its number.
+        peak_live_gib: peak of the bytes of live tensors; None without memory.
+        peak_allocated_gib: the same, as the allocator rounds.
+        peak_reserved_gib: peak of the allocator's segments.
+        utilization_fraction: share of the step in which the device ran anything: a task, or a copy that it sends.
+            It is what sampling the driver shows.
+        compute_fraction: forward and backward passes.
+        recompute_fraction: recomputation.
+        copy_fraction: a copy and nothing else.
+        bubble_fraction: idle in fill, drain and waiting.
+        imbalance_fraction: idle for having less work than the busiest device.
+    """
+
+    device: int
+    peak_live_gib: float | None
+    peak_allocated_gib: float | None
+    peak_reserved_gib: float | None
+    utilization_fraction: float
+    compute_fraction: float
+    recompute_fraction: float
+    copy_fraction: float
+    bubble_fraction: float
+    imbalance_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A device that is too small.
+
+    Attributes:
+        device: the first that was full.
+        needed_gib: the most that its tensors take at the same time, which no allocator can do without; where that
+            would fit, what the allocator of a larger device would hold at the most.
+        capacity_gib: what it has for tensors.
+    """
+
+    device: int
+    needed_gib: float
+    capacity_gib: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A simulated training step, or why there is none.
+
+    Attributes:
+        status: ``ok``, or ``oom`` when a device's memory does not suffice; then there are no times, shares and events.
+        reason: with ``oom``, how much was needed and where.
+        shortage: the same as numbers.
+        throughput_samples_per_s: batch size over step time.
+        step_time_ms: of a step that follows another, or from the start when there is but one; the mean where host
+            threads race, see :func:`gpipe_bench.simulator.host.settings.enough_steps`.
+        microbatches: m, as the batch gave them.
+        devices: use of each device.
+        events: timeline of the last step, in the order of starts; zero is the end of the step before. The host runs
+            ahead, so what it issued before that has a negative time of issue.
+        peak_allocated_gib: sum over devices; None without memory.
+        peak_reserved_gib: likewise.
+        extrapolated: what a run of very many tasks took from smaller runs instead of simulating it, such as
+            ``peak_reserved_bytes``; empty for others.
+        settings: columns of the row that say what was simulated.
+    """
+
+    status: str
+    reason: str = ""
+    shortage: Shortage | None = None
+    throughput_samples_per_s: float | None = None
+    step_time_ms: float | None = None
+    microbatches: int
+    devices: tuple[DeviceUse, ...] = ()
+    events: Sequence[TimelineEvent]
+    peak_allocated_gib: float | None = None
+    peak_reserved_gib: float | None = None
+    extrapolated: tuple[str, ...] = ()
+    settings: dict[str, Any]
+
+    @property
+    def utilization_fraction(self) -> float | None:
+        """The mean over devices."""
+        return sum(use.utilization_fraction for use in self.devices) / len(self.devices) if self.devices else None
+
+    @property
+    def share(self) -> Breakdown | None:
+        """The mean split of the step over devices; None when there is none."""
+        if not self.devices:
+            return None
+        names = Breakdown.__slots__
+        return mean_breakdown([Breakdown(*(getattr(use, name) for name in names)) for use in self.devices])
+
+    def row(self, **columns: Any) -> Row:
+        """The simulation as a row with evidence ``simulated``.
+
+        Args:
+            columns: further columns, such as ``experiment``; they go before what the simulation knows.
+        """
+        share = self.share
+        values: dict[str, Any] = {
+            **self.settings,
+            "evidence": "simulated",
+            "status": self.status,
+            "reason": self.reason,
+            "microbatches": self.microbatches,
+            "throughput_samples_per_s": self.throughput_samples_per_s,
+            "step_time_ms": self.step_time_ms,
+            "peak_allocated_gib": self.peak_allocated_gib,
+            "peak_reserved_gib": self.peak_reserved_gib,
+        }
+        if share is not None:
+            values["utilization_fraction"] = self.utilization_fraction
+            for name in ("bubble", "copy", "recompute", "imbalance"):
+                values[f"{name}_fraction"] = getattr(share, f"{name}_fraction")
+        return Row(**{**values, **columns})
+
+
+def step_events(run: Run, steps: int = 1) -> tuple[Sequence[TimelineEvent], float]:
+    """Events of the last ``steps`` steps, and how long these took, in microseconds; zero is their start."""
+    count = len(run.step_ends_ns)
+    start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
+    # A single step ends when the device is idle, with the update; others with what the next ones wait for.
+    end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
+    if run.grid is not None:
+        return run.grid.timeline(-1, start_ns), (end_ns - start_ns) / 1e3
+    last = replace(run, issued=run.issued[len(run.issued) // count * (count - steps) :])
+    return last.events(zero_us=start_ns / 1e3), (end_ns - start_ns) / 1e3
+
+
+def device_uses(
+    run: Run, events: Sequence[TimelineEvent], length_us: float, devices: Sequence[int]
+) -> tuple[DeviceUse, ...]:
+    """The use of each device that has a partition.
+
+    Args:
+        run: the simulation.
+        events: of one step or several, whose start is zero.
+        length_us: of these steps.
+        devices: device of each partition.
+    """
+    used = sorted(set(devices))
+    shares, busy = _shares(run, events, length_us, (used, devices))
+    return tuple(
+        DeviceUse(
+            device=device,
+            peak_live_gib=_gib(run.peak_live_bytes, device),
+            peak_allocated_gib=_gib(run.peak_allocated_bytes, device),
+            peak_reserved_gib=_gib(run.peak_reserved_bytes, device),
+            utilization_fraction=occupied,
+            compute_fraction=share.compute_fraction,
+            recompute_fraction=share.recompute_fraction,
+            copy_fraction=share.copy_fraction,
+            bubble_fraction=share.bubble_fraction,
+            imbalance_fraction=share.imbalance_fraction,
+        )
+        for device, share, occupied in zip(used, shares, busy, strict=True)
+    )
+
+
+def _shares(
+    run: Run, events: Sequence[TimelineEvent], length_us: float, places: tuple[Sequence[int], Sequence[int]]
+) -> tuple[list[Breakdown], list[float]]:
+    """The split of each used device's step, and how much of it each was busy; ``places``: used ones, of partitions."""
+    used, devices = places
+    if run.grid is not None:
+        # A device for each partition, maybe in another order.
+        end_ns = run.step_ends_ns[-1] if len(run.step_ends_ns) > 1 else run.makespan_ns
+        total = round(length_us * 1000)
+        rows = run.grid.busy(-1, (end_ns - total, end_ns))
+        rows = [rows[devices.index(device)] for device in used]
+        return split_busy_time([row[:3] for row in rows], total), [row.occupied / total for row in rows]
+    placed = events
+    if list(devices) != used:
+        placed = [replace(event, partition=used.index(devices[event.partition])) for event in events]
+    own: dict[str, list[TimelineEvent]] = {}
+    for event in events:
+        own.setdefault(event.device.rpartition(":")[2], []).append(event)
+    return (
+        split_device_time(placed, len(used), 0, length_us),
+        [busy_fraction(own.get(str(device), ()), device, length_us) for device in used],
+    )
+
+
+def busy_fraction(events: Iterable[TimelineEvent], device: int, length_us: float) -> float:
+    """Share of a step in which a device ran anything: a task, or a copy that it sends.
+
+    Args:
+        events: of one step or several, whose start is zero.
+        device: its number.
+        length_us: of these steps.
+    """
+    own = [event for event in events if event.device.endswith(f":{device}")]
+    return covered((max(event.start_us, 0.0), min(event.end_us, length_us)) for event in own) / length_us
+
+
+def _gib(values: Sequence[int], device: int) -> float | None:
+    return values[device] / GIB if values else None

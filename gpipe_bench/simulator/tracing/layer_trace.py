@@ -1,0 +1,257 @@
+"""Traces one layer on the meta device, forward and backward, as autograd really runs it.
+
+Inputs enter by a node that notes the gradient that arrives; outputs leave by a node that makes a gradient out of
+nothing, which then belongs to autograd alone. In between nobody but layer and graph hold a tensor:
+
+    block 0..k-1 ─ Enter ─ layer ─ Exit        forward: births, deaths, kernels; then what is left is what was kept
+         ▲                           │
+         └── noted gradient ◄────────┘         backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from gpipe_bench.collection import no_collection
+from gpipe_bench.engine.skip import Skippable
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.engine.skip.tracker import use_tracker
+from gpipe_bench.simulator.tracing.operations import tensors_of
+from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions, Recorder
+from gpipe_bench.simulator.tracing.specs import TensorSpec, flat, map_specs, specs_in
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
+
+__all__ = ["LayerRun", "declared_skips", "trace_layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """A trace, and what the next layers need to be traced.
+
+    Attributes:
+        trace: the trace.
+        output: specs in the structure of the layer's output.
+        stashed: spec of each skip that the layer stashes for a later one; None is legal.
+        gradients: for each input, whether a gradient arrives at it.
+    """
+
+    trace: LayerTrace
+    output: object
+    stashed: dict[SkipKey, TensorSpec | None]
+    gradients: tuple[bool, ...]
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _phony: Tensor, x: Tensor, note: Callable[[Tensor], None]) -> Tensor:
+        ctx.note = note
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+        ctx.note(grad)
+        return None, None, None
+
+
+class _Exit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, make: Callable[[TensorSpec], Tensor]) -> Tensor:
+        ctx.make, ctx.spec = make, TensorSpec.of(x)
+        return torch.empty((), device="meta")
+
+    @staticmethod
+    def backward(ctx: Any, _grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.make(ctx.spec), None
+
+
+class _Skips:
+    """The tracker of one run: gives skips that were stashed before, keeps those that stay on board after."""
+
+    def __init__(self, available: dict[SkipKey, Tensor | None]) -> None:
+        self.available = available
+        self.stashed: dict[SkipKey, Tensor | None] = {}
+
+    def save(self, key: SkipKey, value: Tensor | None) -> None:
+        self.stashed[key] = value
+
+    def load(self, key: SkipKey) -> Tensor | None:
+        return self.stashed.pop(key) if key in self.stashed else self.available.pop(key)
+
+
+def declared_skips(layer: nn.Module) -> tuple[list[SkipKey], list[SkipKey]]:
+    """Skips that a layer and the layers inside it declare to stash, and to pop for which nothing inside is stashed."""
+    inside = [module for module in layer.modules() if isinstance(module, Skippable)]
+    stashes = [key for module in inside for key in module.stashes()]
+    pops = [key for module in inside for key in module.pops() if key not in stashes]
+    popped_inside = {key for module in inside for key in module.pops()}
+    return [key for key in stashes if key not in popped_inside], pops
+
+
+def trace_layer(
+    layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None], wanted: Sequence[bool] | None = None
+) -> LayerRun:
+    """Trace a layer.
+
+    Args:
+        layer: on the meta device, in training mode or not; its gradients are set.
+        inputs: specs in the structure of the layer's input.
+        skips: spec of each skip that it pops.
+        wanted: for each tensor that leaves, whether a gradient comes back for it; for all by default.
+    """
+    for parameter in layer.parameters():
+        parameter.grad = _gradient_of(parameter) if parameter.requires_grad else None
+    with no_collection(), AcceleratorFunctions():
+        plain, plain_ports, writes = _trace_plain(layer, inputs, skips)
+        return _Tracing(layer, inputs, skips, writes).run(plain, plain_ports, wanted)
+
+
+def _gradient_of(parameter: nn.Parameter) -> Tensor:
+    if type(parameter) is nn.Parameter and parameter.is_contiguous():
+        # ``empty_like`` on the meta device loads a library for symbols, which takes a third of a second.
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    return torch.empty_like(parameter)
+
+
+def _trace_plain(
+    layer: nn.Module, inputs: object, skips: Any
+) -> tuple[tuple[Step, ...], tuple[Port, ...], tuple[int, ...]]:
+    recorder = Recorder()
+    tensors, popped = map_specs(TensorSpec.empty, inputs), map_specs(TensorSpec.empty, skips)
+    entered = tensors_of([*flat(tensors), *popped.values()])
+    for tensor in entered:
+        recorder.adopt(tensor)
+    versions = _versions(entered)
+    tracker = _Skips(popped)
+    with torch.no_grad(), recorder, use_tracker(tracker):
+        output = layer(tensors)
+    ports = _ports(recorder, [*flat(output), *tracker.stashed.values()])
+    writes = (place for place, pair in enumerate(zip(versions, _versions(entered), strict=True)) if len({*pair}) > 1)
+    return recorder.take(), ports, tuple(writes)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - autograd's own count of what was written in place
+
+
+class _Tracing:
+    """The pass with graph, and the backward pass."""
+
+    def __init__(
+        self, layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None], writes: tuple[int, ...]
+    ) -> None:
+        self.recorder = Recorder()
+        self.layer, self.writes = layer, writes
+        self.input_specs = [*specs_in(inputs), *specs_in(skips)]
+        self.received: list[Tensor | None] = [None] * len(self.input_specs)
+        self.made: list[int] = []
+        self._places = iter(range(len(self.input_specs)))
+        self._structure = inputs, skips
+
+    def run(self, plain: tuple[Step, ...], plain_ports: tuple[Port, ...], wanted: Sequence[bool] | None) -> LayerRun:
+        recorder = self.recorder
+        first_node = _next_node()
+        output, stashed, popped = self._forward()
+        entered = sum(spec.requires_grad for spec in self.input_specs)
+        nodes = _next_node() - first_node - 1 - entered
+        # An input that nothing needs is let go by whoever calls the layer, which ``kept`` tells.
+        inside = range(len(self.input_specs))
+        forward = tuple(step for step in recorder.take() if not (isinstance(step, Free) and step.block in inside))
+        leaving = tensors_of([*flat(output), *stashed.values()])
+        ports = _ports(recorder, leaving)
+        output_specs, stashed_specs = map_specs(TensorSpec.of, output), map_specs(TensorSpec.of, stashed)
+        asked = [True] * len(leaving) if wanted is None else wanted
+        roots = [self._exit(tensor) if ask else None for tensor, ask in zip(leaving, asked, strict=True)]
+        del output, stashed, leaving
+        kept = recorder.alive()
+        recorder.take()
+        gradients = self._backward(roots)
+        backward = recorder.take()
+        arrived = tuple(recorder.block(tensor) for tensor in self.received)
+        stashes, pops = declared_skips(self.layer)
+        trace = LayerTrace(
+            inputs=len(self.input_specs),
+            outputs=ports,
+            plain_outputs=plain_ports,
+            stashed=tuple(stashes.index(key) for key in stashed_specs),
+            popped=tuple(pops.index(key) for key in popped),
+            forward=forward,
+            plain=plain,
+            backward=backward,
+            kept=tuple(sorted(kept)),
+            output_gradients=gradients,
+            input_gradients=arrived,
+            nodes=nodes,
+            writes=self.writes,
+            needs=tuple(spec.requires_grad for spec in self.input_specs),
+            fits=tuple(
+                tensor is None or spec.fits(tensor)
+                for tensor, spec in zip(self.received, self.input_specs, strict=True)
+            ),
+            views=tuple(tensor is not None and tensor._is_view() for tensor in self.received),  # noqa: SLF001 - its word
+        )
+        return LayerRun(trace, output_specs, stashed_specs, tuple(block != NO_BLOCK for block in arrived))
+
+    def _forward(self) -> tuple[Any, dict[SkipKey, Tensor | None], list[SkipKey]]:
+        inputs, skips = self._structure
+        entered = map_specs(self._enter, inputs)
+        popped = map_specs(self._enter, skips)
+        tracker = _Skips(popped)
+        with self.recorder, use_tracker(tracker):
+            output = self.layer(entered)
+        return output, tracker.stashed, list(skips)
+
+    def _enter(self, spec: TensorSpec) -> Tensor:
+        tensor = spec.empty()
+        self.recorder.adopt(tensor)
+        place = next(self._places)
+        if not spec.requires_grad:
+            return tensor
+        phony = torch.empty(0, device="meta", requires_grad=True)
+
+        def note(gradient: Tensor) -> None:
+            self.received[place] = gradient
+
+        entered: Tensor = _Enter.apply(phony, tensor, note)  # type: ignore[no-untyped-call]  # PyTorch's
+        return entered
+
+    def _exit(self, tensor: Tensor) -> Any:
+        if not tensor.requires_grad:
+            return None
+        place = len(self.made)
+        self.made.append(NO_BLOCK)
+
+        def make(spec: TensorSpec) -> Tensor:
+            with self.recorder.quiet():
+                gradient = spec.empty()
+            self.made[place] = self.recorder.adopt(gradient)
+            return gradient
+
+        return get_gradient_edge(_Exit.apply(tensor, make))  # type: ignore[no-untyped-call]  # likewise
+
+    def _backward(self, roots: Sequence[Any]) -> tuple[int, ...]:
+        self.recorder.accumulate(parameter.grad for parameter in self.layer.parameters())
+        edges = [root for root in roots if root is not None]
+        if edges:
+            ones = [torch.ones((), device="meta") for _ in edges]
+            with self.recorder:
+                torch.autograd.backward(edges, ones)
+        made = iter(self.made)
+        return tuple(NO_BLOCK if root is None else next(made) for root in roots)
+
+
+def _ports(recorder: Recorder, leaving: Sequence[object]) -> tuple[Port, ...]:
+    return tuple(Port(recorder.block(tensor), tensor.nbytes) for tensor in tensors_of(leaving))
+
+
+def _next_node() -> int:
+    """The number of the autograd node that this makes: numbers count the nodes of a thread."""
+    leaf = torch.empty(0, device="meta", requires_grad=True)
+    node = leaf.view(0).grad_fn
+    assert node is not None  # noqa: S101 - a view of a leaf has a node
+    return node._sequence_nr()  # noqa: SLF001 - autograd's own count

@@ -1,0 +1,180 @@
+"""Runs operations on the meta device, each with given operands once.
+
+PyTorch computes the shapes of many results in Python, three milliseconds for a batch norm, and a model asks for the
+same shapes again and again. So results are remembered as shapes, and made anew from them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpipe_bench.simulator.tracing.result_shapes import Shape, plain_result
+
+__all__ = ["evaluate", "operation_key"]
+
+_PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_EXACT: Final = frozenset(_PLAIN)
+_results: Final[dict[Hashable, Any]] = {}
+_tried: Final[set[Any]] = set()
+
+
+def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Hashable | None) -> Any:
+    """What ``func(*args, **kwargs)`` gives; ``key``: as :func:`operation_key` has it."""
+    if key is None:
+        if func not in _tried:
+            _tried.add(func)
+            # Only for what PyTorch imports at the first call.
+            with suppress(RuntimeError, TypeError, ValueError):
+                _elsewhere(func, _copied(args), _copied(dict(kwargs)))
+        return func(*args, **kwargs)
+    if key not in _results:
+        _results[key] = _recipe_of(func, args, kwargs)
+    recipe = _results[key]
+    return func(*args, **kwargs) if recipe is None else _make(recipe[0])
+
+
+def _recipe_of(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+    """The recipe of what an operation gives, by calling it if it is not known otherwise."""
+    plain = plain_result(func, args, kwargs)
+    if plain is not None:
+        return (plain,)
+    copies, named = _copied(args), _copied(dict(kwargs))
+    result = _elsewhere(func, copies, named)
+    if func is torch.ops.aten.convolution.default:
+        result = _like_operands(result, copies[:2])
+    return _recipe(result, {_key_of(tensor.untyped_storage()) for tensor in _tensors([*copies, *named.values()])})
+
+
+def _like_operands(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """Of a convolution: channels last if those of its input or its weight are, as on any device but meta."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
+    # A tensor that is both says nothing.
+    if last is None or all(x.is_contiguous() or not x.is_contiguous(memory_format=last) for x in operands):
+        return result
+    return result.contiguous(memory_format=last)
+
+
+def _elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call in another thread.
+
+    A first call imports modules, and an exception that is caught on the way may stay in a reference cycle with its
+    traceback, and so with every frame below it. Those of the model must not be among them: they hold its tensors.
+    """
+    results = SimpleQueue[Any]()
+    _thread(os.getpid()).put((func, args, kwargs, results))
+    result, error = results.get()
+    if error is None:
+        return result
+    try:
+        raise error
+    finally:
+        # Its traceback holds this frame, which must not hold it.
+        del error
+
+
+@cache
+def _thread(_process: int) -> SimpleQueue[Any]:
+    """Calls for the thread of a process, since a fork takes none along; a queue is faster than an executor."""
+    calls = SimpleQueue[Any]()
+    Thread(target=_serve, args=(calls,), daemon=True).start()
+    return calls
+
+
+def _serve(calls: SimpleQueue[Any]) -> None:
+    while True:
+        _answer(*calls.get())
+
+
+def _answer(func: Any, args: Any, kwargs: Any, results: SimpleQueue[Any]) -> None:
+    """Give back what a call gives, or the error that it raises."""
+    try:
+        results.put((func(*args, **kwargs), None))
+    except BaseException as error:  # noqa: BLE001 - raised again by whoever asked
+        results.put((None, error))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return type(value)(_copied(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def operation_key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """What the result of a call depends on.
+
+    None if the operation writes to its operands or gives views of them, and if it takes other things than tensors on
+    the meta device and plain values.
+    """
+    if func.is_view or func._schema.is_mutable:  # noqa: SLF001 - what PyTorch declares of the operation
+        return None
+    try:
+        return func, _plain(args), _plain([*kwargs.items()])
+    except TypeError:
+        return None
+
+
+def _plain(value: Any) -> Hashable:
+    if type(value) in _EXACT:
+        # 1, 1.0 and True are equal, but operations tell them apart.
+        return type(value), value
+    if isinstance(value, Tensor):
+        if value.device.type != "meta" or value.layout is not torch.strided:
+            raise TypeError
+        return value.shape, value.stride(), value.dtype, value.is_conj()
+    if isinstance(value, list | tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    raise TypeError
+
+
+def _recipe(result: Any, operands: set[int]) -> tuple[Any] | None:
+    """How to make the result again, in a tuple; None if that is not possible.
+
+    Results that share memory with operands or among each other, or that do not fill their storage, are not.
+    """
+    tensors = _tensors(result)
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    keys = {_key_of(storage) for storage in storages}
+    if len(keys) < len(storages) or keys & operands:
+        return None
+    for tensor, storage in zip(tensors, storages, strict=True):
+        full = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if full.untyped_storage().nbytes() != storage.nbytes() or tensor.device.type != "meta":
+            return None
+    return (_spec(result),)
+
+
+def _key_of(storage: torch.UntypedStorage) -> int:
+    key: int = storage._cdata  # noqa: SLF001 - what tells storages apart; it has no public name
+    return key
+
+
+def _spec(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Shape(tuple(value.shape), value.stride(), value.dtype)
+    return type(value)(_spec(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _make(value: Any) -> Any:
+    if isinstance(value, Shape):
+        shape, stride, dtype = value
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return type(value)(_make(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,242 @@
+"""Traces a whole model: each kind of layer once, every layer in its place.
+
+Shapes go through the model from its first layer to its last; then, from the last to the first, which gradients exist:
+an output that nobody reads gets none, and the layer's backward pass is shorter for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench.engine.skip import verify_skippables
+from gpipe_bench.engine.skip.namespace import SkipKey
+from gpipe_bench.errors import TraceError
+from gpipe_bench.simulator.tracing.facts import LayerFacts, Parameter
+from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
+from gpipe_bench.simulator.tracing.signature import is_lasting, signature
+from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, specs_in
+from gpipe_bench.simulator.tracing.steps import LayerTrace
+
+__all__ = ["Trace", "Tracer", "trace_loss"]
+
+_Skips = dict[SkipKey, TensorSpec | None]
+_Call = tuple[object, _Skips]
+
+# Kinds of layers that any model may have, and their runs: models of one family share most of theirs.
+_kinds: Final[dict[Hashable, object]] = {}
+_runs: Final[dict[Hashable, LayerRun]] = {}
+_MOST_RUNS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A model at one batch size.
+
+    Attributes:
+        kinds: the traces of its kinds of layers.
+        layers: for each layer, the number of its kind.
+        output: specs in the structure of the model's output.
+    """
+
+    kinds: tuple[LayerTrace, ...]
+    layers: tuple[int, ...]
+    output: object
+
+
+class Tracer:
+    """Traces a model at any batch size; it is left as it was.
+
+    Args:
+        module: the model, on any device.
+        sample: one sample or more, as the model takes them: a Tensor or a tuple of Tensors on any device.
+        owned: whether the module is on the meta device and nobody else's, so that its layers need not be copied.
+    """
+
+    def __init__(self, module: nn.Sequential, sample: Tensor | tuple[Tensor, ...], *, owned: bool = False) -> None:
+        verify_skippables(module)
+        self.module, self._owned = module, owned
+        self._sample = map_specs(TensorSpec.of, sample)
+        # Signatures may compare objects by identity, so the layers that they stand for are kept alive by the model.
+        signatures = []
+        for place, layer in enumerate(module):
+            with _explained(f"layer {place} ({type(layer).__name__})"):
+                signatures.append(signature(layer))
+        self._declared = [declared_skips(layer) for layer in module]
+        self._twins: dict[object, nn.Module] = {}
+        self._runs: dict[Hashable, LayerRun] = {}
+        if len(_runs) > _MOST_RUNS:
+            _kinds.clear()
+            _runs.clear()
+        # In place of signatures, which are long: an object for each kind, and whether it outlasts the model.
+        own: dict[Hashable, object] = {}
+        lasting = {kind: is_lasting(kind) for kind in dict.fromkeys(signatures)}
+        self._kinds = [
+            ((_kinds if lasting[kind] else own).setdefault(kind, object()), lasting[kind]) for kind in signatures
+        ]
+
+    def facts(self) -> list[LayerFacts]:
+        """Parameters, buffers and skips of each layer."""
+        numbers: dict[SkipKey, int] = {}
+        seen: set[int] = set()
+        facts = []
+        for layer, (stashes, pops) in zip(self.module, self._declared, strict=True):
+            for key in stashes:
+                numbers[key] = len(numbers)
+            own = [parameter for parameter in layer.parameters() if id(parameter) not in seen]
+            seen |= {id(parameter) for parameter in own}
+            trained = [parameter for parameter in own if parameter.requires_grad]
+            others = [*(p for p in own if not p.requires_grad), *layer.buffers()]
+            facts.append(
+                LayerFacts(
+                    parameters=tuple(
+                        Parameter(item.numel(), str(item.dtype).removeprefix("torch."), item.nbytes) for item in trained
+                    ),
+                    others=tuple(tensor.nbytes for tensor in others),
+                    stashes=tuple(numbers[key] for key in stashes),
+                    pops=tuple(numbers[key] for key in pops),
+                )
+            )
+        return facts
+
+    def trace(self, size: int) -> Trace:
+        """The model at a batch of ``size`` samples."""
+        entering = map_specs(lambda spec: _resized(spec, size), self._sample)
+        value: object = entering
+        skips: _Skips = {}
+        calls: list[_Call] = []
+        for place, (stashes, pops) in enumerate(self._declared):
+            popped = {key: skips.pop(key) for key in pops}
+            run = self._run(place, value, popped, None)
+            calls.append((value, popped))
+            value = run.output
+            names = [stashes[index] for index in run.trace.stashed]
+            skips |= dict(zip(names, run.stashed.values(), strict=True))
+        traces = self._with_gradients(calls)
+        kinds = list({id(trace): trace for trace in traces}.values())
+        numbers = {id(trace): number for number, trace in enumerate(kinds)}
+        return Trace(tuple(kinds), tuple(numbers[id(trace)] for trace in traces), value)
+
+    def _with_gradients(self, calls: Sequence[_Call]) -> list[LayerTrace]:
+        """Traces with the gradients that really arrive, from the last layer to the first."""
+        traces: list[LayerTrace] = []
+        arriving: tuple[bool, ...] | None = None
+        skips: dict[SkipKey, bool] = {}
+        for place in reversed(range(len(self.module))):
+            value, popped = calls[place]
+            stashes, _ = self._declared[place]
+            full = self._run(place, value, popped, None)
+            names = [stashes[index] for index in full.trace.stashed if full.stashed[_nth(full, index)] is not None]
+            mains = len(full.trace.outputs) - len(names)
+            wanted = (*(arriving or (True,) * mains), *(skips.get(name, False) for name in names))
+            run = full if all(wanted) else self._run(place, value, popped, wanted)
+            count = len(specs_in(value))
+            arriving = run.gradients[:count]
+            present = [key for key, spec in popped.items() if spec is not None]
+            skips |= dict(zip(present, run.gradients[count:], strict=True))
+            traces.append(run.trace)
+        return traces[::-1]
+
+    def _run(self, place: int, value: object, popped: _Skips, wanted: tuple[bool, ...] | None) -> LayerRun:
+        kind, lasting = self._kinds[place]
+        key = kind, _hashable(value), tuple(popped.values()), wanted
+        plain = all(isinstance(item, TensorSpec) for item in (value if type(value) is tuple else (value,)))
+        runs = _runs if lasting and plain else self._runs
+        if key not in runs:
+            with _explained(f"layer {place} ({type(self.module[place]).__name__})", value):
+                twin = self._twins.get(kind)
+                if twin is None:
+                    own = self.module[place]
+                    twin = self._twins[kind] = own if self._owned else _meta_twin(own)
+                _, theirs = declared_skips(twin)
+                runs[key] = trace_layer(twin, value, dict(zip(theirs, popped.values(), strict=True)), wanted)
+        return runs[key]
+
+
+class _Loss(nn.Module):
+    def __init__(self, function: Callable[..., Tensor], target: TensorSpec) -> None:
+        super().__init__()
+        self.function, self.target = function, target
+
+    def forward(self, output: object) -> Tensor:
+        return self.function(output, self.target.empty())
+
+
+def trace_loss(function: Callable[..., Tensor], output: object, target: Tensor) -> LayerTrace:
+    """Trace a loss as if it were a layer.
+
+    Args:
+        function: (output, target) -> scalar.
+        output: specs in the structure of the model's output, for any number of samples.
+        target: for a whole mini-batch, on any device.
+    """
+    resized = map_specs(lambda spec: replace(_resized(spec, len(target)), requires_grad=spec.requires_grad), output)
+    with _explained("loss", (resized, TensorSpec.of(target))):
+        trace = trace_layer(_Loss(function, TensorSpec.of(target)), resized, {})
+    sizes = [spec.shape for spec in specs_in(trace.output)]
+    if len(sizes) != 1 or prod(sizes[0]) != 1:
+        raise TraceError(
+            f"loss must give one number, got tensors of shape {list(map(list, sizes))}; take its mean or sum"
+        )
+    return trace.trace
+
+
+def _nth(run: LayerRun, index: int) -> SkipKey:
+    return list(run.stashed)[run.trace.stashed.index(index)]
+
+
+@contextmanager
+def _explained(what: str, value: object = ()) -> Iterator[None]:
+    """Say of whatever goes wrong inside which layer it was, and what came to it."""
+    try:
+        yield
+    except Exception as error:
+        shapes = ", ".join(f"{list(spec.shape)} of {spec.dtype}" for spec in specs_in(value))
+        raise TraceError(
+            f"{what} must run on tensors without values"
+            + (f", here of shape {shapes}" if shapes else "")
+            + f", got {type(error).__name__}: {' '.join(str(error).split())[:300]}; {_advice(str(error))}"
+        ) from error
+
+
+def _advice(error: str) -> str:
+    if "Meta kernel" in error:
+        return "PyTorch cannot say what this operator gives without computing it: simulate another one in its place"
+    if "more than 1 value per channel" in error:
+        return "take fewer chunks, so that a micro-batch has more than one sample"
+    return "check the shape of the sample, and make no step hang on the values of a tensor"
+
+
+def _meta_twin(layer: nn.Module) -> nn.Module:
+    """A copy on the meta device; no values are copied on the way, whatever the layer holds its tensors in."""
+    held = [
+        tensor
+        for module in layer.modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values())
+        if isinstance(tensor, Tensor)
+    ]
+    return copy.deepcopy(layer, {id(tensor): _on_meta(tensor) for tensor in held}).to("meta")
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    empty = TensorSpec.of(tensor).empty()
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _resized(spec: TensorSpec, size: int) -> TensorSpec:
+    return TensorSpec.of(torch.empty((size, *spec.shape[1:]), dtype=spec.dtype, device="meta"))
+
+
+def _hashable(value: object) -> Hashable:
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_hashable(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((key, _hashable(item)) for key, item in value.items())
+    return value if isinstance(value, Hashable) else id(value)

@@ -1,0 +1,208 @@
+"""Which kernels an aten operation launches: floating-point operations, bytes, scratch memory.
+
+FLOPs come from PyTorch's own formulas (``torch.utils.flop_counter``), bytes from the operands: each is read once and
+each result written once, unless a table below knows better. Views and allocations launch nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
+from gpipe_bench.simulator.tracing.steps import Kernel
+
+__all__ = ["kernels_of", "known_kernels", "tensor_bytes", "tensors_of"]
+
+_aten: Final = torch.ops.aten
+
+# Operations that only reserve memory, or relabel it in a way that PyTorch does not declare as a view.
+_FREE_OF_CHARGE: Final = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "detach", "lift_fresh"}
+)
+# What they overwrite is not read.
+_WRITE_ONLY: Final = frozenset(
+    {"fill_", "zero_", "copy_", "bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
+)
+# They read as much of their first operand as they give, not all of it.
+_GATHER: Final = frozenset({"embedding", "index_select", "gather", "index", "take"})
+# Statistics first, then the result: two kernels, two passes over what is read.
+_TWO_PASSES: Final = frozenset(
+    {"native_batch_norm", "_native_batch_norm_legit", "native_batch_norm_backward", "_batch_norm_with_update"}
+)
+# Name -> where the kernel size and the stride stand among the arguments. Windows that overlap read their rows again.
+_POOLS: Final = {
+    "avg_pool2d": (1, 2),
+    "avg_pool2d_backward": (2, 3),
+    "max_pool2d_with_indices": (1, 2),
+    "max_pool2d_with_indices_backward": (2, 3),
+}
+# Their backward passes are given the input for its shape alone.
+_SHAPE_ONLY: Final = frozenset({"avg_pool2d_backward", "max_pool2d_with_indices_backward"})
+# Winograd's F(4x4, 3x3) turns each 4x4 tile of a plane into 6x6 numbers, and each 3x3 filter too (Lavin and Gray,
+# arXiv 1509.09308); the non-fused form keeps all of them in scratch memory.
+_TILE_GROWTH: Final = (36, 16)
+_FILTER_GROWTH: Final = 36 // 9
+
+
+# By the key of a call, and which of its tensors are one.
+_known: Final[dict[Hashable, list[Kernel]]] = {}
+
+
+def known_kernels(
+    known_as: tuple[Hashable, Sequence[Tensor]], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> list[Kernel]:
+    """What :func:`kernels_of` gives, looked up where an equal call was seen before.
+
+    Args:
+        known_as: what the result depends on, or None; and the tensors among the operands.
+        func: as there.
+        args: as there.
+        kwargs: as there.
+        result: as there.
+    """
+    key, operands = known_as
+    if key is None:
+        return kernels_of(func, args, kwargs, result)
+    names = list(map(id, operands))
+    shared = None if len(set(names)) == len(names) else tuple(map(names.index, names))
+    if (key, shared) not in _known:
+        _known[key, shared] = kernels_of(func, args, kwargs, result)
+    return _known[key, shared]
+
+
+def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Kernel]:
+    """Kernels that one call launches.
+
+    Args:
+        func: the aten overload.
+        args: what it was called with.
+        kwargs: likewise.
+        result: what it gave.
+    """
+    name = func.overloadpacket.__name__
+    if name in _FREE_OF_CHARGE or func.is_view:
+        return []
+    if func is _aten.convolution.default:
+        return [_convolution(args, kwargs, result)]
+    if func is _aten.convolution_backward.default:
+        return _convolution_backward(args, result)
+    recurrence = recurrent_kernel(func, args, result)
+    if recurrence is not None:
+        return [recurrence]
+    results = tensors_of(result)
+    flop = 0
+    kernel_class, arithmetic = "memory_bound", "elementwise"
+    if func.overloadpacket in flop_registry:
+        flop = int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
+        # A product of complex numbers is four of real ones.
+        flop *= 4 if results and results[0].is_complex() else 1
+        kernel_class, arithmetic = "other_conv_matmul", "matmul"
+    read = _bytes_read(name, [*tensors_of(args), *tensors_of(list(kwargs.values()))], results)
+    written = sum(tensor_bytes(tensor) for tensor in results)
+    if not read and not written:
+        return []
+    launches = 2 if name in _TWO_PASSES else 1
+    read *= _overlap(name, args) if name in _POOLS else launches
+    return [Kernel(name, kernel_class, arithmetic, _dtype(results), launches, flop, read, written)]
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Bytes that reading the whole tensor touches: an expanded dimension counts once."""
+    numel = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride or not size:
+            numel *= size
+    return numel * tensor.element_size()
+
+
+def tensors_of(value: object) -> list[Tensor]:
+    """The strided tensors in (lists and tuples of) arguments or results."""
+    if isinstance(value, Tensor):
+        return [value] if value.layout is torch.strided else []
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+def _bytes_read(name: str, operands: list[Tensor], results: list[Tensor]) -> int:
+    if name in _WRITE_ONLY:
+        operands = operands[1:]
+    if name in _SHAPE_ONLY:
+        operands = operands[:1] + operands[2:]
+    # x * x reads x once.
+    unique = list({id(tensor): tensor for tensor in operands}.values())
+    sizes = [tensor_bytes(tensor) for tensor in unique]
+    if name in _GATHER and sizes:
+        sizes[0] = min(sizes[0], sum(tensor_bytes(tensor) for tensor in results))
+    return sum(sizes)
+
+
+def _overlap(name: str, args: Sequence[Any]) -> int:
+    """How many windows a row of the image is part of."""
+    kernel, stride = (args[place] if len(args) > place else [] for place in _POOLS[name])
+    return -(-int(kernel[0]) // int(stride[0] if stride else kernel[0]))
+
+
+def _dtype(results: Sequence[Tensor]) -> str:
+    return str(results[0].dtype).removeprefix("torch.") if results else "float32"
+
+
+def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Kernel:
+    x = args[0]
+    flop = int(flop_registry[_aten.convolution](*args, **kwargs, out_val=result))
+    read = sum(tensor_bytes(tensor) for tensor in tensors_of(args[:3]))
+    written = tensor_bytes(result)
+    return _convolution_kernel("convolution", args[1:], (x, result), flop=flop, read=read, written=written)
+
+
+def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) -> list[Kernel]:
+    """A kernel for the gradient of the data, one for that of the weight, one for that of the bias, as far as asked."""
+    grad, x, weight = args[0], args[1], args[2]
+    # (grad, input, weight, bias sizes, stride, ...) as (weight, bias, stride, ...) of the forward convolution.
+    geometry = (weight, None, *args[4:10])
+    # Each gradient takes as many products as the forward pass. PyTorch's own count of them leaves groups out.
+    flop = int(flop_registry[_aten.convolution](x, *geometry[:8], out_val=grad))
+    kernels = []
+    for index, (name, other) in enumerate((("data", weight), ("weight", x))):
+        gradient = result[index]
+        if gradient is None:
+            continue
+        read = tensor_bytes(grad) + tensor_bytes(other)
+        op = f"convolution_backward_{name}"
+        written = tensor_bytes(gradient)
+        kernels.append(_convolution_kernel(op, geometry, (x, grad), flop=flop, read=read, written=written))
+    bias = result[2]
+    if bias is not None:
+        sizes = tensor_bytes(grad), tensor_bytes(bias)
+        kernels.append(Kernel("convolution_backward_bias", "memory_bound", "elementwise", _dtype([bias]), 1, 0, *sizes))
+    return kernels
+
+
+def _convolution_kernel(
+    op: str, geometry: Sequence[Any], planes: tuple[Tensor, Tensor], *, flop: int, read: int, written: int
+) -> Kernel:
+    """A convolution from x to y, or one of its gradients, which have its shapes.
+
+    Args:
+        op: its name in the trace.
+        geometry: (weight, bias, stride, padding, dilation, transposed, output padding, groups).
+        planes: input and output of the forward convolution, or anything of their shapes.
+        flop: operations of the direct algorithm.
+        read: bytes read.
+        written: bytes written.
+    """
+    weight, _, stride, _, dilation, transposed, _, groups = geometry[:8]
+    dtype = _dtype(planes[1:])
+    plain = not transposed and groups == 1 and set(stride) == {1} and set(dilation) == {1}
+    if plain and tuple(weight.shape[2:]) == (3, 3):
+        tiles = _TILE_GROWTH[0] * sum(tensor_bytes(plane) for plane in planes) // _TILE_GROWTH[1]
+        workspace = tiles + _FILTER_GROWTH * tensor_bytes(weight)
+        return Kernel(op, "conv3x3_stride1", "convolution", dtype, 1, flop, read, written, workspace)
+    # A filter of one point is a matrix product.
+    kernel_class = "spatial_conv" if any(edge > 1 for edge in weight.shape[2:]) else "other_conv_matmul"
+    return Kernel(op, kernel_class, "convolution", dtype, 1, flop, read, written)

@@ -1,0 +1,109 @@
+"""Recurrent layers as cuDNN runs them: fused, with a product and an elementwise kernel for each moment of a sequence.
+
+Elsewhere PyTorch runs them moment by moment, as hundreds of operations. Here a layer is three: the products of all its
+inputs at once, then the recurrence, which has to read its weights at every moment, and in the backward pass the
+gradient of these weights, at once again.
+
+    x (T, B, I) ── product with w_ih ──> gates (T, B, G H) ── recurrence with w_hh ──> y (T, B, H)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpipe_bench.simulator.tracing.steps import Kernel
+
+__all__ = ["RECURRENT", "fused", "recurrent_kernel"]
+
+RECURRENT: Final[Mapping[Any, int]] = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
+"""Functions that run on an accelerator as one, and the gates of each."""
+
+# PyTorch leaves these functions untyped.
+_LIBRARY: Final = torch.library.Library("gpipe_bench", "DEF")  # type: ignore[no-untyped-call]  # see above
+_LIBRARY.define("recurrence(Tensor gates, Tensor weight, int moments) -> Tensor")  # type: ignore[no-untyped-call]  # same
+_LIBRARY.define(  # type: ignore[no-untyped-call]  # likewise
+    "recurrence_backward(Tensor grad, Tensor gates, Tensor weight, int moments) -> Tensor"
+)
+
+
+# What is not used here is part of the operations' signatures.
+def _recurrence(gates: Tensor, weight: Tensor, _moments: int) -> Tensor:
+    return gates.new_empty((*gates.shape[:-1], weight.shape[1]))
+
+
+def _recurrence_backward(_grad: Tensor, gates: Tensor, _weight: Tensor, _moments: int) -> Tensor:
+    return torch.empty_like(gates)
+
+
+_LIBRARY.impl("recurrence", _recurrence, "Meta")  # type: ignore[no-untyped-call]  # see above
+_LIBRARY.impl("recurrence_backward", _recurrence_backward, "Meta")  # type: ignore[no-untyped-call]  # likewise
+
+
+def fused(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
+    """What one of :data:`RECURRENT` gives: the outputs (T, B, D H), then each state after the last moment (L D, B, H).
+
+    Args:
+        func: which one.
+        args: (input, states, weights, has biases, layers, dropout, training, bidirectional, batch first).
+
+    Returns:
+        None for packed sequences, and for an LSTM with projections, which stay what PyTorch makes of them.
+    """
+    if len(args) != 9 or isinstance(args[3], Sequence):
+        return None
+    x, states, weights, biased, layers, dropout, training, bidirectional, batch_first = args
+    first = states[0] if isinstance(states, list | tuple) else states
+    if weights[1].shape[1] * RECURRENT[func] != weights[1].shape[0] or first.shape[-1] != weights[1].shape[1]:
+        return None
+    time = 1 if batch_first else 0
+    count, ends = (4 if biased else 2), list[Tensor]()
+    for layer in range(layers):
+        outputs = []
+        for way in range(2 if bidirectional else 1):
+            own = weights[count * len(ends) : count * (len(ends) + 1)]
+            gates = functional.linear(x, own[0], own[2] if biased else None)
+            operands = gates, own[1], own[3] if biased else None, x.shape[time]
+            outputs.append(_Recurrence.apply(*operands))  # type: ignore[no-untyped-call]  # likewise
+            ends.append(outputs[-1].select(time, 0 if way else -1))
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if training and 0 < dropout < 1 and layer < layers - 1:
+            x = torch.native_dropout(x, dropout, True)[0]
+    last = torch.stack(ends)
+    return (x, last, last.clone()) if func is torch.lstm else (x, last)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor | None, moments: int) -> Tensor:
+        output: Tensor = torch.ops.gpipe_bench.recurrence(gates, weight, moments)
+        # The gates after their activation take the place of those before.
+        ctx.save_for_backward(gates, weight, output)
+        ctx.moments, ctx.biased = moments, bias is not None
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gates, weight, output = ctx.saved_tensors
+        inner = torch.ops.gpipe_bench.recurrence_backward(grad, gates, weight, ctx.moments)
+        flat = inner.reshape(-1, inner.shape[-1])
+        of_weight = flat.t() @ output.reshape(-1, output.shape[-1])
+        return inner, of_weight, flat.sum(0) if ctx.biased else None, None
+
+
+def recurrent_kernel(func: Any, args: Sequence[Any], result: Tensor) -> Kernel | None:
+    """The kernel of a recurrence; None for any other operation."""
+    name = func.overloadpacket.__name__
+    if not name.startswith("recurrence") or func.namespace != "gpipe_bench":
+        return None
+    *operands, weight, moments = args
+    # At each moment a product and what follows it; the weights do not stay in a cache.
+    read = sum(tensor.nbytes for tensor in operands) + moments * weight.nbytes
+    rows = result.numel() // result.shape[-1]
+    flop = 2 * rows * weight.shape[0] * weight.shape[1]
+    dtype = str(result.dtype).removeprefix("torch.")
+    return Kernel(name, "other_conv_matmul", "matmul", dtype, 2 * moments, flop, read, result.nbytes)

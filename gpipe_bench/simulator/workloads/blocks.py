@@ -1,0 +1,103 @@
+"""Blocks of memory while layers are put together, each with who holds it, and what kernels cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, Step
+from gpipe_bench.simulator.workloads.cost import scratch_bytes, total
+from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp
+
+__all__ = ["Blocks", "Costs"]
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Blocks of a task with their holders; what came from outside is negative, and never allocated here.
+
+    Attributes:
+        costs: of the layers.
+        ops: the requests so far.
+        holders: of each block.
+        count: blocks so far.
+    """
+
+    costs: Costs
+    ops: list[MemoryOp] = field(default_factory=list)
+    holders: Counter[int] = field(default_factory=Counter)
+    count: int = 0
+
+    def leave(self, blocks: Iterable[int]) -> None:
+        """Whoever holds them from now on is no affair of the task."""
+        self.holders.subtract(blocks)
+
+    def alloc(self, nbytes: int) -> int:
+        """A new block, held once."""
+        block = self.count
+        self.count += 1
+        self.ops.append(MemoryOp("alloc", block, nbytes))
+        self.holders[block] += 1
+        return block
+
+    def hold(self, block: int) -> None:
+        """One more holder of a block."""
+        self.holders[block] += 1
+
+    def drop(self, block: int, kind: Literal["free", "gradient", "view"] = "free") -> None:
+        """One holder of a block less; without any it is free."""
+        self.holders[block] -= 1
+        if not self.holders[block] and block != NO_BLOCK:
+            self.ops.append(MemoryOp(kind if block >= 0 else "free", block))
+
+    def run(self, steps: Sequence[Step], names: dict[int, int]) -> None:
+        """The steps of a layer, whose blocks are called ``names`` in the partition."""
+        for step in steps:
+            if isinstance(step, Alloc):
+                names[step.block] = self.alloc(step.bytes)
+            elif isinstance(step, Free):
+                if step.block in names:
+                    kind: Literal["gradient", "view"] = "view" if step.view else "gradient"
+                    self.drop(names.pop(step.block), kind if step.gradient else "free")
+            else:
+                scratch = self.costs.scratch(step)
+                if scratch is not None:
+                    self.ops.append(scratch)
+
+    def take(self) -> tuple[MemoryOp, ...]:
+        """The requests since the last call."""
+        ops, self.ops = tuple(self.ops), []
+        return ops
+
+
+class Costs:
+    """Durations of layers on one device; layers of one kind share theirs.
+
+    Args:
+        profile: the device.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        # The layers are kept: an id may only be used again when its object is gone.
+        self._known: dict[tuple[int, str], tuple[Kernels, LayerTrace]] = {}
+        # Kernels with scratch memory, numbered.
+        self._scratches: dict[Kernel, MemoryOp | None] = {}
+
+    def scratch(self, kernel: Kernel) -> MemoryOp | None:
+        """The scratch memory that a kernel asks for, if any."""
+        if kernel not in self._scratches:
+            nbytes = scratch_bytes(kernel, self.profile)
+            number = len(self._scratches)
+            self._scratches[kernel] = MemoryOp("scratch", number, nbytes) if nbytes else None
+        return self._scratches[kernel]
+
+    def of(self, layer: LayerTrace, direction: str) -> Kernels:
+        """One pass of a layer: ``forward``, ``plain`` or ``backward``."""
+        key = id(layer), direction
+        if key not in self._known:
+            self._known[key] = total(layer.kernels(direction), self.profile), layer
+        return self._known[key][0]

@@ -1,0 +1,137 @@
+"""Puts traces of layers together to the work of a partition: kernels in a row, blocks that layers share.
+
+Where a checkpoint does otherwise than a task without one, it has a work of its own: it copies what layers write to in
+place, and of gradients what it does not have for itself or in the layout of its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gpipe_bench.simulator.tracing.facts import LayerFacts
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Kernel, LayerTrace
+from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
+from gpipe_bench.simulator.workloads.cost import total
+from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
+from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork
+
+__all__ = ["PartitionWork", "compose"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionWork:
+    """The work of a partition, and the skips that cross its borders.
+
+    Attributes:
+        task: the work.
+        departing: skip number -> bytes.
+        returning: numbers of the skips that arrive for which gradients go back.
+    """
+
+    task: TaskWork
+    departing: dict[int, int]
+    returning: set[int]
+
+
+def compose(
+    layers: Sequence[LayerTrace],
+    facts: Sequence[LayerFacts],
+    *,
+    input_bytes: Sequence[int],
+    arriving: Mapping[int, int],
+    departing: Sequence[int],
+    first: bool,
+    costs: Costs,
+) -> PartitionWork:
+    """The work of a partition for micro-batches of one size.
+
+    Args:
+        layers: trace of each layer.
+        facts: of each layer.
+        input_bytes: of the tensors that enter, skips aside.
+        arriving: numbers of the skips that come from other partitions, and their bytes.
+        departing: numbers of the skips that go to others.
+        first: whether the partition is the first one, whose inputs need no gradient.
+        costs: of the layers on the device.
+    """
+    passes = partial(LayerPasses, layers, facts, input_bytes=input_bytes, arriving=arriving, departing=departing)
+    partition = passes()
+    task, returning = _task(partition, costs, first=first)
+    if task.learns and (partition.writes or partition.cloned):
+        apart = passes(apart=True, copies=partition.writes)
+        task = replace(task, checkpointed=_task(apart, costs, first=first)[0])
+    return PartitionWork(task, partition.skip_bytes, returning)
+
+
+def _task(partition: LayerPasses, costs: Costs, *, first: bool) -> tuple[TaskWork, set[int]]:
+    """The work of a partition, and the skips that arrive and need gradients."""
+    layers, arriving = partition.layers, partition.arriving
+    plain, blocks = Blocks(costs), Blocks(costs)
+    plain_values, plain_skips, _ = partition.forward(plain, graph=False)
+    values, skips, graphs = partition.forward(blocks, graph=True)
+    leaving = [*(port.block for port in values), *skips]
+    renamed = _one_to_one([*(port.block for port in plain_values), *plain_skips], leaving)
+    graph_memory, made = blocks.take(), blocks.count
+    gradients, skip_gradients = partition.backward(blocks, graphs)
+    copying = _clones((*partition.bytes, *arriving.values()) if partition.copies else (), costs)
+    cloning = _clones(partition.cloned if partition.apart else (), costs)
+    task = TaskWork(
+        forward=_duration(layers, "plain", costs, copying),
+        recompute=_duration(layers, "forward", costs, copying),
+        backward=_duration(layers, "backward", costs, cloning),
+        forward_memory=_renamed(plain.take(), renamed or {}, made),
+        graph_memory=graph_memory,
+        backward_memory=blocks.take(),
+        output_bytes=tuple(port.bytes for port in values),
+        input_bytes=partition.bytes,
+        leaving=() if renamed is None else _some(leaving),
+        returning=() if first else _some([*gradients, *(skip_gradients.get(number, NO_BLOCK) for number in arriving)]),
+        nodes=sum(layer.nodes for layer in layers),
+        learns=_learns(layers, partition.facts),
+        returns=() if first or all(partition.needs) else partition.needs,
+    )
+    return task, partition.skip_needs & arriving.keys()
+
+
+def _clones(sizes: Iterable[int], costs: Costs) -> Kernels:
+    """Copies of tensors on their device, by their bytes."""
+    return total(
+        (Kernel("clone", "memory_bound", "elementwise", "float32", 1, 0, nbytes, nbytes) for nbytes in sizes),
+        costs.profile,
+    )
+
+
+def _learns(layers: Sequence[LayerTrace], facts: Sequence[LayerFacts]) -> bool:
+    """Whether any parameter is trained, or an input needs a gradient, so that it goes through some layer."""
+    return any(layer.parameters for layer in facts) or any(set(layer.output_gradients) - {NO_BLOCK} for layer in layers)
+
+
+def _some(blocks: Sequence[int]) -> tuple[int, ...]:
+    """Blocks, or nothing if there is none."""
+    return tuple(blocks) if set(blocks) != {NO_BLOCK} else ()
+
+
+def _one_to_one(plain: Sequence[int], leaving: Sequence[int]) -> dict[int, int] | None:
+    """From what leaves the pass without graph to what leaves that with graph; None if they differ in kind."""
+    pairs = set(zip(plain, leaving, strict=True))
+    names = {block for block, _ in pairs}
+    if not len(pairs) == len(names) == len({name for _, name in pairs}):
+        return None
+    if any(block != name for block, name in pairs if min(block, name) < 0):
+        return None
+    return dict(pairs)
+
+
+def _renamed(ops: Sequence[MemoryOp], names: dict[int, int], first_free: int) -> tuple[MemoryOp, ...]:
+    """The operations with outputs called as in the pass with graph, and everything else out of their way."""
+    return tuple(
+        op if op.kind == "scratch" else MemoryOp(op.kind, names.get(op.block, first_free + op.block), op.bytes)
+        for op in ops
+    )
+
+
+def _duration(layers: Sequence[LayerTrace], direction: str, costs: Costs, more: Kernels) -> Kernels:
+    works = [*(costs.of(layer, direction) for layer in layers), more]
+    return Kernels(sum(work.duration_ns for work in works), sum(work.launches for work in works))

@@ -1,0 +1,48 @@
+"""From kernels to nanoseconds: a roofline with one efficiency per kernel class.
+
+    computing kernels     max(FLOPs / (efficiency x peak), bytes / (efficiency of memory x bandwidth))
+    memory-bound kernels  bytes / (efficiency of memory x bandwidth)
+    Winograd              transform of operands and filters, products, transform of the result: three after the other;
+                          scratch memory is written and read by different ones
+
+and none is shorter than the kernel floor. So a 3x3 convolution of few channels and large planes, which has few products
+per byte, is slower than its FLOPs say. Each kernel is rounded to whole nanoseconds, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.simulator.workloads.workload import Kernels
+
+__all__ = ["duration_ns", "scratch_bytes", "total"]
+
+
+def duration_ns(kernel: Kernel, profile: Profile) -> int:
+    """Device time of one kernel."""
+    efficiency = profile.efficiency
+    moved = kernel.bytes_read + kernel.bytes_written
+    # 10^9 bytes per second is one byte per nanosecond.
+    memory_ns = moved / (efficiency.memory_bound * profile.bandwidth_gb_per_s)
+    floor_ns = kernel.launches * profile.kernel_floor_us * 1000
+    if kernel.kernel_class == "memory_bound":
+        return round(max(memory_ns, floor_ns))
+    share = efficiency.of_peak(kernel.kernel_class, kernel.arithmetic)
+    compute_ns = 1e9 * kernel.flop / (share * profile.peak_flop_per_s(kernel.arithmetic, kernel.dtype))
+    if kernel.workspace and profile.winograd:
+        scratch_ns = kernel.workspace / (efficiency.memory_bound * profile.bandwidth_gb_per_s)
+        return round(max(memory_ns + scratch_ns + max(compute_ns, scratch_ns), floor_ns))
+    return round(max(compute_ns, memory_ns, floor_ns))
+
+
+def scratch_bytes(kernel: Kernel, profile: Profile) -> int:
+    """Scratch memory that a kernel asks for."""
+    return kernel.workspace if profile.winograd else 0
+
+
+def total(kernels: Iterable[Kernel], profile: Profile) -> Kernels:
+    """Kernels that run one after the other."""
+    listed = list(kernels)
+    return Kernels(sum(duration_ns(kernel, profile) for kernel in listed), sum(kernel.launches for kernel in listed))

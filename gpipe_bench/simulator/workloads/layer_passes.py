@@ -1,0 +1,160 @@
+"""The passes of layers in a row: what each layer asks for, and who holds what passes between them.
+
+A storage that leaves a layer is the next one's input: one block with several holders (the value between two layers, the
+graphs of the layers that kept it), which is free when the last one lets go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpipe_bench.simulator.tracing.facts import LayerFacts
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
+from gpipe_bench.simulator.workloads.blocks import Blocks
+from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
+
+__all__ = ["LayerPasses"]
+
+
+class LayerPasses:
+    """Layers in a row, and the skips that come to them and go from them.
+
+    Args:
+        layers: trace of each layer.
+        facts: of each layer.
+        input_bytes: of the tensors that enter, skips aside.
+        arriving: numbers of the skips that come from other partitions, and their bytes.
+        departing: numbers of the skips that go to others.
+        apart: whether inputs are leaves, as in a checkpoint: then gradients that they do not have for themselves, or
+            that are laid out otherwise, are copied (``AccumulateGrad``).
+        copies: whether the layers get copies of what enters, since they write to it.
+
+    Attributes:
+        skip_bytes: of the skips that go.
+        needs: of what enters, skips aside, whether it needs a gradient.
+        skip_needs: numbers of the skips that arrive and need one.
+        writes: whether layers write to what enters.
+        cloned: bytes of the gradients that leaves copy, or would if inputs were leaves.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerTrace],
+        facts: Sequence[LayerFacts],
+        *,
+        input_bytes: Sequence[int],
+        arriving: Mapping[int, int],
+        departing: Sequence[int],
+        apart: bool = False,
+        copies: bool = False,
+    ) -> None:
+        self.layers, self.facts, self.departing = layers, facts, list(departing)
+        self.apart, self.copies = apart, copies
+        self.bytes, self.arriving = tuple(input_bytes), arriving
+        self.skip_bytes: dict[int, int] = {}
+        self.writes = False
+        self.cloned: list[int] = []
+        self.needs = self.layers[0].needs[: len(self.bytes)]
+        self.skip_needs: set[int] = set()
+
+    def forward(self, blocks: Blocks, *, graph: bool) -> tuple[list[Port], list[int], list[dict[int, int]]]:
+        """Run the layers; gives outputs, block of each departing skip, and the names that the graph keeps."""
+        sizes = (*self.bytes, *self.arriving.values())
+        copies = self.copies
+        entered = [blocks.alloc(nbytes) if copies else input_name(place) for place, nbytes in enumerate(sizes)]
+        # The micro-batch holds them until the pass has ended, or the pass its copies; and the first layer that takes
+        # them does.
+        for block in entered if copies else (*entered, *entered):
+            blocks.hold(block)
+        ports = [Port(block, nbytes) for block, nbytes in zip(entered, sizes, strict=True)]
+        values, skips = ports[: len(self.bytes)], dict(zip(self.arriving, ports[len(self.bytes) :], strict=True))
+        graphs: list[dict[int, int]] = []
+        for layer, facts in zip(self.layers, self.facts, strict=True):
+            incoming = [*values, *(skips.pop(facts.pops[index]) for index in layer.popped)]
+            self.writes |= any(incoming[place].block in entered for place in layer.writes)
+            leaving, kept = _forward(blocks, layer, [port.block for port in incoming], graph=graph)
+            graphs.append(kept)
+            split = len(leaving) - len(layer.stashed)
+            values = leaving[:split]
+            skips |= {facts.stashes[index]: port for index, port in zip(layer.stashed, leaving[split:], strict=True)}
+        self.skip_bytes = {number: skips[number].bytes for number in self.departing if number in skips}
+        departed = [skips[number].block for number in self.skip_bytes]
+        if copies:
+            for block in entered:
+                blocks.drop(block)
+        else:
+            blocks.leave(entered)
+        blocks.leave([*(port.block for port in values), *departed])
+        return values, departed, graphs
+
+    def backward(self, blocks: Blocks, graphs: list[dict[int, int]]) -> tuple[list[int], dict[int, int]]:
+        """Run the layers' backward passes; gives blocks of the gradients of inputs and of skips that arrived."""
+        last = self.layers[-1]
+        outputs = len(last.outputs) - len(last.stashed)
+        values = [gradient_name(place) for place in range(outputs)]
+        skips = {number: gradient_name(outputs + place) for place, number in enumerate(self.skip_bytes)}
+        for block in (*values, *skips.values()):
+            blocks.hold(block)
+        passes = list(enumerate(zip(self.layers, self.facts, graphs, strict=True)))
+        for at, (layer, facts, kept) in reversed(passes):
+            stashed = [facts.stashes[index] for index in layer.stashed]
+            gradients = [*values, *(skips.pop(number, NO_BLOCK) for number in stashed)]
+            arrived = _backward(blocks, layer, dict(kept), gradients)
+            split = layer.inputs - len(layer.popped)
+            sizes = self.bytes if not at else [0] * split
+            sizes = [*sizes, *(self.arriving.get(facts.pops[index], 0) for index in layer.popped)]
+            self._own(blocks, layer, arrived, sizes)
+            popped = zip(layer.popped, layer.needs[split:], strict=True)
+            self.skip_needs |= {facts.pops[index] for index, needs in popped if needs}
+            values = arrived[:split]
+            skips |= {facts.pops[index]: block for index, block in zip(layer.popped, arrived[split:], strict=True)}
+        return values, skips
+
+    def _own(self, blocks: Blocks, layer: LayerTrace, arrived: list[int], sizes: Sequence[int]) -> None:
+        """Give each input of the task its gradient for itself, as a leaf takes it; ``sizes``: 0 for other inputs."""
+        for place, (block, nbytes) in enumerate(zip(arrived, sizes, strict=True)):
+            shared = (block < NO_BLOCK or blocks.holders[block] > 1) and not layer.views[place]
+            if block != NO_BLOCK and nbytes and (shared or not layer.fits[place]):
+                self.cloned.append(nbytes)
+                if self.apart:
+                    arrived[place] = blocks.alloc(nbytes)
+                    blocks.drop(block)
+
+
+def _forward(
+    blocks: Blocks, layer: LayerTrace, incoming: Sequence[int], *, graph: bool
+) -> tuple[list[Port], dict[int, int]]:
+    """Run a layer; gives what leaves it, and the names that its graph keeps."""
+    names = dict(enumerate(incoming))
+    steps, ports = (layer.forward, layer.outputs) if graph else (layer.plain, layer.plain_outputs)
+    blocks.run([step for step in steps if not _frees_input(step, layer)], names)
+    leaving = [Port(names.get(port.block, NO_BLOCK), port.bytes) for port in ports]
+    kept = {block: names[block] for block in layer.kept if block in names} if graph else {}
+    for block in (*(port.block for port in leaving), *kept.values()):
+        blocks.hold(block)
+    # The layer itself, and whoever called it, let go.
+    own = [name for block, name in names.items() if block >= layer.inputs]
+    for block in (*own, *incoming):
+        blocks.drop(block)
+    return leaving, kept
+
+
+def _backward(blocks: Blocks, layer: LayerTrace, names: dict[int, int], gradients: Sequence[int]) -> list[int]:
+    """Run a layer's backward pass on the ``gradients`` of its outputs; gives those of its inputs."""
+    for block, gradient in zip(layer.output_gradients, gradients, strict=True):
+        if block != NO_BLOCK:
+            names[block] = gradient
+        elif gradient != NO_BLOCK:
+            blocks.drop(gradient)
+    blocks.run(layer.backward, names)
+    arrived = [names.get(block, NO_BLOCK) for block in layer.input_gradients]
+    # One gradient may be that of several inputs, as of both operands of a sum.
+    for block in arrived:
+        blocks.hold(block)
+    for name in names.values():
+        blocks.drop(name)
+    return arrived
+
+
+def _frees_input(step: Step, layer: LayerTrace) -> bool:
+    return isinstance(step, Free) and step.block < layer.inputs

@@ -1,0 +1,94 @@
+"""What the step of an optimizer costs, traced on one parameter of each type: everything in it is elementwise.
+
+State has the type of its parameter, as PyTorch makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.tracing.facts import Parameter
+from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.simulator.tracing.trace_cache import default_folder, read, write
+from gpipe_bench.simulator.workloads.cost import total
+from gpipe_bench.simulator.workloads.workload import Kernels
+
+__all__ = ["OPTIMIZERS", "PROBE", "OptimizerTrace", "optimizer_kernels", "trace_optimizer"]
+
+PROBE: Final = 1000
+"""Elements of the parameter that is traced."""
+
+OPTIMIZERS: Final = ("sgd", "momentum", "rmsprop", "adam")
+"""``sgd`` without momentum, RMSprop with its defaults, as in the published runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerTrace:
+    """The share of a step of one parameter of some type.
+
+    Attributes:
+        kernels: kernels for :data:`PROBE` elements, with the zeroing of the gradient.
+        state_per_element: bytes per element of each tensor of the state that has the shape of the parameter.
+        temporary_per_element: bytes per element that a step holds while it lasts.
+    """
+
+    kernels: tuple[Kernel, ...]
+    state_per_element: tuple[int, ...]
+    temporary_per_element: int
+
+    def scaled(self, elements: int) -> Iterable[Kernel]:
+        """The kernels for a parameter of that many elements."""
+        for kernel in self.kernels:
+            read, written = (elements * value // PROBE for value in (kernel.bytes_read, kernel.bytes_written))
+            yield kernel._replace(bytes_read=read, bytes_written=written)
+
+
+def trace_optimizer(name: str, dtypes: Collection[str], folder: Path | None = None) -> dict[str, OptimizerTrace]:
+    """The traces of an optimizer in its second step, when its state is there, by the parameter's type.
+
+    Args:
+        name: one of :data:`OPTIMIZERS`.
+        dtypes: types of parameters, as in ``float32``.
+        folder: of stored traces; the user's cache folder by default.
+
+    Raises:
+        ValueError: there is no such optimizer.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one of them")
+    place = default_folder() if folder is None else folder
+    return {dtype: _stored_trace(name, dtype, place) for dtype in dtypes}
+
+
+@cache
+def _stored_trace(name: str, dtype: str, folder: Path) -> OptimizerTrace:
+    # A first optimizer loads PyTorch's compiler, which takes longer than many simulations.
+    key = {"optimizer": name, "dtype": dtype}
+    known = read(folder, key, _decode)
+    if known is None:
+        from gpipe_bench.simulator.workloads.optimizer_trace import trace_step
+
+        known = trace_step(name, dtype)
+        write(folder, key, asdict(known))
+    return known
+
+
+def _decode(data: dict[str, Any]) -> OptimizerTrace:
+    return OptimizerTrace(
+        tuple(Kernel(*kernel) for kernel in data["kernels"]),
+        tuple(data["state_per_element"]),
+        data["temporary_per_element"],
+    )
+
+
+def optimizer_kernels(
+    traces: Mapping[str, OptimizerTrace], parameters: Iterable[Parameter], profile: Profile
+) -> Kernels:
+    """A step for these parameters; ``traces``: by their types."""
+    kernels = (kernel for item in parameters for kernel in traces[item.dtype].scaled(item.elements))
+    return total(kernels, profile)

@@ -1,0 +1,248 @@
+"""Where traces come from: a module that is traced now, or a model of the suite whose traces are kept on disk.
+
+A micro-batch of one sample is traced as it is, since a dimension of size 1 changes which operations run; the others
+come from a line through three traces, where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gpipe_bench.collection import no_collection
+from gpipe_bench.simulator.tracing.facts import LayerFacts
+from gpipe_bench.simulator.tracing.scaling import PROBES, fit_line
+from gpipe_bench.simulator.tracing.steps import LayerTrace
+from gpipe_bench.simulator.tracing.trace_cache import Shelf, StoredTraces, default_folder
+from gpipe_bench.simulator.workloads.composed import Composed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from gpipe_bench.simulator.tracing.model_trace import Trace, Tracer
+
+__all__ = ["ModelSource", "model_of_suite", "module_source", "resnet101_source"]
+
+_SCALABLE: Final = 0
+_FLOAT_BYTES: Final = 4
+
+
+class ModelSource:
+    """Traces of one model.
+
+    Args:
+        tracer: makes the tracer when the first trace is needed.
+        sample_bytes: of each tensor that enters, per sample.
+        loss: (output, target) -> scalar, or None.
+        target: batch size -> targets.
+        shelf: where traces are kept, if they are.
+
+    Attributes:
+        composed: what partitions were made of them.
+    """
+
+    def __init__(
+        self,
+        tracer: Callable[[], Tracer],
+        sample_bytes: tuple[int, ...],
+        loss: Callable[..., Tensor] | None = None,
+        target: Callable[[int], Tensor] | None = None,
+        *,
+        shelf: Shelf | None = None,
+    ) -> None:
+        self._make, self._shelf = tracer, shelf
+        self._tracer: Tracer | None = None
+        self._bytes = sample_bytes
+        self._loss, self._target = loss, target
+        self._known: StoredTraces | None = None
+        self._losses: dict[int, LayerTrace] = {}
+        self._evaluated: dict[int, list[LayerTrace]] = {}
+        self.composed = Composed()
+
+    def input_bytes(self, size: int) -> tuple[int, ...]:
+        """Bytes of each tensor that enters with ``size`` samples."""
+        return tuple(size * nbytes for nbytes in self._bytes)
+
+    def facts(self) -> list[LayerFacts]:
+        """Parameters, buffers and skips of each layer."""
+        return self._stored().facts
+
+    def layers(self, size: int) -> list[LayerTrace]:
+        """The trace of each layer for a micro-batch of ``size`` samples."""
+        if size not in self._evaluated:
+            self._evaluated[size] = self._layers(size)
+        return self._evaluated[size]
+
+    def loss(self, batch_size: int) -> LayerTrace | None:
+        """The trace of the loss of a mini-batch."""
+        if self._loss is None or self._target is None:
+            return None
+        if batch_size not in self._losses:
+            found = None if self._shelf is None else self._shelf.load_loss(batch_size)
+            if found is None:
+                found = _trace_loss(self._loss, self._output(self._stored()), self._target(batch_size))
+                if self._shelf is not None:
+                    self._shelf.store_loss(batch_size, found)
+            self._losses[batch_size] = found
+        return self._losses[batch_size]
+
+    def _output(self, stored: StoredTraces) -> object:
+        """Specs of the model's output at some size."""
+        from gpipe_bench.simulator.tracing.specs import TensorSpec
+
+        if stored.output is None:
+            encoded = stored.encoded_output
+            stored.output = self._traced(PROBES[0]).output if encoded is None else TensorSpec.decoded(encoded)
+        return stored.output
+
+    def _layers(self, size: int) -> list[LayerTrace]:
+        stored = self._stored()
+        if size > 1 and _SCALABLE not in stored.layers:
+            self._scale(stored)
+        if size > 1 and stored.scalable is not None:
+            kinds = [kind.at(size) for kind in stored.scalable]
+            return [kinds[number] for number in stored.layers[_SCALABLE]]
+        if size not in stored.exact:
+            trace = self._traced(size)
+            stored.output = trace.output
+            stored.exact[size], stored.layers[size] = trace.kinds, trace.layers
+            self._keep(stored)
+        return [stored.exact[size][number] for number in stored.layers[size]]
+
+    def _scale(self, stored: StoredTraces) -> None:
+        """Try to find a line; whether there is one is known from then on."""
+        stored.layers[_SCALABLE] = ()
+        try:
+            traces = [self._traced(size) for size in PROBES]
+        except (RuntimeError, ValueError):
+            # The model does not take these sizes: each size is traced when it is needed, and says what is wrong.
+            traces = []
+        if traces and len({trace.layers for trace in traces}) == 1:
+            lines = [fit_line(kinds) for kinds in zip(*(trace.kinds for trace in traces), strict=True)]
+            scalable = tuple(line for line in lines if line is not None)
+            if len(scalable) == len(lines):
+                stored.scalable, stored.layers[_SCALABLE] = scalable, traces[0].layers
+            stored.output = traces[0].output
+        self._keep(stored)
+
+    def _traced(self, size: int) -> Trace:
+        return self._tracing().trace(size)
+
+    def _tracing(self) -> Tracer:
+        if self._tracer is None:
+            self._tracer = self._make()
+        return self._tracer
+
+    def _stored(self) -> StoredTraces:
+        if self._known is None:
+            self._known = None if self._shelf is None else self._shelf.load()
+        if self._known is None:
+            self._known = StoredTraces(self._tracing().facts())
+        return self._known
+
+    def _keep(self, stored: StoredTraces) -> None:
+        if self._shelf is not None:
+            self._shelf.store(stored)
+
+
+def _trace_loss(loss: Callable[..., Tensor], output: object, target: Tensor) -> LayerTrace:
+    from gpipe_bench.simulator.tracing.model_trace import trace_loss
+
+    return trace_loss(loss, output, target)
+
+
+def module_source(
+    module: nn.Sequential,
+    sample: Tensor | tuple[Tensor, ...],
+    loss: Callable[..., Tensor] | None = None,
+    target: Callable[[int], Tensor] | None = None,
+) -> ModelSource:
+    """Traces of a module, kept in memory."""
+    tensors = sample if isinstance(sample, tuple) else (sample,)
+    nbytes = tuple(tensor.nbytes // len(tensor) for tensor in tensors)
+
+    def tracer() -> Tracer:
+        from gpipe_bench.simulator.tracing.model_trace import Tracer
+
+        return Tracer(module, sample)
+
+    return ModelSource(tracer, nbytes, loss, target)
+
+
+def resnet101_source(folder: Path | None = None) -> ModelSource:
+    """Traces of ResNet-101, which only the fit and the predictions need, kept as those of the suite's models are."""
+    return _resnet101_source(default_folder() if folder is None else folder)
+
+
+@cache
+def _resnet101_source(folder: Path) -> ModelSource:
+    def build() -> nn.Sequential:
+        from models.resnet import resnet101
+
+        return resnet101()
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.cross_entropy(output, target)
+
+    def target(size: int) -> Tensor:
+        import torch
+
+        return torch.empty(size, dtype=torch.int64, device="meta")
+
+    return _stored_source({"model": "resnet101", "arguments": ""}, build, (3, 224, 224), (loss, target), folder)
+
+
+def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = None) -> ModelSource:
+    """Traces of a model of the suite, kept in ``folder``, by default in the user's cache folder.
+
+    Raises:
+        ConfigError: there is no such model, or its arguments are wrong.
+    """
+    from models.table import check_arguments, format_arguments
+
+    key = name, format_arguments(check_arguments(name, given)), default_folder() if folder is None else folder
+    return _suite_source(*key)
+
+
+@cache
+def _suite_source(name: str, text: str, folder: Path) -> ModelSource:
+    from models.table import model_spec, parse_arguments
+
+    spec, arguments = model_spec(name), parse_arguments(name, text)
+
+    def target(size: int) -> Tensor:
+        # Its shape is all that counts.
+        return spec.target(size, arguments, None, "meta")
+
+    shape = spec.input_shape(arguments)
+    key = {"model": name, "arguments": text}
+    return _stored_source(key, lambda: spec.build(**arguments), shape, (spec.loss, target), folder)
+
+
+def _stored_source(
+    key: Mapping[str, str],
+    build: Callable[[], nn.Sequential],
+    shape: tuple[int, ...],
+    loss: tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int], Tensor]],
+    folder: Path,
+) -> ModelSource:
+    """Traces that are kept under ``key``; PyTorch is loaded only when something has to be traced."""
+
+    def tracer() -> Tracer:
+        import torch
+
+        from gpipe_bench.simulator.tracing.model_trace import Tracer
+        from gpipe_bench.simulator.tracing.unfilled import Unfilled
+
+        with no_collection():
+            with torch.device("meta"), Unfilled():
+                module = build()
+            # Without a default device every call takes less.
+            return Tracer(module, torch.empty(1, *shape, device="meta"), owned=True)
+
+    return ModelSource(tracer, (prod(shape) * _FLOAT_BYTES,), *loss, shelf=Shelf(folder, key))
