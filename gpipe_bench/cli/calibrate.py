@@ -25,8 +25,8 @@ def calibrate(
 ) -> None:
     """Fit the efficiencies of a profile to rows of one device and one partition, and write the profile.
 
-    Everything else of the profile stays. Prints each fitted share with its spread when each cell in turn is left out,
-    and the error of each cell. The new profile is used by its path: simulate --profile FILE.
+    Everything else of the profile stays. Prints each fitted share with its interval of 95 %, and the error of each
+    cell. The new profile is used by its path: simulate --profile FILE.
     """
     from gpipe_bench.figures.tables import read_rows
     from gpipe_bench.simulator.hardware.profile import load_profile
@@ -41,6 +41,9 @@ def calibrate(
     _report(fit, start)
     typer.echo(f"wrote {out}")
 
+
+# Ends of an interval that are further apart than that say little of a share.
+_UNCLEAR = 2
 
 _COLUMNS = (
     *("evidence", "model", "model_args", "partitions", "chunks", "checkpoint", "batch_size", "status", "reason"),
@@ -61,8 +64,8 @@ def _report(fit: RowFit, start: Profile) -> None:
     typer.echo(f"efficiencies from {len(fit.errors)} cells; {fit.ignored} rows were of no use")
     for share in SHARES:
         value, before = getattr(fit.profile.efficiency, share), getattr(start.efficiency, share)
-        low, high = fit.spread.get(share, (value, value))
-        spread = f"{low:.3f} to {high:.3f} with a cell left out" if fit.spread else "no spread from a single cell"
-        typer.echo(f"  {share}: {value:.3f} ({spread}; {before:g} before)")
+        low, high = fit.spread[share]
+        unclear = ", which these cells hardly tell" if high > _UNCLEAR * low else ""
+        typer.echo(f"  {share}: {value:.3f} (95 %: {low:.3f} to {high:.3f}{unclear}; {before:g} before)")
     for name, error in fit.errors.items():
         typer.echo(f"  {name}: simulated {error:+.1%}")

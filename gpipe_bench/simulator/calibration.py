@@ -2,27 +2,28 @@
 
 Three shares of a peak are fitted, by least squares of relative errors. What the rows do not tell stays what the profile
 says: a departure from it costs as much as an error does, but for rows that agree to a few percent it hardly counts. So
-one row is enough, and rows of models of different make tell more. How far the shares move when each row in turn is left
-out is their spread.
+one row is enough, and rows of models of different make tell more. How well they tell a share is its spread: an interval
+of 95 %, by linear propagation of what a row may be wrong by and of what the profile's shares may be. Rows of one make
+may agree to a tenth of a percent and leave the spread wide, since what one class of kernels loses another one gains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from pydantic import ValidationError
+import numpy as np
 from scipy.optimize import least_squares
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.fit import Observation, observe
-from gpipe_bench.simulator.hardware.profile import Efficiency, Profile
-from gpipe_bench.simulator.hardware.profile_rules import is_of_device
+from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
 from gpipe_bench.simulator.published.settings import Setting
 from models.table import MODELS
 
@@ -34,6 +35,10 @@ SHARES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
 # A row is trusted to 3 %; a share may well be three times what the profile assumes.
 _ROW: Final = 0.03
 _PRIOR: Final = log(3)
+# A row that is faster by more than that than peaks allow is not of this device.
+_FAST: Final = 0.1
+# Of a normal distribution, 95 % lie as many standard deviations about the mean.
+_SIGMAS: Final = 1.96
 _ALL_LAYERS: Final = 10**6
 
 _Key = tuple[str, str, int, str, int]
@@ -46,7 +51,7 @@ class RowFit:
     Attributes:
         profile: the profile with them.
         errors: cell -> simulated over measured throughput, minus 1.
-        spread: efficiency -> (smallest, largest) with all cells and with each in turn left out; empty for one.
+        spread: efficiency -> interval of 95 %.
         ignored: rows that were not of one device, or failed.
     """
 
@@ -72,8 +77,8 @@ def calibrate_rows(
         cache: folder of stored traces; the user's cache folder by default.
 
     Raises:
-        ConfigError: no row can be used, rows are of several devices or of another one than the profile's, or they are
-            faster than the profile's peaks allow.
+        ConfigError: no row can be used, rows are of several devices or of another one than the profile's, or some are
+            faster by a tenth than the profile's peaks allow.
     """
     cells: dict[_Key, list[float]] = {}
     used = [row for row in rows if _usable(row)]
@@ -89,16 +94,16 @@ def calibrate_rows(
     for row in used:
         cells.setdefault(_key(row), []).append(row.throughput_samples_per_s or 0.0)
     seen = [observe(_setting(key, optimizer), median(values), cache) for key, values in cells.items()]
-    shares = _fitted(seen, profile)
-    _check_possible(_with_shares(profile, shares), devices[0])
-    others = [_fitted([row for row in seen if row is not left_out], profile) for left_out in seen if len(seen) > 1]
+    shares, spread = _fitted(seen, profile)
     origin = f"fitted to {len(seen)} cells measured on {devices[0]}, from the efficiencies of {profile.name}"
     update = {"name": name or profile.name, "sources": {**profile.sources, "efficiency": origin}}
     fitted = _with_shares(profile, shares).model_copy(update=update)
+    errors = {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in seen}
+    _check_possible(errors, shares, profile, devices[0])
     return RowFit(
         fitted,
-        {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in seen},
-        {share: (min(found), max(found)) for share, *found in zip(SHARES, shares, *others, strict=True) if others},
+        errors,
+        dict(zip(SHARES, spread, strict=True)),
         len(rows) - len(used),
     )
 
@@ -130,8 +135,8 @@ def _setting(key: _Key, optimizer: str) -> Setting:
     )
 
 
-def _fitted(rows: Iterable[Observation], profile: Profile) -> tuple[float, ...]:
-    seen = list(rows)
+def _fitted(seen: Sequence[Observation], profile: Profile) -> tuple[tuple[float, ...], list[tuple[float, float]]]:
+    """The shares, and the interval of each."""
     start = [log(getattr(profile.efficiency, share)) for share in SHARES]
 
     def residuals(logs: Sequence[float]) -> list[float]:
@@ -139,9 +144,22 @@ def _fitted(rows: Iterable[Observation], profile: Profile) -> tuple[float, ...]:
         errors = [log(row.simulated(candidate) / row.samples_per_s) / _ROW for row in seen]
         return [*errors, *((value - first) / _PRIOR for value, first in zip(logs, start, strict=True))]
 
+    most = [log(limit) for limit in _limits(profile)]
     # Durations are whole nanoseconds, so a derivative needs a step that is not too small.
-    found = least_squares(residuals, start, diff_step=1e-3)
-    return tuple(round(exp(value), 3) for value in found.x)
+    found = least_squares(residuals, start, bounds=(-np.inf, most), diff_step=1e-3)
+    # Residuals are in units of what is expected; where they are larger, so is everything.
+    scatter = max(1.0, 2 * found.cost / len(seen))
+    widths = _SIGMAS * np.sqrt(scatter * np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    spread = np.exp([found.x - widths, np.minimum(found.x + widths, most)])
+    return tuple(round(exp(value), 3) for value in found.x), list(zip(*spread.tolist(), strict=True))
+
+
+def _limits(profile: Profile) -> tuple[float, ...]:
+    """The largest shares that may be."""
+    efficiency = profile.efficiency
+    tied = (efficiency.spatial_conv, FAST_SHARE), (efficiency.matmul, DIRECT_SHARE)
+    others = [most * efficiency.other_conv_matmul / share for share, most in tied if share is not None]
+    return FAST_SHARE, min(DIRECT_SHARE, *others), DIRECT_SHARE
 
 
 def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
@@ -150,17 +168,17 @@ def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
     for name in ("spatial_conv", "matmul"):
         share = getattr(profile.efficiency, name)
         values[name] = None if share is None else round(share * moved, 3)
-    # Not checked here: while a fit looks for shares, it may try impossible ones.
     return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=values)})
 
 
-def _check_possible(fitted: Profile, device: str) -> None:
-    try:
-        Efficiency.model_validate(fitted.efficiency.model_dump())
-    except ValidationError as error:
-        problems = [
-            f"rows of {device} must be within the peaks of profile {fitted.name}, got a share {item['loc'][0]} of "
-            f"{item['input']:g}, {item['msg'].removeprefix('Input ')}; correct the profile's peaks or check the rows"
-            for item in error.errors()
-        ]
-        raise ConfigError(problems) from None
+def _check_possible(errors: Mapping[str, float], shares: Sequence[float], profile: Profile, device: str) -> None:
+    """Refuse rows that are faster than the largest shares allow."""
+    ends = [share for share, value, most in zip(SHARES, shares, _limits(profile), strict=True) if value > 0.99 * most]
+    problems = [
+        f"rows of {device} must be within the peaks of profile {profile.name}, got {name} {1 / (1 + error) - 1:.0%} "
+        f"faster than with the largest {' and '.join(ends)}; correct the profile's peaks or check the rows"
+        for name, error in errors.items()
+        if ends and error < -_FAST
+    ]
+    if problems:
+        raise ConfigError(problems)
