@@ -11,7 +11,7 @@ from torch import Tensor
 from gpipe_bench.engine.ahead import Ahead
 from gpipe_bench.engine.autograd import Made, Numbers, can_renumber, rank_of_place, set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, fill, recompute
-from gpipe_bench.engine.dependency import fork, join
+from gpipe_bench.engine.dependency import can_join, fork, join
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
 from gpipe_bench.engine.marks import run_marked
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
@@ -128,9 +128,7 @@ class AutogradLanes(BatchLanes):
                 job = partial(self._numbers.count, stage.worker, job)
         else:
             if phony is not None:
-                count = len(self.microbatches[i].values)
-                with use_stream(self._computing[j]):
-                    flat = (*join(flat[:count], phony), *flat[count:])
+                flat = self._tied(i, j, task, flat, phony)
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
             spares = self._spares and not self._checkpointed
@@ -186,6 +184,15 @@ class AutogradLanes(BatchLanes):
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
+    def _tied(self, i: int, j: int, task: PartitionTask, flat: Values, phony: Tensor) -> Values:
+        """Tie the inputs of a task without checkpoint to its lane, or leave that to the task."""
+        count = len(self.microbatches[i].values)
+        if not can_join(flat[:count]):
+            task.phony = phony
+            return flat
+        with use_stream(self._computing[j]):
+            return (*join(flat[:count], phony), *flat[count:])
+
     def _leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""
         end = self._ends[j][i]
@@ -238,7 +245,7 @@ class AutogradLanes(BatchLanes):
             if shared.observer is None:
                 return self._first_pass(i, j, draws, task, flat)
             run = partial(self._first_pass, i, j, draws, task)
-            return run_marked(shared.observer, self._task(i, j, "backward"), run, flat)
+            return run_marked(shared.observer, self._task(i, j, "backward"), run, flat, task.phony)
 
     def _first_pass(self, i: int, j: int, draws: Draws, task: PartitionTask, flat: Values) -> Values:
         with draws.first_pass(again=False):

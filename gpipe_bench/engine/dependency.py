@@ -15,7 +15,8 @@ autograd would synchronise streams (pytorch#151079).
 
 Where a micro-batch enters a partition by a copy, or as a checkpoint, that node takes the phony itself and no Join is
 made. So an input that needs no gradient gets none computed, and the lane does not detour over the thread of device
-j-1. Join remains for a partition that is entered without a copy and not checkpointed. Likewise the recomputation at the
+j-1. Join remains for a partition that is entered without a copy and not checkpointed; tokens cannot be tied to it, and
+what the first layer makes of them is. Likewise the recomputation at the
 outputs of a task is its Fork. On a CPU that does neither, numbers may do without any lane: see
 :class:`gpipe_bench.engine.autograd_lanes.AutogradLanes`.
 """
@@ -32,7 +33,7 @@ from gpipe_bench.engine.autograd import apply_lane, pass_through
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.phony import get_phony
 
-__all__ = ["fork", "join"]
+__all__ = ["can_join", "fork", "join"]
 
 
 class Fork(Function):
@@ -72,15 +73,21 @@ def join(values: Values, phony: Tensor) -> Values:
     """Tie ``values`` to a lane: its Fork runs backward after every gradient of ``values`` was issued.
 
     When none of them requires a gradient, the first floating-point tensor is made to: the price is one gradient that
-    nobody uses (0.1-1.5 % of a forward pass). Values without any such tensor cannot be tied and are returned as is.
+    nobody uses (0.1-1.5 % of a forward pass).
+
+    Args:
+        values: as :func:`can_join` wants them.
+        phony: of the lane.
     """
     indices = differentiable(values)
     if not indices:
-        floating = [index for index, value in enumerate(values) if _can_carry(value)]
-        indices = floating[:1]
-    if not indices:
-        return values
+        indices = [next(index for index, value in enumerate(values) if _can_carry(value))]
     return replace(values, indices, apply_lane(Join, phony, *(values[index] for index in indices)))
+
+
+def can_join(values: Values) -> bool:
+    """Whether there is a tensor that can be tied to a lane; whole numbers, as tokens are, cannot."""
+    return any(map(_can_carry, values))
 
 
 def _can_carry(value: Any) -> bool:

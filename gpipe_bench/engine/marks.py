@@ -21,7 +21,9 @@ from gpipe_bench.engine.observer import Observer, Task
 __all__ = ["run_marked"]
 
 
-def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], values: Values) -> Values:
+def run_marked(
+    observer: Observer, task: Task, run: Callable[[Values], Values], values: Values, lane: Tensor | None = None
+) -> Values:
     """Compute a task so that ``observer`` sees its backward pass.
 
     Args:
@@ -29,12 +31,13 @@ def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], 
         task: the backward pass.
         run: computes the forward pass.
         values: flat inputs.
+        lane: a phony that comes in between the layers; what is behind it is of other tasks.
     """
     mark = _Mark(observer, task)
     ends = bool(differentiable(values))
     outputs = run(_reporting(mark.end, values))
     if not ends:
-        for node in _nodes(outputs):
+        for node in _nodes(outputs, lane):
             node.register_hook(mark.end)
     return _reporting(mark.begin, outputs)
 
@@ -75,9 +78,9 @@ def _reporting(report: Callable[[], None], values: Values) -> Values:
     return replace(values, indices, apply(_Report, report, *(values[index] for index in indices)))
 
 
-def _nodes(values: Values) -> Iterator[Node]:
-    """All nodes behind ``values`` but the accumulation of gradients, which tasks share."""
-    seen: set[Node] = set()
+def _nodes(values: Values, lane: Tensor | None) -> Iterator[Node]:
+    """All nodes behind ``values`` but those behind a lane, and the accumulation of gradients, which tasks share."""
+    seen: set[Node | None] = set() if lane is None else {lane.grad_fn}
     todo = [value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None]
     while todo:
         node = todo.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.dependency import fork, join
+from gpipe_bench.engine.dependency import can_join, fork, join
 from gpipe_bench.engine.phony import get_phony, new_leaf
 from tests.engine.support import Identity
 
@@ -92,10 +92,10 @@ def test_a_join_makes_the_first_floating_point_tensor_carry_the_lane():
     assert first.grad is None
 
 
-def test_values_that_cannot_carry_a_lane_pass_a_join_as_they_are():
-    (_, phony) = fork((leaf(1.0),))
-    values = (torch.tensor([1]), "text")
-    assert join(values, phony) == values
+def test_whole_numbers_cannot_be_tied_to_a_lane():
+    assert not can_join((torch.tensor([1]), torch.tensor([True]), "text"))
+    assert can_join((torch.tensor([1]), torch.tensor([1.0])))
+    assert can_join((torch.tensor([1j]),))
 
 
 def test_an_output_without_gradient_stays_without():

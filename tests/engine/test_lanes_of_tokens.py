@@ -1,0 +1,120 @@
+"""Tokens cannot be tied to a lane; what the first layer makes of them is, so that the order is that of other inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench import Components
+from gpipe_bench.engine import autograd
+from tests.engine.support import FACTORIAL, MODES, Watch, grid, label, on_cpu
+
+M = 4
+TOKENS = torch.arange(2 * M).reshape(2 * M, 1) % 5
+everywhere = pytest.mark.parametrize(
+    ("transfer", "workers"), [(way, who) for way in ("direct", "host") for who in ("always", "never")]
+)
+
+
+class Box:
+    """What no pytree knows."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Put(nn.Module):
+    def forward(self, x):
+        return Box(x)
+
+
+class Take(nn.Module):
+    def forward(self, box):
+        return box.value
+
+
+class Beside(nn.Module):
+    """Gives numbers that need no gradient beside what comes."""
+
+    def forward(self, x):
+        return {"x": x, "length": x.detach().sum(), "count": len(x)}
+
+
+class Only(nn.Module):
+    def forward(self, values):
+        return values["x"] * values["count"]
+
+
+class Begins(Watch):
+    """Keeps ends, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def start(self, task):
+        seen = super().start(task)
+        self.log.append(f"{seen.name} begins")
+        return seen
+
+    def finish(self, token, nbytes):
+        super().finish(token, nbytes)
+        self.log.append(f"{token.name} ends")
+
+
+def layers(*between):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 3), *between, nn.Linear(3, 3), nn.Linear(3, 3)).double()
+
+
+def last_seen(log, name):
+    return max(place for place, entry in enumerate(log) if entry == name)
+
+
+@everywhere
+def test_a_task_without_checkpoint_ends_before_the_next_recomputation_begins(transfer, workers):
+    pipe = on_cpu(layers(), [2, 1], chunks=M, checkpoint="except_last", transfer=transfer, workers=workers)
+    with pipe.observe(watch := Begins()):
+        pipe(TOKENS).sum().backward()
+    names = [name for name in watch.order("RB").split() if name.endswith(",0")]
+    assert names == ["B3,0", "R2,0", "B2,0", "R1,0", "B1,0", "R0,0", "B0,0"]
+    assert last_seen(watch.log, "B3,0 ends") < last_seen(watch.log, "R2,0 begins")
+
+
+@everywhere
+@pytest.mark.parametrize("depth", [1, 3])
+def test_without_checkpoints_tasks_end_one_after_the_other(depth, transfer, workers):
+    pipe = on_cpu(layers(), [depth, 3 - depth][: 4 - depth] if depth < 3 else [3], chunks=M, checkpoint="never",
+                  transfer=transfer, workers=workers)  # fmt: skip
+    with pipe.observe(watch := Begins()):
+        pipe(TOKENS).sum().backward()
+    assert [name for name in watch.order("B").split() if name.endswith(",0")] == grid("B", reversed(range(M)), [0])
+    for i in range(1, M):
+        assert last_seen(watch.log, f"B{i},0 ends") < last_seen(watch.log, f"B{i - 1},0 begins")
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+@pytest.mark.parametrize("between", [(), (Put(), Take()), (Beside(), Only())], ids=["tensor", "object", "dict"])
+def test_gradients_are_those_of_the_plain_module(between, components, checkpoint):
+    plain = layers(*between)
+    pipe = on_cpu(layers(*between), [len(plain) - 1, 1], chunks=M, checkpoint=checkpoint, components=components,
+                  workers="always", transfer="host")  # fmt: skip
+    sizes = len(TOKENS) // M if between and isinstance(between[0], Beside) else None
+    outputs = plain(TOKENS) if sizes is None else torch.cat([plain(part) for part in TOKENS.split(sizes)])
+    outputs.square().sum().backward()
+    pipe(TOKENS).square().sum().backward()
+    for own, theirs in zip(pipe.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, theirs.grad)
+
+
+def test_without_numbers_for_nodes_gradients_are_the_same(monkeypatch):
+    """Older versions of PyTorch do not let nodes be numbered."""
+    monkeypatch.setattr(autograd, "can_renumber", lambda: False)
+    monkeypatch.setattr("gpipe_bench.engine.autograd_lanes.can_renumber", lambda: False)
+    plain, pipe = layers(), on_cpu(layers(), [2, 1], chunks=M, components=Components(), transfer="host")
+    plain(TOKENS).sum().backward()
+    pipe(TOKENS).sum().backward()
+    for own, theirs in zip(pipe.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, theirs.grad)
