@@ -84,6 +84,7 @@ MODELS = {
         lambda: [conv(8), nn.ReLU(), Stash(), conv(8), Cat(), conv(16)], IMAGES, [2, 1, 1, 2],
     ),
     "tuples": (lambda: [nn.Linear(64, 64), Two(), One(), nn.Linear(64, 64), Two(), One()], ROWS, [2, 3, 1]),
+    "views that are written to": (lambda: [nn.Linear(64, 64), nn.ReLU(inplace=True)] * 3, (16, 4, 64), [2, 1, 3]),
     "sums": (lambda: [Residual() for _ in range(6)], ROWS, [2, 2, 2]),
     "attention's norms": (lambda: [nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()] * 3, ROWS, [3, 4, 2]),
 }  # fmt: skip

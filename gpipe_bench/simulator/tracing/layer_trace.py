@@ -157,14 +157,14 @@ class _Tracing:
         recorder = self.recorder
         first_node = _next_node()
         output, stashed, popped = self._forward()
-        entered = sum(spec.requires_grad for spec in self.input_specs)
+        entered = sum(spec.requires_grad + spec.view for spec in self.input_specs)
         nodes = _next_node() - first_node - 1 - entered
         # An input that nothing needs is let go by whoever calls the layer, which ``kept`` tells.
         inside = range(len(self.input_specs))
         forward = tuple(step for step in recorder.take() if not (isinstance(step, Free) and step.block in inside))
         leaving = tensors_of([*flat(output), *stashed.values()])
         ports = _ports(recorder, leaving)
-        output_specs, stashed_specs = map_specs(TensorSpec.of, output), map_specs(TensorSpec.of, stashed)
+        output_specs, stashed_specs = map_specs(TensorSpec.leaving, output), map_specs(TensorSpec.leaving, stashed)
         asked = [True] * len(leaving) if wanted is None else wanted
         roots = [self._exit(tensor) if ask else None for tensor, ask in zip(leaving, asked, strict=True)]
         del output, stashed, leaving
@@ -218,7 +218,7 @@ class _Tracing:
             self.received[place] = gradient
 
         entered: Tensor = _Enter.apply(phony, tensor, note)  # type: ignore[no-untyped-call]  # PyTorch's
-        return entered
+        return entered.view_as(entered) if spec.view else entered
 
     def _exit(self, tensor: Tensor) -> Any:
         if not tensor.requires_grad:

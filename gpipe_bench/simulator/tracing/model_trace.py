@@ -43,12 +43,19 @@ class Trace:
     Attributes:
         kinds: the traces of its kinds of layers.
         layers: for each layer, the number of its kind.
+        firsts: the same, were it the first of a partition.
         output: specs in the structure of the model's output.
     """
 
     kinds: tuple[LayerTrace, ...]
     layers: tuple[int, ...]
+    firsts: tuple[int, ...]
     output: object
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Both numbers of each layer."""
+        return tuple(zip(self.layers, self.firsts, strict=True))
 
 
 class Tracer:
@@ -120,13 +127,14 @@ class Tracer:
             names = [stashes[index] for index in run.trace.stashed]
             skips |= dict(zip(names, run.stashed.values(), strict=True))
         traces = self._with_gradients(calls)
-        kinds = list({id(trace): trace for trace in traces}.values())
+        kinds = list({id(trace): trace for pair in traces for trace in pair}.values())
         numbers = {id(trace): number for number, trace in enumerate(kinds)}
-        return Trace(tuple(kinds), tuple(numbers[id(trace)] for trace in traces), value)
+        layers, firsts = (tuple(numbers[id(pair[which])] for pair in traces) for which in (0, 1))
+        return Trace(tuple(kinds), layers, firsts, value)
 
-    def _with_gradients(self, calls: Sequence[_Call]) -> list[LayerTrace]:
-        """Traces with the gradients that really arrive, from the last layer to the first."""
-        traces: list[LayerTrace] = []
+    def _with_gradients(self, calls: Sequence[_Call]) -> list[tuple[LayerTrace, LayerTrace]]:
+        """Traces with the gradients that really arrive; of each layer among others, and as the first of a partition."""
+        traces: list[tuple[LayerTrace, LayerTrace]] = []
         arriving: tuple[bool, ...] | None = None
         skips: dict[SkipKey, bool] = {}
         for place in reversed(range(len(self.module))):
@@ -141,10 +149,27 @@ class Tracer:
             arriving = run.gradients[:count]
             present = [key for key, spec in popped.items() if spec is not None]
             skips |= dict(zip(present, run.gradients[count:], strict=True))
-            traces.append(run.trace)
+            traces.append((run.trace, self._alone(place, (value, popped), wanted if run is not full else None).trace))
         return traces[::-1]
 
     def _run(self, place: int, value: object, popped: _Skips, wanted: tuple[bool, ...] | None) -> LayerRun:
+        """The run of a layer; that it takes views matters only if it writes to them."""
+        run = self._alone(place, (value, popped), wanted)
+        views = [spec.view for spec in specs_in((value, popped))]
+        if not any(views[at] for at in run.trace.writes):
+            return run
+        places = iter(range(len(views)))
+        written: _Call = map_specs(
+            lambda spec: replace(spec, view=next(places) in run.trace.writes and spec.view), (value, popped)
+        )
+        return self._traced(place, *written, wanted)
+
+    def _alone(self, place: int, call: _Call, wanted: tuple[bool, ...] | None) -> LayerRun:
+        """The run of a layer that takes no views: between partitions there are none."""
+        alone: _Call = map_specs(lambda spec: replace(spec, view=False), call)
+        return self._traced(place, *alone, wanted)
+
+    def _traced(self, place: int, value: object, popped: _Skips, wanted: tuple[bool, ...] | None) -> LayerRun:
         kind, lasting = self._kinds[place]
         key = kind, _hashable(value), tuple(popped.values()), wanted
         plain = all(isinstance(item, TensorSpec) for item in (value if type(value) is tuple else (value,)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,20 +14,35 @@ __all__ = ["TensorSpec", "flat", "map_specs", "specs_in"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its values."""
+    """A tensor without its values.
+
+    Attributes:
+        shape: its lengths.
+        stride: distances of elements.
+        dtype: their type.
+        requires_grad: whether it needs a gradient.
+        view: whether it is a view of a tensor that autograd knows: to write to it costs the backward pass two copies
+            (``CopySlices``). Only of what a layer gives out.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool = False
+    view: bool = False
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
-        """That of a tensor."""
+        """That of a tensor by itself."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
 
+    @classmethod
+    def leaving(cls, tensor: Tensor) -> TensorSpec:
+        """That of a tensor that a layer gives out."""
+        return replace(cls.of(tensor), view=tensor.requires_grad and tensor._is_view())  # noqa: SLF001 - its only word
+
     def encoded(self) -> dict[str, Any]:
-        """It as JSON values."""
+        """It as JSON values, of a tensor by itself."""
         dtype = str(self.dtype).removeprefix("torch.")
         return {"shape": self.shape, "stride": self.stride, "dtype": dtype, "requires_grad": self.requires_grad}
 

@@ -32,7 +32,8 @@ class StoredTraces:
         encoded: what was stored.
 
     Attributes:
-        layers: number of its kind for each layer, per size that was traced; the scalable one's is under 0.
+        layers: for each layer the number of its kind among others and as the first of a partition, per size that was
+            traced; the scalable one's is under 0.
         output: specs in the structure of the model's output, at some batch size; None if nothing was traced now.
         encoded_output: the same as it was stored, if it was.
     """
@@ -41,8 +42,8 @@ class StoredTraces:
         self._encoded: Mapping[str, Any] = {} if encoded is None else encoded
         if facts is not None:
             self.facts = facts
-        self.layers: dict[int, tuple[int, ...]] = {
-            size: tuple(layers) for size, layers in self._encoded.get("layers", ())
+        self.layers: dict[int, tuple[tuple[int, int], ...]] = {
+            size: tuple((among, first) for among, first in layers) for size, layers in self._encoded.get("layers", ())
         }
         self.output: object = None
         self.encoded_output: Any = self._encoded.get("output")

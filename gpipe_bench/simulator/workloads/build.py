@@ -195,7 +195,7 @@ def _partitions(
     profile: Profile,
 ) -> list[PartitionWork]:
     """The work of each partition for micro-batches of ``size`` samples; ``crossing``: routes of the skips by number."""
-    layers, facts, costs = source.layers(size), source.facts(), source.composed.costs(profile)
+    facts, costs = source.facts(), source.composed.costs(profile)
     works: list[PartitionWork] = []
     entering = source.input_bytes(size)
     for j, span in enumerate(_spans(balance)):
@@ -208,7 +208,7 @@ def _partitions(
         departing = tuple(number for number, route in crossing.items() if route[0] == j)
         make = partial(
             compose,
-            layers[span],
+            source.partition(size, span),
             facts[span],
             input_bytes=entering,
             arriving=arriving,

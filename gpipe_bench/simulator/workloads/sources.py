@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelSource", "model_of_suite", "module_source", "resnet101_source"]
 
+_Pair = tuple[LayerTrace, LayerTrace]
+"""Traces of a layer: among others, and as the first of a partition."""
+
 _SCALABLE: Final = 0
 _FLOAT_BYTES: Final = 4
 
@@ -59,7 +62,7 @@ class ModelSource:
         self._loss, self._target = loss, target
         self._known: StoredTraces | None = None
         self._losses: dict[int, LayerTrace] = {}
-        self._evaluated: dict[int, list[LayerTrace]] = {}
+        self._evaluated: dict[int, list[_Pair]] = {}
         self.composed = Composed()
 
     def input_bytes(self, size: int) -> tuple[int, ...]:
@@ -72,6 +75,19 @@ class ModelSource:
 
     def layers(self, size: int) -> list[LayerTrace]:
         """The trace of each layer for a micro-batch of ``size`` samples."""
+        return [among for among, _ in self._pairs(size)]
+
+    def partition(self, size: int, span: slice) -> list[LayerTrace]:
+        """The traces of a partition's layers: no view comes to the first, nor to those to which it hands that on."""
+        traces: list[LayerTrace] = []
+        entered = True
+        for among, first in self._pairs(size)[span]:
+            trace = first if entered else among
+            entered &= all(port.block < trace.inputs for port in trace.outputs)
+            traces.append(trace)
+        return traces
+
+    def _pairs(self, size: int) -> list[_Pair]:
         if size not in self._evaluated:
             self._evaluated[size] = self._layers(size)
         return self._evaluated[size]
@@ -98,19 +114,20 @@ class ModelSource:
             stored.output = self._traced(PROBES[0]).output if encoded is None else TensorSpec.decoded(encoded)
         return stored.output
 
-    def _layers(self, size: int) -> list[LayerTrace]:
+    def _layers(self, size: int) -> list[_Pair]:
         stored = self._stored()
         if size > 1 and _SCALABLE not in stored.layers:
             self._scale(stored)
         if size > 1 and stored.scalable is not None:
             kinds = [kind.at(size) for kind in stored.scalable]
-            return [kinds[number] for number in stored.layers[_SCALABLE]]
+            return [(kinds[among], kinds[first]) for among, first in stored.layers[_SCALABLE]]
         if size not in stored.exact:
             trace = self._traced(size)
             stored.output = trace.output
-            stored.exact[size], stored.layers[size] = trace.kinds, trace.layers
+            stored.exact[size], stored.layers[size] = trace.kinds, trace.places
             self._keep(stored)
-        return [stored.exact[size][number] for number in stored.layers[size]]
+        kinds = list(stored.exact[size])
+        return [(kinds[among], kinds[first]) for among, first in stored.layers[size]]
 
     def _scale(self, stored: StoredTraces) -> None:
         """Try to find a line; whether there is one is known from then on."""
@@ -120,11 +137,11 @@ class ModelSource:
         except (RuntimeError, ValueError):
             # The model does not take these sizes: each size is traced when it is needed, and says what is wrong.
             traces = []
-        if traces and len({trace.layers for trace in traces}) == 1:
+        if traces and len({trace.places for trace in traces}) == 1:
             lines = [fit_line(kinds) for kinds in zip(*(trace.kinds for trace in traces), strict=True)]
             scalable = tuple(line for line in lines if line is not None)
             if len(scalable) == len(lines):
-                stored.scalable, stored.layers[_SCALABLE] = scalable, traces[0].layers
+                stored.scalable, stored.layers[_SCALABLE] = scalable, traces[0].places
             stored.output = traces[0].output
         self._keep(stored)
 
