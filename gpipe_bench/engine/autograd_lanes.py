@@ -11,7 +11,7 @@ from torch import Tensor
 from gpipe_bench.engine.ahead import Ahead
 from gpipe_bench.engine.autograd import Made, Numbers, can_renumber, rank_of_place, set_rank, skip_ranks
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, fill, recompute
-from gpipe_bench.engine.dependency import can_join, fork, join
+from gpipe_bench.engine.dependency import fork, join
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
 from gpipe_bench.engine.marks import run_marked
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
@@ -185,9 +185,9 @@ class AutogradLanes(BatchLanes):
     # --- helpers -------------------------------------------------------------------------------------------------
 
     def _tied(self, i: int, j: int, task: PartitionTask, flat: Values, phony: Tensor) -> Values:
-        """Tie the inputs of a task without checkpoint to its lane, or leave that to the task."""
+        """Tie the inputs of a task without checkpoint to its lane; if they need no gradient, leave that to the task."""
         count = len(self.microbatches[i].values)
-        if not can_join(flat[:count]):
+        if not differentiable(flat[:count]):
             task.phony = phony
             return flat
         with use_stream(self._computing[j]):

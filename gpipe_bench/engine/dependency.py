@@ -15,9 +15,9 @@ autograd would synchronise streams (pytorch#151079).
 
 Where a micro-batch enters a partition by a copy, or as a checkpoint, that node takes the phony itself and no Join is
 made. So an input that needs no gradient gets none computed, and the lane does not detour over the thread of device
-j-1. Join remains for a partition that is entered without a copy and not checkpointed; tokens cannot be tied to it, and
-what the first layer makes of them is. Likewise the recomputation at the
-outputs of a task is its Fork. On a CPU that does neither, numbers may do without any lane: see
+j-1. Join remains for a partition that is entered without a copy and not checkpointed; of inputs that need no gradient,
+as a batch does, it takes what the first layer makes of them. Likewise the recomputation at the outputs of a task is its
+Fork. On a CPU that does neither, numbers may do without any lane: see
 :class:`gpipe_bench.engine.autograd_lanes.AutogradLanes`.
 """
 
@@ -29,11 +29,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-from gpipe_bench.engine.autograd import apply_lane, pass_through
+from gpipe_bench.engine.autograd import apply, apply_lane, pass_through
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.phony import get_phony
 
-__all__ = ["can_join", "fork", "join"]
+__all__ = ["fork", "join"]
 
 
 class Fork(Function):
@@ -69,26 +69,14 @@ def fork(values: Values) -> tuple[Values, Tensor | None]:
     return replace(values, indices, tensors), phony
 
 
-def join(values: Values, phony: Tensor) -> Values:
+def join(values: Values, phony: Tensor, *, inside: bool = False) -> Values:
     """Tie ``values`` to a lane: its Fork runs backward after every gradient of ``values`` was issued.
 
-    When none of them requires a gradient, the first floating-point tensor is made to: the price is one gradient that
-    nobody uses (0.1-1.5 % of a forward pass).
-
     Args:
-        values: as :func:`can_join` wants them.
+        values: one or more that require a gradient, and others.
         phony: of the lane.
+        inside: whether that is done by a task, among whose nodes Join counts.
     """
     indices = differentiable(values)
-    if not indices:
-        indices = [next(index for index, value in enumerate(values) if _can_carry(value))]
-    return replace(values, indices, apply_lane(Join, phony, *(values[index] for index in indices)))
-
-
-def can_join(values: Values) -> bool:
-    """Whether there is a tensor that can be tied to a lane; whole numbers, as tokens are, cannot."""
-    return any(map(_can_carry, values))
-
-
-def _can_carry(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    make = apply if inside else apply_lane
+    return replace(values, indices, make(Join, phony, *(values[index] for index in indices)))

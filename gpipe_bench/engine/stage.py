@@ -107,7 +107,7 @@ class PartitionTask:
 
     Attributes:
         output_structure: how the last layer gave its values; known after the first call.
-        phony: of a lane that the inputs cannot be tied to; the first differentiable values between layers are.
+        phony: of a lane, if the inputs need no gradient: it is tied to the first values that do.
     """
 
     def __init__(self, stage: Stage, count: int, structure: TreeSpec | None) -> None:
@@ -136,13 +136,18 @@ class PartitionTask:
 
     def _tied(self, value: Any) -> Any:
         """What a layer gave, tied to the lane if that can be done."""
-        leaves, structure = tree_flatten(value)
-        if self.phony is None or not differentiable(leaves):
+        phony = self.phony
+        if phony is None:
             return value
-        phony, self.phony = self.phony, None
+        # Flattening leaves something to the cycle collector.
+        leaves, structure = ((value,), None) if isinstance(value, Tensor) else tree_flatten(value)
+        if not differentiable(leaves):
+            return value
+        self.phony = None
         # The task is to end before what the lane leads to begins.
         outrank(phony, leaves)
-        return tree_unflatten(join(tuple(leaves), phony), structure)
+        tied = join(tuple(leaves), phony, inside=True)
+        return tied[0] if structure is None else tree_unflatten(tied, structure)
 
     def keeping_inputs(self, flat: Values) -> Values:
         """Compute, and leave ``flat`` as it is even if a layer works in place: a recomputation will need it.
