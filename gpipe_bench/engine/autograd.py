@@ -42,7 +42,6 @@ __all__ = [
     "apply",
     "apply_lane",
     "can_renumber",
-    "outrank",
     "pass_through",
     "rank_of_place",
     "ranked_lanes",
@@ -152,22 +151,6 @@ def set_rank(outputs: Sequence[Any], rank: int) -> None:
             if can_renumber():
                 node._set_sequence_nr(rank)  # type: ignore[attr-defined]  # noqa: SLF001 - autograd's only handle on its order
             return
-
-
-def outrank(lane: Tensor, values: Sequence[Any]) -> None:
-    """Where lanes are ranked, let all nodes behind ``values`` run before those behind the phony of a lane."""
-    fork: Any = lane.grad_fn
-    if fork is None or not can_renumber() or fork._sequence_nr() < LANE_RANK:  # noqa: SLF001 - as above
-        return
-    seen = _makers(values)
-    todo = list(seen - {None})
-    for node in todo:  # which grows
-        new = {parent for parent, _ in node.next_functions} - seen
-        seen |= new
-        todo += new
-    made = [node for node in todo if node._sequence_nr() != _ACCUMULATION]  # noqa: SLF001 - as above
-    for node in sorted(made, key=lambda node: node._sequence_nr()):  # noqa: SLF001 - as above
-        node._set_sequence_nr(next(_ranks))  # noqa: SLF001 - as above
 
 
 def rank_of_place(i: int, j: int, n: int) -> int:

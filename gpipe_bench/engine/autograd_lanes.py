@@ -128,7 +128,7 @@ class AutogradLanes(BatchLanes):
                 job = partial(self._numbers.count, stage.worker, job)
         else:
             if phony is not None:
-                flat = self._tied(i, j, task, flat, phony)
+                flat = self._tied(i, j, flat, phony)
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
             spares = self._spares and not self._checkpointed
@@ -184,14 +184,15 @@ class AutogradLanes(BatchLanes):
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
-    def _tied(self, i: int, j: int, task: PartitionTask, flat: Values, phony: Tensor) -> Values:
-        """Tie the inputs of a task without checkpoint to its lane; if they need no gradient, leave that to the task."""
-        count = len(self.microbatches[i].values)
-        if not differentiable(flat[:count]):
-            task.phony = phony
-            return flat
+    def _tied(self, i: int, j: int, flat: Values, phony: Tensor) -> Values:
+        """Tie the inputs of a task without checkpoint to its lane; where that cannot be done, its nodes outrank it."""
+        count, n = len(self.microbatches[i].values), len(self._stages)
         with use_stream(self._computing[j]):
-            return (*join(flat[:count], phony), *flat[count:])
+            tied = join(flat[:count], phony)
+        if not differentiable(tied) and self._shared.ranked:
+            below = rank_of_place(i, j, n) if self._by_place else len(self.microbatches) * n
+            set_rank((phony,), below - 1)
+        return (*tied, *flat[count:])
 
     def _leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""
@@ -245,7 +246,7 @@ class AutogradLanes(BatchLanes):
             if shared.observer is None:
                 return self._first_pass(i, j, draws, task, flat)
             run = partial(self._first_pass, i, j, draws, task)
-            return run_marked(shared.observer, self._task(i, j, "backward"), run, flat, task.phony)
+            return run_marked(shared.observer, self._task(i, j, "backward"), run, flat)
 
     def _first_pass(self, i: int, j: int, draws: Draws, task: PartitionTask, flat: Values) -> Values:
         with draws.first_pass(again=False):

@@ -21,9 +21,7 @@ from gpipe_bench.engine.observer import Observer, Task
 __all__ = ["run_marked"]
 
 
-def run_marked(
-    observer: Observer, task: Task, run: Callable[[Values], Values], values: Values, lane: Tensor | None = None
-) -> Values:
+def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], values: Values) -> Values:
     """Compute a task so that ``observer`` sees its backward pass.
 
     Args:
@@ -31,13 +29,12 @@ def run_marked(
         task: the backward pass.
         run: computes the forward pass.
         values: flat inputs.
-        lane: a phony that comes in between the layers; what is behind it is of other tasks.
     """
     mark = _Mark(observer, task)
     ends = bool(differentiable(values))
     outputs = run(_reporting(mark.end, values))
     if not ends:
-        for node in _nodes(outputs, lane):
+        for node in _nodes(outputs):
             node.register_hook(mark.end)
     return _reporting(mark.begin, outputs)
 
@@ -78,9 +75,9 @@ def _reporting(report: Callable[[], None], values: Values) -> Values:
     return replace(values, indices, apply(_Report, report, *(values[index] for index in indices)))
 
 
-def _nodes(values: Values, lane: Tensor | None) -> Iterator[Node]:
-    """All nodes behind ``values`` but those behind a lane, and the accumulation of gradients, which tasks share."""
-    seen: set[Node | None] = set() if lane is None else {lane.grad_fn}
+def _nodes(values: Values) -> Iterator[Node]:
+    """All nodes behind ``values`` but the accumulation of gradients, which tasks share."""
+    seen: set[Node] = set()
     todo = [value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None]
     while todo:
         node = todo.pop()

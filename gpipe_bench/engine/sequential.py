@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -69,27 +68,13 @@ def opened(layer: nn.Module) -> nn.Module:
     return twin
 
 
-def run_layers(layers: nn.Sequential, value: Any, after: Callable[[Any], Any] | None = None) -> Any:
-    """Run a partition.
-
-    Args:
-        layers: its layers.
-        value: what the partition before gave, or the :class:`Arguments` of a batch.
-        after: gives what is handed on in place of what a layer gave.
-    """
-    several = isinstance(layers, PipeSequential)
-    if after is None:
-        return _run(layers, value, several=several)
-    for layer in layers:
-        value = after(_run(layer, value, several=several))
-    return value
-
-
-def _run(module: nn.Module, value: Any, *, several: bool) -> Any:
-    """Run a layer, or a sequence of them; ``several``: a tuple is several arguments."""
-    if several and isinstance(value, Arguments):
-        return module(*value.args, **value.kwargs)
-    return module(*value) if several and isinstance(value, tuple) else module(value)
+def run_layers(layers: nn.Sequential, value: Any) -> Any:
+    """Run a partition on what the one before gave, or on the :class:`Arguments` of a batch."""
+    if not isinstance(layers, PipeSequential):
+        return layers(value)
+    if isinstance(value, Arguments):
+        return layers(*value.args, **value.kwargs)
+    return layers(*value) if isinstance(value, tuple) else layers(value)
 
 
 def check_outermost(module: nn.Module) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.autograd import Made, can_renumber, outrank
-from gpipe_bench.engine.dependency import join
+from gpipe_bench.engine.autograd import Made, can_renumber
 from gpipe_bench.engine.layers import Layers
-from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
+from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.sequential import run_layers
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
@@ -107,7 +106,6 @@ class PartitionTask:
 
     Attributes:
         output_structure: how the last layer gave its values; known after the first call.
-        phony: of a lane, if the inputs need no gradient: it is tied to the first values that do.
     """
 
     def __init__(self, stage: Stage, count: int, structure: TreeSpec | None) -> None:
@@ -115,39 +113,20 @@ class PartitionTask:
         self._count = count
         self._structure = structure
         self.output_structure: TreeSpec | None = None
-        self.phony: Tensor | None = None
 
     def __call__(self, flat: Values) -> Values:
         """Flat inputs to flat outputs: those of the last layer, then the outgoing skips."""
         stage = self._stage
         if not stage.skips:
-            output = MicroBatch.wrap(self._run(MicroBatch(flat, self._structure).unwrap()))
+            output = MicroBatch.wrap(run_layers(stage.layers, MicroBatch(flat, self._structure).unwrap()))
             self.output_structure = output.structure
             return output.values
         tracker = LocalTracker(zip(stage.incoming, flat[self._count :], strict=True))
         with use_tracker(tracker):
             value = MicroBatch(flat[: self._count], self._structure).unwrap()
-            output = MicroBatch.wrap(self._run(value))
+            output = MicroBatch.wrap(run_layers(stage.layers, value))
         self.output_structure = output.structure
         return (*output.values, *(tracker.load(key) for key in stage.outgoing))
-
-    def _run(self, value: Any) -> Any:
-        return run_layers(self._stage.layers, value, None if self.phony is None else self._tied)
-
-    def _tied(self, value: Any) -> Any:
-        """What a layer gave, tied to the lane if that can be done."""
-        phony = self.phony
-        if phony is None:
-            return value
-        # Flattening leaves something to the cycle collector.
-        leaves, structure = ((value,), None) if isinstance(value, Tensor) else tree_flatten(value)
-        if not differentiable(leaves):
-            return value
-        self.phony = None
-        # The task is to end before what the lane leads to begins.
-        outrank(phony, leaves)
-        tied = join(tuple(leaves), phony, inside=True)
-        return tied[0] if structure is None else tree_unflatten(tied, structure)
 
     def keeping_inputs(self, flat: Values) -> Values:
         """Compute, and leave ``flat`` as it is even if a layer works in place: a recomputation will need it.

@@ -178,7 +178,7 @@ def _check_possible(errors: Mapping[str, float], shares: Sequence[float], profil
         f"rows of {device} must be within the peaks of profile {profile.name}, got {name} {1 / (1 + error) - 1:.0%} "
         f"faster than with the largest {' and '.join(ends)}; correct the profile's peaks or check the rows"
         for name, error in errors.items()
-        if ends and error < -_FAST
+        if ends and 1 / (1 + error) > 1 + _FAST
     ]
     if problems:
         raise ConfigError(problems)

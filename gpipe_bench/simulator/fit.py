@@ -55,10 +55,12 @@ class Observation:
     samples_per_s: float
 
     def simulated(self, profile: Profile) -> float:
-        """Samples per second on devices of that profile."""
+        """Samples per second on devices of that profile, where the host may be what takes longest."""
         busy = sum(times * duration_ns(kernel, profile) for kernel, times in self.kernels.items())
         machine = HardwareMachine(profile)
-        return self.samples / (busy + sum(times * machine.copy_ns(0, 1, size) for size, times in self.copies)) * 1e9
+        host = machine.launch_ns * sum(times * kernel.launches for kernel, times in self.kernels.items())
+        copies = sum(times * machine.copy_ns(0, 1, size) for size, times in self.copies)
+        return self.samples / (max(busy, host) + copies) * 1e9
 
 
 @dataclass(frozen=True, slots=True)

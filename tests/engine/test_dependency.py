@@ -83,12 +83,19 @@ def test_no_gradient_no_lane():
     assert not values[0].requires_grad
 
 
-def test_a_join_leaves_alone_what_needs_no_gradient():
+def test_a_join_makes_the_first_floating_point_tensor_carry_the_lane():
     (_, phony) = fork((leaf(1.0),))
-    values = torch.tensor([1]), torch.ones(1), leaf(1.0), "text"
-    joined = join(values, phony)
-    assert [value.requires_grad for value in joined[:3]] == [False, False, True]
-    assert (joined[0], joined[1], joined[3]) == (values[0], values[1], values[3])
+    integers, first, second = torch.tensor([1]), torch.ones(1), torch.ones(1)
+    joined = join((integers, first, second), phony)
+    assert [value.requires_grad for value in joined] == [False, True, False]
+    joined[1].sum().backward()
+    assert first.grad is None
+
+
+def test_values_that_cannot_carry_a_lane_pass_a_join_as_they_are():
+    (_, phony) = fork((leaf(1.0),))
+    values = (torch.tensor([1]), "text")
+    assert join(values, phony) == values
 
 
 def test_an_output_without_gradient_stays_without():

@@ -1,4 +1,4 @@
-"""Tokens cannot be tied to a lane; what the first layer makes of them is, so that the order is that of other inputs."""
+"""Tokens cannot be tied to a lane: numbers give them the order of other inputs, and their layers stay as they are."""
 
 from __future__ import annotations
 

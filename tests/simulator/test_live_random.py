@@ -64,6 +64,8 @@ LAYERS = {
     # What a linear layer makes of three dimensions is a view, and to write to one costs the backward pass two copies.
     "relu_": lambda: nn.ReLU(inplace=True),
     "hardtanh_": lambda: nn.Hardtanh(inplace=True),
+    # It hands a view on.
+    "identity": nn.Identity,
     "norm": lambda: nn.LayerNorm(WIDTH),
     "tanh": nn.Tanh,
     "gelu": nn.GELU,

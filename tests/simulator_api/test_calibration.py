@@ -29,15 +29,17 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(cache):
     """What a device of other efficiencies than the profile's would have measured."""
+    return [row for cell in CELLS for row in _measured(*cell, cache)]
+
+
+def _measured(name, arguments, batch_size, cache):
     efficiency = H100.efficiency.model_copy(update=TRUTH)
     truth = H100.model_copy(update={"efficiency": efficiency, "memory_gib": 1e3})
-    found = []
-    for name, arguments, batch_size in CELLS:
-        model = Model(name, arguments)
-        layers = len(_build(name, arguments))
-        step = simulate(model, balance=[layers], batch_size=batch_size, chunks=2, profile=truth, steps=1, cache=cache)
-        found += [step.row(evidence="measured", device="cuda H100", repeat=repeat) for repeat in range(2)]
-    return found
+    layers = len(_build(name, arguments))
+    step = simulate(
+        Model(name, arguments), balance=[layers], batch_size=batch_size, chunks=2, profile=truth, steps=1, cache=cache
+    )
+    return [step.row(evidence="measured", device="cuda H100", repeat=repeat) for repeat in range(2)]
 
 
 def _build(name, arguments):
@@ -88,6 +90,13 @@ def test_the_spread_holds_the_efficiencies_that_made_the_rows(kept, errors, rows
     fit = calibrate_rows(used, H100, cache=cache)
     for share, (low, high) in fit.spread.items():
         assert low < getattr(fit.profile.efficiency, share) < high + 0.0005
+        assert low < TRUTH[share] < high
+
+
+def test_a_cell_that_takes_the_host_longest_tells_nothing_of_shares(rows, cache):
+    fit = calibrate_rows(_measured("amoebanet-d", {"L": 3, "D": 256, "size": 64}, 4, cache), H100, cache=cache)
+    for share, (low, high) in fit.spread.items():
+        assert getattr(fit.profile.efficiency, share) == pytest.approx(getattr(H100.efficiency, share), rel=0.01)
         assert low < TRUTH[share] < high
 
 

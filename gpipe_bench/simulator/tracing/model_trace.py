@@ -156,8 +156,10 @@ class Tracer:
         """The run of a layer; that it takes views matters only if it writes to them."""
         run = self._alone(place, (value, popped), wanted)
         views = [spec.view for spec in specs_in((value, popped))]
-        if not any(views[at] for at in run.trace.writes):
+        if not any(views):
             return run
+        if not any(views[at] for at in run.trace.writes):
+            return _passing_on(run, views)
         places = iter(range(len(views)))
         written: _Call = map_specs(
             lambda spec: replace(spec, view=next(places) in run.trace.writes and spec.view), (value, popped)
@@ -211,6 +213,18 @@ def trace_loss(function: Callable[..., Tensor], output: object, target: Tensor) 
             f"loss must give one number, got tensors of shape {list(map(list, sizes))}; take its mean or sum"
         )
     return trace.trace
+
+
+def _passing_on(run: LayerRun, views: Sequence[bool]) -> LayerRun:
+    """The run of a layer that does not write to its inputs; those that it hands on are views as they came."""
+    ports = iter(run.trace.outputs)
+
+    def handed_on(spec: TensorSpec) -> TensorSpec:
+        block = next(ports).block
+        return replace(spec, view=views[block]) if 0 <= block < run.trace.inputs else spec
+
+    output, stashed = map_specs(handed_on, (run.output, run.stashed))
+    return replace(run, output=output, stashed=stashed)
 
 
 def _nth(run: LayerRun, index: int) -> SkipKey:
