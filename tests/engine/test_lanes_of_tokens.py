@@ -46,6 +46,31 @@ class Only(nn.Module):
         return values["x"] * values["count"]
 
 
+class Shared(nn.Module):
+    """Gives a tensor, a view of it, and keeps it aside."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        self.kept = self.layer(x)
+        return self.kept, self.kept[..., :2]
+
+
+class Writes(nn.Module):
+    """Writes to one, and then reads all."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.shared = [shared]
+
+    def forward(self, values):
+        values[1].mul_(3)
+        (shared,) = self.shared
+        return values[0] * 2 + shared.kept**2 + values[1].sum(-1, keepdim=True)
+
+
 class Begins(Watch):
     """Keeps ends, too."""
 
@@ -105,6 +130,26 @@ def test_gradients_are_those_of_the_plain_module(between, components, checkpoint
     outputs = plain(TOKENS) if sizes is None else torch.cat([plain(part) for part in TOKENS.split(sizes)])
     outputs.square().sum().backward()
     pipe(TOKENS).square().sum().backward()
+    for own, theirs in zip(pipe.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, theirs.grad)
+
+
+@everywhere
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "numbers"])
+def test_what_layers_hand_to_each_other_is_left_alone(tokens, checkpoint, transfer, workers):
+    """Between layers of a partition, autograd knows what shares memory, and layers know which tensor is which."""
+
+    def made():
+        torch.manual_seed(0)
+        shared = Shared(nn.Embedding(5, 3) if tokens else nn.Linear(1, 3))
+        return nn.Sequential(shared, Writes(shared), nn.Linear(3, 3)).double()
+
+    batch = TOKENS if tokens else TOKENS.double()
+    plain, whole = made(), made()
+    pipe = on_cpu(whole, [2, 1], chunks=M, checkpoint=checkpoint, transfer=transfer, workers=workers)
+    torch.cat([plain(part) for part in batch.split(2)]).square().sum().backward()
+    pipe(batch).square().sum().backward()
     for own, theirs in zip(pipe.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad, theirs.grad)
 
