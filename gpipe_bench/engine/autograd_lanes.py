@@ -185,11 +185,15 @@ class AutogradLanes(BatchLanes):
     # --- helpers -------------------------------------------------------------------------------------------------
 
     def _tied(self, i: int, j: int, flat: Values, phony: Tensor) -> Values:
-        """Tie the inputs of a task without checkpoint to its lane; where that cannot be done, its nodes outrank it."""
+        """Tie the inputs of a task without checkpoint to its lane.
+
+        Where that cannot be done, the task's nodes outrank the recomputation that the lane leads to; a task without
+        checkpoint, made earlier, they outrank anyway.
+        """
         count, n = len(self.microbatches[i].values), len(self._stages)
         with use_stream(self._computing[j]):
             tied = join(flat[:count], phony)
-        if not differentiable(tied) and self._shared.ranked:
+        if not differentiable(tied) and self._shared.ranked and i == self._shared.checkpointed:
             below = rank_of_place(i, j, n) if self._by_place else len(self.microbatches) * n
             set_rank((phony,), below - 1)
         return (*tied, *flat[count:])

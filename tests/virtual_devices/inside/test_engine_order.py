@@ -18,6 +18,7 @@ from tests.virtual_devices.inside.pipelines import WIDTH
 
 N, M = 4, 4
 RUNS = 12
+DEPTH = 60
 ORDERED = {
     "always": "R3 B3 R2 B2 R1 B1 R0 B0",
     "except_last": "B3 R2 B2 R1 B1 R0 B0",
@@ -56,13 +57,24 @@ class Probe(nn.Module):
         return _Report.apply(x * self.weight, lambda: self.note(f"B{i}"))
 
 
-def orders(checkpoint, components, runs=RUNS):
+class Tokens(Probe):
+    """Takes whole numbers; E3 is the end of B3, many nodes later."""
+
+    def forward(self, x):
+        i = int(x[0, 0])
+        value = _Report.apply(x * self.weight, lambda: self.note(f"E{i}"))
+        for _ in range(DEPTH):
+            value = value * 1
+        return super().forward(value)
+
+
+def orders(checkpoint, components, runs=RUNS, *, tokens=False):
     """The order on each device, in each of some runs with random delays of the host."""
     log, lock = [], threading.Lock()
-    layers = nn.Sequential(*(Probe(j, log, lock) for j in range(N)))
+    layers = nn.Sequential(*((Tokens if tokens and not j else Probe)(j, log, lock) for j in range(N)))
     devices = [f"virtual:{j}" for j in range(N)]
     pipe = GPipe(layers, [1] * N, devices=devices, chunks=M, checkpoint=checkpoint, components=components)
-    x = torch.arange(float(M)).repeat_interleave(WIDTH).reshape(M, WIDTH).to(devices[0])
+    x = torch.arange(M if tokens else float(M)).repeat_interleave(WIDTH).reshape(M, WIDTH).to(devices[0])
     found = []
     for seed in range(runs):
         with jitter(seed, 300 if seed else 0):
@@ -81,6 +93,13 @@ def orders(checkpoint, components, runs=RUNS):
 )
 def test_with_fork_and_join_every_device_goes_from_the_last_microbatch_to_the_first(checkpoint, components):
     assert orders(checkpoint, components) == [[ORDERED[checkpoint]] * N] * RUNS
+
+
+@pytest.mark.parametrize("checkpoint", ORDERED)
+def test_tokens_go_from_the_last_microbatch_to_the_first_too(checkpoint):
+    expected = " ".join(f"{what} E{what[1]}" if what[0] == "B" else what for what in ORDERED[checkpoint].split())
+    found = orders(checkpoint, Components(), tokens=True)
+    assert {order[0] for order in found} == {expected}
 
 
 @pytest.mark.parametrize("checkpoint", ["always", "except_last"])
