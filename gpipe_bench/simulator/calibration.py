@@ -9,7 +9,7 @@ may agree to a tenth of a percent and leave the spread wide, since what one clas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -35,8 +35,6 @@ SHARES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
 # A row is trusted to 3 %; a share may well be three times what the profile assumes.
 _ROW: Final = 0.03
 _PRIOR: Final = log(3)
-# A row that is faster by more than that than peaks allow is not of this device.
-_FAST: Final = 0.1
 # Of a normal distribution, 95 % lie as many standard deviations about the mean.
 _SIGMAS: Final = 1.96
 _ALL_LAYERS: Final = 10**6
@@ -77,8 +75,8 @@ def calibrate_rows(
         cache: folder of stored traces; the user's cache folder by default.
 
     Raises:
-        ConfigError: no row can be used, rows are of several devices or of another one than the profile's, or some are
-            faster by a tenth than the profile's peaks allow.
+        ConfigError: no row can be used, rows are of several devices or of another one than the profile's, or one is
+            faster than the profile's peaks allow, whatever the others are.
     """
     cells: dict[_Key, list[float]] = {}
     used = [row for row in rows if _usable(row)]
@@ -94,15 +92,14 @@ def calibrate_rows(
     for row in used:
         cells.setdefault(_key(row), []).append(row.throughput_samples_per_s or 0.0)
     seen = [observe(_setting(key, optimizer), median(values), cache) for key, values in cells.items()]
+    _check_possible(seen, profile, devices[0])
     shares, spread = _fitted(seen, profile)
     origin = f"fitted to {len(seen)} cells measured on {devices[0]}, from the efficiencies of {profile.name}"
     update = {"name": name or profile.name, "sources": {**profile.sources, "efficiency": origin}}
     fitted = _with_shares(profile, shares).model_copy(update=update)
-    errors = {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in seen}
-    _check_possible(errors, shares, profile, devices[0])
     return RowFit(
         fitted,
-        errors,
+        {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in seen},
         dict(zip(SHARES, spread, strict=True)),
         len(rows) - len(used),
     )
@@ -171,14 +168,15 @@ def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
     return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=values)})
 
 
-def _check_possible(errors: Mapping[str, float], shares: Sequence[float], profile: Profile, device: str) -> None:
-    """Refuse rows that are faster than the largest shares allow."""
-    ends = [share for share, value, most in zip(SHARES, shares, _limits(profile), strict=True) if value > 0.99 * most]
+def _check_possible(seen: Sequence[Observation], profile: Profile, device: str) -> None:
+    """Refuse rows that are faster than with the largest shares, by more than a row may be wrong."""
+    fastest = _with_shares(profile, _limits(profile))
+    faster = {row.name: row.samples_per_s * row.device_ns(fastest) / row.samples / 1e9 - 1 for row in seen}
     problems = [
-        f"rows of {device} must be within the peaks of profile {profile.name}, got {name} {1 / (1 + error) - 1:.0%} "
-        f"faster than with the largest {' and '.join(ends)}; correct the profile's peaks or check the rows"
-        for name, error in errors.items()
-        if ends and 1 / (1 + error) > 1 + _FAST
+        f"rows of {device} must be within the peaks of profile {profile.name}, got {name} {more:.0%} faster than at "
+        "these peaks; correct the profile's peaks or check the rows"
+        for name, more in faster.items()
+        if more > _SIGMAS * _ROW
     ]
     if problems:
         raise ConfigError(problems)

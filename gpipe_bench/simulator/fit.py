@@ -56,11 +56,14 @@ class Observation:
 
     def simulated(self, profile: Profile) -> float:
         """Samples per second on devices of that profile, where the host may be what takes longest."""
-        busy = sum(times * duration_ns(kernel, profile) for kernel, times in self.kernels.items())
         machine = HardwareMachine(profile)
         host = machine.launch_ns * sum(times * kernel.launches for kernel, times in self.kernels.items())
         copies = sum(times * machine.copy_ns(0, 1, size) for size, times in self.copies)
-        return self.samples / (max(busy, host) + copies) * 1e9
+        return self.samples / (max(self.device_ns(profile), host) + copies) * 1e9
+
+    def device_ns(self, profile: Profile) -> int:
+        """Device time of the kernels of one epoch."""
+        return sum(times * duration_ns(kernel, profile) for kernel, times in self.kernels.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,8 +150,27 @@ def test_rows_of_another_device_than_the_profiles(rows, cache):
 def test_rows_that_are_faster_than_the_peaks(rows, cache):
     """Of a device that does nine times what the profile says it can."""
     fast = [_changed(row, throughput_samples_per_s=9 * row.throughput_samples_per_s) for row in rows]
-    with pytest.raises(ConfigError, match=r"within the peaks of profile h100, got .* faster than with the largest"):
+    with pytest.raises(
+        ConfigError, match=r"within the peaks of profile h100, got .* faster than at these peaks"
+    ) as caught:
         calibrate_rows(fast, H100, cache=cache)
+    assert len(caught.value.problems) == len(CELLS)
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(1.04, False), (1.08, True)])
+def test_one_row_beyond_the_peaks_is_refused_among_others(factor, refused, rows, cache):
+    largest = {"conv3x3_stride1": 4.0, "other_conv_matmul": 1.0, "memory_bound": 1.0, "matmul": 1.0}
+    most = H100.model_copy(update={"efficiency": H100.efficiency.model_copy(update=largest), "launch_us": 0.0})
+    name, arguments, batch_size = CELLS[0]
+    peak = simulate(Model(name, arguments), balance=[len(_build(name, arguments))], batch_size=batch_size, chunks=2,
+                    profile=most, steps=1, cache=cache).throughput_samples_per_s  # fmt: skip
+    # The fit keeps the ratio of other convolutions to products, so that they reach less than their peak.
+    beyond = [_changed(row, throughput_samples_per_s=factor * peak) for row in rows[:1]]
+    if refused:
+        with pytest.raises(ConfigError, match="within the peaks"):
+            calibrate_rows([*beyond, *rows[2:]], H100, cache=cache)
+    else:
+        calibrate_rows([*beyond, *rows[2:]], H100, cache=cache)
 
 
 def test_the_command_writes_a_profile_that_simulate_takes(rows, cache, tmp_path, capsys, monkeypatch):
