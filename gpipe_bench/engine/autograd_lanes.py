@@ -185,18 +185,20 @@ class AutogradLanes(BatchLanes):
     # --- helpers -------------------------------------------------------------------------------------------------
 
     def _tied(self, i: int, j: int, flat: Values, phony: Tensor) -> Values:
-        """Tie the inputs of a task without checkpoint to its lane.
+        """Tie the inputs of a task without checkpoint to its lane, or give the task's nodes the order of one.
 
-        Where that cannot be done, the task's nodes outrank the recomputation that the lane leads to; a task without
-        checkpoint, made earlier, they outrank anyway.
+        Inputs that need no gradient, as a batch and tokens, would be made to need one for a lane, which would be
+        computed in vain. The numbers of the task's nodes do without: they outrank tasks without checkpoint that were
+        made earlier, and the recomputation that the lane leads to is put below them.
         """
         count, n = len(self.microbatches[i].values), len(self._stages)
-        with use_stream(self._computing[j]):
-            tied = join(flat[:count], phony)
-        if not differentiable(tied) and self._shared.ranked and i == self._shared.checkpointed:
+        if differentiable(flat[:count]) or not can_renumber():
+            with use_stream(self._computing[j]):
+                return (*join(flat[:count], phony), *flat[count:])
+        if self._shared.ranked and i == self._shared.checkpointed:
             below = rank_of_place(i, j, n) if self._by_place else len(self.microbatches) * n
             set_rank((phony,), below - 1)
-        return (*tied, *flat[count:])
+        return flat
 
     def _leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""

@@ -1,4 +1,4 @@
-"""Tokens cannot be tied to a lane: numbers give them the order of other inputs, and their layers stay as they are."""
+"""Inputs that need no gradient are not tied to a lane: numbers give the order, and layers stay as they are."""
 
 from __future__ import annotations
 
@@ -149,6 +149,37 @@ def test_what_layers_hand_to_each_other_is_left_alone(tokens, checkpoint, transf
     pipe(batch).square().sum().backward()
     for own, theirs in zip(pipe.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+def test_no_gradient_is_computed_for_a_batch_that_needs_none(components, checkpoint):
+    asked = []
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, grad):
+            asked.append(ctx.needs_input_grad[0])
+            (x,) = ctx.saved_tensors
+            return None, (x * grad).sum()
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return Scale.apply(x, self.weight)
+
+    pipe = on_cpu(nn.Sequential(Scaled(), nn.Linear(3, 3)), [1, 1], chunks=M, checkpoint=checkpoint,
+                  components=components, transfer="host")  # fmt: skip
+    pipe(torch.ones(2 * M, 3)).sum().backward()
+    assert asked == M * [False]
 
 
 def test_without_numbers_for_nodes_gradients_are_the_same(monkeypatch):

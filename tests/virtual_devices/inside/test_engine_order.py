@@ -24,6 +24,7 @@ ORDERED = {
     "except_last": "B3 R2 B2 R1 B1 R0 B0",
     "never": "B3 B2 B1 B0",
 }
+WITH_LANES = [Components(), Components(copy_streams=False, portals=False), Components(clock_cycle=False)]
 
 
 class _Report(torch.autograd.Function):
@@ -57,8 +58,8 @@ class Probe(nn.Module):
         return _Report.apply(x * self.weight, lambda: self.note(f"B{i}"))
 
 
-class Tokens(Probe):
-    """Takes whole numbers; E3 is the end of B3, many nodes later."""
+class First(Probe):
+    """Takes a batch that needs no gradient; E3 is the end of B3, many nodes later."""
 
     def forward(self, x):
         i = int(x[0, 0])
@@ -68,13 +69,13 @@ class Tokens(Probe):
         return super().forward(value)
 
 
-def orders(checkpoint, components, runs=RUNS, *, tokens=False):
-    """The order on each device, in each of some runs with random delays of the host."""
+def orders(checkpoint, components, runs=RUNS, *, first=Probe, tokens=False, devices=N):
+    """The order in each partition, in each of some runs with random delays of the host."""
     log, lock = [], threading.Lock()
-    layers = nn.Sequential(*((Tokens if tokens and not j else Probe)(j, log, lock) for j in range(N)))
-    devices = [f"virtual:{j}" for j in range(N)]
-    pipe = GPipe(layers, [1] * N, devices=devices, chunks=M, checkpoint=checkpoint, components=components)
-    x = torch.arange(M if tokens else float(M)).repeat_interleave(WIDTH).reshape(M, WIDTH).to(devices[0])
+    layers = nn.Sequential(*((Probe if j else first)(j, log, lock) for j in range(N)))
+    places = [f"virtual:{j * devices // N}" for j in range(N)]
+    pipe = GPipe(layers, [1] * N, devices=places, chunks=M, checkpoint=checkpoint, components=components)
+    x = torch.arange(M if tokens else float(M)).repeat_interleave(WIDTH).reshape(M, WIDTH).to(places[0])
     found = []
     for seed in range(runs):
         with jitter(seed, 300 if seed else 0):
@@ -86,20 +87,19 @@ def orders(checkpoint, components, runs=RUNS, *, tokens=False):
 
 
 @pytest.mark.parametrize("checkpoint", ORDERED)
-@pytest.mark.parametrize(
-    "components",
-    [Components(), Components(copy_streams=False, portals=False), Components(clock_cycle=False)],
-    ids=lambda components: components.label,
-)
+@pytest.mark.parametrize("components", WITH_LANES, ids=lambda components: components.label)
 def test_with_fork_and_join_every_device_goes_from_the_last_microbatch_to_the_first(checkpoint, components):
     assert orders(checkpoint, components) == [[ORDERED[checkpoint]] * N] * RUNS
 
 
 @pytest.mark.parametrize("checkpoint", ORDERED)
-def test_tokens_go_from_the_last_microbatch_to_the_first_too(checkpoint):
+@pytest.mark.parametrize("components", WITH_LANES, ids=lambda components: components.label)
+@pytest.mark.parametrize("devices", [N, 2])
+@pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
+def test_so_does_the_partition_whose_inputs_need_no_gradient(tokens, devices, components, checkpoint):
     expected = " ".join(f"{what} E{what[1]}" if what[0] == "B" else what for what in ORDERED[checkpoint].split())
-    found = orders(checkpoint, Components(), tokens=True)
-    assert {order[0] for order in found} == {expected}
+    found = orders(checkpoint, components, 3, first=First, tokens=tokens, devices=devices)
+    assert [order[0] for order in found] == [expected] * 3
 
 
 @pytest.mark.parametrize("checkpoint", ["always", "except_last"])
