@@ -16,21 +16,21 @@ def layers():
 def test_what_is_made_without_values_has_the_same_signature():
     with torch.device("meta"):
         usual = layers()
-        with Unfilled():
-            made = layers()
+    with Unfilled():
+        made = layers()
     assert [signature(layer) for layer in made] == [signature(layer) for layer in usual]
 
 
 def test_values_of_the_meta_device_are_not_drawn(monkeypatch):
     drawn = []
     monkeypatch.setattr(nn.init, "_no_grad_uniform_", lambda *_: drawn.append("uniform"))
-    with torch.device("meta"), Unfilled():
+    with Unfilled():
         layers()
     assert not drawn
 
 
 def test_other_devices_get_their_values():
     with Unfilled():
-        made = nn.BatchNorm1d(3)
+        made = nn.BatchNorm1d(3, device="cpu")
     assert made.weight.tolist() == [1.0] * 3
     assert made.running_mean.tolist() == [0.0] * 3

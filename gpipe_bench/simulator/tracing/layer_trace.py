@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 
 from gpipe_bench.collection import no_collection
@@ -106,7 +107,7 @@ def trace_layer(
     """
     for parameter in layer.parameters():
         parameter.grad = _gradient_of(parameter) if parameter.requires_grad else None
-    with no_collection(), AcceleratorFunctions():
+    with no_collection():
         plain, plain_ports, writes = _trace_plain(layer, inputs, skips)
         return _Tracing(layer, inputs, skips, writes).run(plain, plain_ports, wanted)
 
@@ -128,7 +129,7 @@ def _trace_plain(
         recorder.adopt(tensor)
     versions = _versions(entered)
     tracker = _Skips(popped)
-    with torch.no_grad(), recorder, use_tracker(tracker):
+    with torch.no_grad(), recorder, AcceleratorFunctions(), use_tracker(tracker):
         output = layer(tensors)
     ports = _ports(recorder, [*flat(output), *tracker.stashed.values()])
     writes = (place for place, pair in enumerate(zip(versions, _versions(entered), strict=True)) if len({*pair}) > 1)
@@ -202,7 +203,7 @@ class _Tracing:
         entered = map_specs(self._enter, inputs)
         popped = map_specs(self._enter, skips)
         tracker = _Skips(popped)
-        with self.recorder, use_tracker(tracker):
+        with self.recorder, AcceleratorFunctions(), use_tracker(tracker):
             output = self.layer(entered)
         return output, tracker.stashed, list(skips)
 
@@ -239,8 +240,11 @@ class _Tracing:
         edges = [root for root in roots if root is not None]
         if edges:
             ones = [torch.ones((), device="meta") for _ in edges]
-            with self.recorder:
-                torch.autograd.backward(edges, ones)
+            with self.recorder, AcceleratorFunctions():
+                # ``torch.autograd.backward`` calls it, but loads a library for symbols: a third of a second.
+                Variable._execution_engine.run_backward(  # noqa: SLF001 - see above
+                    tuple(edges), tuple(ones), False, False, (), allow_unreachable=True, accumulate_grad=True
+                )
         made = iter(self.made)
         return tuple(NO_BLOCK if root is None else next(made) for root in roots)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 from torch.nn import init
-from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 __all__ = ["Unfilled"]
 
@@ -20,8 +20,14 @@ _FILLING: Final = frozenset(
 """They overwrite their first argument and give it back."""
 
 
-class Unfilled(TorchFunctionMode):
-    """What fills a tensor of the meta device with values is passed over; everything else is done."""
+class Unfilled(DeviceContext):
+    """Tensors are made on the meta device, and what fills one with values is passed over; everything else is done.
+
+    One mode for both, since each is asked about every function.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("meta")
 
     def __torch_function__(
         self,
@@ -31,10 +37,9 @@ class Unfilled(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Do what ``func`` does, unless it fills a tensor that has no values."""
-        kwargs = kwargs or {}
         if func in _FILLING:
             # Functions of torch.nn.init name it.
-            tensor = args[0] if args else kwargs["tensor"]
+            tensor = args[0] if args else (kwargs or {})["tensor"]
             if tensor.is_meta:
                 return tensor
-        return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped

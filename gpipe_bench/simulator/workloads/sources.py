@@ -257,9 +257,8 @@ def _stored_source(
         from gpipe_bench.simulator.tracing.unfilled import Unfilled
 
         with no_collection():
-            with torch.device("meta"), Unfilled():
+            with Unfilled():
                 module = build()
-            # Without a default device every call takes less.
             return Tracer(module, torch.empty(1, *shape, device="meta"), owned=True)
 
     return ModelSource(tracer, (prod(shape) * _FLOAT_BYTES,), *loss, shelf=Shelf(folder, key))
