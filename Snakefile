@@ -5,10 +5,10 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from gpipe_bench.bench.cells import CELL_PATTERN, RAW_PATTERN
-from gpipe_bench.bench.simulation_groups import GROUP_PATTERN, SIMULATED_PATTERN
-from gpipe_bench.bench.sources import source_digest
-from gpipe_bench.bench.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan
+from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
+from gpipe_bench.bench.running.simulation_groups import GROUP_PATTERN, SIMULATED_PATTERN
+from gpipe_bench.bench.storage.sources import source_digest
+from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan
 from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.processes import PROCESSES, usable_processes
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.bench.advice import AdviceRequest
-from gpipe_bench.bench.files import check_writable
-from gpipe_bench.bench.validation import validated
+from gpipe_bench.bench.advice.advice import AdviceRequest
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.storage.files import check_writable
 from gpipe_bench.cli.options import Processes, settings_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gpipe_bench.bench.advice import Advice
-    from gpipe_bench.bench.raw import RawResult
+    from gpipe_bench.bench.advice.advice import Advice
+    from gpipe_bench.bench.storage.raw import RawResult
 
 __all__ = ["advise"]
 
@@ -55,14 +55,14 @@ def advise(
         check_writable(rows)
     from rich.progress import Progress
 
-    from gpipe_bench.bench.advice import advise as find
+    from gpipe_bench.bench.advice.advice import advise as find
 
     with Progress(transient=True) as progress:
         task = progress.add_task("simulating", total=None)
         advice = find(request, lambda done, total: progress.update(task, completed=done, total=total), processes)
     _print(advice)
     if rows is not None:
-        from gpipe_bench.bench.collect import write_tables
+        from gpipe_bench.bench.evaluation.collect import write_tables
 
         write_tables(advice.results, rows.stem, rows)
         typer.echo(f"wrote {rows} and its companions")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpipe_bench.bench.files import check_writable, write_files
+from gpipe_bench.bench.storage.files import check_writable, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.simulator.calibration import RowFit

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpipe_bench.bench.compare import AnyRow, CellComparison
+    from gpipe_bench.bench.evaluation.compare import AnyRow, CellComparison
 
 __all__ = ["compare"]
 
@@ -58,8 +58,8 @@ def compare(
     """
     from rich.console import Console
 
-    from gpipe_bench.bench.compare import distinct_rows
-    from gpipe_bench.bench.compare_table import (
+    from gpipe_bench.bench.evaluation.compare import distinct_rows
+    from gpipe_bench.bench.evaluation.compare_table import (
         RECORD_COLUMNS,
         comparison_records,
         comparison_view,
@@ -67,8 +67,8 @@ def compare(
         undecided,
         verdict_view,
     )
-    from gpipe_bench.bench.files import write_files
-    from gpipe_bench.bench.tables import csv_text
+    from gpipe_bench.bench.storage.files import write_files
+    from gpipe_bench.bench.storage.tables import csv_text
 
     compared = _compared(distinct_rows(_rows(b)), distinct_rows(_rows(a)), metric, tuple(across or ()))
     console = Console(highlight=False)
@@ -91,7 +91,7 @@ def _compared(
     new: Sequence[AnyRow], old: Sequence[AnyRow], metric: list[str] | None, across: tuple[str, ...]
 ) -> dict[str, list[CellComparison]]:
     """The cells by metric; of those that are compared by default, the metrics that some row has."""
-    from gpipe_bench.bench.compare import METRICS, compare_rows
+    from gpipe_bench.bench.evaluation.compare import METRICS, compare_rows
     from gpipe_bench.errors import ConfigError
 
     compared = {}
@@ -110,7 +110,7 @@ def _usual(rows: Sequence[AnyRow], metric: str, *, throughput_alone: bool) -> li
 
     Different kinds of evidence do not give the same columns: across them, throughput is what both have.
     """
-    from gpipe_bench.bench.compare import METRICS, usual_metrics
+    from gpipe_bench.bench.evaluation.compare import METRICS, usual_metrics
 
     if throughput_alone and metric != METRICS[0]:
         return []

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from gpipe_bench.bench.config import load_config
-from gpipe_bench.bench.config_files import CONFIG_PATH, SCHEMA_PATH, default_config_yaml, json_schema_text
-from gpipe_bench.bench.files import write_files
-from gpipe_bench.bench.machine import find_machine
+from gpipe_bench.bench.experiments.config import load_config
+from gpipe_bench.bench.experiments.config_files import CONFIG_PATH, SCHEMA_PATH, default_config_yaml, json_schema_text
+from gpipe_bench.bench.spec.machine import find_machine
+from gpipe_bench.bench.storage.files import write_files
 
 __all__ = ["app"]
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gpipe_bench.bench.config import SuiteConfig, load_config
-from gpipe_bench.bench.files import check_writable
-from gpipe_bench.bench.machine import DEVICES, Machine, find_machine
+from gpipe_bench.bench.evaluation.summary import print_summary
+from gpipe_bench.bench.experiments.config import SuiteConfig, load_config
+from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, session_runs
 from gpipe_bench.bench.peers.settings import SHORT
-from gpipe_bench.bench.session import TINY, Session, SessionPlan, check_unused, session_runs
-from gpipe_bench.bench.summary import print_summary
+from gpipe_bench.bench.spec.machine import DEVICES, Machine, find_machine
+from gpipe_bench.bench.storage.files import check_writable
 from gpipe_bench.errors import ConfigError
 from models.arguments import nearest
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpipe_bench.bench.cells import Cell
-from gpipe_bench.bench.files import check_writable, json_text, write_files
-from gpipe_bench.bench.validation import validated
+from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
 from gpipe_bench.cli.options import settings_of
 from gpipe_bench.errors import BalanceError, ConfigError
 
 if TYPE_CHECKING:
-    from gpipe_bench.bench.raw import RawResult
+    from gpipe_bench.bench.storage.raw import RawResult
 
 __all__ = ["gpu", "profile", "run"]
 
@@ -83,7 +83,7 @@ def run(
 
 
 def _run_once(cell: Cell, repeat: int, out: Path) -> None:
-    from gpipe_bench.bench.run import run_cell
+    from gpipe_bench.bench.running.run import run_cell
 
     result = run_cell(cell, repeat)
     write_files({out: result.to_json()})
@@ -91,9 +91,9 @@ def _run_once(cell: Cell, repeat: int, out: Path) -> None:
 
 
 def _run_repeats(cell: Cell, repeats: int, out: Path, key: str) -> None:
-    from gpipe_bench.bench.kept import KeptParts
-    from gpipe_bench.bench.raw import results_json
-    from gpipe_bench.bench.repeats import run_repeats
+    from gpipe_bench.bench.running.repeats import run_repeats
+    from gpipe_bench.bench.storage.kept import KeptParts
+    from gpipe_bench.bench.storage.raw import results_json
 
     kept = KeptParts.beside(out, key)
     write_files({out: results_json(run_repeats(cell, repeats, kept, _say))})
@@ -169,7 +169,7 @@ def gpu(
 
 
 def _check_device(device: str) -> None:
-    from gpipe_bench.bench.machine import DEVICES, find_machine
+    from gpipe_bench.bench.spec.machine import DEVICES, find_machine
     from models.arguments import nearest
 
     if device not in DEVICES:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gpipe_bench.bench.files import check_writable
-from gpipe_bench.bench.machine import find_machine
 from gpipe_bench.bench.peers.contenders import contenders_of
 from gpipe_bench.bench.peers.settings import QUICK, PeersSettings
-from gpipe_bench.bench.validation import validated
+from gpipe_bench.bench.spec.machine import find_machine
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.storage.files import check_writable
 from gpipe_bench.errors import ConfigError
 
 __all__ = ["app"]

@@ -30,7 +30,7 @@ def collect(
     ] = "none",
 ) -> None:
     """Join raw results into a table of rows and its companions; failed runs are named on stderr."""
-    from gpipe_bench.bench.collect import collect as join
+    from gpipe_bench.bench.evaluation.collect import collect as join
 
     rows = join(raw, experiment, out, published, [word for word in cells.split(",") if word not in ("", "none")])
     failed = [row for row in rows if row.status in ("oom", "error", "skipped") and row.evidence != "published"]
@@ -47,9 +47,9 @@ def published(
     folder: Annotated[Path, typer.Option(help="Folder of published values.")] = PUBLISHED_ROWS.parent,
 ) -> None:
     """Write the published values as rows like all others, so that figures can stand them beside simulated ones."""
-    from gpipe_bench.bench.files import write_files
-    from gpipe_bench.bench.published import published_rows
-    from gpipe_bench.bench.tables import csv_text
+    from gpipe_bench.bench.published.values import published_rows
+    from gpipe_bench.bench.storage.files import write_files
+    from gpipe_bench.bench.storage.tables import csv_text
     from gpipe_bench.rows import Row
 
     rows = published_rows(folder)
@@ -59,7 +59,7 @@ def published(
 
 def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")]) -> None:
     """Print variants with repeats, medians, 95 % intervals, ratios, memory, shares of time and failures."""
-    from gpipe_bench.bench.summary import print_summary, result_files
+    from gpipe_bench.bench.evaluation.summary import print_summary, result_files
     from gpipe_bench.errors import ConfigError
     from gpipe_bench.figures.tables import is_race, read_rows
 
@@ -83,7 +83,7 @@ def trace(
     Where copy streams are unsupported, the same variant without them is shown, and the trace says so. A variant that
     failed gives an empty trace with the reason.
     """
-    from gpipe_bench.bench.trace import write_trace
+    from gpipe_bench.bench.storage.trace import write_trace
     from gpipe_bench.figures.runs import choose_run
     from gpipe_bench.figures.tables import read_events, read_rows
 

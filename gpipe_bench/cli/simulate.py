@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.bench.files import check_writable, write_files
-from gpipe_bench.bench.simulated_cells import SimulatedCell
-from gpipe_bench.bench.tables import companion_path, csv_text
-from gpipe_bench.bench.validation import validated
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.storage.files import check_writable, write_files
+from gpipe_bench.bench.storage.tables import companion_path, csv_text
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from models.table import MODELS, parse_arguments
 
 if TYPE_CHECKING:
-    from gpipe_bench.bench.raw import RawResult
+    from gpipe_bench.bench.storage.raw import RawResult
 
 __all__ = ["simulate"]
 
@@ -65,8 +65,8 @@ def simulate(
     cell = validated(SimulatedCell, given, lambda path: names.get(path[0], f"--{path[0].replace('_', '-')}"))
     for path in filter(None, (trace, rows)):
         check_writable(path)
-    from gpipe_bench.bench.published import published_for
-    from gpipe_bench.bench.simulated import simulate_cells
+    from gpipe_bench.bench.published.values import published_for
+    from gpipe_bench.bench.running.simulated import simulate_cells
     from gpipe_bench.cli.simulated_table import print_simulation
 
     result = simulate_cells([cell])[0]
@@ -83,7 +83,7 @@ def _layers(model: str, model_args: str) -> int:
 
 
 def _write(result: RawResult, trace: Path | None, rows: Path | None) -> None:
-    from gpipe_bench.bench.trace import write_trace
+    from gpipe_bench.bench.storage.trace import write_trace
     from gpipe_bench.timeline import TimelineEvent
 
     row = result.row

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpipe_bench.bench.raw import RawResult
+from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.rows import Row
 
 __all__ = ["print_simulation"]

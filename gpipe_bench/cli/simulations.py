@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.bench.files import check_writable, write_files
-from gpipe_bench.bench.raw import results_json
-from gpipe_bench.bench.simulated_cells import SimulatedCell
-from gpipe_bench.bench.simulation_groups import OWN
-from gpipe_bench.bench.validation import validated
+from gpipe_bench.bench.running.simulation_groups import OWN
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.storage.files import check_writable, write_files
+from gpipe_bench.bench.storage.raw import results_json
 from gpipe_bench.cli.options import Processes, settings_of
 from gpipe_bench.errors import ConfigError
 from models.arguments import nearest
@@ -51,7 +51,7 @@ def simulate_cells(
     shared = {name: value for name, value in locals().items() if name in SimulatedCell.model_fields}
     cells, timelines = _cells(cell, shared)
     check_writable(out)
-    from gpipe_bench.bench.simulated import simulate_cells as simulate
+    from gpipe_bench.bench.running.simulated import simulate_cells as simulate
 
     results = simulate(cells, _say, timelines, processes=processes)
     write_files({out: results_json(results)})
@@ -63,7 +63,7 @@ def simulate_published(
     out: Annotated[Path, typer.Option(help="The raw results to write, one JSON file.")],
 ) -> None:
     """Simulate the rows of a published table on the hardware and with the settings that they were run with."""
-    from gpipe_bench.bench.published_simulations import simulate_table
+    from gpipe_bench.bench.published.simulations import simulate_table
 
     check_writable(out)
     results = simulate_table(table, _say)

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from gpipe_bench.bench.files import check_writable, json_text, write_files
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
 from gpipe_bench.bench.transparency.settings import TransparencySettings
-from gpipe_bench.bench.validation import validated
 from gpipe_bench.cli.options import Processes
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.transparency_rows import arm_label
@@ -41,7 +41,7 @@ def run(
     processes: Processes = 1,
 ) -> None:
     """Train all arms of one model, seed by seed, side by side, and write the raw result."""
-    from gpipe_bench.bench.kept import KeptParts
+    from gpipe_bench.bench.storage.kept import KeptParts
     from gpipe_bench.bench.transparency.run import run_seeds
 
     settings = _settings(changes)

@@ -14,7 +14,7 @@ from gpipe_bench.catalogue import REFERENCE, reference_companions, reference_tab
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpipe_bench.bench.verify import Check, Tolerance
+    from gpipe_bench.bench.evaluation.verify import Check, Tolerance
 
 __all__ = ["verify"]
 
@@ -40,10 +40,10 @@ def verify(
     ] = None,
 ) -> None:
     """Check results and say which cell is outside which tolerance, or not there; exit status 1 when there is one."""
-    from gpipe_bench.bench.files import check_writable, write_files
-    from gpipe_bench.bench.tables import csv_text
-    from gpipe_bench.bench.verify import CHECK_COLUMNS, judge, records
-    from gpipe_bench.bench.verify_tables import read_tolerances
+    from gpipe_bench.bench.evaluation.verify import CHECK_COLUMNS, judge, records
+    from gpipe_bench.bench.evaluation.verify_tables import read_tolerances
+    from gpipe_bench.bench.storage.files import check_writable, write_files
+    from gpipe_bench.bench.storage.tables import csv_text
     from gpipe_bench.measure.host import host_facts
 
     others = {_PREDICTIONS: predictions, _CLAIMS: claims}
@@ -93,7 +93,7 @@ def _report_missing(name: str, checks: Sequence[Check]) -> None:
 
 def _of_predictions(path: Path, reference: Path, *, allowed: bool) -> list[Check]:
     """The checks of the predictions, and the lines that the reference predictions have beyond them."""
-    from gpipe_bench.bench.verify_tables import checks_of_predictions, missing_predictions
+    from gpipe_bench.bench.evaluation.verify_tables import checks_of_predictions, missing_predictions
 
     found = checks_of_predictions(path)
     return [*found, *missing_predictions(found, reference_companions("predictions", reference), allowed=allowed)]
@@ -101,7 +101,7 @@ def _of_predictions(path: Path, reference: Path, *, allowed: bool) -> list[Check
 
 def _of_claims(path: Path, reference: Path, limits: Sequence[Tolerance], *, allowed: bool) -> list[Check]:
     """The checks of the claims, and what the reference and the tolerances ask for beyond them."""
-    from gpipe_bench.bench.verify_tables import checks_of_claims, missing_claims
+    from gpipe_bench.bench.evaluation.verify_tables import checks_of_claims, missing_claims
 
     olds = reference_companions("transparency_verdict", reference)
     return [*checks_of_claims(path), *missing_claims(path, olds, limits, allowed=allowed)]
@@ -109,7 +109,7 @@ def _of_claims(path: Path, reference: Path, limits: Sequence[Tolerance], *, allo
 
 def _of_table(table: Path, reference: Path, *, allowed: bool) -> list[Check]:
     """The checks of a table of rows against the reference tables of its name; lacking cells may be allowed."""
-    from gpipe_bench.bench.verify import checks_of_rows, missing_cells
+    from gpipe_bench.bench.evaluation.verify import checks_of_rows, missing_cells
     from gpipe_bench.figures.tables import read_rows
 
     rows = read_rows(table, _NEEDED)

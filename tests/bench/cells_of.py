@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpipe_bench.bench.cells import Cell
-from gpipe_bench.bench.raw import RawResult, cell_row
+from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.storage.raw import RawResult, cell_row
 
 # 29 layers on two partitions: milliseconds per step.
 TINY = {

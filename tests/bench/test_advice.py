@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from gpipe_bench.bench.advice import Advice, AdviceRequest, _moves, _refine, advise
-from gpipe_bench.bench.validation import validated
+from gpipe_bench.bench.advice.advice import Advice, AdviceRequest, _moves, _refine, advise
+from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware.profile import PROFILES

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.advice import AdviceRequest, advise
-from gpipe_bench.bench.advice_fit import Fitter, needed_gib, worth_fitting
+from gpipe_bench.bench.advice.advice import AdviceRequest, advise
+from gpipe_bench.bench.advice.fit import Fitter, needed_gib, worth_fitting
 from tests.bench.cells_of import ok_result
 
 REQUEST = AdviceRequest(model="unet", devices=3, batch_size=16)
@@ -102,7 +102,7 @@ def test_the_advice_uses_all_devices_where_another_balance_fits(monkeypatch):
         limit = hardware.memory_gib - hardware.context_gib
         return [made(each, limit, [12 // each.partitions] * each.partitions) for each in cells]
 
-    monkeypatch.setattr("gpipe_bench.bench.simulated.simulate_cells", simulate_cells)
+    monkeypatch.setattr("gpipe_bench.bench.running.simulated.simulate_cells", simulate_cells)
     advice = advise(REQUEST.model_copy(update={"batch_size": 1, "memory_limit_gib": 10.0}))
     assert advice.best.row.balance == "2-5-5"
     assert max(use["peak_allocated_gib"] for use in advice.best.devices) <= 10.0

@@ -10,10 +10,10 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpipe_bench.bench.cells import CELL_PATTERN, Cell
-from gpipe_bench.bench.config import SuiteConfig, parse_config
-from gpipe_bench.bench.machine import Machine
-from gpipe_bench.bench.validation import validated
+from gpipe_bench.bench.experiments.config import SuiteConfig, parse_config
+from gpipe_bench.bench.spec.cells import CELL_PATTERN, Cell
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from tests.bench.cells_of import cell

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from gpipe_bench.bench.collect import collect
-from gpipe_bench.bench.raw import DEVICE_COLUMNS, STEP_COLUMNS, RawResult
-from gpipe_bench.bench.run import failed_result
+from gpipe_bench.bench.evaluation.collect import collect
+from gpipe_bench.bench.running.run import failed_result
+from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS, RawResult
 from gpipe_bench.errors import ConfigError, OutputError
 from gpipe_bench.figures.tables import read_events, read_rows
 from gpipe_bench.rows import Row

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpipe_bench.bench.config import SuiteConfig, load_config, parse_config
-from gpipe_bench.bench.config_files import CONFIG_PATH, SCHEMA_PATH, default_config_yaml, json_schema, json_schema_text
+from gpipe_bench.bench.experiments.config import SuiteConfig, load_config, parse_config
+from gpipe_bench.bench.experiments.config_files import (
+    CONFIG_PATH,
+    SCHEMA_PATH,
+    default_config_yaml,
+    json_schema,
+    json_schema_text,
+)
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 

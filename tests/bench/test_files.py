@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpipe_bench.bench.files import check_writable, json_text, staging, write_files
+from gpipe_bench.bench.storage.files import check_writable, json_text, staging, write_files
 from gpipe_bench.errors import OutputError
 
 
@@ -80,7 +80,7 @@ def test_json_has_no_nan():
 
 def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path):
     script = (
-        "import os, sys; from pathlib import Path; from gpipe_bench.bench import files\n"
+        "import os, sys; from pathlib import Path; from gpipe_bench.bench.storage import files\n"
         "with files.staging(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half.json').write_text('{')\n"
         "    files.tempfile.mkstemp(dir=sys.argv[1], prefix=files._prefix(Path(sys.argv[1])))\n"

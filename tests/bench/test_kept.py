@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.bench.kept import KeptParts
+from gpipe_bench.bench.storage.kept import KeptParts
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.bench import machine
-from gpipe_bench.bench.machine import Machine, find_machine, visible_gpus
+from gpipe_bench.bench.spec import machine
+from gpipe_bench.bench.spec.machine import Machine, find_machine, visible_gpus
 from gpipe_bench.errors import DeviceCountError
 
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]

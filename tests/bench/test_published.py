@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.collect import collect
-from gpipe_bench.bench.published import PUBLISHED_FOLDER, published_for, published_rows
-from gpipe_bench.bench.raw import RawResult
-from gpipe_bench.bench.simulated_cells import SimulatedWorkload
+from gpipe_bench.bench.evaluation.collect import collect
+from gpipe_bench.bench.published.values import PUBLISHED_FOLDER, published_for, published_rows
+from gpipe_bench.bench.spec.simulated_cells import SimulatedWorkload
+from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.kept import KeptParts
-from gpipe_bench.bench.raw import read_results
-from gpipe_bench.bench.repeats import run_repeats
+from gpipe_bench.bench.running.repeats import run_repeats
+from gpipe_bench.bench.storage.kept import KeptParts
+from gpipe_bench.bench.storage.raw import read_results
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.processes import FORKS
 from tests.bench.cells_of import cell, ok_result

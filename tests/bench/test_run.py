@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from gpipe_bench.bench.run import failed_result, run_cell
+from gpipe_bench.bench.running.run import failed_result, run_cell
 from gpipe_bench.errors import BalanceError, ConfigError, DeviceCountError, SkipLayoutError, UnsupportedError
 from gpipe_bench.measure.environment import environment_facts
 from tests.bench.cells_of import cell, ok_result
@@ -118,8 +118,8 @@ def test_an_unsupported_cell_needs_no_torch():
     program = """
 import sys
 sys.modules["torch"] = None
-from gpipe_bench.bench.cells import Cell
-from gpipe_bench.bench.run import run_cell
+from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.running.run import run_cell
 row = run_cell(Cell(variant="dep-str-x"), 0).row
 print(row.status, row.profile, row.commit)
 """

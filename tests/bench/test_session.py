@@ -10,12 +10,12 @@ import tarfile
 
 import pytest
 
-from gpipe_bench.bench.children import run_child
-from gpipe_bench.bench.experiments import Workload
-from gpipe_bench.bench.machine import Machine
-from gpipe_bench.bench.raw import RawResult
-from gpipe_bench.bench.session import TINY, Session, SessionPlan, check_unused, session_runs
-from gpipe_bench.bench.trace import write_trace
+from gpipe_bench.bench.experiments.experiments import Workload
+from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, session_runs
+from gpipe_bench.bench.running.children import run_child
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.timeline import TimelineEvent
@@ -59,7 +59,9 @@ def test_what_the_budget_does_not_allow_is_a_row_that_says_so(tmp_path):
 
 
 def test_a_run_that_leaves_no_result_is_an_error_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpipe_bench.bench.session._PACKAGE", (sys.executable, "-c", "import sys; sys.exit(3)"))
+    monkeypatch.setattr(
+        "gpipe_bench.bench.experiments.session._PACKAGE", (sys.executable, "-c", "import sys; sys.exit(3)")
+    )
     under_way, _ = session(tmp_path, session_runs(TINY, CPU)[:1])
     under_way.measure()
     (row,) = under_way.write()
@@ -67,7 +69,9 @@ def test_a_run_that_leaves_no_result_is_an_error_row(tmp_path, monkeypatch):
 
 
 def test_a_run_that_outlasts_the_budget_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpipe_bench.bench.session._PACKAGE", (sys.executable, "-c", "import signal; signal.pause()"))
+    monkeypatch.setattr(
+        "gpipe_bench.bench.experiments.session._PACKAGE", (sys.executable, "-c", "import signal; signal.pause()")
+    )
     under_way, _ = session(tmp_path, session_runs(TINY, CPU)[:2], budget_s=0.5)
     under_way.measure()
     first, second = under_way.write()
@@ -124,8 +128,8 @@ def test_without_a_folder_of_tests(tmp_path):
     ],
 )
 def test_the_race_has_its_time_and_no_say_in_the_rest(tmp_path, monkeypatch, code, said):
-    monkeypatch.setattr("gpipe_bench.bench.session._PACKAGE", (sys.executable, "-c", code))
-    monkeypatch.setattr("gpipe_bench.bench.session._RACE_S", 1.0 if "pause" in code else 60.0)
+    monkeypatch.setattr("gpipe_bench.bench.experiments.session._PACKAGE", (sys.executable, "-c", code))
+    monkeypatch.setattr("gpipe_bench.bench.experiments.session._RACE_S", 1.0 if "pause" in code else 60.0)
     under_way, lines = session(tmp_path, race=["--quick"])
     assert under_way.race() == said
     assert lines == [f"race of peers: {said}"]

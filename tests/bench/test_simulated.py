@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpipe_bench.bench.cells import CELL_PATTERN
-from gpipe_bench.bench.config import parse_config
-from gpipe_bench.bench.raw import RawResult, read_results, results_json
-from gpipe_bench.bench.simulated import simulate_cells
-from gpipe_bench.bench.simulated_cells import SimulatedCell, SimulatedWorkload
+from gpipe_bench.bench.experiments.config import parse_config
+from gpipe_bench.bench.running.simulated import simulate_cells
+from gpipe_bench.bench.spec.cells import CELL_PATTERN
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkload
+from gpipe_bench.bench.storage.raw import RawResult, read_results, results_json
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 

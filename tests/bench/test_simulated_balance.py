@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpipe_bench.bench.layer_costs import _times, simulated_balance
-from gpipe_bench.bench.simulated import simulate_cells
-from gpipe_bench.bench.simulated_cells import SimulatedCell
+from gpipe_bench.bench.running.layer_costs import _times, simulated_balance
+from gpipe_bench.bench.running.simulated import simulate_cells
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 
 CELL = SimulatedCell(
     model_args="depth=1;B=1;C=8;size=16", partitions=3, balance="auto", batch_size=8, chunks=2, flavour="current"

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from gpipe_bench.bench.cells import CELL_PATTERN
-from gpipe_bench.bench.config import SuiteConfig
-from gpipe_bench.bench.simulated_cells import SimulatedCell
-from gpipe_bench.bench.simulation_groups import GROUP_PATTERN, cell_word, group_cells
+from gpipe_bench.bench.experiments.config import SuiteConfig
+from gpipe_bench.bench.running.simulation_groups import GROUP_PATTERN, cell_word, group_cells
+from gpipe_bench.bench.spec.cells import CELL_PATTERN
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli.simulations import _cells
 from gpipe_bench.errors import ConfigError
 

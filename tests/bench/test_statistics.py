@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from gpipe_bench.bench.compare import compare_rows
-from gpipe_bench.bench.run import failed_result
-from gpipe_bench.bench.statistics import compare_samples, enough_repeats
+from gpipe_bench.bench.evaluation.compare import compare_rows
+from gpipe_bench.bench.evaluation.statistics import compare_samples, enough_repeats
+from gpipe_bench.bench.running.run import failed_result
 from tests.bench.cells_of import cell, ok_result
 
 

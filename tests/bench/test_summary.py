@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gpipe_bench.bench.outcomes import group_outcomes
-from gpipe_bench.bench.run import failed_result
-from gpipe_bench.bench.summary import print_summary, result_files
+from gpipe_bench.bench.evaluation.outcomes import group_outcomes
+from gpipe_bench.bench.evaluation.summary import print_summary, result_files
+from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.intervals import ratio_interval
 from tests.bench.cells_of import cell, ok_result
 
@@ -134,7 +134,7 @@ def test_the_table_needs_no_scipy_for_few_repeats():
 import sys
 sys.modules["scipy"] = sys.modules["torch"] = sys.modules["pandas"] = None
 from tests.bench.cells_of import ok_result
-from gpipe_bench.bench.summary import print_summary
+from gpipe_bench.bench.evaluation.summary import print_summary
 print_summary([ok_result(variant, repeat).row for variant in ("baseline", "dep-x-x") for repeat in range(3)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from gpipe_bench.bench.config import SuiteConfig, load_config, parse_config
-from gpipe_bench.bench.machine import Machine
-from gpipe_bench.bench.sweeps import CudaSweep, SimulatedSweep
+from gpipe_bench.bench.experiments.config import SuiteConfig, load_config, parse_config
+from gpipe_bench.bench.experiments.sweeps import CudaSweep, SimulatedSweep
+from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from models.table import format_arguments, parse_arguments

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from gpipe_bench.bench.measured import measure_cell
-from gpipe_bench.bench.raw import DEVICE_COLUMNS, STEP_COLUMNS
-from gpipe_bench.bench.trial import Trial, prepare_process
+from gpipe_bench.bench.running.measured import measure_cell
+from gpipe_bench.bench.running.trial import Trial, prepare_process
+from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.rows import Row
 from gpipe_bench.timeline import COPY_KINDS

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.tables import csv_text
-from gpipe_bench.bench.verify import (
+from gpipe_bench.bench.evaluation.verify import (
     CHECK_COLUMNS,
     Check,
     Tolerance,
@@ -17,13 +16,14 @@ from gpipe_bench.bench.verify import (
     missing_cells,
     records,
 )
-from gpipe_bench.bench.verify_tables import (
+from gpipe_bench.bench.evaluation.verify_tables import (
     checks_of_claims,
     checks_of_predictions,
     missing_claims,
     missing_predictions,
     read_tolerances,
 )
+from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row

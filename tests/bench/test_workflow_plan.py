@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.bench.workflow import make_plan
+from gpipe_bench.bench.experiments.workflow import make_plan
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 
@@ -92,7 +92,7 @@ def test_problems_of_files_and_of_the_command_line_are_said_together(tmp_path):
 
 def test_planning_is_quick_enough_to_be_done_at_every_start(plan):
     """A profile is read once, not once per cell."""
-    from gpipe_bench.bench import simulated_cells
+    from gpipe_bench.bench.spec import simulated_cells
 
     before = simulated_cells._read.cache_info().misses
     make_plan({"device": "cpu"}, [])

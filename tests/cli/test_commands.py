@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import gpipe_bench
-from gpipe_bench.bench.config_files import default_config_yaml, json_schema_text
-from gpipe_bench.bench.raw import RawResult
-from gpipe_bench.bench.run import failed_result
+from gpipe_bench.bench.experiments.config_files import default_config_yaml, json_schema_text
+from gpipe_bench.bench.running.run import failed_result
+from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.cli import main
 from tests.bench.cells_of import cell, ok_result
 
@@ -125,7 +125,7 @@ def test_a_failed_cell_is_a_result_with_status_0(error, status, tmp_path, capsys
     def measure(cell, repeat):
         raise error
 
-    monkeypatch.setattr("gpipe_bench.bench.run._measure", measure)
+    monkeypatch.setattr("gpipe_bench.bench.running.run._measure", measure)
     call("run", *cell().arguments(), "--out", tmp_path / "a.json")
     row = RawResult.read(tmp_path / "a.json").row
     assert (row.status, row.reason) == (status, f"{type(error).__name__}: {error}")
@@ -136,7 +136,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, capsys, monkeypatch):
     def measure(cell, repeat):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpipe_bench.bench.run._measure", measure)
+    monkeypatch.setattr("gpipe_bench.bench.running.run._measure", measure)
     with pytest.raises(SystemExit) as caught:
         main(["run", *cell().arguments(), "--out", str(tmp_path / "a.json")])
     assert caught.value.code == 130

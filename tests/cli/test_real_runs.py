@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tarfile
 
-from gpipe_bench.bench.raw import RawResult
+from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import Row
 from tests.bench.cells_of import cell

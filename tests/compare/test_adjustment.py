@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gpipe_bench.bench.statistics import enough_repeats, holm, repeats_needed, shift
+from gpipe_bench.bench.evaluation.statistics import enough_repeats, holm, repeats_needed, shift
 
 
 def test_holm_steps_down():

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.compare import cells_tested, compare_rows, distinct_rows, whole_shift
-from gpipe_bench.bench.run import failed_result
+from gpipe_bench.bench.evaluation.compare import cells_tested, compare_rows, distinct_rows, whole_shift
+from gpipe_bench.bench.running.run import failed_result
 from tests.bench.cells_of import cell, ok_result
 
 

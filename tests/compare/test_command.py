@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.collect import write_tables
-from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.bench.evaluation.collect import write_tables
+from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import Row

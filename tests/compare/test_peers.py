@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.compare import compare_rows, usual_metrics
-from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.bench.evaluation.compare import compare_rows, usual_metrics
+from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.peer_rows import PeerRow
 
@@ -75,7 +75,7 @@ def test_a_contender_that_is_gone_is_named(tmp_path, capsys):
 
 
 def test_a_folder_may_hold_a_race_beside_other_rows(tmp_path, capsys):
-    from gpipe_bench.bench.collect import write_tables
+    from gpipe_bench.bench.evaluation.collect import write_tables
     from tests.bench.cells_of import ok_result
 
     table(tmp_path / "peers.csv", race())

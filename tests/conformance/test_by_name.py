@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gpipe_bench.bench.cells import CELL_PATTERN, Cell
+from gpipe_bench.bench.spec.cells import CELL_PATTERN, Cell
 from gpipe_bench.cli import main
 
 NAME = "timm/test_resnet"

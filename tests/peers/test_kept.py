@@ -8,10 +8,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.peers import race
 from gpipe_bench.bench.peers.kept import KeptCases, race_key
 from gpipe_bench.bench.peers.settings import PeersSettings
+from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.cli.app import app
 from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
 

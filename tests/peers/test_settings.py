@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from gpipe_bench.bench.config import parse_config
-from gpipe_bench.bench.machine import Machine
+from gpipe_bench.bench.experiments.config import parse_config
+from gpipe_bench.bench.experiments.workflow import make_plan
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import BASELINES, CONTENDERS, REFERENCE, contenders_of
 from gpipe_bench.bench.peers.settings import QUICK, PeersSettings
-from gpipe_bench.bench.workflow import make_plan
+from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.cli.app import app
 from gpipe_bench.cli.peers import _settings
 from gpipe_bench.components import Components

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from gpipe_bench.bench.sources import PACKAGES, imported_modules, source_files
+import pytest
+
+from gpipe_bench.bench.storage.sources import PACKAGES, imported_modules, source_files
 
 # What each layer may import besides itself:
 #
@@ -36,14 +38,25 @@ EXCEPTIONAL = {
     "gpipe_bench.engine.sequential": "skip",
     "gpipe_bench.__main__": "cli",
 }
-# What is inside the simulator, each above what it may import; the calls and commands beside them are above all.
-SIMULATOR = (
-    *("tracing", "hardware", "workloads", "virtual_time", "memory", "host", "known_order", "memory_states"),
-    *("runs", "published"),
-)
+# Folders of what is large, each above what it may import; the calls and commands beside them are above all.
+FOLDERS = {
+    "simulator": (
+        *("tracing", "hardware", "workloads", "virtual_time", "memory", "host", "known_order", "memory_states"),
+        *("runs", "published"),
+    ),
+    "bench": (
+        *("spec", "storage", "running", "published", "datapackage", "evaluation", "transparency", "peers", "advice"),
+        "experiments",
+    ),
+}
 MODULES = source_files(PACKAGES)
 # The workflow, --help, tables and figures use these; a first import of PyTorch takes seconds.
-LIGHT = {"gpipe_bench.cli", "gpipe_bench.bench.workflow", "gpipe_bench.bench.summary", "models.table"}
+LIGHT = {
+    "gpipe_bench.cli",
+    "gpipe_bench.bench.experiments.workflow",
+    "gpipe_bench.bench.evaluation.summary",
+    "models.table",
+}
 
 
 def layer(module: str) -> str:
@@ -65,31 +78,36 @@ def test_imports_point_one_way():
     assert wrong == []
 
 
-def height(module: str) -> int | None:
-    """How far up in the simulator a module is; None outside of it."""
+def height(module: str) -> tuple[str, int] | None:
+    """What a module is part of, and how far up in it the module is; None where that has no folders."""
     project, top, part, *_ = (*module.split("."), "", "")
-    if (project, top) != ("gpipe_bench", "simulator"):
+    if project != "gpipe_bench" or top not in FOLDERS:
         return None
-    return SIMULATOR.index(part) if part in SIMULATOR else len(SIMULATOR)
+    folders = FOLDERS[top]
+    return top, folders.index(part) if part in folders else len(folders)
 
 
-def test_imports_of_the_simulator_point_down():
+def test_imports_inside_point_down():
     wrong = [
         f"{module} imports {target}"
         for module, path in MODULES.items()
         for target in imported_modules(module, path)
-        if (own := height(module)) is not None and (other := height(target)) is not None and other > own
+        if (own := height(module)) and (other := height(target)) and own[0] == other[0] and other > own
     ]
     assert wrong == []
 
 
-def test_every_part_of_the_simulator_has_its_place():
+@pytest.mark.parametrize("top", FOLDERS)
+def test_every_folder_has_its_place(top):
     parts = {
-        module.split(".")[2]
-        for module in MODULES
-        if module.startswith("gpipe_bench.simulator.") and module.count(".") > 2
+        module.split(".")[2] for module in MODULES if module.startswith(f"gpipe_bench.{top}.") and module.count(".") > 2
     }
-    assert parts == {*SIMULATOR}
+    assert parts == {*FOLDERS[top]}
+
+
+def test_in_bench_every_module_is_in_a_folder():
+    beside = {module for module in MODULES if module.startswith("gpipe_bench.bench.") and module.count(".") == 2}
+    assert beside == {f"gpipe_bench.bench.{folder}" for folder in FOLDERS["bench"]}
 
 
 def test_every_layer_has_modules():

@@ -11,7 +11,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from gpipe_bench.bench.config import parse_config
+from gpipe_bench.bench.experiments.config import parse_config
 from scripts import readme
 from scripts.readme import rendered
 from tests.project.tree import ROOT

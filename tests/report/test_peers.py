@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.page import write_report
 from gpipe_bench.report.peers import peer_tables

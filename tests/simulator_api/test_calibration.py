@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.bench.tables import csv_text
+from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row

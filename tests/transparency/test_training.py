@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from gpipe_bench.bench.kept import KeptParts
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.transparency import run as run_module
 from gpipe_bench.bench.transparency.arms import ACCUMULATED, ARMS, PLAIN, Arm
 from gpipe_bench.bench.transparency.course import Training
@@ -20,7 +21,6 @@ from gpipe_bench.bench.transparency.lockstep import train_arms
 from gpipe_bench.bench.transparency.run import collect_transparency, run_seeds, run_transparency
 from gpipe_bench.bench.transparency.settings import TransparencyCell, TransparencySettings
 from gpipe_bench.bench.transparency.verdict import Margins
-from gpipe_bench.bench.validation import validated
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.transparency import draw_transparency
 from gpipe_bench.processes import FORKS

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from gpipe_bench.bench.sources import imported_modules, module_file, source_digest, source_files
+from gpipe_bench.bench.storage.sources import imported_modules, module_file, source_digest, source_files
 
 ROOT = Path(__file__).resolve().parents[2]
-MEASURING = ("gpipe_bench.bench.run",)
+MEASURING = ("gpipe_bench.bench.running.run",)
 DRAWING = ("gpipe_bench.figures",)
 
 
 def digests(place: Path) -> list[str]:
     """Digests for measuring and for drawing, by the copy of the package in ``place``."""
-    program = f"from gpipe_bench.bench.sources import source_digest as d; print(d(*{MEASURING}), d(*{DRAWING}))"
+    program = f"from gpipe_bench.bench.storage.sources import source_digest as d; print(d(*{MEASURING}), d(*{DRAWING}))"
     run = subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=True)
     return run.stdout.split()
 
@@ -37,7 +37,7 @@ def copy(tmp_path):
         ("gpipe_bench/measure/clock.py", [True, False]),
         ("models/unet.py", [True, False]),
         ("gpipe_bench/measure/device_profile.py", [False, False]),
-        ("gpipe_bench/bench/experiments.py", [False, False]),
+        ("gpipe_bench/bench/experiments/experiments.py", [False, False]),
         ("gpipe_bench/figures/style.py", [False, True]),
         ("gpipe_bench/rows.py", [True, True]),
         ("gpipe_bench/py.typed", [False, False]),
@@ -64,7 +64,7 @@ def test_imports_for_annotations_are_no_dependency(tmp_path):
 
 
 def test_the_packages_above_a_module_are_dependencies():
-    assert {"gpipe_bench", "gpipe_bench.bench"} < set(source_files(["gpipe_bench.bench.files"]))
+    assert {"gpipe_bench", "gpipe_bench.bench"} < set(source_files(["gpipe_bench.bench.storage.files"]))
 
 
 def test_files_are_found_without_an_import():

@@ -22,7 +22,9 @@ rule advise:
         "../../environment.yml"
     params:
         arguments=lookup(dpath="{advice}", within=PLAN.advice),
-        sources=source_digest("gpipe_bench.bench.advice", "gpipe_bench.bench.simulated", "gpipe_bench.simulator"),
+        sources=source_digest(
+            "gpipe_bench.bench.advice.advice", "gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"
+        ),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench advise {params.arguments:q} --rows {output.rows:q} > {log:q} 2>&1"

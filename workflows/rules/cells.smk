@@ -15,7 +15,7 @@ rule run_cell:
     params:
         arguments=lookup(dpath="{cell}", within=PLAN.arguments),
         repeats=lookup(dpath="{cell}", within=PLAN.repeats),
-        sources=source_digest("gpipe_bench.bench.run"),
+        sources=source_digest("gpipe_bench.bench.running.run"),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench run {params.arguments:q} --repeats {params.repeats:q} --key {params.sources:q}-{params.torch:q}"
@@ -34,7 +34,7 @@ rule simulate:
         "../../environment.yml"
     params:
         arguments=lookup(dpath="{group}", within=PLAN.simulations),
-        sources=source_digest("gpipe_bench.bench.simulated", "gpipe_bench.simulator"),
+        sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench simulate-cells {params.arguments:q} --out {output:q} > {log:q} 2>&1"
@@ -52,7 +52,7 @@ rule simulate_published:
     conda:
         "../../environment.yml"
     params:
-        sources=source_digest("gpipe_bench.bench.published_simulations", "gpipe_bench.simulator"),
+        sources=source_digest("gpipe_bench.bench.published.simulations", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench simulate-published {wildcards.table} --out {output:q} > {log:q} 2>&1"
@@ -77,7 +77,7 @@ rule collect:
     params:
         cells=lookup(dpath="{experiment}", within=PLAN.cells),
         published=subpath(input.published, parent=True),
-        sources=source_digest("gpipe_bench.bench.collect"),
+        sources=source_digest("gpipe_bench.bench.evaluation.collect"),
     shell:
         "python -m gpipe_bench collect --experiment {wildcards.experiment} --out {output.rows:q} {input.raw:q}"
         " --cells {params.cells:q} --published {params.published:q} > {log:q} 2>&1"
@@ -94,7 +94,7 @@ rule trace:
     conda:
         "../../environment.yml"
     params:
-        sources=source_digest("gpipe_bench.bench.trace"),
+        sources=source_digest("gpipe_bench.bench.storage.trace"),
     shell:
         "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --out {output:q} > {log:q} 2>&1"
 
@@ -110,7 +110,7 @@ rule trace_simulated:
     conda:
         "../../environment.yml"
     params:
-        sources=source_digest("gpipe_bench.bench.trace"),
+        sources=source_digest("gpipe_bench.bench.storage.trace"),
     shell:
         "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --evidence simulated"
         " --out {output:q} > {log:q} 2>&1"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpipe_bench.bench.tables import COMPANIONS
+from gpipe_bench.bench.storage.tables import COMPANIONS
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.peer_rows import RATIO_COLUMNS, PeerRow

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from gpipe_bench.bench.failures import status_of
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import CONTENDERS, Contender
+from gpipe_bench.bench.running.failures import status_of
 
 __all__ = ["main"]
 

@@ -12,13 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.kept import KeptParts
-from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import CONTENDERS, contenders_of
 from gpipe_bench.bench.peers.race import Outcome, Raced, Visit
 from gpipe_bench.bench.peers.settings import PeersSettings
-from gpipe_bench.bench.sources import source_digest
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.storage.kept import KeptParts
+from gpipe_bench.bench.storage.sources import source_digest
 from gpipe_bench.measure.host import cpu_count
 
 __all__ = ["KeptCases", "race_key"]

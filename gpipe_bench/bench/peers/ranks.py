@@ -27,13 +27,13 @@ from torch import Tensor
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from gpipe_bench.bench.failures import status_of
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import Contender
 from gpipe_bench.bench.peers.live import Peak, peak_counter
 from gpipe_bench.bench.peers.runners import TrainingStep, recomputed, synchronize
 from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
+from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.errors import UnsupportedError
 
 __all__ = ["RankError", "Ranks", "Seat", "start_group"]

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from gpipe_bench.bench.machine import Machine
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import contenders_of
 from gpipe_bench.bench.peers.workloads import RACED, raced_arguments
-from gpipe_bench.bench.problems import Problem
-from gpipe_bench.bench.settings import BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Seed
-from gpipe_bench.bench.variants import Variants, labels_of
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.bench.spec.settings import BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Seed
+from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count

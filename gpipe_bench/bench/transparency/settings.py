@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gpipe_bench.bench.problems import Problem
-from gpipe_bench.bench.settings import (
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.bench.spec.settings import (
     Balance,
     BatchSize,
     Chunks,

@@ -1,0 +1,1 @@
+"""The best settings of a model on a hardware profile, by simulation."""

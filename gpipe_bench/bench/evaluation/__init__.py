@@ -1,0 +1,1 @@
+"""From raw results to tables, statistics, comparisons and verdicts."""

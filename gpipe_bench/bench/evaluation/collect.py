@@ -1,0 +1,122 @@
+"""Raw results of an experiment, checked and joined into one tidy table and its companions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench.bench.published.values import published_for
+from gpipe_bench.bench.storage.files import write_files
+from gpipe_bench.bench.storage.raw import RawResult, read_results
+from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path, csv_text
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+
+__all__ = ["collect", "read_raw", "write_tables"]
+
+_SIMULATED: Final = "simulated-"
+
+
+def collect(
+    paths: Iterable[Path], experiment: str, out: Path, published: Path | None = None, cells: Sequence[str] = ()
+) -> list[Row]:
+    """Join raw results into ``out`` and its companions; either all of these files are written or none.
+
+    Args:
+        paths: raw results, in the order that the tables keep.
+        experiment: name for the column of that name; raw results may be shared by several experiments.
+        out: the table of rows; companions lie beside it.
+        published: folder of published values; those of the same settings go before the other rows.
+        cells: digests that the names of simulated cells end with, in the order that the tables keep; other simulations
+            are left out. Empty: all are taken as they come.
+
+    Returns:
+        The rows written.
+
+    Raises:
+        ConfigError: files that are no raw results, two of one run, or none of a cell that was asked for; all of them.
+            Or no published values there.
+        OutputError: a table cannot be written.
+    """
+    results = _chosen(read_raw(paths), cells) if cells else read_raw(paths)
+    printed = published_for([result.row for result in results], published) if published else []
+    return write_tables(results, experiment, out, printed)
+
+
+def _chosen(results: Sequence[RawResult], cells: Sequence[str]) -> list[RawResult]:
+    """The simulations of some cells in their order, then everything that is no simulation of a cell."""
+    own = {result.cell.rpartition("-")[2]: result for result in results if result.cell.startswith(_SIMULATED)}
+    missing = [cell for cell in cells if cell not in own]
+    if missing:
+        rule = "raw results must hold every simulated cell that was asked for"
+        raise ConfigError([f"{rule}, got none that ends in {cell}; simulate it" for cell in missing])
+    return [*(own[cell] for cell in cells), *(r for r in results if not r.cell.startswith(_SIMULATED))]
+
+
+def read_raw(paths: Iterable[Path]) -> list[RawResult]:
+    """The raw results in ``paths``.
+
+    Raises:
+        ConfigError: files that are no raw results, or two of one run; all of them.
+    """
+    results: list[RawResult] = []
+    problems: list[str] = []
+    origins: dict[tuple[str, int | None], Path] = {}
+    for path in paths:
+        try:
+            found = read_results(path)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        for result in found:
+            key = (result.cell, result.row.repeat)
+            if key in origins:
+                run = f"repeat {result.row.repeat} of {result.cell}"
+                problems.append(f"every run must be given once, got {run} in {origins[key]} and {path}; drop one")
+            origins.setdefault(key, path)
+        results += found
+    if problems:
+        raise ConfigError(problems)
+    return results
+
+
+def write_tables(results: Sequence[RawResult], experiment: str, out: Path, published: Iterable[Row] = ()) -> list[Row]:
+    """Write the tables of ``results``, with published rows before them; see :func:`collect`.
+
+    Raises:
+        ConfigError: rows whose configuration is not there; all of them.
+        OutputError: a table cannot be written.
+    """
+    configurations = _configurations(results)
+    rows = [replace(row, experiment=experiment) for row in (*published, *(result.row for result in results))]
+    texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
+    for name, columns in COMPANIONS.items():
+        records = [record for result in results for record in _keyed(result, getattr(result, name), columns)]
+        texts[companion_path(out, name)] = csv_text(columns, records)
+    texts[companion_path(out, CONFIGURATIONS)] = csv_text(CONFIGURATION_COLUMNS, configurations)
+    write_files(texts)
+    return rows
+
+
+def _configurations(results: Iterable[RawResult]) -> list[dict[str, str]]:
+    """What the digests of the rows lead to."""
+    known, problems = [], []
+    for result in results:
+        if digest(result.configuration) == result.row.config_sha256:
+            known.append(result.configuration)
+            continue
+        found = f"got {'another' if result.configuration else 'none'} in {result.cell}"
+        problems.append(f"raw result must hold the configuration that its row has the digest of, {found}; run it again")
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return configuration_records(known)
+
+
+def _keyed(result: RawResult, records: Iterable[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:
+    row = result.row
+    keys = {"cell": result.cell, "variant": row.variant, "repeat": row.repeat, "evidence": row.evidence}
+    known = {name: value for name, value in keys.items() if name in columns}
+    return [{**known, **record} for record in records]

@@ -1,0 +1,272 @@
+"""Two result sets, cell by cell: what became faster, slower, or fails, and whether that is more than scatter.
+
+Where many cells are compared some differ by chance. The p-values of measured cells are therefore adjusted together
+(Holm 1979). From six cells on, each is tested by the scatter that all of them share, for which two repeats are enough;
+fewer cells are tested one by one, which needs more repeats, and a cell with too few says so instead of "no difference".
+One more test asks all cells at once whether the sets are shifted against each other, which a few repeats of many
+cells can answer. Simulated and published values have no scatter: there any difference beyond rounding is one.
+
+Rows of experiments and rows of the race of peers are compared alike; a key that one kind does not have is empty there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import Final
+
+from gpipe_bench.bench.evaluation.pooled import FEWEST_CELLS, Pool, compare_pooled, pool_of
+from gpipe_bench.bench.evaluation.statistics import (
+    Comparison,
+    Shift,
+    compare_samples,
+    enough_repeats,
+    holm,
+    repeats_needed,
+    shift,
+)
+from gpipe_bench.intervals import Interval
+from gpipe_bench.peer_rows import TINY, PeerRow
+from gpipe_bench.rows import Record, Row
+from models.arguments import nearest
+
+__all__ = ["CELL_KEYS", "EXACT", "METRICS", "CellComparison", "cells_tested", "common_scatter", "compare_rows",
+           "distinct_rows", "key_of", "repeats_wanted", "shifted", "usual_metrics", "whole_shift"]  # fmt: skip
+
+AnyRow = Row | PeerRow
+
+CELL_KEYS: Final = (
+    *("evidence", "workload", "contender", "model", "model_args", "variant", "backward", "transfer", "flavour"),
+    *("partitions", "chunks", "checkpoint", "batch_size", "balance", "threads", "seed"),
+)
+"""What makes rows of two sets comparable; machine and versions may differ, that is what is compared."""
+
+METRICS: Final = (
+    *("throughput_samples_per_s", "step_time_ms", "peak_allocated_gib", "peak_reserved_gib", "utilization_fraction"),
+    *("bubble_fraction", "copy_fraction", "recompute_fraction", "imbalance_fraction", "host_time_per_cell_us"),
+)
+"""Columns that are compared where none is asked for; :func:`usual_metrics` says which of them for a row."""
+
+_TAKEN_ALONG: Final = {"evidence": ("flavour",)}
+"""Keys that only rows of some evidence have: across that, they tell nothing apart."""
+
+EXACT: Final = 1e-9
+"""Relative difference up to which values without scatter are equal: the last digits of a sum may differ."""
+
+_LEVEL: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class CellComparison:
+    """One cell in both sets.
+
+    Attributes:
+        row: a row of the cell, of an experiment or of the race, from the new set where it has one.
+        status: of the new set: ``ok``, or the first other status; ``missing`` when it has no such cell.
+        reference_status: the same of the reference.
+        values: of the new set, one per repeat that ended well.
+        reference_values: the same of the reference.
+        comparison: of the two, where both sides have some.
+        test: ``mann-whitney`` or ``pooled``; empty where the cell was not tested.
+        p_adjusted: for all cells of the same call together; None where the cell was not tested.
+        verdict: ``differs``, ``equal``, ``no difference shown``, ``too few repeats``, ``status changed``,
+            ``missing``, ``new``, ``value missing`` on one side, or ``no value`` to compare on either.
+    """
+
+    row: AnyRow
+    status: str
+    reference_status: str
+    values: tuple[float, ...]
+    reference_values: tuple[float, ...]
+    comparison: Comparison | None
+    test: str = ""
+    p_adjusted: float | None = None
+    verdict: str = ""
+
+    @property
+    def alike(self) -> bool:
+        """Whether nothing speaks against the two sets being the same here."""
+        return self.verdict not in ("differs", "status changed", "missing", "new", "value missing")
+
+
+def compare_rows(
+    rows: Iterable[AnyRow],
+    reference: Iterable[AnyRow],
+    metric: str = "throughput_samples_per_s",
+    *,
+    across: Sequence[str] = (),
+) -> list[CellComparison]:
+    """Compare every cell that occurs in either set, in the order of the reference and then of the new one.
+
+    Args:
+        rows: the new rows.
+        reference: the rows to compare with.
+        metric: a numeric column.
+        across: columns of :data:`CELL_KEYS` in which the two sides of a cell may differ, such as ``evidence``; that
+            takes ``flavour`` along, which simulations alone have.
+
+    Raises:
+        ValueError: ``metric`` is no column, or a column of ``across`` is no key.
+    """
+    columns = {column.name: str(column.type) for kind in (Row, PeerRow) for column in fields(kind)}
+    if metric not in columns:
+        raise ValueError(f"metric must be a column of a row, got {metric!r}; {nearest(metric, columns)}")
+    numbers = [name for name, kind in columns.items() if kind in ("int | None", "float | None")]
+    if metric not in numbers:
+        raise ValueError(f"metric must be a column of numbers, got {metric!r}; use one of {', '.join(numbers)}")
+    if strange := [name for name in across if name not in CELL_KEYS]:
+        raise ValueError(f"across must name keys of a cell, got {strange[0]!r}; use one of {', '.join(CELL_KEYS)}")
+    new, old = _grouped(rows, across), _grouped(reference, across)
+    cells = [_compare(new.get(key, []), old.get(key, []), metric) for key in dict.fromkeys([*old, *new])]
+    pool = common_scatter(cells)
+    cells = [_with_test(cell, pool) for cell in cells]
+    tested = [position for position, cell in enumerate(cells) if cell.test]
+    adjusted = holm([_p_value(cells[position]) for position in tested])
+    for position, p_value in zip(tested, adjusted, strict=True):
+        cells[position] = replace(cells[position], p_adjusted=p_value)
+    return [replace(cell, verdict=_verdict(cell, len(tested))) for cell in cells]
+
+
+def usual_metrics(row: AnyRow) -> tuple[str, ...]:
+    """What is compared of a row if nothing else is asked for.
+
+    Everything where values have no scatter; of a measured row its throughput, of tiny layers in the race the host time.
+    """
+    if isinstance(row, PeerRow) and row.workload in TINY:
+        return ("host_time_per_cell_us",)
+    return METRICS[:1] if row.evidence == "measured" else METRICS[:-1]
+
+
+def key_of(row: Record, name: str) -> object:
+    """A key of :data:`CELL_KEYS`; empty where rows of this kind have none."""
+    return getattr(row, name, "")
+
+
+def cells_tested(cells: Iterable[CellComparison]) -> int:
+    """How many cells were tested together: those that alone have repeats enough to show a difference."""
+    return sum(cell.p_adjusted is not None for cell in cells)
+
+
+def repeats_wanted(cells: Iterable[CellComparison]) -> tuple[int, int]:
+    """How many repeats on each side would show a difference where they are too few, and among how many cells.
+
+    With six cells or more two are enough, by the scatter that all share; fewer cells, and the race of peers, are tested
+    one by one, the more repeats the more cells there are to be tested together.
+    """
+    measured = [cell for cell in cells if cell.row.evidence == "measured" and cell.comparison]
+    shared = [cell for cell in measured if _poolable(cell)]
+    if len(shared) == len(measured) >= FEWEST_CELLS and any(len(side) < 2 for cell in shared for side in _pair(cell)):
+        return 2, len(measured)
+    return repeats_needed(max(len(measured), 1)), len(measured)
+
+
+def whole_shift(cells: Iterable[CellComparison]) -> Shift | None:
+    """Whether the measured cells as a whole lie above or below the reference; None where none can be compared."""
+    pairs = [_pair(cell) for cell in cells if _comparable(cell)]
+    return shift(pairs) if pairs else None
+
+
+def common_scatter(cells: Iterable[CellComparison]) -> Pool | None:
+    """How much the measured cells scatter; None where they are too few to say, and each is tested by itself.
+
+    Rows of the race of peers are no repeats, but medians over rounds, and scatter otherwise.
+    """
+    return pool_of([_pair(cell) for cell in cells if _poolable(cell)])
+
+
+def _poolable(cell: CellComparison) -> bool:
+    return _comparable(cell) and isinstance(cell.row, Row)
+
+
+def _comparable(cell: CellComparison) -> bool:
+    """Whether a cell has measured values on both sides, all of them positive."""
+    return cell.row.evidence == "measured" and cell.comparison is not None and min(map(min, _pair(cell))) > 0
+
+
+def _pair(cell: CellComparison) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return cell.values, cell.reference_values
+
+
+def shifted(whole: Shift | None) -> bool:
+    """Whether the sets as a whole are shifted against each other, by more than scatter."""
+    return whole is not None and whole.p_value <= _LEVEL
+
+
+def distinct_rows(rows: Iterable[AnyRow]) -> list[AnyRow]:
+    """The rows, each run once: experiments that share a cell repeat its rows under their own names."""
+    return list(dict.fromkeys(replace(row, experiment="") for row in rows))
+
+
+def _grouped(rows: Iterable[AnyRow], across: Sequence[str]) -> dict[tuple[object, ...], list[AnyRow]]:
+    apart = {other for name in across for other in (name, *_TAKEN_ALONG.get(name, ()))}
+    names = [name for name in CELL_KEYS if name not in apart]
+    groups: dict[tuple[object, ...], list[AnyRow]] = {}
+    for row in rows:
+        # Two profiles of simulated hardware are two cells; two real machines are what is compared.
+        hardware = row.profile if row.evidence == "simulated" and "evidence" in names else ""
+        groups.setdefault((*(key_of(row, name) for name in names), hardware), []).append(row)
+    return groups
+
+
+def _compare(new: Sequence[AnyRow], old: Sequence[AnyRow], metric: str) -> CellComparison:
+    values, base = _values(new, metric), _values(old, metric)
+    row, comparison = (new or old)[0], None
+    # A share of zero has no ratio to it.
+    if values and base and min(base) > 0:
+        single = len(values) == len(base) == 1
+        comparison = _single(values[0] / base[0]) if single else compare_samples(values, base)
+    return CellComparison(row, _status(new), _status(old), values, base, comparison)
+
+
+def _single(ratio: float) -> Comparison:
+    """Of one value and another: no interval, and nothing to test."""
+    return Comparison(Interval(1, ratio, math.nan, math.nan), 1.0, 1, 1)
+
+
+def _values(rows: Sequence[AnyRow], metric: str) -> tuple[float, ...]:
+    found = [getattr(row, metric, None) for row in rows if row.status == "ok"]
+    return tuple(float(value) for value in found if value is not None)
+
+
+def _status(rows: Sequence[AnyRow]) -> str:
+    return next((row.status for row in rows if row.status != "ok"), "ok" if rows else "missing")
+
+
+def _with_test(cell: CellComparison, pool: Pool | None) -> CellComparison:
+    """The cell with the test that it is put to: by the scatter of all, or by itself where its repeats suffice."""
+    found = cell.comparison
+    if cell.row.evidence != "measured" or found is None:
+        return cell
+    if pool and _poolable(cell):
+        return replace(cell, comparison=compare_pooled(*_pair(cell), pool), test="pooled")
+    return replace(cell, test="mann-whitney") if enough_repeats(found.n, found.n_reference) else cell
+
+
+def _p_value(cell: CellComparison) -> float:
+    return cell.comparison.p_value if cell.comparison else 1.0
+
+
+def _verdict(cell: CellComparison, tests: int) -> str:
+    if cell.reference_status == "missing":
+        return "new"
+    if cell.status == "missing":
+        return "missing"
+    if cell.status != cell.reference_status:
+        return "status changed"
+    if bool(cell.values) != bool(cell.reference_values):
+        return "value missing"
+    if not cell.values:
+        return "no value"
+    if cell.row.evidence != "measured" or len({*cell.values, *cell.reference_values}) == 1:
+        pair = median(cell.values), median(cell.reference_values)
+        return "equal" if math.isclose(*pair, rel_tol=EXACT) else "differs"
+    found = cell.comparison
+    if found is None:
+        return "no value"
+    if cell.p_adjusted is not None and cell.p_adjusted <= _LEVEL:
+        return "differs"
+    if cell.test != "pooled" and not enough_repeats(found.n, found.n_reference, max(tests, 1)):
+        return "too few repeats"
+    return "no difference shown"

@@ -1,0 +1,269 @@
+"""Two result sets in the terminal and as a table: a line per cell that differs, then what all cells say together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpipe_bench.bench.evaluation.compare import (
+    CELL_KEYS,
+    EXACT,
+    CellComparison,
+    cells_tested,
+    common_scatter,
+    key_of,
+    repeats_wanted,
+    shifted,
+    whole_shift,
+)
+from gpipe_bench.intervals import Interval
+
+__all__ = ["RECORD_COLUMNS", "comparison_records", "comparison_view", "differ", "undecided", "verdict_view"]
+
+RECORD_COLUMNS: Final = (
+    *CELL_KEYS,
+    *("profile", "metric", "status_reference", "status_new", "n_reference", "n_new", "median_reference", "median_new"),
+    *("ratio", "ratio_low", "ratio_high", "test", "p_value", "p_adjusted", "verdict"),
+)
+_STYLES: Final = {"differs": "bold yellow", "status changed": "bold red", "missing": "bold red", "new": "yellow",
+                  "value missing": "bold red"}  # fmt: skip
+_APART: Final = ("evidence", "workload", "model", "model_args")
+_LONG: Final = 24
+_LISTED: Final = 10
+"""Cells that one set alone has, of one kind of evidence and model, up to which each has a line."""
+_EVERY_DIGIT: Final = 17
+"""Significant digits that tell any two numbers apart."""
+_TITLE: Final = ("partitions", "chunks", "batch_size", "checkpoint")
+_FEW: Final = "too few repeats"
+_READING: Final = (
+    "ratio: B over A [95 % interval]; p: two-sided, adjusted for all measured cells of one column (Holm); the test is "
+    "said with each column. No test tells slower code from a slower machine. Simulated and published values have no "
+    f"scatter: they are equal within {EXACT:g} of the value, and any other difference is one."
+)
+_TESTS: Final = {
+    "mann-whitney": "Mann-Whitney on the repeats of each cell; ratio of medians, bootstrapped interval",
+    "pooled": "t by the scatter that all cells share (at most 10 degrees of freedom); ratio of geometric means",
+}
+
+
+def comparison_records(cells: Sequence[CellComparison], metric: str) -> list[dict[str, Any]]:
+    """A record of :data:`RECORD_COLUMNS` per cell; None where a cell has no such value."""
+    return [_record(cell, metric) for cell in cells]
+
+
+def comparison_view(cells: Sequence[CellComparison], metric: str, *, every: bool = False) -> RenderableType:
+    """What was found for one metric, and the cells that differ in a table per kind of evidence and model.
+
+    Args:
+        cells: of :func:`gpipe_bench.bench.evaluation.compare.compare_rows`.
+        metric: the column that was compared.
+        every: show the other cells too.
+    """
+    groups: dict[tuple[object, ...], list[CellComparison]] = {}
+    for cell in cells:
+        if every or not cell.alike:
+            groups.setdefault(tuple(key_of(cell.row, name) for name in _apart(cell)), []).append(cell)
+    parts: list[RenderableType] = []
+    for members in groups.values():
+        counted = {} if every else {word: n for word, n in _alone(members).items() if n > _LISTED}
+        listed = [cell for cell in members if cell.verdict not in counted]
+        parts += [_table(listed, metric)] if listed else []
+        facts = ", ".join(_facts(members[0]))
+        for word, n in counted.items():
+            side = "A" if word == "missing" else "B"
+            parts.append(Text(f"{metric}; {facts}: {n} cells in {side} alone (--all: each of them)", _STYLES[word]))
+        parts.append(Text())
+    return Group(*parts, _summary(cells, metric))
+
+
+def _facts(cell: CellComparison) -> list[str]:
+    """What a table says of all its cells."""
+    return [text for name in _apart(cell) if (text := str(key_of(cell.row, name)))]
+
+
+def _alone(cells: Sequence[CellComparison]) -> Counter[str]:
+    return Counter(cell.verdict for cell in cells if cell.verdict in ("missing", "new"))
+
+
+def verdict_view(compared: Mapping[str, Sequence[CellComparison]]) -> RenderableType:
+    """What all metrics say together, and how to read the numbers.
+
+    Args:
+        compared: the cells by metric.
+    """
+    cells = [cell for members in compared.values() for cell in members]
+    speaking = Counter(cell.verdict for cell in cells if not cell.alike)
+    reasons = [f"{count} {verdict}" for verdict, count in speaking.items()]
+    reasons += [f"{name} as a whole is shifted" for name, members in compared.items() if shifted(whole_shift(members))]
+    if reasons:
+        text, style = f"the two sets differ: {', '.join(reasons)}", "bold yellow"
+    elif untold := undecided(compared):
+        text, style = _untold(untold, compared), "bold yellow"
+    elif any(cell.row.evidence == "measured" and cell.comparison for cell in cells):
+        text, style = "no difference shown", "bold"
+    else:
+        text, style = ("equal" if any(cell.values for cell in cells) else "nothing to compare"), "bold"
+    return Group(Text(f"Verdict: {text}.", style), Text(f"{_READING}\n", "dim"))
+
+
+def differ(compared: Mapping[str, Sequence[CellComparison]]) -> bool:
+    """Whether a cell differs in some metric, or the measured cells as a whole do."""
+    return any(shifted(whole_shift(cells)) or not all(cell.alike for cell in cells) for cells in compared.values())
+
+
+def undecided(compared: Mapping[str, Sequence[CellComparison]]) -> dict[str, int]:
+    """For each metric how many measured cells have too few repeats for any test, if there are some."""
+    few = {name: sum(cell.verdict == _FEW for cell in cells) for name, cells in compared.items()}
+    return {name: count for name, count in few.items() if count}
+
+
+def _untold(few: Mapping[str, int], compared: Mapping[str, Sequence[CellComparison]]) -> str:
+    """What a comparison cannot tell, and what it can."""
+    parts = []
+    for name, count in few.items():
+        cells = compared[name]
+        among = sum(cell.row.evidence == "measured" and bool(cell.comparison) for cell in cells)
+        whole = whole_shift(cells)
+        said = "" if whole is None else f"; all {whole.cells} together: no difference shown (p = {whole.p_value:.4f})"
+        parts.append(f"{name}: {count} of {among} measured cells have too few repeats{said}")
+    return f"cannot tell cell by cell: {'. '.join(parts)}"
+
+
+def _apart(cell: CellComparison) -> Sequence[str]:
+    """The keys of the table that a cell stands in; all tiny layers of the race are in one."""
+    return _APART[:2] if key_of(cell.row, "workload") else _APART
+
+
+def _table(cells: Sequence[CellComparison], metric: str) -> Table:
+    """The cells of one model, with the columns in which they differ."""
+    keys = [{name: str(key_of(cell.row, name)) for name in CELL_KEYS} for cell in cells]
+    always = "contender" if keys[0]["contender"] else ""
+    shown = [name for name in CELL_KEYS if name == always or len({key[name] for key in keys}) > 1] or ["variant"]
+    for name in ("balance", "model_args"):
+        rest = [other for other in shown if other != name]
+        if rest and len({tuple(key[other] for other in rest) for key in keys}) == len(keys):
+            shown = rest
+    pipeline = [f"{name} {keys[0][name]}" for name in _TITLE if name not in shown]
+    title = f"{metric}; {', '.join([*_facts(cells[0]), *pipeline])}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in shown:
+        table.add_column(name, no_wrap=True)
+    for name in ("n A, B", "A", "B", "ratio B/A\n\\[95 % CI]", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for cell, key in zip(cells, keys, strict=True):
+        words = [_short(key[name]) for name in shown]
+        table.add_row(*words, *_numbers(cell), _words(cell), style=_STYLES.get(cell.verdict, ""))
+    return table
+
+
+def _short(text: str) -> str:
+    """A long balance by its ends and its number of partitions."""
+    parts = text.split("-")
+    if len(text) <= _LONG or not all(part.isdigit() for part in parts):
+        return text
+    return f"{'-'.join(parts[:3])}-...-{'-'.join(parts[-2:])} ({len(parts)})"
+
+
+def _numbers(cell: CellComparison) -> list[str]:
+    found, sides = cell.comparison, (cell.reference_values, cell.values)
+    if not any(sides):
+        return [""] * 5
+    medians = _medians(cell)
+    p_value = "" if cell.p_adjusted is None else f"{cell.p_adjusted:.3f}"
+    return [f"{len(sides[0])}, {len(sides[1])}", *medians, _ratio(cell) if found else "", p_value]
+
+
+def _medians(cell: CellComparison) -> list[str]:
+    """The medians of both sides, with four digits, or as many as show that they differ; empty where there is none."""
+    values = [median(side) if side else None for side in (cell.reference_values, cell.values)]
+    apart = cell.verdict == "differs" and values[0] != values[1]
+    for digits in range(4, _EVERY_DIGIT + 1):
+        words = ["" if value is None else f"{value:.{digits}g}" for value in values]
+        if not apart or words[0] != words[1]:
+            break
+    return words
+
+
+def _ratio(cell: CellComparison) -> str:
+    """The ratio with its interval; of values without scatter that are almost the same, how far it is from 1."""
+    ratio = cell.comparison.ratio if cell.comparison else Interval(0, math.nan, math.nan, math.nan)
+    if math.isnan(ratio.low) and cell.verdict == "differs" and f"{ratio.median:.4f}" == "1.0000":
+        off = ratio.median - 1
+        return f"1 {'-' if off < 0 else '+'} {abs(off):.1e}"
+    return _interval(ratio)
+
+
+def _interval(ratio: Interval) -> str:
+    if math.isnan(ratio.low):
+        return f"{ratio.median:.4f}"
+    return rf"{ratio.median:.3f} \[{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _words(cell: CellComparison) -> str:
+    if cell.verdict == "status changed":
+        return f"{cell.reference_status} in A, {cell.status} in B"
+    if cell.verdict in ("missing", "new"):
+        return "in A alone" if cell.verdict == "missing" else "in B alone"
+    return cell.verdict if cell.status == "ok" else f"{cell.status} in both"
+
+
+def _summary(cells: Sequence[CellComparison], metric: str) -> Text:
+    counts = Counter(cell.verdict for cell in cells)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    text = Text(f"{metric}, {len(cells)} cells: {words}.")
+    for used in dict.fromkeys(cell.test for cell in cells if cell.test):
+        text.append(f"\nTest: {_TESTS[used]}{_scatter(cells) if used == 'pooled' else ''}.")
+    if counts[_FEW]:
+        needed, tests = repeats_wanted(cells)
+        among, each = (f" among these {tests} cells", " of each") if tests > 1 else ("", "")
+        text.append(f"\nToo few repeats: a difference{among} can show from {needed} repeats{each} on each side on.")
+    if whole := whole_shift(cells):
+        ratio = _interval(whole.ratio).replace("\\", "")
+        words = "geometric mean of ratios; permutation test within cells"
+        said = "differs" if shifted(whole) else "no difference shown"
+        text.append(f"\nAll {whole.cells} measured cells together: ratio {ratio}, p = {whole.p_value:.4f} ({words}): ")
+        text.append(f"{said}.", "bold yellow" if shifted(whole) else "")
+    return text
+
+
+def _scatter(cells: Sequence[CellComparison]) -> str:
+    """How much the cells scatter, and from which ratio on one of them would differ."""
+    pool, tests = common_scatter(cells), cells_tested(cells)
+    if pool is None:
+        return ""
+    n = min(min(len(cell.values), len(cell.reference_values)) for cell in cells if cell.test)
+    factor = pool.resolution(n, tests)
+    more = f"{pool.inflation:.1f} times" if pool.inflation > 1 else "no more than"
+    between = f"cells between A and B {more} what follows from that"
+    repeats = f"{n} repeat{'s' * (n > 1)}"
+    seen = f"with {repeats} on each side a cell differs from a ratio of {1 / factor:.2f} or {factor:.2f} on"
+    return f".\nRepeats scatter by {pool.scatter:.1%}, {between}; {seen}"
+
+
+def _record(cell: CellComparison, metric: str) -> dict[str, Any]:
+    found, keys = cell.comparison, {name: key_of(cell.row, name) for name in CELL_KEYS}
+    record = {**dict.fromkeys(RECORD_COLUMNS), **keys, "profile": cell.row.profile, "metric": metric}
+    record |= {"status_reference": cell.reference_status, "status_new": cell.status, "verdict": cell.verdict}
+    if found is not None:
+        sized = not math.isnan(found.ratio.low)
+        record |= {
+            "test": cell.test,
+            "n_reference": found.n_reference,
+            "n_new": found.n,
+            "median_reference": median(cell.reference_values),
+            "median_new": median(cell.values),
+            "ratio": found.ratio.median,
+            "ratio_low": found.ratio.low if sized else None,
+            "ratio_high": found.ratio.high if sized else None,
+            "p_value": found.p_value if cell.row.evidence == "measured" else None,
+            "p_adjusted": cell.p_adjusted,
+        }
+    return record

@@ -1,0 +1,87 @@
+"""Simulated against published values, and what each component contributes: tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Final
+
+from rich.table import Table
+
+from gpipe_bench.bench.evaluation.outcomes import THROUGHPUT, OutcomeGroup
+from gpipe_bench.components import Components
+from gpipe_bench.shapley import Share, shapley_shares
+
+__all__ = ["comparison_table", "shares_table"]
+
+_METRICS: Final[Mapping[str, tuple[str, str]]] = {
+    THROUGHPUT: ("samples/s", ".1f"),
+    "peak_reserved_gib": ("memory GiB", ".1f"),
+    "utilization_fraction": ("busy", ".0%"),
+}
+_COMPONENTS: Final = tuple(field.name for field in fields(Components))
+
+
+def comparison_table(simulated: OutcomeGroup, published: OutcomeGroup) -> Table:
+    """Published value, simulated value and error of every variant that was published."""
+    table = _new(f"simulated on {simulated.head.profile}, against what was published")
+    table.add_column("variant", no_wrap=True)
+    for name, _ in _METRICS.values():
+        for kind in ("published", "simulated", "error"):
+            table.add_column(f"{name}\n{kind}", justify="right", no_wrap=True)
+    for variant, printed in published.outcomes.items():
+        if variant not in simulated.outcomes:
+            continue
+        ours, words = simulated.outcomes[variant], [variant]
+        for column, (_, form) in _METRICS.items():
+            old, new = printed.middle(column), ours.middle(column)
+            words += [_word(old, form), _word(new, form) or _failure(ours.failed and ours.failed[0].status)]
+            words.append("" if old is None or new is None else f"{new / old - 1:+.1%}")
+        table.add_row(*words)
+    return table
+
+
+def shares_table(group: OutcomeGroup, scale: float = 1.0, unit: str = "GiB") -> Table | None:
+    """What each component contributes on the mean over all orders; None where a combination has no throughput.
+
+    Args:
+        group: comparable rows.
+        scale: from GiB to ``unit``.
+        unit: of memory.
+    """
+    reserved = all(outcome.middle("peak_reserved_gib") is not None for outcome in group.outcomes.values())
+    memory = "peak_reserved_gib" if reserved else "peak_allocated_gib"
+    speed, size = _shares(group, THROUGHPUT, 1.0), _shares(group, memory, scale)
+    if not speed:
+        return None
+    table = _new(f"share of each component, {group.head.evidence} (Shapley)")
+    table.add_column("component", no_wrap=True)
+    table.add_column("samples/s\n\\[least, most]", justify="right", no_wrap=True)
+    table.add_column(f"memory {unit}\n\\[least, most]", justify="right", no_wrap=True)
+    for name in _COMPONENTS:
+        table.add_row(name, _range(speed[name]), _range(size[name]) if size else "")
+    return table
+
+
+def _new(title: str) -> Table:
+    return Table(title=title.replace("[", r"\["), title_justify="left", title_style="bold", box=None, pad_edge=False)
+
+
+def _shares(group: OutcomeGroup, column: str, scale: float) -> dict[str, Share]:
+    middles = {outcome.variant: outcome.middle(column) for outcome in group.outcomes.values()}
+    known = {variant: scale * value for variant, value in middles.items() if value is not None}
+    if not all(components.label in known for components in Components.factorial()):
+        return {}
+    return shapley_shares(_COMPONENTS, lambda on: known[Components(**{name: name in on for name in _COMPONENTS}).label])
+
+
+def _word(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _failure(status: object) -> str:
+    return str(status) if status else ""
+
+
+def _range(share: Share) -> str:
+    return rf"{share.value:+.1f} \[{share.low:+.1f}, {share.high:+.1f}]"

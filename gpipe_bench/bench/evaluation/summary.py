@@ -1,0 +1,201 @@
+"""The table in the terminal: every variant with its repeats, medians, intervals and failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpipe_bench.bench.evaluation.comparison import comparison_table, shares_table
+from gpipe_bench.bench.evaluation.outcomes import THROUGHPUT, Outcome, OutcomeGroup, group_outcomes, published_beside
+from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
+from gpipe_bench.configurations import CONFIGURATIONS
+from gpipe_bench.intervals import Interval
+from gpipe_bench.rows import Row
+
+__all__ = ["print_summary", "result_files", "summary"]
+
+_WIDTH: Final = 150
+_SMALL_GIB: Final = 0.25
+_SHARES: Final = {
+    "busy": "utilization_fraction",
+    "bubble": "bubble_fraction",
+    "ideal": "ideal_bubble",
+    "imbal.": "imbalance_fraction",
+    "copy": "copy_fraction",
+    "recomp.": "recompute_fraction",
+}
+_STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", "error": "bold red"}
+_LOUD: Final = ("error", "oom", "skipped")
+_READING: Final = (
+    "n repeats; median [bootstrapped 95 % interval, which spans all repeats when they are few]; * differs from the "
+    "baseline (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline with free copies."
+)
+
+
+def print_summary(rows: Iterable[Row], files: Sequence[Path] = (), console: Console | None = None) -> None:
+    """Print the tables of ``rows``, then what failed and where the files are.
+
+    Args:
+        rows: rows of one or more experiments.
+        files: paths to list below.
+        console: where to print; by default standard output.
+    """
+    console = console or _console()
+    console.print(summary(list(rows)))
+    if files:
+        console.print(Text("\n".join(["Files", *(f"  {path}" for path in files)])), soft_wrap=True)
+
+
+def summary(rows: Sequence[Row]) -> RenderableType:
+    """The tables of ``rows``, each with the reasons of what failed below it."""
+    parts: list[RenderableType] = []
+    groups = group_outcomes(rows)
+    pairs = [(group, published_beside(group, groups)) for group in groups]
+    beside = [published for _, published in pairs if published]
+    for group in (group for group in groups if group not in beside):
+        notes = _Notes()
+        parts += [_table(group, notes), notes.render(), Text()]
+    for group, published in pairs:
+        if published:
+            parts += [comparison_table(group, published), Text()]
+        parts += _shares(group)
+    return Group(*parts, _verdict([row for row in rows if row.evidence != "published"]))
+
+
+def _shares(group: OutcomeGroup) -> list[RenderableType]:
+    """The shares of the components; nothing where a combination has no value."""
+    table = shares_table(group, *_memory_scale(group))
+    return [table, Text()] if table else []
+
+
+def result_files(rows: Path) -> list[Path]:
+    """The files that belong to the table at ``rows``, ``<folder>/results/<experiment>.csv``, and are there.
+
+    Companions lie beside it, traces in ``traces/<experiment>`` beside it, figures in ``figures`` beside ``results``.
+    """
+    companions = [companion_path(rows, name) for name in (*COMPANIONS, CONFIGURATIONS)]
+    traces = sorted((rows.parent / "traces" / rows.stem).glob("*.json"))
+    folder = rows.parent.parent / "figures"
+    names = (rows.stem, f"{rows.stem}_*", "timeline_*")
+    figures = sorted(path for name in names for path in folder.glob(f"{name}.*"))
+    return [path for path in (rows, *companions, *figures, *traces) if path.is_file()]
+
+
+class _Notes:
+    """Numbered footnotes; failures with one cause share a number."""
+
+    def __init__(self) -> None:
+        self._causes: dict[tuple[str, str], int] = {}
+
+    def number(self, row: Row) -> int:
+        """The footnote of a failed row; the clause before the first ``;`` is its cause."""
+        cause = row.reason if row.status in _LOUD else row.reason.partition(";")[0]
+        return self._causes.setdefault((row.status, cause), len(self._causes) + 1)
+
+    def render(self) -> Text:
+        text = Text()
+        for (status, cause), number in self._causes.items():
+            text.append(f"[{number}] {status}: {cause}\n", style=_STYLES[status])
+        text.rstrip()
+        return text
+
+
+def _table(group: OutcomeGroup, notes: _Notes) -> Table:
+    scale, unit = _memory_scale(group)
+    table = Table(title=_title(group.head), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("variant", no_wrap=True)
+    table.add_column("evidence", no_wrap=True)
+    for name in ("n", "samples/s\n\\[95 % CI]", "x baseline\n\\[95 % CI]", f"memory\n{unit}", *_SHARES):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for outcome in group.ordered():
+        ok = bool(outcome.ok)
+        table.add_row(
+            outcome.variant,
+            group.head.evidence,
+            str(len(outcome.ok)),
+            _interval(outcome.interval(THROUGHPUT)),
+            _ratio(outcome, group.baseline),
+            _memory(outcome, scale),
+            *(_percent(outcome.middle(column)) for column in _SHARES.values()),
+            _status(outcome, notes),
+            style="" if ok else _STYLES[outcome.failed[0].status],
+        )
+    return table
+
+
+def _title(row: Row) -> str:
+    machine = f"{row.device_count} x {row.device}" if (row.device_count or 1) > 1 else row.device
+    pipeline = f"{row.partitions} partitions, {row.chunks} chunks, batch {row.batch_size}, {row.transfer} transfer"
+    return f"{row.experiment or 'rows'}: {row.model} ({row.model_args}); {pipeline}; {machine}"
+
+
+def _memory_scale(group: OutcomeGroup) -> tuple[float, str]:
+    values = [value for outcome in group.outcomes.values() for value in outcome.samples("peak_allocated_gib")]
+    return (1024.0, "MiB") if values and max(values) < _SMALL_GIB else (1.0, "GiB")
+
+
+def _memory(outcome: Outcome, scale: float) -> str:
+    """Peak of live tensor bytes and, where there is an allocator, of what it held."""
+    allocated, reserved = outcome.middle("peak_allocated_gib"), outcome.middle("peak_reserved_gib")
+    if allocated is None:
+        return ""
+    return f"{allocated * scale:.1f}" + ("" if reserved is None else f" ({reserved * scale:.1f} held)")
+
+
+def _status(outcome: Outcome, notes: _Notes) -> str:
+    parts = ["ok"] if outcome.ok else []
+    for row in outcome.failed:
+        part = f"{row.status} [{notes.number(row)}]"
+        if row.status == "unsupported" and ", see variant " in row.reason:
+            part += f", see {row.reason.rpartition(', see variant ')[2]}"
+        parts.append(part)
+    return ", ".join(dict.fromkeys(parts)).replace("[", r"\[")
+
+
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
+    if interval.n == 1:
+        return _digits(interval.median)
+    return rf"{_digits(interval.median)} \[{_digits(interval.low)}, {_digits(interval.high)}]"
+
+
+def _ratio(outcome: Outcome, baseline: Outcome | None) -> str:
+    if outcome is baseline and outcome.ok:
+        return "1"
+    return _interval(outcome.ratio(baseline)) + ("*" if outcome.differs(baseline) else "")
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _verdict(rows: Sequence[Row]) -> Text:
+    """What failed, so that nobody takes a table with holes for a complete one, and how to read the numbers."""
+    counts = Counter(row.status for row in rows)
+    simulated = sum(row.evidence == "simulated" for row in rows)
+    runs = f"{len(rows)} runs" + (f" ({simulated} simulated)" if simulated else "")
+    text = Text(f"{runs}: {', '.join(f'{count} {status}' for status, count in counts.items())}. {_READING}")
+    loud = [status for status in _LOUD if counts[status]]
+    if loud:
+        text.append(
+            f"\nFAILED: {', '.join(f'{counts[status]} {status}' for status in loud)}; reasons above", "bold red"
+        )
+    return text
+
+
+def _console() -> Console:
+    """Standard output; wide where nobody's window sets the width, so that no column is cut in a log."""
+    console = Console(highlight=False)
+    return console if console.is_terminal and console.width >= _WIDTH else Console(highlight=False, width=_WIDTH)

@@ -1,0 +1,193 @@
+"""The suite's configuration: typed, checked as a whole, all problems reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from gpipe_bench.bench.advice.advice import AdviceRequest
+from gpipe_bench.bench.experiments.experiments import Ablation, Sweeps
+from gpipe_bench.bench.peers.settings import PeersSettings
+from gpipe_bench.bench.published.tables import MemoryTables, SpeedTables
+from gpipe_bench.bench.spec.cells import CellRun, distinct_runs
+from gpipe_bench.bench.spec.experiment import Experiment
+from gpipe_bench.bench.spec.machine import Machine, find_machine
+from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.bench.spec.settings import Section
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.transparency.settings import TransparencySettings
+from gpipe_bench.errors import ConfigError
+from models.arguments import nearest
+
+__all__ = ["SuiteConfig", "load_config", "parse_config"]
+
+DeviceChoice = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    Field(description="where to measure; auto: on the GPUs where there are some, else on the CPU"),
+]
+
+
+DeviceCount = Annotated[
+    int, Field(strict=True, ge=0, description="with device cuda: GPUs that jobs get on a cluster; 0: count them here")
+]
+
+
+_ADVICE: dict[str, AdviceRequest] = {"unet": AdviceRequest()}
+
+
+class SuiteConfig(Section):
+    """What the suite runs."""
+
+    device: DeviceChoice = "auto"
+    device_count: DeviceCount = 0
+    ablation: Annotated[Ablation, Field(description="each component of the pipeline switched on and off")] = Ablation()
+    speed: Annotated[SpeedTables, Field(description="the published tables of throughput")] = SpeedTables()
+    memory: Annotated[MemoryTables, Field(description="the published tables of memory")] = MemoryTables()
+    sweep: Annotated[Sweeps, Field(description="numbers of partitions and micro-batches")] = Sweeps()
+    advice: Annotated[
+        dict[str, AdviceRequest],
+        Field(description="the best balance, chunks and mode; a request of yours is a new key"),
+    ] = _ADVICE
+    transparency: Annotated[
+        TransparencySettings, Field(description="training on real images, with and without the pipeline")
+    ] = TransparencySettings()
+    peers: Annotated[PeersSettings, Field(description="the engine beside other pipelines and the plain module")] = (
+        PeersSettings()
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """Names of requests are parts of file names."""
+        for name in self.advice:
+            if readable(name) != name:
+                text = f"must have names of lower-case letters, digits and hyphens, got {name!r}; rename it"
+                yield Problem(("advice",), text)
+
+    def experiments(self) -> dict[str, Experiment]:
+        """The experiments that give tables of rows, by the name of their results."""
+        single: dict[str, Experiment] = {"ablation": self.ablation, "speed": self.speed, "memory": self.memory}
+        return {**single, **self.sweep.experiments()}
+
+    def experiment(self, name: str) -> Experiment:
+        """The experiment of a name.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        known = self.experiments()
+        if name not in known:
+            hint = nearest(name, known)
+            raise ConfigError([f"experiment must be one of {', '.join(known)}, got {name!r}; {hint}"])
+        return known[name]
+
+    def runs(self, name: str, device: Machine | str | None = None) -> list[CellRun]:
+        """The runs that an experiment asks for on this machine, none twice.
+
+        Args:
+            name: of the experiment.
+            device: where to measure: a machine, ``auto``, ``cpu`` or ``cuda``; by default what the configuration says.
+
+        Raises:
+            ConfigError: no such experiment.
+            DeviceCountError: ``cuda`` was asked for and there is no GPU.
+        """
+        machine = device if isinstance(device, Machine) else find_machine(device or self.device, self.device_count)
+        return distinct_runs(self.experiment(name).runs(machine))
+
+
+def load_config(paths: Iterable[Path | str]) -> SuiteConfig:
+    """The configuration in ``paths``, later files over earlier ones: sections are merged, everything else replaced.
+
+    Raises:
+        ConfigError: a file cannot be read or settings are wrong; carries all problems, each with file and key.
+    """
+    merged: dict[str, Any] = {}
+    origins: dict[tuple[str, ...], str] = {}
+    problems: list[str] = []
+    for path in map(Path, paths):
+        try:
+            _merge(merged, _read(path), str(path), origins)
+        except ConfigError as error:
+            problems += error.problems
+    try:
+        config = parse_config(merged, origins=origins)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def parse_config(
+    data: Mapping[str, Any], source: str = "config", origins: Mapping[tuple[str, ...], str] | None = None
+) -> SuiteConfig:
+    """The configuration in plain data; what is left out has its default.
+
+    Args:
+        data: sections and settings, as from YAML.
+        source: what to call it in messages.
+        origins: the file of each setting that came from another source.
+
+    Raises:
+        ConfigError: settings are wrong; carries all problems.
+    """
+
+    def name(path: tuple[str, ...]) -> str:
+        files = [origins[path[:end]] for end in range(len(path), 0, -1) if origins and path[:end] in origins]
+        return f"{files[0] if files else source}: {'.'.join(path)}"
+
+    return validated(SuiteConfig, data, name)
+
+
+def _merge(
+    into: dict[str, Any],
+    data: Mapping[str, Any],
+    source: str,
+    origins: dict[tuple[str, ...], str],
+    path: tuple[str, ...] = (),
+) -> None:
+    for key, value in data.items():
+        here = (*path, key)
+        origins[here] = source
+        if isinstance(value, dict):
+            into[key] = into[key] if isinstance(into.get(key), dict) else {}
+            _merge(into[key], value, source, origins, here)
+        else:
+            into[key] = value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            data = yaml.load(file, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader that also refuses doubles
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"configuration must be a readable file, got {path} ({error}); check the path"]) from error
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).split())
+        raise ConfigError(
+            [f"configuration must be YAML, got an error in {path}: {where}; correct that line"]
+        ) from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        kind = type(data).__name__
+        raise ConfigError([f"configuration must be sections of settings, got {kind} in {path}; name a section"])
+    return data
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML in which a key may stand only once per section."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str) or key in seen:
+                rule = "stands twice" if key in seen else "must be text"
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {rule}", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,153 @@
+"""The ablation, and the sweeps as one section of the configuration.
+
+A new experiment is an :class:`~gpipe_bench.bench.spec.experiment.Experiment` with its own runs and simulations, and a
+field of ``SuiteConfig``; schema, default file, checks, command line and tables follow from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, SimulatedSweep
+from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.experiment import Experiment
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.bench.spec.settings import Balance, BatchSize, CellSettings, Chunks, ModelArgs, Section, Warmup
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkload
+from gpipe_bench.bench.spec.standins import without_copy_streams
+from gpipe_bench.bench.spec.variants import Variants, labels_of
+from gpipe_bench.components import PUBLISHED
+
+__all__ = ["Ablation", "Sweeps", "Workload"]
+
+Repeats = Annotated[
+    int,
+    Field(strict=True, ge=1, description="runs of each published variant, each in a fresh process"),
+]
+OtherRepeats = Annotated[int, Field(strict=True, ge=1, description="runs of each other variant")]
+Transfer = Annotated[
+    Literal["auto", "direct", "host"],
+    Field(description="how tensors cross partitions; auto: host where some share a device"),
+]
+
+
+class Workload(CellSettings):
+    """One model and batch, run with several variants of the pipeline."""
+
+    transfer: Transfer = "auto"
+    repeats: Repeats = 4
+    other_repeats: OtherRepeats = 2
+    variants: Variants = ("published", "factorial")
+
+    def labels(self) -> list[str]:
+        """The labels of the variants, in the order in which they were asked for, none twice."""
+        return labels_of(self.variants)
+
+    def cells(self, machine: Machine) -> Iterator[Cell]:
+        """A cell for each variant on the devices of ``machine``, at most one device per partition."""
+        devices = min(machine.count, self.partitions)
+        # Within one device nothing would have to move, and what portals and copy streams do would not show.
+        fitting: Literal["direct", "host"] = "host" if devices < self.partitions else "direct"
+        transfer = fitting if self.transfer == "auto" else self.transfer
+        common = {name: getattr(self, name) for name in CellSettings.model_fields}
+        for label in self.labels():
+            yield Cell(**common, variant=label, transfer=transfer, device=machine.device, devices=devices)
+
+    def runs(self, machine: Machine) -> list[CellRun]:
+        """The runs of those cells; one that the machine cannot run is asked for once, as a row that says so.
+
+        What stands in for a published variant that cannot run is repeated as often as a published one.
+        """
+        cells = list(self.cells(machine))
+        published = [cell for cell in cells if cell.variant in PUBLISHED]
+        first = {without_copy_streams(cell.variant) if cell.unsupported() else cell.variant for cell in published}
+        runs: list[CellRun] = []
+        for cell in cells:
+            repeats = self.repeats if cell.variant in first else self.other_repeats
+            runs += [CellRun(cell, repeat) for repeat in range(1 if cell.unsupported() else repeats)]
+        return runs
+
+
+class CpuWorkload(Workload):
+    """What is measured on a CPU: small, with skips that cross partitions."""
+
+
+class CudaWorkload(Workload):
+    """What is measured on GPUs: torchgpipe's own ablation (benchmarks/unet-timeline of torchgpipe 0.0.7)."""
+
+    model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
+    batch_size: BatchSize = 128
+    chunks: Chunks = 8
+    balance: Balance = (34, 76, 70, 61)
+    warmup: Warmup = 2
+    repeats: Repeats = 4
+
+
+class Ablation(Experiment):
+    """Throughput and memory with each component of the pipeline switched on and off."""
+
+    timelines: ClassVar[bool] = True
+
+    cpu: Annotated[CpuWorkload, Field(description="on a machine without a GPU")] = CpuWorkload()
+    cuda: Annotated[CudaWorkload, Field(description="on GPUs; partitions share them where they are too few")] = (
+        CudaWorkload()
+    )
+    simulated: Annotated[SimulatedWorkload, Field(description="in virtual time, whatever this machine has")] = (
+        SimulatedWorkload()
+    )
+
+    def runs(self, machine: Machine) -> list[CellRun]:
+        """Every variant of the workload for this type of device."""
+        workload: Workload = self.cuda if machine.device == "cuda" else self.cpu
+        return workload.runs(machine)
+
+    def simulations(self) -> list[SimulatedCell]:
+        """Every variant of the simulated workload."""
+        return self.simulated.cells()
+
+
+class MeasuredSweeps(Experiment):
+    """The sweep of this machine's type of device."""
+
+    cpu: Annotated[CpuSweep, Field(description="on a machine without a GPU")] = CpuSweep()
+    cuda: Annotated[CudaSweep, Field(description="on GPUs, as many as there are")] = CudaSweep()
+
+    def runs(self, machine: Machine) -> list[CellRun]:
+        """The runs of the sweep for this type of device."""
+        sweep: MeasuredSweep = self.cuda if machine.device == "cuda" else self.cpu
+        return sweep.runs(machine)
+
+
+_SIMULATED: dict[str, SimulatedSweep] = {
+    "amoebanet-d": SimulatedSweep(model="amoebanet-d", model_args="L=72;D=256"),
+    "unet": SimulatedSweep(),
+    "vit": SimulatedSweep(model="vit", model_args="L=32;D=1280", profile="h100", batch_size=512, microbatch_size=16),
+}
+
+
+class Sweeps(Section):
+    """Numbers of partitions and micro-batches, in every checkpoint mode."""
+
+    simulated: Annotated[
+        dict[str, SimulatedSweep], Field(description="in virtual time, one sweep per key; a new one is a key of yours")
+    ] = _SIMULATED
+    measured: Annotated[MeasuredSweeps, Field(description="on this machine, as far as its devices go")] = (
+        MeasuredSweeps()
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """Names of sweeps are parts of file names."""
+        for name in self.simulated:
+            if readable(name) != name or name == "measured":
+                text = f"must have names of lower-case letters, digits and hyphens, not measured, got {name!r}"
+                yield Problem(("simulated",), f"{text}; rename it")
+
+    def experiments(self) -> dict[str, Experiment]:
+        """Each sweep by the name of its results."""
+        simulated = {f"sweep_{name}": sweep for name, sweep in self.simulated.items()}
+        return {**simulated, "sweep_measured": self.measured}

@@ -1,0 +1,241 @@
+"""Everything that one GPU is worth measuring for, inside a fixed time: tests, a profile of the device, the ablation.
+
+Made for a machine that one has for minutes, with neither a network nor Snakemake. Each run is a fresh process. What
+the time did not suffice for is a row with status ``skipped``: nothing is shortened without saying so.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Any, Final
+
+from gpipe_bench.bench.evaluation.collect import write_tables
+from gpipe_bench.bench.experiments.experiments import Workload
+from gpipe_bench.bench.running.children import run_child
+from gpipe_bench.bench.running.gpu_tests import run_gpu_tests
+from gpipe_bench.bench.running.run import failed_result
+from gpipe_bench.bench.spec.cells import CellRun
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.storage.files import json_text, staging, write_files
+from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.bench.storage.tables import companion_path
+from gpipe_bench.bench.storage.trace import write_trace
+from gpipe_bench.components import PUBLISHED
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+from gpipe_bench.timeline import TimelineEvent
+
+__all__ = ["TINY", "Session", "SessionPlan", "check_unused", "session_runs"]
+
+TINY: Final = Workload(
+    model_args="depth=2;B=1;C=4;size=16",
+    batch_size=4,
+    chunks=2,
+    partitions=2,
+    balance=(14, 15),
+    steps=2,
+    repeats=1,
+    variants=("published",),
+)
+"""A workload of seconds, to rehearse a session with."""
+
+_TESTS_SHARE: Final = 0.35
+_MARGIN: Final = 1.15
+_START_S: Final = 60.0
+_RACE_S: Final = 90.0
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """What a session does.
+
+    Attributes:
+        out: folder of the results.
+        runs: the runs of the ablation, most important first.
+        device: device of the profile, such as ``cuda``.
+        budget_s: seconds for everything.
+        profile_s: seconds for the profile of the device.
+        tests: folder of the tests; None for none.
+        race: options of ``peers run``; None for no race.
+    """
+
+    out: Path
+    runs: Sequence[CellRun]
+    device: str
+    budget_s: float = 570.0
+    profile_s: float = 40.0
+    tests: Path | None = None
+    race: Sequence[str] | None = None
+
+
+def session_runs(workload: Workload, machine: Machine) -> list[CellRun]:
+    """The runs of a workload, round by round: first all those of the published variants, then those of the others."""
+    return sorted(workload.runs(machine), key=lambda run: (run.cell.variant not in PUBLISHED, run.repeat))
+
+
+@dataclass(slots=True)
+class Session:
+    """One session under way.
+
+    Attributes:
+        plan: what to do.
+        report: takes a line about each step that ended.
+    """
+
+    plan: SessionPlan
+    report: Report
+    results: list[RawResult] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    _start: float = field(default_factory=monotonic)
+    _longest_s: float = 0.0
+
+    @property
+    def tables(self) -> Path:
+        """The table of rows; companions lie beside it."""
+        return self.plan.out / "ablation.csv"
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.plan.budget_s - (monotonic() - self._start)
+
+    def test(self) -> str:
+        """Run the GPU tests; returns how that ended: ``passed``, or what else."""
+        limit_s = self.left_s * _TESTS_SHARE
+        tests = self.plan.tests
+        outcome = "not run: not asked for" if tests is None else run_gpu_tests(tests, self._log, limit_s)
+        self.facts["tests"] = outcome
+        self.report(f"GPU tests: {outcome}")
+        return outcome
+
+    def profile(self) -> str:
+        """Profile the device into ``profile.json``; returns ``done``, or what else."""
+        out = self.plan.out / "profile.json"
+        command = [*_PACKAGE, "profile", "--device", self.plan.device, "--seconds", f"{self.plan.profile_s:g}"]
+        # PyTorch has to start, and every case is repeated at least three times however slow the device is.
+        limit = max(min(self.left_s, _START_S + 3 * self.plan.profile_s), 0.0)
+        status = run_child([*command, "--out", str(out)], self._log, limit)
+        known = {None: f"stopped after {limit:.0f} s", 0: "done"}
+        outcome = known.get(status, f"failed with exit status {status}, see {self._log.name}")
+        if status == 0:
+            self.facts["environment"] = json.loads(out.read_text(encoding="utf-8"))["environment"]
+        self.facts["profile"] = outcome
+        self.report(f"device profile: {outcome}")
+        return outcome
+
+    def race(self) -> str:
+        """Race the engine beside its peers, into ``race/``; returns ``done``, or what else.
+
+        Peers that are not installed are rows with status ``skipped``.
+        """
+        limit = max(min(self.left_s, _RACE_S), 0.0)
+        outcome = "not run: not asked for" if self.plan.race is None else self._race(self.plan.race, limit)
+        self.facts["race"] = outcome
+        self.report(f"race of peers: {outcome}")
+        return outcome
+
+    def _race(self, options: Sequence[str], limit: float) -> str:
+        out = self.plan.out / "race" / "peers.csv"
+        command = [*_PACKAGE, "peers", "run", "--device", self.plan.device, *options, "--out", str(out)]
+        status = run_child(command, self._log, limit)
+        known = {None: f"stopped after {limit:.0f} s; finished cases are in {out.parent.name}", 0: "done"}
+        return known.get(status, f"failed with exit status {status}, see {self._log.name}")
+
+    def measure(self) -> None:
+        """Make every run that the budget allows; the others become rows that say so."""
+        for number, run in enumerate(self.plan.runs, start=1):
+            before = self.left_s
+            result = self._measure(run)
+            self.results.append(result)
+            spent = before - self.left_s
+            if result.row.status == "ok":
+                self._longest_s = max(self._longest_s, spent)
+            what = f"{run.cell.variant} repeat {run.repeat}: {_words(result.row)}"
+            self.report(f"run {number} of {len(self.plan.runs)}, {spent:.0f} s: {what}")
+
+    def _measure(self, run: CellRun) -> RawResult:
+        unsupported = run.cell.unsupported()
+        if unsupported:
+            return failed_result(run.cell, run.repeat, "unsupported", unsupported)
+        limit = self.left_s
+        if limit <= self._longest_s * _MARGIN:
+            reason = f"the budget of {self.plan.budget_s:g} s did not suffice for this run"
+            return failed_result(run.cell, run.repeat, "skipped", reason)
+        out = self.plan.out / "raw" / run.cell.id / f"{run.repeat}.json"
+        command = [*_PACKAGE, "run", *run.cell.arguments(), "--repeat", str(run.repeat), "--out", str(out)]
+        status = run_child(command, self._log, limit)
+        if status is None:
+            reason = f"stopped after {limit:.0f} s: the budget of {self.plan.budget_s:g} s is spent"
+            return failed_result(run.cell, run.repeat, "skipped", reason)
+        if status != 0:
+            reason = f"the process ended with status {status} and without a result; see {self._log.name}"
+            return failed_result(run.cell, run.repeat, "error", reason)
+        return RawResult.read(out)
+
+    def write(self) -> list[Row]:
+        """Write the tables, the traces of the published variants and ``environment.json``; returns the rows."""
+        rows = write_tables(self.results, "ablation", self.tables)
+        for variant in PUBLISHED:
+            result = _typical([r for r in self.results if r.row.variant == variant and r.row.status == "ok"])
+            if result is not None:
+                events = [TimelineEvent(**event) for event in result.events]
+                write_trace(self.plan.out / "traces" / f"{variant}.json", variant, result.row, events)
+        self.facts |= {"budget_s": self.plan.budget_s, "spent_s": round(self.plan.budget_s - self.left_s, 1)}
+        self.facts["packages"] = dict(sorted((d.name, d.version) for d in metadata.distributions()))
+        write_files({self.plan.out / "environment.json": json_text(self.facts)})
+        return rows
+
+    def bundle(self) -> Path:
+        """Pack the folder into ``bundle.tar.gz`` in it, and keep raw results, timelines and race only there."""
+        out = self.plan.out
+        with staging(out) as folder:
+            with tarfile.open(folder / "bundle.tar.gz", "w:gz") as archive:
+                for path in sorted(out.iterdir()):
+                    if not path.name.startswith(".writing-"):
+                        archive.add(path, arcname=f"{out.resolve().name}/{path.name}")
+            (folder / "bundle.tar.gz").replace(out / "bundle.tar.gz")
+        for name in ("raw", "traces", "race"):
+            shutil.rmtree(out / name, ignore_errors=True)
+        companion_path(self.tables, "events").unlink(missing_ok=True)
+        return out / "bundle.tar.gz"
+
+    @property
+    def _log(self) -> Path:
+        return self.plan.out / "log.txt"
+
+
+_PACKAGE: Final = (sys.executable, "-m", "gpipe_bench")
+
+
+def check_unused(out: Path) -> None:
+    """Refuse a folder with results of another session.
+
+    Raises:
+        ConfigError: it holds some.
+    """
+    if any((out / name).exists() for name in ("ablation.csv", "raw", "log.txt", "bundle.tar.gz")):
+        raise ConfigError([f"--out must be a folder without an earlier session, got {out}; name another or remove it"])
+
+
+def _typical(results: Sequence[RawResult]) -> RawResult | None:
+    """The result whose step time is nearest to the median."""
+    if not results:
+        return None
+    middle = median(result.row.step_time_ms or 0.0 for result in results)
+    return min(results, key=lambda result: abs((result.row.step_time_ms or 0.0) - middle))
+
+
+def _words(row: Row) -> str:
+    if row.status == "ok" and row.throughput_samples_per_s is not None:
+        return f"{row.throughput_samples_per_s:.1f} samples/s"
+    return f"{row.status}: {row.reason}"

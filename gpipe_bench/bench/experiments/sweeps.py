@@ -1,0 +1,194 @@
+"""Sweeps: one model over numbers of partitions and micro-batches, in every checkpoint mode.
+
+    at a fixed batch         more chunks make smaller micro-batches: a smaller bubble, less efficient kernels
+    at a fixed micro-batch   more chunks make a larger batch: what the bubble costs and nothing else
+
+A new sweep is a key below ``sweep.simulated`` with what differs from the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+
+from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.experiment import Experiment
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.bench.spec.settings import (
+    BALANCE_SCHEMA,
+    CellSettings,
+    Model,
+    ModelArgs,
+    PipelineSettings,
+    Seed,
+    Steps,
+    Threads,
+    Variant,
+    Warmup,
+    each_valid,
+    read_balance,
+    with_own_arguments,
+)
+from gpipe_bench.bench.spec.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
+
+__all__ = ["CpuSweep", "CudaSweep", "MeasuredSweep", "SimulatedSweep"]
+
+_Count = Annotated[int, Field(strict=True, ge=1)]
+Counts = Annotated[tuple[_Count, ...], Field(min_length=1, description="numbers of partitions, one device each")]
+ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, description="numbers of micro-batches")]
+Modes = Annotated[
+    tuple[Literal["always", "except_last", "never"], ...],
+    Field(min_length=1, description="checkpoint modes"),
+]
+FixedBatch = Annotated[int, Field(strict=True, ge=0, description="samples per step at a fixed batch; 0: not swept")]
+FixedMicrobatch = Annotated[
+    int, Field(strict=True, ge=0, description="samples of a micro-batch at a fixed micro-batch; 0: not swept")
+]
+Repeats = Annotated[int, Field(strict=True, ge=1, description="runs of each cell, each in a fresh process")]
+
+
+def _balances(value: Any) -> Any:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"must be a list of balances like [53, 30-23], got {value!r}; give one per number of devices")
+    return tuple(each_valid(value, read_balance))
+
+
+Balances = Annotated[
+    tuple[tuple[int, ...], ...],
+    BeforeValidator(_balances),
+    PlainSerializer(lambda all_: ["-".join(map(str, sizes)) for sizes in all_], return_type=list[str]),
+    WithJsonSchema({"type": "array", "minItems": 1, "items": BALANCE_SCHEMA}),
+    Field(description="one per number of partitions"),
+]
+
+
+class _Grid(Experiment):
+    """What both kinds of sweep share."""
+
+    model: Model = "unet"
+    model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
+    chunks: ChunkCounts = (1, 2, 4, 8, 16, 32, 128)
+    checkpoints: Modes = ("always", "except_last", "never")
+    batch_size: FixedBatch = 256
+    microbatch_size: FixedMicrobatch = 8
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_arguments(cls, data: Any) -> Any:
+        return with_own_arguments(cls, data)
+
+    def problems(self) -> Iterator[Problem]:
+        """There is a series, and the batch can be cut into as many micro-batches as are asked for."""
+        if not self.batch_size and not self.microbatch_size:
+            text = "must be at least 1 where microbatch_size is 0, got 0 for both; set one of them"
+            yield Problem(("batch_size", "microbatch_size"), text)
+        if self.batch_size and max(self.chunks) > self.batch_size:
+            text = f"must be at most batch_size = {self.batch_size}, got {max(self.chunks)}; lower it or raise that"
+            yield Problem(("chunks", "batch_size"), text)
+
+    def points(self) -> Iterator[tuple[int, int, str]]:
+        """(chunks, batch size, checkpoint mode) of every cell; a batch of both series comes twice."""
+        for mode, chunks in product(self.checkpoints, self.chunks):
+            sizes = [self.batch_size] if self.batch_size else []
+            sizes += [self.microbatch_size * chunks] if self.microbatch_size else []
+            yield from ((chunks, size, mode) for size in sizes)
+
+
+class SimulatedSweep(_Grid):
+    """In virtual time, on as many devices as are asked for."""
+
+    partitions: Counts = (1, 2, 4, 8, 16, 64)
+    variant: Variant = "dep-str-ptl"
+    optimizer: Optimizer = "sgd"
+    profile: Profile = "p40"
+    flavour: Flavour = "current"
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of a sweep, and of the pipeline with the most partitions."""
+        yield from super().problems()
+        yield from _pipeline(self, max(self.partitions)).problems()
+
+    def simulations(self) -> list[SimulatedCell]:
+        """A cell per point and number of partitions, none twice."""
+        shared = {name: getattr(self, name) for name in ("model", "model_args", "variant", "optimizer", "profile")}
+        shared |= {"flavour": self.flavour, "balance": "auto"}
+        cells = [
+            SimulatedCell.model_validate(
+                {**shared, "partitions": n, "chunks": chunks, "batch_size": size, "checkpoint": mode}
+            )
+            for n in self.partitions
+            for chunks, size, mode in self.points()
+        ]
+        return list({cell.id: cell for cell in cells}.values())
+
+
+class MeasuredSweep(_Grid):
+    """On the devices of this machine, as far as they go."""
+
+    model_args: ModelArgs = "depth=4;B=1;C=16;size=64"
+    balances: Balances = ((53,), (25, 28), (9, 21, 13, 10))
+    variant: Variant = "dep-x-ptl"
+    threads: Threads = 1
+    warmup: Warmup = 1
+    steps: Steps = 5
+    seed: Seed = 0
+    repeats: Repeats = 1
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of a sweep, and of the pipeline with each balance."""
+        yield from super().problems()
+        for sizes in self.balances:
+            for problem in _pipeline(self, len(sizes), sizes).problems():
+                names = tuple("balances" if name in ("balance", "partitions") else name for name in problem.fields)
+                yield Problem(names, problem.text)
+
+    def runs(self, machine: Machine) -> list[CellRun]:
+        """A run per repeat, point and balance, none twice; on GPUs of balances that they suffice for."""
+        known = {name: getattr(self, name) for name in CellSettings.model_fields if name in type(self).model_fields}
+        shared = {**known, "variant": self.variant, "device": machine.device}
+        runs = []
+        for sizes in self.balances:
+            n = len(sizes)
+            if machine.device != "cpu" and n > machine.count:
+                continue
+            # On a CPU tensors stay where they are; the ablation stages them, and its cells are shared.
+            transfer: Literal["direct", "host"] = "host" if machine.device == "cpu" and n > 1 else "direct"
+            devices = 1 if machine.device == "cpu" else n
+            place = {**shared, "partitions": n, "balance": sizes, "transfer": transfer, "devices": devices}
+            for chunks, size, mode in dict.fromkeys(self.points()):
+                cell = Cell.model_validate({**place, "chunks": chunks, "batch_size": size, "checkpoint": mode})
+                runs += [CellRun(cell, repeat) for repeat in range(self.repeats)]
+        return runs
+
+
+class CpuSweep(MeasuredSweep):
+    """Small: partitions share the cores, so what shows is what micro-batches and partitions cost."""
+
+    chunks: ChunkCounts = (1, 4)
+    batch_size: FixedBatch = 8
+    microbatch_size: FixedMicrobatch = 2
+    repeats: Repeats = 2
+
+
+class CudaSweep(MeasuredSweep):
+    """U-Net (5, 64) on as many GPUs as there are."""
+
+    model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
+    balances: Balances = ((241,), (104, 137), (30, 66, 84, 61), (16, 27, 31, 44, 22, 57, 27, 17))
+    variant: Variant = "dep-str-ptl"
+    chunks: ChunkCounts = (1, 4, 16, 32)
+    batch_size: FixedBatch = 128
+    microbatch_size: FixedMicrobatch = 8
+    warmup: Warmup = 2
+    repeats: Repeats = 3
+
+
+def _pipeline(grid: _Grid, partitions: int, balance: tuple[int, ...] = ()) -> PipelineSettings:
+    """The settings that say whether a model can be cut so."""
+    return PipelineSettings.model_construct(
+        model=grid.model, model_args=grid.model_args, partitions=partitions, balance=balance
+    )

@@ -1,0 +1,236 @@
+"""What the Snakefile asks the package: which runs there are, with which options. Imports no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench.bench.experiments.config import SuiteConfig, load_config, parse_config
+from gpipe_bench.bench.running.simulation_groups import SimulationGroup, group_cells
+from gpipe_bench.bench.spec.cells import CellRun
+from gpipe_bench.bench.spec.experiment import Experiment
+from gpipe_bench.bench.spec.machine import find_machine
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.catalogue import reference_companions, reference_figures, reference_tables
+from gpipe_bench.components import PUBLISHED
+from gpipe_bench.errors import ConfigError
+
+__all__ = ["REDRAWN", "TABLE_PATTERN", "TRANSPARENCY_PATTERN", "Plan", "make_plan"]
+
+REDRAWN: Final = Path("figures/redrawn")
+"""Where figures of the reference tables are drawn."""
+
+TABLE_PATTERN: Final = "results/simulated/published-{table}.json"
+"""Where the simulations of a published table lie."""
+
+TRANSPARENCY_PATTERN: Final = "results/transparency/{workload}.json"
+"""Where the raw result of one model that is trained on real images lies, with all seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All runs of the suite on this machine.
+
+    Attributes:
+        runs: the measured runs of each experiment.
+        simulated: the simulated cells of each experiment.
+        groups: the jobs that simulate them.
+        tables: the published tables that each experiment simulates.
+        training: settings of each workload of the transparency experiment, and its seeds.
+        parts: experiments and requests for advice that do not ask for all simulations of the defaults, which the
+            reference results hold.
+        margin: accuracies that differ by less count as equivalent.
+        loss_margin: the same of losses.
+        advice: for each request for advice the options of ``advise``.
+        racing: options of ``peers run``.
+        racing_gpus: the accelerators that the race needs.
+    """
+
+    runs: dict[str, list[CellRun]]
+    simulated: dict[str, list[SimulatedCell]] = field(default_factory=dict)
+    groups: list[SimulationGroup] = field(default_factory=list)
+    tables: dict[str, Sequence[str]] = field(default_factory=dict)
+    training: dict[str, tuple[list[str], int]] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+    margin: float = 0.0
+    loss_margin: float = 0.0
+    advice: dict[str, list[str]] = field(default_factory=dict)
+    racing: list[str] = field(default_factory=list)
+    racing_gpus: int = 0
+
+    @property
+    def arguments(self) -> dict[str, list[str]]:
+        """For each cell, whatever experiment asks for it, the options of ``python -m gpipe_bench run``."""
+        return {run.cell.id: run.cell.arguments() for runs in self.runs.values() for run in runs}
+
+    @property
+    def repeats(self) -> dict[str, int]:
+        """For each cell how often it is run: as often as the experiment asks that asks for most."""
+        found: dict[str, int] = {}
+        for runs in self.runs.values():
+            for run in runs:
+                found[run.cell.id] = max(found.get(run.cell.id, 0), run.repeat + 1)
+        return found
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """For each cell the accelerators that it needs; a CPU is none."""
+        cells = {run.cell.id: run.cell for runs in self.runs.values() for run in runs}
+        return {name: 0 if cell.device == "cpu" else cell.devices for name, cell in cells.items()}
+
+    @property
+    def simulations(self) -> dict[str, list[str]]:
+        """For each job, the options of ``python -m gpipe_bench simulate-cells``."""
+        return {group.id: group.arguments() for group in self.groups}
+
+    @property
+    def profiles(self) -> dict[str, str]:
+        """For each job the file of its hardware profile."""
+        return {group.id: group.cells[0].profile_path for group in self.groups}
+
+    @property
+    def raw(self) -> dict[str, list[str]]:
+        """For each experiment the raw results that it is made from; simulations first."""
+        return {experiment: self._raw(experiment) for experiment in self.runs}
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """For each experiment the digests of its simulated cells, which it takes from files that others share."""
+        digests = {name: [cell.id.rpartition("-")[2] for cell in cells] for name, cells in self.simulated.items()}
+        return {name: ",".join(digests.get(name, [])) or "none" for name in self.runs}
+
+    @property
+    def transparency(self) -> list[str]:
+        """The raw results of the transparency experiment."""
+        return [TRANSPARENCY_PATTERN.format(workload=workload) for workload in self.training]
+
+    @property
+    def training_options(self) -> dict[str, list[str]]:
+        """For each workload of the transparency experiment, the options of ``transparency run``."""
+        return {workload: [*words, "--seeds", str(seeds)] for workload, (words, seeds) in self.training.items()}
+
+    @property
+    def sweeps(self) -> list[str]:
+        """Names of the sweeps, as the configuration has them, and ``measured``."""
+        return [name.removeprefix("sweep_") for name in self.runs if name.startswith("sweep_")]
+
+    @property
+    def reference_tables(self) -> list[str]:
+        """The committed tables of rows."""
+        return [str(path) for path in reference_tables()]
+
+    @property
+    def reference_lines(self) -> list[str]:
+        """The committed tables whose lines ``verify`` asks for beside the rows."""
+        names = ("predictions", "transparency_verdict")
+        return [str(path) for name in names for path in reference_companions(name)]
+
+    @property
+    def reference_figures(self) -> list[str]:
+        """The figures that are redrawn from those."""
+        return [str(path) for figure in reference_figures() for path in figure.paths(REDRAWN)]
+
+    @property
+    def verified(self) -> list[str]:
+        """The experiments and requests for advice with a simulated reference table."""
+        known = {path.stem for path in reference_tables() if path.parent.parent.name == "simulated"}
+        return [name for name in (*self.runs, *map(_advice_table, self.advice)) if name in known]
+
+    @property
+    def allowed_parts(self) -> list[str]:
+        """Options of ``verify``: the tables that may lack cells of the reference."""
+        return [word for name in self.verified if name in self.parts for word in ("--part", name)]
+
+    def published(self, experiment: str, evidence: str = "measured") -> list[str]:
+        """The published variants among those of an experiment, in the order of publication.
+
+        Args:
+            experiment: its name.
+            evidence: ``measured`` or ``simulated``.
+        """
+        if evidence == "measured":
+            asked = {run.cell.variant for run in self.runs[experiment]}
+        else:
+            asked = {cell.variant for cell in self.simulated.get(experiment, [])}
+        return [variant for variant in PUBLISHED if variant in asked]
+
+    def _raw(self, experiment: str) -> list[str]:
+        wanted = {cell.id for cell in self.simulated.get(experiment, [])}
+        return [
+            *(group.path for group in self.groups if any(cell.id in wanted for cell in group.cells)),
+            *(TABLE_PATTERN.format(table=table) for table in self.tables.get(experiment, ())),
+            *dict.fromkeys(str(run.path) for run in self.runs[experiment]),
+        ]
+
+
+def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
+    """The runs that a configuration asks for on this machine.
+
+    Args:
+        config: settings as Snakemake merged them from files and ``--config``.
+        files: the configuration files among its sources, checked first: their problems name file and key.
+
+    Raises:
+        ConfigError: settings are wrong; carries all problems.
+        DeviceCountError: the configuration asks for GPUs and there are none.
+    """
+    suite = _checked(config, files)
+    machine = find_machine(suite.device, suite.device_count)
+    experiments = suite.experiments()
+    simulated = {name: experiment.simulations() for name, experiment in experiments.items()}
+    asked = [(simulated[name], experiment.timelines) for name, experiment in experiments.items()]
+    return Plan(
+        {name: suite.runs(name, machine) for name in experiments},
+        simulated,
+        group_cells(asked),
+        {name: experiment.tables() for name, experiment in experiments.items()},
+        suite.transparency.training(),
+        [*_parts(experiments), *_parts_of_advice(suite)],
+        suite.transparency.margin,
+        suite.transparency.loss_margin,
+        {name: request.arguments() for name, request in suite.advice.items()},
+        ["--device", machine.device, *suite.peers.changes()],
+        0 if machine.device == "cpu" else machine.count,
+    )
+
+
+def _checked(config: Mapping[str, Any], files: Sequence[str]) -> SuiteConfig:
+    """The merged settings; what is wrong in a file is said once, of that file."""
+    problems: list[str] = []
+    try:
+        load_config(files)
+    except ConfigError as error:
+        problems += error.problems
+    known = {problem.partition(": ")[2] for problem in problems}
+    try:
+        suite = parse_config(config, source="--config")
+    except ConfigError as error:
+        problems += [problem for problem in error.problems if problem.partition(": ")[2] not in known]
+    if problems:
+        raise ConfigError(problems)
+    return suite
+
+
+def _parts(experiments: Mapping[str, Experiment]) -> list[str]:
+    """The experiments in which a simulation of the default configuration is missing."""
+    found = []
+    for name, default in SuiteConfig().experiments().items():
+        own = experiments.get(name)
+        if own is not None and own != default:
+            cells, tables = {cell.id for cell in own.simulations()}, set(own.tables())
+            if not {cell.id for cell in default.simulations()} <= cells or not set(default.tables()) <= tables:
+                found.append(name)
+    return found
+
+
+def _parts_of_advice(suite: SuiteConfig) -> list[str]:
+    """The requests for advice that ask for something else than the default one of their name."""
+    defaults = SuiteConfig().advice
+    return [_advice_table(name) for name, asked in suite.advice.items() if asked != defaults.get(name, asked)]
+
+
+def _advice_table(name: str) -> str:
+    """Name of the table of a request for advice."""
+    return f"advice_{name}"

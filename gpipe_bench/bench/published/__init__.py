@@ -1,0 +1,1 @@
+"""What others published: their values as rows, and their tables run again."""

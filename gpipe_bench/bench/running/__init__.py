@@ -1,0 +1,1 @@
+"""Running cells, each in a fresh process, measured or simulated."""

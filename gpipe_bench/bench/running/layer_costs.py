@@ -1,0 +1,35 @@
+"""The balance of simulated cells that leave it to the simulator; times of layers are kept for cells that share them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from gpipe_bench.balance.by_simulation import layer_simulated_times
+from gpipe_bench.balance.partition import split_min_max
+from gpipe_bench.simulator.workloads.build import Model
+from models.table import parse_arguments
+
+if TYPE_CHECKING:
+    from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+
+__all__ = ["simulated_balance"]
+
+
+def simulated_balance(cell: SimulatedCell) -> list[int]:
+    """Layers per partition such that the slowest partition is as fast as it can be on the cell's profile.
+
+    Raises:
+        BalanceError: more partitions than layers.
+        ConfigError: no such model or profile.
+    """
+    times = _times(cell.model, cell.model_args, cell.profile, (cell.batch_size, cell.chunks), cell.checkpoint)
+    return split_min_max(times, cell.partitions)
+
+
+@lru_cache(maxsize=256)
+def _times(model: str, model_args: str, profile: str, batch: tuple[int, int], checkpoint: str) -> tuple[float, ...]:
+    size, chunks = batch
+    known = Model(model, parse_arguments(model, model_args))
+    times = layer_simulated_times(known, profile=profile, batch_size=size, chunks=chunks, checkpoint=checkpoint)
+    return tuple(times)

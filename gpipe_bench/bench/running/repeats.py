@@ -1,0 +1,91 @@
+"""Repeats of one cell, one after the other, each in a fresh process that does not have to load PyTorch again.
+
+this process   loads PyTorch once and touches no device
+a repeat       a fork of it, which measures and sends its result; where it dies, the row says so
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Final
+
+from gpipe_bench.bench.running.failures import BAD_ARGUMENTS
+from gpipe_bench.bench.running.run import Measure, failed_result, run_cell
+from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.storage.kept import KeptParts
+from gpipe_bench.bench.storage.raw import RawResult, result_of
+from gpipe_bench.processes import FORKS, Child
+
+__all__ = ["run_repeats"]
+
+_MEASURING: Final = "gpipe_bench.bench.running.measured"
+
+
+def run_repeats(
+    cell: Cell,
+    repeats: int,
+    kept: KeptParts,
+    report: Callable[[RawResult], None],
+    measure: Measure | None = None,
+) -> list[RawResult]:
+    """Run ``cell`` so many times; each is a result, whatever happens to it.
+
+    Args:
+        cell: what to measure.
+        repeats: how many times.
+        kept: where finished repeats are, and go.
+        report: takes each result as it comes.
+        measure: what measures it; see :func:`gpipe_bench.bench.running.run.run_cell`.
+
+    Raises:
+        ConfigError, BalanceError: the arguments do not fit the model.
+    """
+    results = []
+    for repeat in range(repeats):
+        name = f"{cell.config_sha256} {repeat}"
+        known = kept.get(name)
+        if known is None:
+            result = run_cell(cell, repeat) if cell.unsupported() else _in_child(cell, repeat, measure)
+            if repeat + 1 < repeats:
+                kept.add(name, asdict(result))
+        else:
+            result = result_of(known)
+        report(result)
+        results.append(result)
+    return results
+
+
+def _in_child(cell: Cell, repeat: int, measure: Measure | None) -> RawResult:
+    if FORKS and measure is None:
+        importlib.import_module(_MEASURING)
+    child = Child.start(_measure, cell, repeat, measure)
+    try:
+        result: RawResult | None = child.results.recv()
+    except EOFError:
+        child.process.join()
+        return failed_result(cell, repeat, "error", _death(child.process.exitcode or 0))
+    finally:
+        child.end()
+    # Arguments that are refused are refused again, with the error that says why.
+    return run_cell(cell, repeat, measure) if result is None else result
+
+
+def _measure(results: Connection, cell: Cell, repeat: int, measure: Measure | None) -> None:
+    try:
+        found = run_cell(cell, repeat, measure)
+    except BAD_ARGUMENTS:
+        results.send(None)
+    else:
+        results.send(found)
+
+
+def _death(status: int) -> str:
+    """Why a process ended that left no result."""
+    if status >= 0:
+        return f"process ended with status {status} before it had measured; its log says more"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"process was killed by signal {-status} ({names.get(-status, 'unknown')}) before it had measured"

@@ -1,0 +1,80 @@
+"""One run of one cell, in the process that calls it: a row comes back whatever happens.
+
+    unsupported on the device   a row that says so, before PyTorch is loaded
+    out of memory               a row with status oom
+    fewer devices than it needs a row with status skipped: nothing ran, since the number would be another cell's
+    any other failure           a row with status error; the traceback goes to stderr
+    wrong arguments             an exception: there is nothing to measure and no row
+
+A failed cell must not end the experiment that it belongs to, so all but the last count as done; tables show them.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from gpipe_bench.bench.running.failures import BAD_ARGUMENTS, status_of
+from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.storage.raw import RawResult, cell_row
+from gpipe_bench.errors import DeviceCountError
+from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
+
+__all__ = ["Measure", "failed_result", "run_cell"]
+
+Measure = Callable[[Cell, int], RawResult]
+
+
+def run_cell(cell: Cell, repeat: int, measure: Measure | None = None) -> RawResult:
+    """Run ``cell`` once.
+
+    Args:
+        cell: what to measure.
+        repeat: 0-based number of the repeat.
+        measure: what measures it; by default :func:`gpipe_bench.bench.running.measured.measure_cell`, on real devices.
+
+    Raises:
+        ConfigError, BalanceError: the arguments do not fit the model.
+    """
+    reason = cell.unsupported()
+    if reason:
+        return failed_result(cell, repeat, "unsupported", reason)
+    try:
+        return (measure or _measure)(cell, repeat)
+    except DeviceCountError as error:
+        return failed_result(cell, repeat, "skipped", status_of(error)[1])
+    except BAD_ARGUMENTS:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a model, PyTorch or a driver raises becomes a row
+        status, reason = status_of(error)
+        if status == "error":
+            traceback.print_exc()
+        return failed_result(cell, repeat, status, reason)
+
+
+def failed_result(cell: Cell, repeat: int, status: str, reason: str) -> RawResult:
+    """The result of a run without values: its row says why, and what would have run it where."""
+    row = cell_row(cell, repeat, status=status, reason=reason, **_facts(cell))
+    return RawResult(cell.id, row, configuration=cell.configuration)
+
+
+def _facts(cell: Cell) -> dict[str, Any]:
+    """All about devices and software that can be said without loading PyTorch for it."""
+    if sys.modules.get("torch") is not None:
+        from gpipe_bench.measure.environment import environment_facts
+
+        # After a failure of the device the driver may refuse to say more; the row must come about all the same.
+        with suppress(RuntimeError, AssertionError):
+            return environment_facts(cell.placement())
+    name = cpu_name() if cell.device == "cpu" else ""
+    profile = {"profile": machine_slug(name, cpu_count())} if name else {}
+    return {"device": f"{cell.device} {name}".strip(), "device_count": cell.devices, **profile, **host_facts()}
+
+
+def _measure(cell: Cell, repeat: int) -> RawResult:
+    from gpipe_bench.bench.running.measured import measure_cell
+
+    return measure_cell(cell, repeat)

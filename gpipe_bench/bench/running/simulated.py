@@ -1,0 +1,149 @@
+"""Simulated cells, all in one process: PyTorch is loaded once and a model traced once for all of its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.measure.host import host_facts
+from gpipe_bench.processes import spread
+from models.table import parse_arguments
+
+if TYPE_CHECKING:
+    from gpipe_bench.rows import Row
+    from gpipe_bench.simulator import DeviceUse, Simulation
+    from gpipe_bench.simulator.hardware.profile import Profile as Hardware
+
+__all__ = ["device_records", "simulate_cells", "simulation_facts"]
+
+# Of the host's facts those that decide a simulation; the same cell is the same row on every machine and day.
+_FACTS: Final = ("commit", "dirty")
+
+_PIECE: Final = 4
+"""Cells that one process simulates before it takes others: all checkpoint modes of a micro-batch, in most sweeps."""
+
+
+def simulation_facts() -> dict[str, Any]:
+    """Columns of a simulated row that say by which code it was made; asks git, which takes a moment."""
+    return {name: value for name, value in host_facts().items() if name in _FACTS}
+
+
+def simulate_cells(
+    cells: Iterable[SimulatedCell],
+    report: Callable[[Row], None] | None = None,
+    timelines: Container[str] | None = None,
+    hardware: Hardware | None = None,
+    facts: Mapping[str, Any] | None = None,
+    *,
+    processes: int = 1,
+) -> list[RawResult]:
+    """Simulate cells; one that does not fit the memory is a row that says how much it needs.
+
+    Cells that share partitions come one after the other, in one process; results are in the order of the cells, and
+    the same whatever ``processes`` is.
+
+    Args:
+        cells: what to simulate.
+        report: takes each row as it is made.
+        timelines: ids of the cells whose timeline is kept; by default of all.
+        hardware: what to simulate on in place of the cells' profile.
+        facts: columns of the rows from :func:`simulation_facts`; found by default.
+        processes: how many simulate at once; see :func:`gpipe_bench.processes.spread`.
+
+    Raises:
+        BalanceError: a balance does not fit its model.
+    """
+    known = simulation_facts() if facts is None else facts
+    given = list(cells)
+    results: dict[int, RawResult] = {}
+
+    def work(piece: Sequence[int]) -> list[RawResult]:
+        return [
+            _simulated(
+                given[place],
+                known,
+                hardware or given[place].profile,
+                timeline=timelines is None or given[place].id in timelines,
+            )
+            for place in piece
+        ]
+
+    pieces = _pieces(given)
+    for piece, found in zip(pieces, spread(work, pieces, processes), strict=True):
+        results |= zip(piece, found, strict=True)
+        if report:
+            for result in found:
+                report(result.row)
+    return [results[place] for place in range(len(given))]
+
+
+def _pieces(cells: Sequence[SimulatedCell]) -> list[list[int]]:
+    """Places of some cells that share partitions, the largest pipelines first: what is left at the end is short."""
+    places = sorted(range(len(cells)), key=lambda place: _shared(cells[place]))
+    shared = [list(some) for _, some in groupby(places, key=lambda place: _shared(cells[place]))]
+    pieces = [some[k : k + _PIECE] for some in shared for k in range(0, len(some), _PIECE)]
+    return sorted(pieces, key=lambda piece: -sum(cells[place].partitions * cells[place].chunks for place in piece))
+
+
+def _shared(cell: SimulatedCell) -> tuple[str, str, int, float]:
+    return cell.model, cell.model_args, cell.partitions, cell.batch_size / cell.chunks
+
+
+def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool) -> RawResult:
+    # Here and not above: the simulator loads PyTorch.
+    from gpipe_bench.bench.running.layer_costs import simulated_balance
+    from gpipe_bench.simulator import Model, simulate
+
+    balance: Sequence[int] = cell.balance or simulated_balance(cell)
+    step = simulate(
+        Model(cell.model, parse_arguments(cell.model, cell.model_args)),
+        balance=balance,
+        batch_size=cell.batch_size,
+        chunks=cell.chunks,
+        checkpoint=cell.checkpoint,
+        components=cell.components,
+        backward=cell.backward,
+        transfer=cell.transfer,
+        optimizer=cell.optimizer,
+        profile=hardware,
+        flavour=cell.flavour,
+    )
+    own = {"flavour": cell.flavour, "repeat": 0, "config_sha256": cell.config_sha256, "cell": cell.id}
+    row = step.row(**own, **facts)
+    events = [event.to_dict() for event in step.events] if timeline else []
+    return RawResult(cell.id, row, device_records(step.devices, balance), _steps(step), events, cell.configuration)
+
+
+def device_records(uses: Iterable[DeviceUse], balance: Sequence[int]) -> list[dict[str, Any]]:
+    """The records of a table of devices.
+
+    Args:
+        uses: of the devices of one step.
+        balance: layers of each.
+    """
+    return [
+        {
+            "partition": use.device,
+            "device": f"cuda:{use.device}",
+            "layers": balance[use.device],
+            "peak_allocated_gib": use.peak_allocated_gib,
+            "peak_reserved_gib": use.peak_reserved_gib,
+            "compute_fraction": use.compute_fraction,
+            "recompute_fraction": use.recompute_fraction,
+            "copy_fraction": use.copy_fraction,
+            "imbalance_fraction": use.imbalance_fraction,
+            "bubble_fraction": use.bubble_fraction,
+            "utilization_fraction": use.utilization_fraction,
+        }
+        for use in uses
+    ]
+
+
+def _steps(step: Simulation) -> list[dict[str, Any]]:
+    if step.step_time_ms is None:
+        return []
+    values = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
+    return [{"step": 0, **values}]

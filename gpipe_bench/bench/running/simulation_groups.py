@@ -1,0 +1,96 @@
+"""Simulations sorted into jobs: a process loads PyTorch and the traces of a model once and runs many cells.
+
+Cells are shared: what several experiments ask for is simulated once, in one job, and each experiment takes its cells
+from there. A job is small enough that little is lost when it is interrupted, and its command short enough for a shell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.settings import options
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedSettings
+
+__all__ = ["GROUP_PATTERN", "OWN", "SIMULATED_PATTERN", "SimulationGroup", "cell_word", "group_cells"]
+
+SIMULATED_PATTERN: Final = "results/simulated/{group}.json"
+"""Where the raw results of a job lie."""
+
+GROUP_PATTERN: Final = r"[a-z0-9-]+"
+"""Regular expression of every group's name."""
+
+OWN: Final = ("partitions", "chunks", "batch_size", "checkpoint", "variant", "balance")
+"""Settings that cells of one job have of their own."""
+
+_SHARED: Final = tuple(name for name in SimulatedSettings.model_fields if name not in OWN)
+_SMALL: Final = 8
+_MOST: Final = 100
+
+
+@dataclass(slots=True)
+class SimulationGroup:
+    """Cells that one process simulates.
+
+    Attributes:
+        id: name of the file of their results.
+        cells: in the order in which they were asked for.
+        timelines: ids of those whose timeline is kept.
+    """
+
+    id: str
+    cells: list[SimulatedCell] = field(default_factory=list)
+    timelines: set[str] = field(default_factory=set)
+
+    @property
+    def path(self) -> str:
+        """Where the results lie, below the folder of the run."""
+        return SIMULATED_PATTERN.format(group=self.id)
+
+    def arguments(self) -> list[str]:
+        """The cells as options of ``python -m gpipe_bench simulate-cells``, one word each."""
+        shared = {name: value for name, value in self.cells[0].settings().items() if name in _SHARED}
+        words = [cell_word(cell, timeline=cell.id in self.timelines) for cell in self.cells]
+        return [*options(shared), *(part for word in words for part in ("--cell", word))]
+
+
+def cell_word(cell: SimulatedCell, *, timeline: bool) -> str:
+    """What a cell has of its own, as one word: ``partitions=4,chunks=8,...``; ``timeline`` at its end keeps that."""
+    settings = cell.settings()
+    return ",".join([*(f"{name}={settings[name]}" for name in OWN), *(["timeline"] if timeline else [])])
+
+
+def group_cells(asked: Iterable[tuple[Sequence[SimulatedCell], bool]]) -> list[SimulationGroup]:
+    """The jobs that simulate all cells, none twice.
+
+    Args:
+        asked: for each experiment its cells, and whether it needs their timelines.
+    """
+    cells: dict[str, SimulatedCell] = {}
+    timelines: set[str] = set()
+    for wanted, timeline in asked:
+        known = {cell.id: cell for cell in wanted}
+        cells |= {name: cell for name, cell in known.items() if name not in cells}
+        timelines |= set(known) if timeline else set()
+    buckets: dict[str, list[SimulatedCell]] = {}
+    for cell in cells.values():
+        buckets.setdefault(_bucket(cell), []).append(cell)
+    groups = []
+    for name, members in buckets.items():
+        parts = [members[start : start + _MOST] for start in range(0, len(members), _MOST)]
+        for k, part in enumerate(parts):
+            kept = {cell.id for cell in part} & timelines
+            groups.append(SimulationGroup(f"{name}-{k}" if len(parts) > 1 else name, part, kept))
+    return groups
+
+
+def _bucket(cell: SimulatedCell) -> str:
+    """The same for cells that share traces; pipelines of many partitions take long and are kept apart."""
+    shared: Mapping[str, Any] = {name: value for name, value in cell.settings().items() if name in _SHARED}
+    digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
+    size = f"n{cell.partitions}" if cell.partitions > _SMALL else f"n1-{_SMALL}"
+    return f"{readable(cell.model)}-{readable(str(cell.profile))}-{size}-{digest}"

@@ -1,0 +1,86 @@
+"""One training run to measure: the pipeline of a cell, its batch, and the step that is repeated.
+
+Batch, optimizer and loss are those of torchgpipe's speed and ablation benchmarks: one made-up batch that stays on its
+devices, SGD with learning rate 0.1 without momentum or weight decay, nothing read back to the host inside a step.
+The optimizer is written out, as the loop that PyTorch 1.3 ran for them: ``torch.optim`` loads the compiler of PyTorch,
+which takes longer than the rest of a small run.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.engine.gpipe import GPipe
+from gpipe_bench.errors import DeviceCountError
+from models.table import MODELS, parse_arguments
+
+__all__ = ["Trial", "prepare_process"]
+
+_LEARNING_RATE = 0.1
+
+
+class Trial:
+    """The pipeline of ``cell`` on its devices, ready to train.
+
+    Weights and batch are drawn on the CPU, so they are the same on every device.
+
+    Raises:
+        DeviceCountError: the machine has too few devices.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        _check_devices(cell)
+        spec = MODELS[cell.model]
+        arguments = parse_arguments(cell.model, cell.model_args)
+        torch.manual_seed(cell.seed)
+        self.pipe = GPipe(
+            spec.build(**arguments),
+            balance=list(cell.balance),
+            devices=cell.placement(),
+            chunks=cell.chunks,
+            checkpoint=cell.checkpoint,
+            components=cell.components,
+            backward=cell.backward,
+            transfer=cell.transfer,
+            # What a cell measures must not hang on how fast its tasks were.
+            workers="always",
+        )
+        self.devices = list(self.pipe.devices)
+        generator = torch.Generator().manual_seed(cell.seed)
+        batch, target = spec.make_batch(cell.batch_size, arguments, generator)
+        self._batch, self._target = batch.to(self.devices[0]), target.to(self.devices[-1])
+        self._loss = spec.loss
+        self._parameters = list(self.pipe.parameters())
+
+    def step(self) -> None:
+        """Train on the batch once; on an accelerator the work is queued, not done, when this returns."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        torch.autograd.backward(self._loss(self.pipe(self._batch), self._target))
+        with torch.no_grad():
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-_LEARNING_RATE)
+
+
+def prepare_process(cell: Cell) -> None:
+    """Set all that PyTorch keeps per process, so that a result depends on the cell and not on the environment."""
+    torch.set_num_threads(cell.threads)
+    torch.backends.cudnn.benchmark = False
+    precision = "tf32" if cell.tf32 else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = precision
+    # cudnn.conv exists from PyTorch 2.9 on, but its annotations do not know it.
+    torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+
+
+def _check_devices(cell: Cell) -> None:
+    if cell.device == "cpu":
+        return
+    found = torch.accelerator.current_accelerator()
+    count = torch.accelerator.device_count() if found is not None and found.type == cell.device else 0
+    if cell.devices > count:
+        raise DeviceCountError(
+            f"devices must be at most the {count} {cell.device} devices that PyTorch sees here, got {cell.devices}; "
+            "lower it, or choose another device"
+        )

@@ -1,0 +1,109 @@
+"""Cells: everything that decides one measurement, with an id that several experiments can share.
+
+The id is the name of the file in which the raw results of the cell lie, so two experiments that ask for the same
+cell share its runs, and a cell with any other setting has another file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.bench.spec.settings import CellSettings, Variant, options
+from gpipe_bench.bench.spec.standins import without_copy_streams
+from gpipe_bench.components import Components
+from models.arguments import nearest
+
+__all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "distinct_runs"]
+
+RAW_PATTERN: Final = "results/raw/{cell}.json"
+"""Where the raw results of a cell lie, one per repeat, whatever experiments asked for it."""
+
+CELL_PATTERN: Final = r"[a-z][a-z0-9._-]*-[0-9a-f]{8}"
+"""Regular expression of every cell id."""
+
+# The types that PyTorch gives to devices which can train; it names no public list of them.
+_DEVICE_TYPES: Final = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "privateuseone", "xpu")
+
+
+def _device(value: Any) -> Any:
+    if value not in _DEVICE_TYPES:
+        raise ValueError(f"must be a type of device without index, got {value!r}; {nearest(str(value), _DEVICE_TYPES)}")
+    return value
+
+
+Device = Annotated[str, BeforeValidator(_device), Field(description="type of device, such as cpu or cuda")]
+Devices = Annotated[int, Field(strict=True, ge=1, description="distinct devices that the partitions share out")]
+Transfer = Annotated[
+    Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
+]
+Evidence = Annotated[Literal["measured"], Field(description="how the values come about")]
+
+
+class Cell(CellSettings):
+    """One measurement, but for its repeats."""
+
+    evidence: Evidence = "measured"
+    variant: Variant = "dep-x-ptl"
+    transfer: Transfer = "direct"
+    device: Device = "cpu"
+    devices: Devices = 1
+
+    @property
+    def components(self) -> Components:
+        """The components that the variant names."""
+        return Components.from_label(self.variant)
+
+    @cached_property
+    def id(self) -> str:
+        """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
+        size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
+        return f"{self.evidence}-{readable(self.model)}-{self.variant}-{size}-{self.device}-{self.config_sha256[:8]}"
+
+    def arguments(self) -> list[str]:
+        """The cell as options of ``python -m gpipe_bench run``, one word each."""
+        return options({name: value for name, value in self.settings().items() if name != "evidence"})
+
+    def placement(self) -> list[str]:
+        """The device of each partition: neighbours share one when there are fewer devices than partitions."""
+        if self.device == "cpu":
+            return ["cpu"] * self.partitions
+        return [f"{self.device}:{j * self.devices // self.partitions}" for j in range(self.partitions)]
+
+    def unsupported(self) -> str:
+        """Why this cell cannot be measured on its device, known before PyTorch is loaded; empty when it can."""
+        if self.device == "cpu" and self.components.copy_streams:
+            stand_in = without_copy_streams(self.variant)
+            return f"copy_streams needs an accelerator; on cpu it changes nothing, see variant {stand_in}"
+        return ""
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of every cell, and as many devices as partitions can fill."""
+        yield from super().problems()
+        most = 1 if self.device == "cpu" else self.partitions
+        if self.devices > most:
+            text = f"must be at most {most} for {self.partitions} partitions on {self.device}, got {self.devices}"
+            yield Problem(("devices", "partitions", "device"), f"{text}; lower it")
+
+
+class CellRun(NamedTuple):
+    """One repeat of a cell, each in a fresh process."""
+
+    cell: Cell
+    repeat: int
+
+    @property
+    def path(self) -> Path:
+        """Where its raw result lies beside those of the other repeats, below the folder of the run."""
+        return Path(RAW_PATTERN.format(cell=self.cell.id))
+
+
+def distinct_runs(runs: Iterable[CellRun]) -> list[CellRun]:
+    """The runs in their order, none twice."""
+    return list({(run.cell.id, run.repeat): run for run in runs}.values())

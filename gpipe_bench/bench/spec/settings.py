@@ -1,0 +1,197 @@
+"""The settings of a cell: types, rules, units and defaults in one place.
+
+The command line, the configuration file, its schema and its comments are all made from what stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.components import Components
+from gpipe_bench.configurations import canonical, digest
+from gpipe_bench.errors import ConfigError
+from models.table import format_arguments, model_spec, parse_arguments
+
+__all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "each_valid", "options",
+           "read_balance"]  # fmt: skip
+
+T = TypeVar("T")
+
+
+class Section(BaseModel):
+    """A group of settings; unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules between settings that are each valid on their own."""
+        yield from ()
+
+
+def options(settings: Mapping[str, str | int | bool]) -> list[str]:
+    """Settings as options of a command, one word each: ``--batch-size 8 --no-tf32``."""
+    words: list[str] = []
+    for name, value in settings.items():
+        option = name.replace("_", "-")
+        words += [f"--{'' if value else 'no-'}{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
+    return words
+
+
+def with_own_arguments(section: type[BaseModel], data: Any) -> Any:
+    """Settings in which a model other than the default one has its own defaults, not the arguments of that one."""
+    if isinstance(data, dict) and "model_args" not in data:
+        default = section.model_fields["model"].default
+        return {**data, "model_args": ""} if data.get("model", default) != default else data
+    return data
+
+
+def each_valid(entries: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
+    """What ``read`` makes of each entry of a list.
+
+    Raises:
+        ValueError: of one or more of them; a line each.
+    """
+    found, problems = [], []
+    for entry in entries:
+        try:
+            found.append(read(entry))
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+    return found
+
+
+def read_balance(value: Any) -> Any:
+    """Accept the form of tables and of the command line, ``34-76-70-61``, beside a list."""
+    parts = str(value).split("-") if isinstance(value, str | int) and not isinstance(value, bool) else value
+    if not isinstance(parts, list | tuple) or not parts:
+        raise ValueError(f"must be layers per partition like 34-76-70-61, got {value!r}; give a number per partition")
+    try:
+        sizes = [int(str(part)) for part in parts]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise ValueError(f"must be positive numbers of layers, got {value!r}; write them like 34-76-70-61")
+    return tuple(sizes)
+
+
+def _variant(value: Any) -> Any:
+    try:
+        return Components.from_label(str(value)).label
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("variant ")) from error
+
+
+_whole = Field(strict=True, ge=1)
+BALANCE_SCHEMA: Final = {
+    "anyOf": [
+        {"type": "string", "pattern": r"^[1-9][0-9]*(-[1-9][0-9]*)*$"},
+        {"type": "integer", "minimum": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+    ]
+}
+
+Model = Annotated[str, Field(description="name in the table of models")]
+ModelArgs = Annotated[str, Field(description="arguments of the model, 'key=value' joined by ';'")]
+BatchSize = Annotated[int, _whole, Field(description="samples per step")]
+Chunks = Annotated[int, _whole, Field(description="micro-batches per step")]
+Partitions = Annotated[int, _whole, Field(description="contiguous groups of layers, each with a worker of its own")]
+Balance = Annotated[
+    tuple[int, ...],
+    BeforeValidator(read_balance),
+    PlainSerializer(lambda sizes: "-".join(map(str, sizes)), return_type=str),
+    WithJsonSchema(BALANCE_SCHEMA),
+    Field(description="layers per partition, joined by '-'"),
+]
+Checkpoint = Annotated[
+    Literal["always", "except_last", "never"], Field(description="micro-batches whose activations are recomputed")
+]
+Backward = Annotated[
+    Literal["autograd", "scheduled"],
+    Field(description="what drives the backward pass; scheduled: the reversed schedule"),
+]
+Threads = Annotated[int, _whole, Field(description="CPU threads inside one operator")]
+Tf32 = Annotated[
+    bool, Field(strict=True, description="let CUDA round float32 products to TF32; published runs had none")
+]
+Warmup = Annotated[int, Field(strict=True, ge=0, description="untimed steps before the timed ones")]
+Steps = Annotated[int, _whole, Field(description="timed steps of each repeat")]
+# PyTorch takes 64 bits; a row's column is a signed integer.
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63, description="seed of weights, data and dropout")]
+Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]
+
+
+class PipelineSettings(Section):
+    """What is trained in which pipeline; the defaults are a small U-Net."""
+
+    model: Model = "unet"
+    model_args: ModelArgs = "depth=4;B=1;C=16;size=64"
+    batch_size: BatchSize = 8
+    chunks: Chunks = 4
+    partitions: Partitions = 4
+    balance: Balance = (9, 21, 13, 10)
+    checkpoint: Checkpoint = "except_last"
+    backward: Backward = "autograd"
+
+    @cached_property
+    def configuration(self) -> str:
+        """All settings as text, the same whether or not defaults of the model are spelled out."""
+        return canonical(self.settings())
+
+    @cached_property
+    def config_sha256(self) -> str:
+        """Digest of :attr:`configuration`."""
+        return digest(self.configuration)
+
+    @property
+    def microbatches(self) -> int:
+        """m, as ``Tensor.chunk`` splits the batch: equal micro-batches but for the last, perhaps fewer than asked."""
+        size = -(-self.batch_size // self.chunks)
+        return -(-self.batch_size // size)
+
+    def settings(self) -> dict[str, str | int | bool]:
+        """All settings as plain data, arguments of the model in canonical form."""
+        data = self.model_dump(mode="json")
+        # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
+        data["model_args"] = format_arguments(parse_arguments(self.model, self.model_args))
+        return data
+
+    def problems(self) -> Iterator[Problem]:
+        """The model is known, takes these arguments, and has as many layers as a given balance hands out."""
+        split = "-".join(map(str, self.balance))
+        if self.balance and len(self.balance) != self.partitions:
+            rule = f"must have one entry per partition, {self.partitions}, got {len(self.balance)} in {split}"
+            yield Problem(("balance", "partitions"), f"{rule}; change balance or partitions")
+        fields: tuple[str, ...] = ("model",)
+        try:
+            spec = model_spec(self.model)
+            fields = "model_args", "model"
+            arguments = parse_arguments(self.model, self.model_args)
+            fields = "model", "model_args"
+            layers = spec.layers(arguments)
+        except ConfigError as error:
+            for text in error.problems:
+                yield Problem(fields, text.removeprefix("model ") if fields[0] == "model" else text)
+            return
+        if self.partitions > layers:
+            rule = f"must be at most the {layers} layers of {self.model}, got {self.partitions}"
+            yield Problem(("partitions", "model", "model_args"), f"{rule}; lower it")
+        if self.balance and sum(self.balance) != layers:
+            rule = f"must sum to the {layers} layers of {self.model}, got {split}, which sums to {sum(self.balance)}"
+            yield Problem(("balance", "model", "model_args"), f"{rule}; change its entries")
+
+
+class CellSettings(PipelineSettings):
+    """What is trained and how long it is measured; the defaults are for two CPU cores."""
+
+    threads: Threads = 1
+    tf32: Tf32 = False
+    warmup: Warmup = 1
+    steps: Steps = 5
+    seed: Seed = 0

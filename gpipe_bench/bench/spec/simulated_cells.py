@@ -1,0 +1,127 @@
+"""What is simulated: the settings of one cell in virtual time, named like measured cells. Imports no PyTorch."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
+from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.settings import (
+    BALANCE_SCHEMA,
+    BatchSize,
+    Chunks,
+    ModelArgs,
+    PipelineSettings,
+    Variant,
+    read_balance,
+)
+from gpipe_bench.bench.spec.variants import Variants, labels_of
+from gpipe_bench.components import Components
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
+from gpipe_bench.simulator.hardware.profile import Profile as Hardware
+
+__all__ = ["AUTO", "SimulatedBalance", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
+
+AUTO: Final = "auto"
+"""A balance that the simulator finds: the slowest partition is as fast as it can be."""
+
+
+def _hardware(profile: str) -> Hardware:
+    """The profile of a name or path, read again only when its file changed."""
+    own = PROFILES / f"{profile}.yaml"
+    path = own if own.is_file() else Path(profile)
+    return _read(profile, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=64)
+def _read(profile: str, _stamp: int) -> Hardware:
+    return load_profile(profile)
+
+
+def _profile(value: Any) -> Any:
+    try:
+        _hardware(str(value))
+    except ConfigError as error:
+        raise ValueError("\n".join(problem.removeprefix("profile ") for problem in error.problems)) from None
+    return value
+
+
+def _simulated_balance(value: Any) -> Any:
+    return () if value == AUTO or value in ((), []) else read_balance(value)
+
+
+SimulatedBalance = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_simulated_balance),
+    PlainSerializer(lambda sizes: "-".join(map(str, sizes)) or AUTO, return_type=str),
+    WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
+    Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
+]
+Transfer = Annotated[
+    Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
+]
+Optimizer = Annotated[
+    Literal["sgd", "momentum", "rmsprop", "adam"], Field(description="what updates the parameters after each step")
+]
+Profile = Annotated[
+    str, BeforeValidator(_profile), Field(description="hardware: name of a profile, or path of a YAML file")
+]
+Flavour = Annotated[
+    Literal["current", "published"],
+    Field(description="autograd engine: current, or published for PyTorch 1.3"),
+]
+
+
+class SimulatedSettings(PipelineSettings):
+    """What is trained in which pipeline on which hardware, one device per partition."""
+
+    balance: SimulatedBalance = (9, 21, 13, 10)
+    transfer: Transfer = "direct"
+    optimizer: Optimizer = "sgd"
+    profile: Profile = "p40"
+    flavour: Flavour = "published"
+
+    @property
+    def profile_path(self) -> str:
+        """The file of the profile, below the working folder where it lies there."""
+        own = self.profile in profile_names()
+        path = PROFILES / f"{self.profile}.yaml" if own else Path(self.profile)
+        return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+
+
+class SimulatedCell(SimulatedSettings):
+    """One simulation. It has no repeats: the same cell gives the same numbers everywhere."""
+
+    variant: Variant = "dep-str-ptl"
+
+    @property
+    def components(self) -> Components:
+        """The components that the variant names."""
+        return Components.from_label(self.variant)
+
+    @cached_property
+    def id(self) -> str:
+        """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
+        size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
+        hardware = readable(_hardware(self.profile).name)
+        return f"simulated-{readable(self.model)}-{self.variant}-{size}-{hardware}-{self.config_sha256[:8]}"
+
+
+class SimulatedWorkload(SimulatedSettings):
+    """What is simulated, whatever this machine has: torchgpipe's own ablation on its P40s, in every variant."""
+
+    model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
+    batch_size: BatchSize = 128
+    chunks: Chunks = 8
+    balance: SimulatedBalance = (34, 76, 70, 61)
+    variants: Variants = ("published", "factorial")
+
+    def cells(self) -> list[SimulatedCell]:
+        """A cell for each variant."""
+        common = {name: getattr(self, name) for name in SimulatedSettings.model_fields}
+        return [SimulatedCell(**common, variant=label) for label in labels_of(self.variants)]

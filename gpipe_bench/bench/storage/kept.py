@@ -1,0 +1,91 @@
+"""Finished parts of a job, on disk as soon as they are there: a job that is cut off goes on where it was.
+
+They lie in a file of JSON lines beside the result, which Snakemake knows nothing of and so does not remove: the key of
+the job, then a line per part. It is gone when the result is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gpipe_bench.bench.storage.files import write_files
+from gpipe_bench.errors import OutputError
+
+__all__ = ["KeptParts"]
+
+
+class KeptParts:
+    """Finished parts of one result; what was left under another key, or is no such file, is not used.
+
+    Args:
+        path: the file; :meth:`beside` has a name for it.
+        key: what must agree for parts to belong to one job, such as sources and packages, as JSON.
+    """
+
+    def __init__(self, path: Path, key: Any) -> None:
+        self._path = path
+        head, *lines = _lines(path) or [{}]
+        self.found = head == {"key": key}
+        """Whether parts of this job were there."""
+        own = [line for line in lines if self.found and set(line) == {"name", "part"}]
+        self._parts: dict[str, Any] = {line["name"]: line["part"] for line in own}
+        self._text = "".join(json.dumps(line) + "\n" for line in ({"key": key}, *own))
+
+    @classmethod
+    def beside(cls, result: Path, key: Any) -> KeptParts:
+        """The parts of ``result``, in a hidden file beside it."""
+        return cls(result.with_name(f".{result.name}.kept"), key)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def get(self, name: str) -> Any:
+        """What was added under a name, which says all that decides it; None if it is not there."""
+        return self._parts.get(name)
+
+    def add(self, name: str, part: Any) -> None:
+        """Keep a finished part, as JSON.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self._parts[name] = part
+        line = json.dumps({"name": name, "part": part}) + "\n"
+        if self._text:
+            # Without what is not ours, and a line that was cut short, onto which this one would be written.
+            write_files({self._path: self._text + line})
+            self._text = ""
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            rule = f"finished parts must be kept in a file that can be written, got {self._path}"
+            raise OutputError(f"{rule} ({error.strerror or error}); make room, or name another --out") from error
+
+    def remove(self) -> None:
+        """Forget all: the result is written."""
+        self._path.unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file up to the first that is not whole: the job may have been killed while it wrote."""
+    found: list[dict[str, Any]] = []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return found
+    for line in text.splitlines(keepends=True):
+        try:
+            record = json.loads(line) if line.endswith("\n") else None
+        except json.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict):
+            break
+        found.append(record)
+    return found

@@ -1,0 +1,130 @@
+"""The raw result of one run: what a fresh process leaves behind, before anything is averaged or joined.
+
+{"cell": id, "row": {...}, "devices": [one per partition], "steps": [one per timed step], "events": [of one step],
+ "configuration": "{...}"}
+
+Repeats of a cell, and simulations, which share one process, leave a list of those.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.storage.files import json_text
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.rows import Row
+
+__all__ = ["DEVICE_COLUMNS", "STEP_COLUMNS", "RawResult", "cell_row", "read_results", "result_of", "results_json"]
+
+DEVICE_COLUMNS: Final = (
+    "partition",
+    "device",
+    "layers",
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "compute_fraction",
+    "recompute_fraction",
+    "copy_fraction",
+    "imbalance_fraction",
+    "bubble_fraction",
+    "utilization_fraction",
+)
+"""Figures of one partition. Peaks of a device that several partitions share stand with the first of them."""
+
+STEP_COLUMNS: Final = ("step", "step_time_ms", "throughput_samples_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class RawResult:
+    """One run of one cell.
+
+    Attributes:
+        cell: id of the cell.
+        row: its row.
+        devices: a record of :data:`DEVICE_COLUMNS` for each partition.
+        steps: a record of :data:`STEP_COLUMNS` for each timed step.
+        events: timeline events of one untimed step.
+        configuration: what the row's ``config_sha256`` is the digest of; see :mod:`gpipe_bench.configurations`.
+    """
+
+    cell: str
+    row: Row
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    configuration: str = ""
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json_text(asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> RawResult:
+        """The result in a file that :meth:`to_json` made.
+
+        Raises:
+            ConfigError: the file cannot be read or is no raw result.
+        """
+        results = read_results(path)
+        if len(results) != 1:
+            raise ConfigError([f"raw result must be a file with one result, got {len(results)} in {path}; collect it"])
+        return results[0]
+
+
+def results_json(results: Iterable[RawResult]) -> str:
+    """The text of a file with several results."""
+    return json_text([asdict(result) for result in results])
+
+
+def read_results(path: Path) -> list[RawResult]:
+    """The results in a file, one or several.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no raw results.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        records = data if isinstance(data, list) else [data]
+        return [result_of(record) for record in records]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError([f"raw result must be a file that run wrote, got {path} ({reason}); run it again"]) from error
+
+
+def result_of(record: dict[str, Any]) -> RawResult:
+    """The result that a record of such a file holds.
+
+    Raises:
+        ValueError, TypeError, KeyError: it holds none.
+    """
+    return RawResult(**{**record, "row": Row.from_dict(record["row"])})
+
+
+def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:
+    """The row of ``cell`` with what its settings say, and ``values`` for the rest."""
+    components = cell.components
+    settings = {
+        "evidence": cell.evidence,
+        "model": cell.model,
+        "model_args": str(cell.settings()["model_args"]),
+        "variant": components.label,
+        **{name: getattr(components, name) for name in components.__slots__},
+        "backward": cell.backward,
+        "transfer": cell.transfer,
+        "partitions": cell.partitions,
+        "chunks": cell.chunks,
+        "microbatches": cell.microbatches,
+        "checkpoint": cell.checkpoint,
+        "batch_size": cell.batch_size,
+        "balance": "-".join(map(str, cell.balance)),
+        "repeat": repeat,
+        "seed": cell.seed,
+        "config_sha256": cell.config_sha256,
+        "cell": cell.id,
+    }
+    return Row(**{**settings, **values})

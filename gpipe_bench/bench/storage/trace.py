@@ -1,0 +1,39 @@
+"""A recorded run as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpipe_bench.bench.storage.files import json_text, write_files
+from gpipe_bench.rows import Row
+from gpipe_bench.timeline import TimelineEvent, chrome_trace
+
+__all__ = ["write_trace"]
+
+
+def write_trace(out: Path, variant: str, row: Row, events: Iterable[TimelineEvent], remark: str = "") -> None:
+    """Write one step of one run.
+
+    Args:
+        out: the JSON file.
+        variant: the variant that was asked for.
+        row: the run that is shown; another variant than the asked one when that is unsupported here.
+        events: its events; none when nothing was recorded.
+        remark: why the trace shows something else than was asked for.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    title = f"{row.model} {variant} ({row.evidence})"
+    facts = {
+        "evidence": row.evidence,
+        "variant": row.variant,
+        "model": f"{row.model} {row.model_args}",
+        "device": row.device,
+        "repeat": str(row.repeat),
+        "remark": remark,
+    }
+    metadata = {name: text for name, text in facts.items() if text}
+    trace = chrome_trace(events, title=f"{title}: {remark}" if remark else title, metadata=metadata)
+    write_files({out: json_text(trace)})
