@@ -12,6 +12,8 @@ issued all tasks of a device and the calling thread was old:
     2^39 ...     instead, both where all partitions are on the CPU: autograd has one thread for them, and it takes all
                  tasks in the reversed order of issue, as the one thread of a device whose tasks one worker made
 
+A lane that leads to a recomputation before a task whose inputs need no gradient is put right below that task's nodes.
+
 Without the clock-cycle the calling thread issues every task, its own counter does the same, and nothing is ranked.
 Where it issues tasks in the place of workers, their nodes are given the numbers that those would have counted
 (:class:`Numbers`): so the order, and with it every bit of the gradients, hangs on nobody's time.
@@ -221,9 +223,9 @@ class Made:
         outputs: what it returned.
         count: how many nodes this thread has made meanwhile.
         nodes: those of them between inputs and outputs, each with how many were made before it.
-        alone: whether nothing else is there: neither nodes of other threads or of other times between inputs and
-            outputs, nor any of ``count`` elsewhere, and no more than :data:`MOST_NODES`. (The accumulation of a
-            parameter's gradient has no number.)
+        strays: whether there are others between inputs and outputs: of other threads, of other times, or numbered anew.
+        alone: whether nothing else is there: neither strays nor any of ``count`` elsewhere, and no more than
+            :data:`MOST_NODES`. (The accumulation of a parameter's gradient has no number.)
     """
 
     def __init__(self, inputs: Sequence[Any], job: Callable[[], tuple[Any, ...]]) -> None:
@@ -234,20 +236,19 @@ class Made:
         end = _number()
         self.count = end - start
         self.nodes: list[tuple[Any, int]] = []
-        others = 0
-        if self.count:
-            todo = list(_makers(self.outputs))
-            for node in todo:  # which grows
-                if node in seen:
-                    continue
-                seen.add(node)
-                number = node._sequence_nr()  # noqa: SLF001 - as above
-                if start <= number < end:
-                    self.nodes.append((node, number - start))
-                else:
-                    others += number != _ACCUMULATION
-                todo += [parent for parent, _ in node.next_functions]
-        self.alone = not others and len(self.nodes) == self.count <= MOST_NODES
+        self.strays = False
+        todo = list(_makers(self.outputs))
+        for node in todo:  # which grows
+            if node in seen:
+                continue
+            seen.add(node)
+            number = node._sequence_nr()  # noqa: SLF001 - as above
+            if start <= number < end:
+                self.nodes.append((node, number - start))
+            else:
+                self.strays |= number != _ACCUMULATION
+            todo += [parent for parent, _ in node.next_functions]
+        self.alone = not self.strays and len(self.nodes) == self.count <= MOST_NODES
 
     def number_from(self, first: int) -> None:
         """Give the nodes the sequence numbers from ``first`` on, in the order in which they were made."""

@@ -132,7 +132,8 @@ class AutogradLanes(BatchLanes):
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
             spares = self._spares and not self._checkpointed
-            if self._by_place or self._numbers is not None or (spares and i == 0):
+            new = stage.strays is None and phony is not None and can_renumber()
+            if self._by_place or self._numbers is not None or new or (spares and i == 0):
                 job = partial(self._look, i, j, spares, (*flat, phony), job)
         self._issue(i, j, job)
 
@@ -189,12 +190,15 @@ class AutogradLanes(BatchLanes):
 
         Inputs that need no gradient, as a batch and tokens, would be made to need one for a lane, which would be
         computed in vain. The numbers of the task's nodes do without: they outrank tasks without checkpoint that were
-        made earlier, and the recomputation that the lane leads to is put below them.
+        made earlier, and the recomputation that the lane leads to is put below them. Nodes that have no such numbers
+        need the lane.
         """
-        count, n = len(self.microbatches[i].values), len(self._stages)
-        if differentiable(flat[:count]) or not can_renumber():
+        stage, count, n = self._stages[j], len(self.microbatches[i].values), len(self._stages)
+        if differentiable(flat[:count]) or stage.nests or stage.strays or not can_renumber():
             with use_stream(self._computing[j]):
-                return (*join(flat[:count], phony), *flat[count:])
+                flat = (*join(flat[:count], phony), *flat[count:])
+        if differentiable(flat[:count]):
+            return flat
         if self._shared.ranked and i == self._shared.checkpointed:
             below = rank_of_place(i, j, n) if self._by_place else len(self.microbatches) * n
             set_rank((phony,), below - 1)
@@ -227,6 +231,7 @@ class AutogradLanes(BatchLanes):
         tasks become ready at one place each and all their nodes lie behind that place.
         """
         made = Made(inputs, job)
+        self._stages[j].strays = bool(self._stages[j].strays) or made.strays
         if not (spares and made.alone and len(differentiable(made.outputs)) == 1):
             self._ordered.discard(j)
         elif i == 0:

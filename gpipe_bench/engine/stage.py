@@ -41,6 +41,8 @@ class Stage:
         outgoing: skips that a task gives out, in order.
         skips: whether any skip concerns it, be it within.
         nests: whether a pipeline is among its layers.
+        strays: whether the graph of a task has nodes of other threads or of a pipeline in it, whose numbers say nothing
+            of the task; None until one was looked at.
         copying: a copy stream per micro-batch, made when first needed and kept.
         writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
         whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
@@ -58,6 +60,7 @@ class Stage:
     outgoing: list[SkipKey]
     skips: bool
     nests: bool
+    strays: bool | None = None
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
     whole: dict[bool, bool] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -180,6 +182,86 @@ def test_no_gradient_is_computed_for_a_batch_that_needs_none(components, checkpo
                   components=components, transfer="host")  # fmt: skip
     pipe(torch.ones(2 * M, 3)).sum().backward()
     assert asked == M * [False]
+
+
+class Reports(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, report):
+        ctx.report = report
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.report()
+        return grad, None
+
+
+class Noted(nn.Module):
+    """Notes the number of the micro-batch, which is its first value, in the backward pass; many nodes later again."""
+
+    def __init__(self, log, depth=20):
+        super().__init__()
+        self.weight, self.log, self.depth = nn.Parameter(torch.ones(1)), log, depth
+
+    def forward(self, x):
+        i = int(x[0, 0].item())
+        x = Reports.apply(x * self.weight, lambda: self.log.append(i))
+        for _ in range(self.depth):
+            x = x * 1
+        return Reports.apply(x, lambda: self.log.append(i))
+
+
+class Apart(nn.Module):
+    """Its layer runs in a thread of its own, whose nodes have numbers of their own."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        graph = torch.is_grad_enabled()
+
+        def run():
+            with torch.set_grad_enabled(graph):
+                return self.layer(x)
+
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(run).result()
+
+
+def in_a_pipeline(log, checkpoint):
+    return on_cpu(nn.Sequential(Noted(log), Noted(log)), [1, 1], chunks=1, checkpoint=checkpoint, workers="always")
+
+
+STRANGE = {
+    "thread": lambda log: Apart(Noted(log)),
+    "thread and more": lambda log: nn.Sequential(Apart(Noted(log)), Noted(log)),
+    **{f"pipeline {mode}": lambda log, mode=mode: in_a_pipeline(log, mode) for mode in MODES},
+}
+
+
+# On one CPU nodes of threads run last: there is no lane then from B(m-1,0) to the recomputation before it.
+KEPT = [
+    (name, checkpoint, transfer)
+    for name in STRANGE
+    for checkpoint in ("except_last", "never")
+    for transfer in ("direct", "host")
+    if (name[:6], checkpoint, transfer) != ("thread", "except_last", "direct")
+]
+
+
+@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize(("name", "checkpoint", "transfer"), KEPT)
+def test_nodes_with_numbers_of_their_own_keep_the_order(name, checkpoint, transfer, workers):
+    log = []
+    layers = nn.Sequential(STRANGE[name](log), nn.Linear(3, 3), nn.Linear(3, 3))
+    pipe = on_cpu(layers, [1, 1, 1], chunks=M, checkpoint=checkpoint, transfer=transfer, workers=workers)
+    batch = torch.arange(float(M)).repeat_interleave(2).reshape(2 * M, 1).expand(2 * M, 3)
+    for _ in range(2):
+        log.clear()
+        pipe(batch).sum().backward()
+    # of a thread no one knows before the first batch
+    assert log == sorted(log, reverse=True)
 
 
 def test_without_numbers_for_nodes_gradients_are_the_same(monkeypatch):

@@ -109,13 +109,15 @@ def call_of_convolution(random: Random):
 
 
 def call_of_images(random: Random):
-    dtype, sizes = random.choice(TYPES[:4]), [random.choice((1, 2, 3)) for _ in range(2)]
+    dtype, sizes = random.choice(TYPES[:4]), [random.choice((0, 1, 1, 2, 2, 3, 3)) for _ in range(2)]
     images = random.choices(LENGTHS[1:], k=2)
     x = some_tensor(random, [*images, *random.choices((1, 3, 4, 5), k=2)][-random.choice((3, 4, 4, 4)) :], dtype)
-    stride, padding = ([random.choice(values) for _ in range(2)] for values in ((1, 2), (0, 1)))
-    dilation, larger = random.choice(([1, 1], [1, 1], [2, 1])), random.random() < 0.1
+    ranges = (1, 1, 1, 2, 2, 0), (0, 0, 0, 1, 1, -1)
+    stride, padding = ([random.choice(values) for _ in range(2)] for values in ranges)
+    dilation, larger = random.choice(([1, 1], [1, 1], [2, 1], [0, 1])), random.random() < 0.1
+    divisor = random.choice((None, None, 2, 0))
     ways = {
-        aten.avg_pool2d: random.choice(((), (stride,), (stride, padding, larger, False))),
+        aten.avg_pool2d: random.choice(((), (stride,), (stride, padding, larger, False, divisor))),
         aten.max_pool2d_with_indices: random.choice(((), (stride,), (stride, padding, dilation, larger))),
         aten.upsample_nearest2d: (2.0, None),
     }
@@ -131,7 +133,7 @@ def call_of_images(random: Random):
         return aten.upsample_nearest2d_backward.default, (grad, sizes, list(x.shape), *how)
     if func is aten.avg_pool2d:
         return aten.avg_pool2d_backward.default, (grad, x, sizes, stride, padding, larger, False, None)
-    places = torch.empty(first.shape, dtype=torch.int64, device="meta")
+    places = torch.empty(first.shape if random.random() < 0.9 else (1, 2), dtype=torch.int64, device="meta")
     return aten.max_pool2d_with_indices_backward.default, (grad, x, sizes, stride, padding, [1, 1], larger, places)
 
 
@@ -164,7 +166,8 @@ def call_of_product(random: Random):
 def call_of_classes(random: Random):
     shape, dtype = random.choices(LENGTHS, k=random.choice((1, 2, 2, 2))), random.choice(TYPES[:5])
     x, y = (some_tensor(random, shape, random.choice((dtype, dtype, TYPES[0]))) for _ in range(2))
-    target = torch.empty(shape[:-1] if random.random() < 0.9 else [2], dtype=torch.int64, device="meta")
+    kind = random.choice((torch.int64, torch.int64, torch.float32))
+    target = torch.empty(shape[:-1] if random.random() < 0.9 else [2], dtype=kind, device="meta")
     weight = None if random.random() < 0.8 else torch.empty(shape[-1], dtype=dtype, device="meta")
     how = target, weight, random.randrange(3), -100
     number = torch.empty((), dtype=dtype, device="meta")
@@ -196,7 +199,7 @@ def whatever(func, args):
     """What PyTorch gives; None if it raises."""
     try:
         return shape_of(func(*args))
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, ZeroDivisionError):
         return None
 
 

@@ -216,7 +216,8 @@ def _likelihood(
 ) -> tuple[Shape, Shape] | None:
     """Of the negative log likelihood of the classes of a batch, taken together: a number, and what it is divided by."""
     whole = of(x)
-    fits = whole is not None and len(whole.shape) == 2 and target.shape == whole.shape[:1] and x.numel()
+    classes = target.dtype == torch.int64 and target.shape == x.shape[:1]
+    fits = whole is not None and len(whole.shape) == 2 and classes and x.numel()
     number = Shape((), (), x.dtype)
     return (number, number) if fits and weight is None and reduction else None
 

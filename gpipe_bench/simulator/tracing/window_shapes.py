@@ -38,9 +38,12 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Shap
 
 
 def _windows(lengths: Sequence[int], *how: Sequence[int]) -> list[int]:
-    """How many places a window has along each axis; ``how``: its size, stride, padding and dilation along each."""
-    axes = [lengths, *how]
-    if len({len(axis) for axis in axes}) > 1:
+    """How many places a window has along each axis; ``how``: its size, stride, padding and dilation along each.
+
+    None where PyTorch would refuse them.
+    """
+    axes, least = [lengths, *how], (1, 1, 1, 0, 1)
+    if len({len(axis) for axis in axes}) > 1 or any(min(axis) < few for axis, few in zip(axes, least, strict=True)):
         return []
     return [
         (length + 2 * padding - dilation * (size - 1) - 1) // stride + 1
@@ -65,8 +68,8 @@ def convolved_back(
 def pooled(
     x: Tensor, size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0, 0), *how: Any
 ) -> Shape | None:
-    """Of pooling whole windows of images; ``how``: whether to take others too, and what the sum is divided by."""
-    return _pool(x, size, stride, padding, (1, 1)) if not any(how[:1]) else None
+    """Of pooling whole windows of images; ``how``: whether to take others, count padding, and a divisor."""
+    return _pool(x, size, stride, padding, (1, 1)) if not any(how[:1]) and 0 not in how[2:] else None
 
 
 def pooled_and_places(
@@ -96,19 +99,20 @@ def pooled_back(grad: Tensor, x: Tensor, *how: Any) -> Shape | None:
 
 def pooled_places_back(grad: Tensor, x: Tensor, *how: Any) -> Shape | None:
     """Of the backward pass of taking the largest."""
-    found = pooled_and_places(x, *how[:-1])
-    return of(x) if found is not None and _arrives(grad, found[0]) else None
+    *window, places = how
+    found = pooled_and_places(x, *window)
+    return of(x) if found is not None and _arrives(grad, found[0]) and _arrives(places, found[1]) else None
 
 
 def _arrives(grad: Tensor, result: Shape | None) -> bool:
-    """Whether a gradient of any strides is that of a result."""
+    """Whether a tensor of any strides is the gradient of a result, or like one."""
     return result is not None and (tuple(grad.shape), grad.dtype) == (result.shape, result.dtype)
 
 
 def upsampled(x: Tensor, size: Sequence[int] | None, *_scales: float | None) -> Shape | None:
     """Of images that are made larger."""
     whole = of(x)
-    if whole is None or len(whole.shape) != 4 or size is None or min(*size, *whole.shape) == 0:
+    if whole is None or len(whole.shape) != 4 or size is None or len(size) != 2 or min(*size, *whole.shape) < 1:
         return None
     shape = (*whole.shape[:2], *size)
     return Shape(shape, contiguous(shape), whole.dtype)
