@@ -132,8 +132,8 @@ class AutogradLanes(BatchLanes):
             self._running[i, j] = _Running(task, (), None)
             job = partial(self._run_plain, i, j, task, flat, draws)
             spares = self._spares and not self._checkpointed
-            new = stage.strays is None and phony is not None and can_renumber()
-            if self._by_place or self._numbers is not None or new or (spares and i == 0):
+            unseen = stage.strays is None and phony is not None and can_renumber()
+            if self._by_place or self._numbers is not None or unseen or (spares and i == 0):
                 job = partial(self._look, i, j, spares, (*flat, phony), job)
         self._issue(i, j, job)
 

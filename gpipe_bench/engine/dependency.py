@@ -72,8 +72,8 @@ def join(values: Values, phony: Tensor) -> Values:
     """Tie ``values`` to a lane: its Fork runs backward after every gradient of ``values`` was issued.
 
     When none of them requires a gradient, the first floating-point tensor is made to: the price is one gradient that
-    nobody uses (0.1-1.5 % of a forward pass), paid where PyTorch does not let nodes be numbered. Values without any
-    such tensor, as tokens are, are returned as they are.
+    nobody uses (0.1-1.5 % of a forward pass), paid only where numbers of nodes cannot give the order. Values without
+    any such tensor, as tokens are, are returned as they are.
     """
     indices = differentiable(values)
     if not indices:

@@ -78,6 +78,7 @@ def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 @cache
 def _rules() -> Mapping[Any, Callable[..., Any]]:
+    """Operations, and what says their results from positional arguments."""
     return {
         _aten.addmm.default: _product_and_vector,
         _aten.avg_pool2d.default: pooled,

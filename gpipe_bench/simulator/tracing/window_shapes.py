@@ -40,7 +40,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Shap
 def _windows(lengths: Sequence[int], *how: Sequence[int]) -> list[int]:
     """How many places a window has along each axis; ``how``: its size, stride, padding and dilation along each.
 
-    None where PyTorch would refuse them.
+    Empty where PyTorch would refuse them.
     """
     axes, least = [lengths, *how], (1, 1, 1, 0, 1)
     if len({len(axis) for axis in axes}) > 1 or any(min(axis) < few for axis, few in zip(axes, least, strict=True)):
