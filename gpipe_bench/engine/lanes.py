@@ -147,7 +147,11 @@ class BatchLanes:
         else:
             flat, error = self._results.pop((i, j))
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                # Its traceback holds this frame, which must not hold it: the batch would stay until a collection.
+                del error
         values: Values = flat
         return values
 

@@ -69,6 +69,7 @@ class BackwardPass:
         self._lend: _Lend | None = lend
         self._contest = contest
         self._failed = False
+        self._failures: list[_Failure] = []
         self._input_grads: list[Tensor | None] = []
 
     def take(self, grads: tuple[Tensor | None, ...]) -> None:
@@ -119,18 +120,26 @@ class BackwardPass:
 
     def _run_tasks(self, lanes: ScheduledLanes, lend: _Lend | None) -> None:
         order = backward_order(self._plan)
-        errors = self._tasks(lanes, order) if lend is None else self._spread(lanes, order, lend)
+        if lend is None:
+            self._tasks(lanes, order)
+        else:
+            self._spread(lanes, order, lend)
         # Compute streams of their own wait for the caller's before every batch and every backward pass, and these
         # for those afterwards: so what passes between them needs no record_stream.
         for device, computing, callers in self.places:
             for stream in (callers, current_stream(device)):
                 wait_stream(stream, computing)
-        if errors:
+        if self._failures:
             position = {task: number for number, task in enumerate(order)}
-            raise min(errors, key=lambda failure: position[failure[0]])[1]
+            _, error = min(self._failures, key=lambda failure: position[failure[0]])
+            self._failures.clear()
+            try:
+                raise error
+            finally:
+                # Its traceback holds this frame, which must not hold it: the batch would stay until a collection.
+                del error
 
-    def _spread(self, lanes: ScheduledLanes, order: list[_Task], lend: _Lend) -> list[_Failure]:
-        errors = []
+    def _spread(self, lanes: ScheduledLanes, order: list[_Task], lend: _Lend) -> None:
         indices = sorted(set(self._workers))
         with lend(indices) as workers:
             for index in indices:
@@ -138,29 +147,26 @@ class BackwardPass:
                 workers.submit(index, partial(self._tasks, lanes, mine))
             try:
                 for index in indices:
-                    errors += workers.collect(index)[0]
+                    workers.collect(index)
             except BaseException:
                 # An interrupt, of the thread that only waits: no task begins, and no gradient comes after it.
                 self._failed = True
                 workers.end()
                 raise
-        return errors
 
-    def _tasks(self, lanes: ScheduledLanes, tasks: list[_Task]) -> list[_Failure]:
+    def _tasks(self, lanes: ScheduledLanes, tasks: list[_Task]) -> None:
         """Run tasks in order; after an exception, here or elsewhere, only let the others go on."""
-        errors = []
         for i, j in tasks:
             if not self._failed:
                 try:
                     run_backward_task(self._plan, lanes, i, j)
                 except BaseException as error:  # noqa: BLE001 - it belongs to the thread that called backward()
-                    errors.append(((i, j), error))
+                    self._failures.append(((i, j), error))
                     self._failed = True
                 else:
                     continue
             if j > 0:
                 lanes.release(j - 1)
-        return errors
 
 
 class Enter(Function):
