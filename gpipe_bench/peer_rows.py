@@ -69,7 +69,7 @@ class PeerRow(Record):
     gap_ms: float | None = column("ms", "step time less the limit; the columns gap_ split it")
     gap_imbalance_ms: float | None = column("ms", "partitions that take unequal time")
     gap_host_ms: float | None = column("ms", "host work of the contender beside that of the plain loop")
-    gap_contention_ms: float | None = column("ms", "partitions that run slower while other cores are busy")
+    gap_contention_ms: float | None = column("ms", "cores that run slower while others work, of the limit")
     gap_copies_ms: float | None = column("ms", "tensors that move between processes or devices")
     gap_other_ms: float | None = column("ms", "what cannot be told apart; negative where parts overlap")
     device: str = like("device")

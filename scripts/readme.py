@@ -80,7 +80,10 @@ def races(folder: Path = REFERENCE) -> list[Record]:
 
 
 def peers_table(records: Sequence[Record]) -> str:
-    """A line per contender, a column per network and checkpoint mode: throughput over the single-threaded loop's."""
+    """A line per contender, a column per network and checkpoint mode: throughput over the single-threaded loop's.
+
+    Then the limit, and where loops ran at the same time, what is left of it as these cores ran together.
+    """
     rows = [record for record in records if record["workload"] not in {"cells", "combinations"}]
     cases = list(dict.fromkeys((record["workload"], record["checkpoint"]) for record in rows))
     found = {(record["contender"], record["workload"], record["checkpoint"]): record for record in rows}
@@ -89,6 +92,10 @@ def peers_table(records: Sequence[Record]) -> str:
     loops = [found["loop", *case] for case in cases]
     limits = [float(loop["limit_samples_per_s"]) / float(loop["throughput_samples_per_s"]) for loop in loops]
     lines.append(["limit", *(f"{limit:.2f}" for limit in limits)])
+    least = [found["engine-scheduled", *case] for case in cases]
+    if all(record["gap_contention_ms"] for record in least) and any(name == "loop-processes" for name in names):
+        left = [1 / (1 + float(one["gap_contention_ms"]) / float(one["limit_ms"])) for one in least]
+        lines.append(["limit of these cores", *(f"{a * b:.2f}" for a, b in zip(limits, left, strict=True))])
     return markdown(["contender", *(f"`{workload}`, `{mode}`" for workload, mode in cases)], lines)
 
 

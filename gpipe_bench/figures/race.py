@@ -28,6 +28,7 @@ LOOKS: Final = {
     "plain": (FAINT, ":", "+"),
     "loop-threads": (OKABE_ITO["black"], ":", "X"),
     "plain-threads": (FAINT, ":", "*"),
+    "loop-processes": (OKABE_ITO["black"], "--", "d"),
 }
 """Colour, line and marker of each contender; none shares more than the colour with another."""
 

@@ -23,7 +23,7 @@ def finished():
     lost = outcome(unet, "torchgpipe", [], status="error", reason="boom")
     return [
         raced(cells, [outcome(cells, "loop", [0.1, 0.2], gradient_difference=1e-9, peak_bytes=7)]),
-        raced(unet, [outcome(unet, "plain", [0.3]), lost], alone=[[0.1, 0.2]], busy=[[0.3, 0.4]], one_way_s=[0.5]),
+        raced(unet, [outcome(unet, "plain", [0.3]), lost], alone=[[0.1, 0.2]], one_way_s=[0.5]),
     ]
 
 

@@ -33,23 +33,21 @@ def test_a_fast_partition_in_the_middle_waits():
 
 
 def test_parts_sum_to_the_gap():
-    gap = split_gap(
-        7.0, 16.0, 8, alone=[[0.2, 0.3], [0.5, 0.4]], busy=[[0.3, 0.4], [0.6, 0.5]], host_s=1.5, copies_s=0.25
-    )
+    gap = split_gap(7.0, 16.0, 8, alone=[[0.2, 0.3], [0.5, 0.4]], contention_s=2.0, host_s=1.5, copies_s=0.25)
     parts = [gap.imbalance, gap.contention, gap.host, gap.copies, gap.other]
     assert all(part is not None for part in parts)
     assert sum(parts) == pytest.approx(7.0)
 
 
-def test_equal_partitions_have_no_imbalance_and_idle_cores_no_contention():
+def test_equal_partitions_have_no_imbalance_and_what_is_not_known_is_left_in_the_rest():
     alone = [[0.5, 0.5], [0.5, 0.5]]
-    gap = split_gap(1.0, 16.0, 8, alone=alone, busy=alone, host_s=None, copies_s=None)
+    gap = split_gap(1.0, 16.0, 8, alone=alone, contention_s=0.0, host_s=None, copies_s=None)
     assert (gap.imbalance, gap.contention, gap.host, gap.copies) == (0.0, 0.0, None, None)
     assert gap.other == 1.0
 
 
 def test_partition_times_are_scaled_to_the_plain_loop():
     fast, slow = ([[0.2, 0.3], [0.5, 0.4]], [[2.0, 3.0], [5.0, 4.0]])
-    gaps = [split_gap(1.0, 16.0, 8, alone=times, busy=None, host_s=0, copies_s=0) for times in (fast, slow)]
+    gaps = [split_gap(1.0, 16.0, 8, alone=times, contention_s=None, host_s=0, copies_s=0) for times in (fast, slow)]
     assert gaps[0].imbalance == pytest.approx(gaps[1].imbalance)
     assert gaps[0].contention is None

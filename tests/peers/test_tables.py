@@ -37,11 +37,11 @@ def cells_race(**values):
 def unet_race(**values):
     case = tiny_unet()
     fast = outcome(case, "engine-scheduled", [0.6 * s for s in SLOWING], **values)
+    others = {"pipelining-gpipe": 0.8, "loop": 1.0, "loop-processes": 0.55}
     return raced(
         case,
-        [fast, outcome(case, "pipelining-gpipe", [0.8 * s for s in SLOWING]), outcome(case, "loop", SLOWING)],
+        [fast, *(outcome(case, name, [share * s for s in SLOWING]) for name, share in others.items())],
         alone=[[0.1, 0.2], [0.2, 0.2]],
-        busy=[[0.1, 0.3], [0.2, 0.3]],
         one_way_s=[0.01],
     )
 
@@ -101,6 +101,21 @@ def test_the_parts_sum_to_the_gap():
     assert sum(parts) == pytest.approx(row.gap_ms)
     assert row.limit_ms == pytest.approx(rows_of(unet_race())["unet", "loop"].step_time_ms * 5 / 8)
     assert row.limit_samples_per_s == pytest.approx(8 / row.limit_ms * 1e3)
+
+
+def test_cores_that_are_slower_together_make_the_limit_longer_by_as_much():
+    """Two loops, each over half the micro-batches, take 0.55 of the whole loop's time: each core is a tenth slower."""
+    rows = rows_of(unet_race())
+    for name in ("engine-scheduled", "pipelining-gpipe"):
+        assert rows["unet", name].gap_contention_ms == pytest.approx(0.1 * rows["unet", name].limit_ms)
+    assert rows["unet", "loop-processes"].gap_contention_ms is None, "it is no pipeline"
+    assert rows["unet", "loop-processes"].processes == 2
+    odd = unet_race()
+    odd.case = tiny_unet(chunks=3)  # one of the loops has two of three
+    row = rows_of(odd)["unet", "engine-scheduled"]
+    assert row.gap_contention_ms == pytest.approx((0.55 * 3 / 2 - 1) * row.limit_ms)
+    odd.outcomes.pop()
+    assert rows_of(odd)["unet", "engine-scheduled"].gap_contention_ms is None
 
 
 def test_host_time_comes_from_cells_of_the_same_shape():

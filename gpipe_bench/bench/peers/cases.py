@@ -68,6 +68,11 @@ class PeerCase:
         """How many partitions can compute at once."""
         return min(self.partitions, self.cores if self.device == "cpu" else self.devices)
 
+    @property
+    def loops(self) -> int:
+        """How many loops that share the micro-batches run at once to see what the cores, or devices, do together."""
+        return min(self.parallel, self.chunks)
+
     def placement(self) -> list[str]:
         """The device of each partition: neighbours share one when there are fewer devices than partitions."""
         if self.device == "cpu":

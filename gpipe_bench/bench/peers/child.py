@@ -96,7 +96,7 @@ def _load(name: str) -> dict[str, Any]:
 
 
 def _runner_class(contender: Contender) -> Any:
-    if contender.kind == "pipelining":
+    if contender.kind in {"pipelining", "loops"}:
         from gpipe_bench.bench.peers.ranks import Ranks
 
         return Ranks

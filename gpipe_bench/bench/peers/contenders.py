@@ -5,6 +5,8 @@
 - ``fairscale``: fairscale's Pipe, made from torchgpipe.
 - ``pipelining-*``: torch.distributed.pipelining, a process per partition.
 - ``plain*``, ``loop*``: the module without a pipeline, the whole batch at once or micro-batch after micro-batch.
+- ``loop-processes``: as many loops at once as partitions can compute at once, each over its share of the micro-batches,
+  which wait for nothing: what the cores do together.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Contender:
 
     Attributes:
         name: in rows and figures.
-        kind: who builds it: engine, rival, pipelining or plain.
+        kind: who builds it: engine, rival, pipelining, plain or loops.
         package: what has to be installed for it.
         version: the version of it that the race is made for; empty for one that is part of PyTorch or of this project.
         option: what tells contenders of one kind apart.
@@ -42,10 +44,16 @@ class Contender:
     @property
     def pipeline(self) -> bool:
         """Whether partitions run at the same time."""
-        return self.kind != "plain"
+        return self.kind not in {"plain", "loops"}
 
     def runs(self, workload: str) -> bool:
-        """Whether it takes part: combinations of components concern the engine, its measure and the reference."""
+        """Whether it takes part.
+
+        Combinations of components concern the engine, its measure and the reference; of layers without work nobody
+        asks what the cores do together.
+        """
+        if self.kind == "loops":
+            return workload not in {"cells", "combinations"}
         return workload != "combinations" or self.kind == "engine" or self.name in {BASELINES[0], REFERENCE}
 
     def missing(self) -> str:
@@ -66,6 +74,7 @@ CONTENDERS: Final = {
         Contender("plain-threads", "plain", "torch", option="whole", all_threads=True),
         Contender("loop", "plain", "torch", option="loop"),
         Contender("loop-threads", "plain", "torch", option="loop", all_threads=True),
+        Contender("loop-processes", "loops", "torch"),
     )
 }
 REFERENCE: Final = "plain"

@@ -98,7 +98,7 @@ def _to_record(raced: Raced) -> dict[str, Any]:
         {**asdict(outcome), "contender": outcome.contender.name, "case": outcome.case.to_dict()}
         for outcome in raced.outcomes
     ]
-    measured = {"alone": raced.alone, "busy": raced.busy, "one_way_s": raced.one_way_s}
+    measured = {"alone": raced.alone, "one_way_s": raced.one_way_s}
     return {"case": raced.case.to_dict(), "outcomes": outcomes, **measured}
 
 

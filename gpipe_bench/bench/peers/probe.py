@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,18 +40,9 @@ def balance(case: PeerCase, seconds: float) -> dict[str, Any]:
 
 
 def partitions(case: PeerCase, seconds: float) -> dict[str, Any]:
-    """Seconds of each partition for one micro-batch, forward and backward with recomputation.
-
-    ``alone``: [forward, backward] with nothing else running; ``busy``: the same while as many processes do the same as
-    partitions can run at once, None where that is one or not the CPU.
-    """
+    """``alone``: seconds of each partition for one micro-batch, [forward, backward with recomputation]."""
     torch.set_num_threads(1)
-    alone = partition_times(case, seconds)
-    if case.device != "cpu" or case.parallel == 1:
-        return {"alone": alone, "busy": None}
-    together = _forked(case.parallel, lambda _: partition_times(case, seconds))
-    busy = [[mean(times) for times in zip(*(found[k] for found in together), strict=True)] for k in (0, 1)]
-    return {"alone": alone, "busy": busy}
+    return {"alone": partition_times(case, seconds)}
 
 
 def transfers(case: PeerCase, seconds: float) -> dict[str, Any]:

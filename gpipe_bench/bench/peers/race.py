@@ -89,7 +89,6 @@ class Raced:
     case: PeerCase
     outcomes: list[Outcome]
     alone: list[list[float]] | None = None
-    busy: list[list[float]] | None = None
     one_way_s: list[float] | None = None
 
 
@@ -248,8 +247,7 @@ def _add_probes(raced: Raced, probe: Child, seconds: float) -> None:
     """Times of partitions and of transfers, for the split of the gap."""
     if raced.case.tiny or raced.case.partitions == 1:
         return
-    times = _probed(probe, "partitions", raced.case, seconds)
-    raced.alone, raced.busy = times["alone"], times["busy"]
+    raced.alone = _probed(probe, "partitions", raced.case, seconds)["alone"]
     if any(outcome.contender.kind == "pipelining" and outcome.status == "ok" for outcome in raced.outcomes):
         raced.one_way_s = _probed(probe, "transfers", raced.case, seconds)["one_way_s"]
 

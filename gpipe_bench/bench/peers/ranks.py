@@ -1,4 +1,6 @@
-"""torch.distributed.pipelining: a process per partition, timed from the first start to the last end.
+"""Contenders of several processes, timed from the first start to the last end.
+
+torch.distributed.pipelining has a process per partition; ``loop-processes`` one per core, or device, that can be used.
 
     parent ── run 3 steps ──> rank 0 ── barrier ── step ── barrier ── step ...
                               rank 1 ── barrier ── step ── barrier ── step ...
@@ -14,6 +16,7 @@ import os
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import get_context
@@ -30,7 +33,7 @@ from torch.distributed.pipelining import PipelineStage
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import Contender
 from gpipe_bench.bench.peers.live import Peak, peak_counter
-from gpipe_bench.bench.peers.runners import TrainingStep, recomputed, synchronize
+from gpipe_bench.bench.peers.runners import TrainingStep, loop_step, recomputed, synchronize
 from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.bench.running.failures import status_of
@@ -50,7 +53,7 @@ class Ranks:
     """The ranks of a contender, as one runner.
 
     Args:
-        contender: one whose kind is ``pipelining``; its option names the schedule.
+        contender: one whose kind is ``pipelining``, whose option names the schedule, or ``loops``.
         case: what it runs.
         count: whether to count live bytes, which makes it slow.
 
@@ -60,19 +63,21 @@ class Ranks:
     """
 
     def __init__(self, contender: Contender, case: PeerCase, *, count: bool) -> None:
-        if case.device != "cpu" and case.devices < case.partitions:
+        self._loops = contender.kind == "loops"
+        ranks = case.loops if self._loops else case.partitions
+        if case.device != "cpu" and case.devices < ranks:
             raise UnsupportedError(
-                f"{contender.name} must have a GPU for each of {case.partitions} ranks, got {case.devices}: NCCL "
+                f"{contender.name} must have a GPU for each of {ranks} ranks, got {case.devices}: NCCL "
                 "refuses two ranks on one GPU; use fewer partitions"
             )
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         context, store = get_context("fork"), str(Path(self._folder.name) / "store")
-        pairs = [context.Pipe() for _ in range(case.partitions)]
+        pairs = [context.Pipe() for _ in range(ranks)]
         self._pipes: list[Any] = [here for here, _ in pairs]
         self._processes = []
         try:
             for rank, (_, there) in enumerate(pairs):
-                arguments = (there, Seat(contender.option, case, rank, store, count))
+                arguments = (there, Seat(contender.option, case, rank, ranks, store, count))
                 self._processes.append(context.Process(target=_serve, args=arguments, daemon=True))
                 self._processes[-1].start()
                 there.close()
@@ -92,7 +97,10 @@ class Ranks:
 
     def gradients(self) -> list[Tensor]:
         """The gradients that a step leaves, on the CPU, in the order of the model's parameters."""
-        return [torch.from_numpy(gradient) for part in self._ask("gradients") for gradient in part]
+        parts = [[torch.from_numpy(gradient) for gradient in part] for part in self._ask("gradients")]
+        if self._loops:
+            return [torch.stack(shares).sum(0) for shares in zip(*parts, strict=True)]
+        return [gradient for part in parts for gradient in part]
 
     def peak_bytes(self) -> int:
         """The sum over ranks of the most bytes of tensors that were alive at once."""
@@ -135,9 +143,10 @@ class Seat(NamedTuple):
     """What a rank is told.
 
     Attributes:
-        schedule: name of a class of torch.distributed.pipelining.
+        schedule: name of a class of torch.distributed.pipelining; empty: a loop.
         case: what all ranks run.
         rank: 0-based.
+        ranks: how many there are.
         store: file by which the ranks find each other.
         counted: whether to count live bytes.
     """
@@ -145,17 +154,43 @@ class Seat(NamedTuple):
     schedule: str
     case: PeerCase
     rank: int
+    ranks: int
     store: str
     counted: bool
+
+    @property
+    def place(self) -> str:
+        """The device of this rank."""
+        places = self.case.placement()
+        if not self.schedule:
+            places = sorted(set(places))
+        return places[self.rank % len(places)]
 
 
 class _Rank:
     def __init__(self, seat: Seat) -> None:
         torch.set_num_threads(1)
-        case, rank = seat.case, seat.rank
-        place = case.placement()[rank]
+        self._place = place = seat.place
         if place != "cpu":
             torch.accelerator.set_device_index(torch.device(place).index)
+        self.peak: Peak | None = None
+        self.step = self._pipelined(seat) if seat.schedule else self._loop(seat)
+        # The first step agrees on shapes and opens connections.
+        self.step()
+
+    def _count(self, seat: Seat, held: Sequence[Tensor]) -> None:
+        """Count from now on, and what this rank holds from the start; nothing of the other ranks."""
+        if seat.counted:
+            self.peak = peak_counter([seat.place])
+            self.peak.hold(held)
+
+    def _loop(self, seat: Seat) -> TrainingStep:
+        work = make_work(seat.case)
+        self._count(seat, [*work.model.parameters(), work.batch, work.target])
+        return loop_step(seat.case, work, seat.place, slice(seat.rank, None, seat.ranks))
+
+    def _pipelined(self, seat: Seat) -> TrainingStep:
+        case, rank, place = seat.case, seat.rank, seat.place
         work = make_work(case)
         stage = make_stages(work.model, case.balance, recomputed(case), sent=True)[rank].to(place)
         given = (work.batch.to(place),) if rank == 0 else ()
@@ -163,19 +198,13 @@ class _Rank:
         piece = PipelineStage(stage, rank, case.partitions, torch.device(place))
         plan: Any = getattr(pipelining, seat.schedule)(piece, case.chunks, loss_fn=work.loss)
         del work
-        # What this rank holds from the start, and nothing of the other ranks.
-        self.peak: Peak | None = peak_counter([place]) if seat.counted else None
-        if self.peak is not None:
-            self.peak.hold([*stage.parameters(), *given, *([] if target is None else [target])])
+        self._count(seat, [*stage.parameters(), *given, *([] if target is None else [target])])
 
         def step() -> None:
             stage.calls = 0
             plan.step(*given, target=target, return_outputs=False)
 
-        self.step = TrainingStep(list(stage.parameters()), step, [place])
-        # The first step agrees on shapes and opens connections.
-        self.step()
-        self._place = place
+        return TrainingStep(list(stage.parameters()), step, [place])
 
     def run(self, warmup: int, steps: int) -> list[tuple[float, float, float]]:
         for _ in range(warmup):
@@ -201,7 +230,7 @@ def _serve(pipe: Connection, seat: Seat) -> None:
     """Answer the parent until it goes away; a failure ends the rank, and with it the others, which wait for it."""
     with suppress(EOFError, BrokenPipeError):
         try:
-            start_group(seat.rank, seat.case.partitions, seat.store, seat.case.device)
+            start_group(seat.rank, seat.ranks, seat.store, seat.case.device)
             server = _Rank(seat)
             pipe.send((False, None))
             while True:

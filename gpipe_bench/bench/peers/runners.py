@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,10 @@ from gpipe_bench.components import Components
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.schedule import checkpoint_stop
 
-__all__ = ["Runner", "TrainingStep", "make_step", "recomputed", "synchronize"]
+__all__ = ["Runner", "TrainingStep", "loop_step", "make_step", "recomputed", "synchronize"]
+
+
+_ALL: Final = slice(None)
 
 
 class Runner(Protocol):
@@ -128,12 +131,25 @@ def _rival(contender: Contender, case: PeerCase, model: nn.Sequential) -> nn.Mod
 def _plain(contender: Contender, case: PeerCase, work: Work) -> TrainingStep:
     """The module on one device: at once, or micro-batch after micro-batch with gradients that add up."""
     place = case.placement()[0]
+    if contender.option == "loop":
+        return loop_step(case, work, place)
     model, batch, target = work.model.to(place), work.batch.to(place), work.target.to(place)
-    if contender.option == "whole":
-        return TrainingStep(
-            list(model.parameters()), lambda: torch.autograd.backward(work.loss(model(batch), target)), [place]
-        )
-    pairs = list(zip(batch.chunk(case.chunks), target.chunk(case.chunks), strict=True))
+    return TrainingStep(
+        list(model.parameters()), lambda: torch.autograd.backward(work.loss(model(batch), target)), [place]
+    )
+
+
+def loop_step(case: PeerCase, work: Work, place: str, share: slice = _ALL) -> TrainingStep:
+    """The module on one device, micro-batch after micro-batch, with gradients that add up.
+
+    Args:
+        case: what is run.
+        work: its model and batch.
+        place: the device.
+        share: which of the micro-batches; gradients are those of the loss of all of them.
+    """
+    model, batch, target = work.model.to(place), work.batch.to(place), work.target.to(place)
+    pairs = list(zip(batch.chunk(case.chunks), target.chunk(case.chunks), strict=True))[share]
     # Where the mode asks for no checkpoint the module runs as it is: a user would not cut it.
     stages = make_stages(model, case.balance, recomputed(case)) if recomputed(case) else []
 
@@ -142,7 +158,7 @@ def _plain(contender: Contender, case: PeerCase, work: Work) -> TrainingStep:
             stage.calls = 0
         for part, wanted in pairs:
             output = _through(stages, part) if stages else model(part)
-            torch.autograd.backward(work.loss(output, wanted) / len(pairs))
+            torch.autograd.backward(work.loss(output, wanted) / case.chunks)
 
     return TrainingStep(list(model.parameters()), step, [place])
 

@@ -20,7 +20,7 @@ class Gap:
 
     Attributes:
         imbalance: partitions of unequal time.
-        contention: partitions that are slower while other cores work.
+        contention: cores that are slower while others work.
         host: the contender's own work per cell.
         copies: transfers.
         other: the rest.
@@ -66,7 +66,7 @@ def split_gap(
     m: int,
     *,
     alone: Times,
-    busy: Times | None,
+    contention_s: float | None,
     host_s: float | None,
     copies_s: float | None,
 ) -> Gap:
@@ -79,7 +79,7 @@ def split_gap(
         plain_s: the plain loop's step.
         m: micro-batches.
         alone: forward and backward seconds of each partition, nothing else running.
-        busy: the same while the other cores work; None: not measured.
+        contention_s: what cores at work together add to the limit; None: not measured.
         host_s: of the contender.
         copies_s: of the contender.
     """
@@ -89,6 +89,5 @@ def split_gap(
     even = makespan([sum(forward) / n] * n, [sum(backward) / n] * n, m)
     uneven = makespan(forward, backward, m)
     imbalance = scale * (uneven - even)
-    contention = None if busy is None else scale * (makespan(busy[0], busy[1], m) - uneven)
-    known = sum(part for part in (imbalance, contention, host_s, copies_s) if part is not None)
-    return Gap(imbalance, contention, host_s, copies_s, gap_s - known)
+    known = sum(part for part in (imbalance, contention_s, host_s, copies_s) if part is not None)
+    return Gap(imbalance, contention_s, host_s, copies_s, gap_s - known)

@@ -27,6 +27,7 @@ __all__ = ["peer_rows", "ratio_records", "round_ratios", "step_records", "write_
 
 _MIB: Final = 2**20
 _PLAIN: Final = "loop"
+_TOGETHER: Final = "loop-processes"
 _ALL_ON: Final = Components().label
 
 
@@ -110,9 +111,9 @@ def ratio_records(raced: Sequence[Raced]) -> list[dict[str, Any]]:
     return records
 
 
-def round_ratios(outcome: Outcome, baseline: Outcome | None, *, inverse: bool = False) -> Interval | None:
+def round_ratios(outcome: Outcome | None, baseline: Outcome | None, *, inverse: bool = False) -> Interval | None:
     """Step time over the baseline's, round by round; ``inverse``: the other way round."""
-    if baseline is None or outcome.status != "ok" or baseline.status != "ok":
+    if outcome is None or baseline is None or outcome.status != "ok" or baseline.status != "ok":
         return None
     base = _round_medians(baseline)
     ratios = [seconds / base[number] for number, seconds in _round_medians(outcome).items() if number in base]
@@ -152,7 +153,7 @@ def _setting(outcome: Outcome) -> dict[str, Any]:
         "cores": case.cores,
         "threads": case.cores if contender.all_threads else 1,
         "microbatches": case.chunks,
-        "processes": case.partitions if contender.kind == "pipelining" else 1,
+        "processes": {"pipelining": case.partitions, "loops": case.loops}.get(contender.kind, 1),
         "balance": "-".join(map(str, case.balance)),
         "steps": sum(len(visit.wall_s) for visit in outcome.visits) or None,
         "status": outcome.status,
@@ -205,7 +206,13 @@ def _limit(outcome: Outcome, one: Raced, raced: Sequence[Raced], seconds: float)
     if outcome.contender.pipeline and one.alone is not None and case.parallel == case.partitions:
         host, copies = _host_s(outcome, raced), _copies_s(outcome, one)
         gap = split_gap(
-            seconds - least, plain, case.chunks, alone=one.alone, busy=one.busy, host_s=host, copies_s=copies
+            seconds - least,
+            plain,
+            case.chunks,
+            alone=one.alone,
+            contention_s=_contention_s(one, least),
+            host_s=host,
+            copies_s=copies,
         )
         found |= _gap_columns(gap)
     return found
@@ -215,6 +222,17 @@ def _gap_columns(gap: Gap) -> dict[str, float | None]:
     parts = {"imbalance": gap.imbalance, "host": gap.host, "contention": gap.contention, "copies": gap.copies}
     parts["other"] = gap.other
     return {f"gap_{name}_ms": None if part is None else 1e3 * part for name, part in parts.items()}
+
+
+def _contention_s(one: Raced, least: float) -> float | None:
+    """What the limit grows by where cores that work together are slower than one alone, in the rounds of the race."""
+    interval = round_ratios(_of(one, _TOGETHER), _of(one, _PLAIN))
+    if interval is None:
+        return None
+    case = one.case
+    # The share of the micro-batches that the longest loop has.
+    share = -(-case.chunks // case.loops) / case.chunks
+    return least * (interval.median / share - 1)
 
 
 def _host_s(outcome: Outcome, raced: Sequence[Raced]) -> float | None:
