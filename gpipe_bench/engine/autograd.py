@@ -22,12 +22,10 @@ Where it issues tasks in the place of workers, their nodes are given the numbers
 from __future__ import annotations
 
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from math import prod
 from typing import Any, Final
 
 import torch
@@ -60,12 +58,6 @@ PLACE_RANK: Final = 2**39
 
 MOST_NODES: Final = 2**16
 """Of a task that is numbered by its place; with fewer than 2**22 tasks all those numbers are below every lane's."""
-
-_VIEW: Final = re.compile(
-    r"(Alias|AsStrided|Diagonal|Expand|Permute|ReshapeAlias|Select|Slice|Split|SplitWithSizes|Squeeze|T|Transpose|Unbind"
-    r"|Unfold|UnsafeSplit|UnsafeView|Unsqueeze|View)Backward\d*$"
-)
-"""Names of nodes whose outputs are parts of their inputs."""
 
 _ACCUMULATION: Final = 2**64 - 1
 """The sequence number of every node that accumulates a gradient: it runs as soon as it is ready."""
@@ -254,14 +246,6 @@ class Made:
         """Give the nodes the sequence numbers from ``first`` on, in the order in which they were made."""
         for node, number in self.nodes:
             node._set_sequence_nr(first + number)  # noqa: SLF001 - as above
-
-    def inner_bytes(self) -> int:
-        """Bytes of what the nodes made but outputs and views: at most what a graph keeps beside inputs and outputs."""
-        last = _makers(self.outputs)
-        inner = (node for node, _ in self.nodes if node not in last and not _VIEW.match(type(node).__name__))
-        # Absent before it was added to PyTorch.
-        made = (each for node in inner for each in getattr(node, "_input_metadata", ()))
-        return sum(prod(each.shape) * each.dtype.itemsize for each in made)
 
 
 def _makers(values: Sequence[Any]) -> set[Any]:
