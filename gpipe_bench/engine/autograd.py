@@ -222,25 +222,30 @@ class Made:
 
     def __init__(self, inputs: Sequence[Any], job: Callable[[], tuple[Any, ...]]) -> None:
         # A layer may write to them, and then they have other makers.
-        seen = _makers(inputs)
+        seen = {None, *_makers(inputs)}
         start = _number()
         self.outputs = job()
         end = _number()
         self.count = end - start
-        self.nodes: list[tuple[Any, int]] = []
-        self.strays = False
-        todo = list(_makers(self.outputs))
-        for node in todo:  # which grows
+        nodes: list[tuple[Any, int]] = []
+        strays = False
+        todo = _makers(self.outputs)
+        while todo:
+            node = todo.pop()
             if node in seen:
                 continue
             seen.add(node)
             number = node._sequence_nr()  # noqa: SLF001 - as above
             if start <= number < end:
-                self.nodes.append((node, number - start))
+                nodes.append((node, number - start))
+            elif number == _ACCUMULATION:
+                continue
             else:
-                self.strays |= number != _ACCUMULATION
-            todo += [parent for parent, _ in node.next_functions]
-        self.alone = not self.strays and len(self.nodes) == self.count <= MOST_NODES
+                strays = True
+            for parent, _ in node.next_functions:
+                todo.append(parent)  # a list comprehension costs more for one or two
+        self.nodes, self.strays = nodes, strays
+        self.alone = not strays and len(nodes) == self.count <= MOST_NODES
 
     def number_from(self, first: int) -> None:
         """Give the nodes the sequence numbers from ``first`` on, in the order in which they were made."""
@@ -248,9 +253,9 @@ class Made:
             node._set_sequence_nr(first + number)  # noqa: SLF001 - as above
 
 
-def _makers(values: Sequence[Any]) -> set[Any]:
-    """The nodes that made ``values``, and None."""
-    return {None, *[value.grad_fn for value in values if isinstance(value, Tensor)]}
+def _makers(values: Sequence[Any]) -> list[Any]:
+    """The nodes that made ``values``; None for what has none."""
+    return [value.grad_fn for value in values if isinstance(value, Tensor)]
 
 
 def _number() -> int:

@@ -253,12 +253,8 @@ class AutogradLanes(BatchLanes):
             self._numbers.skip(self._stages[j].worker)
         elif self._checkpointed and shared.workers is not None and not self._by_place:
             skip_ranks(len(self.microbatches) * len(self._stages))
-        with use_stream(self._computing[j]), shared.ambience.applied():
+        with use_stream(self._computing[j]), shared.ambience.applied(), draws.first_pass(again=False):
             if shared.observer is None:
-                return self._first_pass(i, j, draws, task, flat)
-            run = partial(self._first_pass, i, j, draws, task)
+                return task(flat)
+            run = partial(observed, shared.observer, self._task, (i, j, "forward"), task)
             return run_marked(shared.observer, self._task(i, j, "backward"), run, flat)
-
-    def _first_pass(self, i: int, j: int, draws: Draws, task: PartitionTask, flat: Values) -> Values:
-        with draws.first_pass(again=False):
-            return observed(self._shared.observer, self._task, (i, j, "forward"), task, flat)

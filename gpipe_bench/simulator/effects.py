@@ -100,6 +100,17 @@ def _link(gb_per_s: float, *, across: bool = False) -> Callable[[Profile], Profi
     return change
 
 
+def _latencies(factor: float) -> Callable[[Profile], Profile]:
+    def change(profile: Profile) -> Profile:
+        links = {
+            name: link.model_copy(update={"latency_us": factor * link.latency_us})
+            for name, link in profile.links.items()
+        }
+        return profile.model_copy(update={"links": links})
+
+    return change
+
+
 def _one_socket(profile: Profile) -> Profile:
     return profile.model_copy(update={"topology": profile.topology.model_copy(update={"group_size": 8})})
 
@@ -121,22 +132,34 @@ def _shares(profile: Profile, **shares: float | None) -> Profile:
 
 def without_scratch(work: Workload) -> Workload:
     """A workload whose kernels go without scratch memory."""
+    return _scratch(0)(work)
 
-    def bare(operations: tuple[MemoryOp, ...]) -> tuple[MemoryOp, ...]:
-        return tuple(operation for operation in operations if operation.kind != "scratch")
 
-    def without(task: TaskWork) -> TaskWork:
+def _scratch(factor: float) -> Callable[[Workload], Workload]:
+    """Times as much scratch memory of kernels."""
+
+    def scaled(operations: tuple[MemoryOp, ...]) -> tuple[MemoryOp, ...]:
+        found = (
+            one._replace(bytes=round(factor * one.bytes)) if one.kind == "scratch" else one
+            for one in operations
+            if factor or one.kind != "scratch"
+        )
+        return tuple(found)
+
+    def task_with(task: TaskWork) -> TaskWork:
         return replace(
             task,
-            forward_memory=bare(task.forward_memory),
-            graph_memory=bare(task.graph_memory),
-            backward_memory=bare(task.backward_memory),
-            checkpointed=task.checkpointed and without(task.checkpointed),
+            forward_memory=scaled(task.forward_memory),
+            graph_memory=scaled(task.graph_memory),
+            backward_memory=scaled(task.backward_memory),
+            checkpointed=task.checkpointed and task_with(task.checkpointed),
         )
 
-    return replace(
-        work, partitions=tuple({size: without(task) for size, task in part.items()} for part in work.partitions)
-    )
+    def change(work: Workload) -> Workload:
+        parts = ({size: task_with(task) for size, task in part.items()} for part in work.partitions)
+        return replace(work, partitions=tuple(parts))
+
+    return change
 
 
 def _without_copies(work: Workload) -> Workload:
@@ -155,6 +178,8 @@ MECHANISMS: Final = (
     Mechanism("time of copies", _free_links),
     Mechanism("band: links of 9 GB/s", _link(9.0)),
     Mechanism("band: links of 13 GB/s", _link(13.0)),
+    Mechanism("latency of links", _latencies(0.0)),
+    Mechanism("band: twice the latency of links", _latencies(2.0)),
     Mechanism("second socket: one link for all", _one_socket),
     Mechanism("band: 5 GB/s across sockets", _link(5.0, across=True)),
     Mechanism("band: 8 GB/s across sockets", _link(8.0, across=True)),
@@ -162,6 +187,7 @@ MECHANISMS: Final = (
     Mechanism("band: 10 us of the host per kernel", _update(launch_us=10.0)),
     Mechanism("band: 18 us of the host per kernel", _update(launch_us=18.0)),
     Mechanism("shortest kernel", _update(kernel_floor_us=0.0)),
+    Mechanism("band: 5 us for the shortest kernel", _update(kernel_floor_us=5.0)),
     Mechanism("limit of the launch queue", _update(queue_depth=10**9)),
     Mechanism("update of the parameters", work=lambda work: replace(work, optimizer=())),
     Mechanism("barrier of a copy: its sender alone", settings=_set(left_out=frozenset({"barrier"}))),
@@ -177,6 +203,8 @@ MECHANISMS: Final = (
     Mechanism("band: others again", settings=_set(seed=2)),
     Mechanism("copies of gradients in a checkpoint", work=_without_copies),
     Mechanism("scratch memory of convolutions", work=without_scratch),
+    Mechanism("band: half of the scratch memory", work=_scratch(0.5)),
+    Mechanism("band: twice the scratch memory", work=_scratch(2.0)),
     Mechanism("capacity of the devices", _update(memory_gib=1e4)),
     Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated_bytes"),
 )

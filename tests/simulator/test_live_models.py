@@ -85,6 +85,10 @@ MODELS = {
     ),
     "tuples": (lambda: [nn.Linear(64, 64), Two(), One(), nn.Linear(64, 64), Two(), One()], ROWS, [2, 3, 1]),
     "views that are written to": (lambda: [nn.Linear(64, 64), nn.ReLU(inplace=True)] * 3, (16, 4, 64), [2, 1, 3]),
+    "folded": (
+        lambda: [conv(8), nn.Unfold(3, padding=1), nn.Fold((8, 8), 3, padding=1), nn.Tanh(), conv(8)],
+        IMAGES, [1, 4],
+    ),
     "sums": (lambda: [Residual() for _ in range(6)], ROWS, [2, 2, 2]),
     "attention's norms": (lambda: [nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()] * 3, ROWS, [3, 4, 2]),
 }  # fmt: skip

@@ -120,8 +120,7 @@ class Autograd:
                     work = self._work(node)
                     if work is not None:
                         yield from work
-                    if node.kind != "task" or not self._interrupted(node, queue):
-                        self._finish(node)
+                    self._finish(node)
             else:
                 self._idle[device] = True
                 yield None
@@ -136,7 +135,7 @@ class Autograd:
         if kind in {"copy", "portal"}:
             return self._host.transfer(node, back=True)
         if kind == "task":
-            return None if node.filled else self._begin(node)
+            return self._host.backward(node)
         if kind == "wait" and self._published:
             arriving = node.source != node.j
             streams = (node.stream, node.peer) if arriving else (node.peer, node.stream)
@@ -155,10 +154,6 @@ class Autograd:
             yield from self._host.forward(node, again=True)
         yield from self._host.backward(node)
 
-    def _begin(self, node: Node) -> Iterator[int | None]:
-        node.filled = True
-        return self._host.backward(node)
-
     def _nest(self, node: Node, frames: list[_Frame]) -> Iterator[int | None]:
         if not node.filled:
             yield from self._host.forward(node, again=True)
@@ -173,16 +168,6 @@ class Autograd:
         self._push(frame.checkpoint, depth, frame)
         return
         yield
-
-    def _interrupted(self, node: Node, queue: list[_Entry]) -> bool:
-        """Run a task's chain on while nothing outranks it; whether something does before its end."""
-        ahead = -queue[0][1] if queue else -1
-        if node.rank == node.low or ahead < node.low:
-            return False
-        node.rank = min(node.rank - 1, ahead)
-        self._push(node)
-        self._alive -= 1
-        return True
 
     def _finish(self, node: Node) -> None:
         """Pass gradients on."""

@@ -84,7 +84,7 @@ class RecordingLanes:
         self.arrived: dict[tuple[int, int], list[Node]] = {}
         # All nodes, with what a backward pass changes of each.
         self._nodes: list[Node] = []
-        self._fresh: list[tuple[int, int]] = []
+        self._fresh: list[int] = []
         self._made = 0
         self._collected = 0
         self._checkpointed = False
@@ -154,7 +154,7 @@ class RecordingLanes:
         """See :meth:`gpipe_bench.program.Lanes.collect`."""
         node = self.running[i, j]
         if node.kind == "checkpoint" and self._workers and not self._by_place:
-            node.rank = node.low = self._collected
+            node.rank = self._collected
         self._collected += 1
         self._put(i, node if self._work.task(i, j).learns else None, self._outgoing[j])
         self.actions.append(Action(COLLECT, node))
@@ -190,12 +190,12 @@ class RecordingLanes:
 
     def keep(self) -> None:
         """Remember the graph as it is, before a backward pass."""
-        self._fresh = [(node.waiting, node.rank) for node in self._nodes]
+        self._fresh = [node.waiting for node in self._nodes]
 
     def rewind(self) -> None:
         """The graph as :meth:`keep` found it: every step makes the same one."""
-        for node, (waiting, rank) in zip(self._nodes, self._fresh, strict=False):
-            node.waiting, node.rank, node.filled = waiting, rank, False
+        for node, waiting in zip(self._nodes, self._fresh, strict=False):
+            node.waiting, node.filled = waiting, False
 
     def root(self) -> Node:
         """The loss: the node at which the backward pass begins."""
@@ -249,13 +249,14 @@ class RecordingLanes:
         node = Node(kind, (i, j), self._places.devices[j], stream=stream, peer=other)
         self._nodes.append(node)
         if ranked:
-            node.rank = node.low = (LANE_RANK if self._workers else 0) + self._made
+            node.rank = (LANE_RANK if self._workers else 0) + self._made
             self._made += 1
         return node
 
     def _rank_task(self, node: Node) -> None:
-        """Number a task's nodes by the counter of the thread that makes them.
+        """Number a task's nodes by the counter of the thread that makes them; its rank is that of the last.
 
+        Those of two tasks never mix: on one device one worker makes them all, and on the CPU each has its place.
         A checkpoint that a worker makes is ranked when it is collected. A task without checkpoint leaves the numbers
         below m n to the checkpoints, if there are any before it. On the CPU the place of either says its numbers.
         """
@@ -266,17 +267,17 @@ class RecordingLanes:
             count = self._work.task(node.i, node.j).nodes + (2 if self._marks else 0)
             skipped = self._work.m * self._work.n if self._workers and self._checkpointed else 0
         if self._by_place:
-            node.low = ((node.i + node.j) * self._work.n + node.j) * MOST_NODES
+            low = ((node.i + node.j) * self._work.n + node.j) * MOST_NODES
         elif self._workers:
             worker = self._places.workers[node.j]
             used = self._counters[worker]
             # To see its counter, a worker makes at least one node.
-            node.low = max(used + 1, skipped) if skipped else used
-            self._counters[worker] = node.low + count
+            low = max(used + 1, skipped) if skipped else used
+            self._counters[worker] = low + count
         else:
-            node.low = self._made
+            low = self._made
             self._made += count
-        node.rank = node.low + count - 1
+        node.rank = low + count - 1
 
 
 def _passed(node: Node, taken: Iterable[Node | None]) -> Node | None:

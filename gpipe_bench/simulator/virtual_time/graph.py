@@ -2,8 +2,8 @@
 
     x ─ Copy ─ Wait ─ Checkpoint ─ Wait ─ Recompute ─ Fork ─ y      as in docs/engine.md, "The autograd graph"
 
-A task without checkpoint is one node, although it makes many: in reverse order of their making they form a chain of
-consecutive ranks, and `low` is the rank of its last link. Edges point the way gradients go.
+A task without checkpoint is one node, although it makes many: their numbers are consecutive, and its rank is that of
+the one made last, which runs first. Edges point the way gradients go.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Node:
         nbytes: sizes of the tensors that a copy moves.
         returned: of those for which gradients are moved back.
         rank: its sequence number: among ready nodes of one thread the highest goes first.
-        low: the rank of the last node of a chain, else ``rank``.
         next: nodes that receive its gradients.
         lane: the Fork that only waits for it, if any.
         waiting: edges into it that no gradient has passed yet.
@@ -50,7 +49,6 @@ class Node:
         "j",
         "kind",
         "lane",
-        "low",
         "nbytes",
         "next",
         "partner",
@@ -74,7 +72,6 @@ class Node:
         self.nbytes: tuple[int, ...] = ()
         self.returned: tuple[int, ...] = ()
         self.rank = 0
-        self.low = 0
         self.next: list[Node] = []
         self.lane: Node | None = None
         self.waiting = 0
