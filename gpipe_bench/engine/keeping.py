@@ -1,64 +1,68 @@
-"""What the graph of a task keeps for its backward pass, beside what others keep anyway."""
+"""What the graph of a task keeps for its backward pass: the tensors that its nodes have saved."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from math import prod
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["inner_bytes"]
+__all__ = ["Kept", "is_dense", "kept_by"]
 
 _PREFIX: Final = "_raw_saved_"
 _SILENT: Final = frozenset({"CopySlices", "CppFunction"})
 """Nodes of PyTorch that may keep tensors and do not show them: of a write to a view, and of an extension."""
 
-_VIEW: Final = re.compile(
-    r"(Alias|AsStrided|Diagonal|Expand|Permute|ReshapeAlias|Select|Slice|Split|SplitWithSizes|Squeeze|T|Transpose|Unbind"
-    r"|Unfold|UnsafeSplit|UnsafeView|Unsqueeze|View)Backward\d*$"
-)
-"""Names of nodes whose outputs are parts of their inputs."""
+
+class Kept(NamedTuple):
+    """Bytes of memory in which nodes have saved something.
+
+    Attributes:
+        inputs: that of the task's inputs.
+        outputs: that of its outputs.
+        inner: all other but that of weights.
+    """
+
+    inputs: int
+    outputs: int
+    inner: int
 
 
-def inner_bytes(nodes: Sequence[Any], others: Iterable[Any], outputs: Iterable[Any]) -> int:
-    """Bytes that a graph keeps at most.
+def is_dense(values: Iterable[Any]) -> bool:
+    """Whether all tensors are plain ones that have a piece of memory each, which a sparse or nested one has not."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return all(type(x) in {Tensor, nn.Parameter} and x.layout is torch.strided and not x.is_nested for x in tensors)
+
+
+def kept_by(nodes: Iterable[Any], inputs: Iterable[Any], outputs: Iterable[Any], weights: Iterable[Any]) -> Kept | None:
+    """What a task's nodes keep.
 
     Args:
-        nodes: of the graph.
-        others: values whose memory does not count: its inputs, outputs, parameters and buffers.
+        nodes: of its graph.
+        inputs: its inputs, dense as all of these.
         outputs: its outputs.
+        weights: its parameters and buffers.
 
     Returns:
-        Bytes of the memory in which nodes have saved something. Where one does not tell, those of all that nodes made
-        but outputs and views.
+        None where a node does not tell: one of a function in Python, which may keep anything, one for which hooks keep
+        what it saves, and one that saves what is not dense. Likewise before PyTorch showed what is saved without
+        handing it out.
     """
-    apart = {_place(value) for value in others if isinstance(value, Tensor)}
-    if all(map(_tells, nodes)):
-        kept = {_place(value): value.untyped_storage().nbytes() for node in nodes for value in _saved(node)}
-        return sum(nbytes for place, nbytes in kept.items() if place not in apart)
-    last = {value.grad_fn for value in outputs if isinstance(value, Tensor)}
-    inner = (node for node in nodes if node not in last and not _VIEW.match(type(node).__name__))
-    # Absent before it was added to PyTorch.
-    made = (each for node in inner for each in getattr(node, "_input_metadata", ()))
-    return sum(prod(each.shape) * each.dtype.itemsize for each in made)
-
-
-def _tells(node: Any) -> bool:
-    """Whether a node shows memory that it keeps: no function in Python does, nor one for which hooks keep it."""
-    if isinstance(node, torch._C._FunctionBase) or type(node).__name__ in _SILENT:  # noqa: SLF001 - no other name
-        return False
-    # Both absent before they were added to PyTorch; what hands tensors out would call the hooks.
-    slots = [*_slots(node)]
-    if not all(hasattr(slot, "data") and slot.unpack_hook is None for slot in slots):
-        return False
-    return all(slot.data is None or slot.data.layout is torch.strided for slot in slots)
-
-
-def _saved(node: Any) -> list[Tensor]:
-    return [slot.data for slot in _slots(node) if slot.data is not None]
+    kept: dict[int, int] = {}
+    for node in nodes:
+        if isinstance(node, torch._C._FunctionBase) or type(node).__name__ in _SILENT:  # noqa: SLF001 - no other name
+            return None
+        for slot in _slots(node):
+            # What hands tensors out would call the hooks.
+            if not hasattr(slot, "data") or slot.unpack_hook is not None or not is_dense([slot.data]):
+                return None
+            if slot.data is not None:
+                kept[_place(slot.data)] = slot.data.untyped_storage().nbytes()
+    of_weights, of_inputs, of_outputs = (_places(values) for values in (weights, inputs, outputs))
+    coming, going = of_inputs - of_weights, of_outputs - of_inputs - of_weights
+    inner = kept.keys() - of_weights - of_inputs - of_outputs
+    return Kept(*(sum(kept.get(place, 0) for place in places) for places in (coming, going, inner)))
 
 
 def _slots(node: Any) -> Iterator[Any]:
@@ -67,6 +71,10 @@ def _slots(node: Any) -> Iterator[Any]:
         if name.startswith(_PREFIX):
             found = getattr(node, name)
             yield from found if isinstance(found, tuple) else (found,)
+
+
+def _places(values: Iterable[Any]) -> set[int]:
+    return {_place(value) for value in values if isinstance(value, Tensor)}
 
 
 def _place(value: Tensor) -> int:

@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.autograd import Made, can_renumber
-from gpipe_bench.engine.keeping import inner_bytes
+from gpipe_bench.engine.keeping import Kept, is_dense, kept_by
 from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.sequential import run_layers
@@ -47,8 +47,8 @@ class Stage:
         copying: a copy stream per micro-batch, made when first needed and kept.
         writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
         whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
-            of others, no tensor is given out twice, and none is sparse: then nobody comes to its graph but through the
-            pipeline, and no two partitions add up its gradients. Empty until a first pass has shown it.
+            of others, no tensor is given out twice, and it is known what the nodes keep: then nobody comes to its graph
+            but through the pipeline, and no two partitions add up its gradients. Empty until a first pass has shown it.
         sizes: by training mode, what it holds, where it is ``whole``.
     """
 
@@ -88,20 +88,20 @@ def looked_at(stage: Stage, training: bool, inputs: Values, job: Callable[[], Va
     if made.count:
         tensors = [value for value in made.outputs if isinstance(value, Tensor) and value.grad_fn is not None]
         given = {(tensor.grad_fn, tensor.output_nr) for tensor in tensors}
-        held = (*inputs, *made.outputs, *stage.layers.parameters(), *stage.layers.buffers())
-        stage.whole[training] = made.alone and len(given) == len(tensors) and _dense(held)
-        if stage.whole[training]:
-            trained = (parameter for parameter in stage.layers.parameters() if parameter.requires_grad)
-            # What comes into the first partition is the caller's.
-            coming = _nbytes(inputs) if stage.j else 0
-            inner = inner_bytes([node for node, _ in made.nodes], held, made.outputs)
-            stage.sizes[training] = Sizes(_nbytes(trained), coming, _nbytes(made.outputs), inner)
+        weights = (*stage.layers.parameters(), *stage.layers.buffers())
+        whole = made.alone and len(given) == len(tensors) and is_dense((*inputs, *made.outputs, *weights))
+        kept = kept_by((node for node, _ in made.nodes), inputs, made.outputs, weights) if whole else None
+        stage.whole[training] = kept is not None
+        if kept is not None:
+            stage.sizes[training] = _sizes(stage, inputs, made.outputs, kept)
     return made.outputs
 
 
-def _dense(values: Iterable[Any]) -> bool:
-    """Whether all tensors have a piece of memory each, which a sparse one has not."""
-    return all(value.layout is torch.strided for value in values if isinstance(value, Tensor))
+def _sizes(stage: Stage, inputs: Values, outputs: Values, kept: Kept) -> Sizes:
+    trained = _nbytes(parameter for parameter in stage.layers.parameters() if parameter.requires_grad)
+    # What comes into the first partition is the caller's.
+    coming, needed = (_nbytes(inputs), kept.inputs) if stage.j else (0, 0)
+    return Sizes(trained, coming, _nbytes(outputs), kept.inner, needed, kept.outputs)
 
 
 def _nbytes(values: Iterable[Any]) -> int:

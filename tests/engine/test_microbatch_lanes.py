@@ -11,11 +11,9 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench import Components
 from gpipe_bench.engine import pipeline
-from gpipe_bench.engine.keeping import inner_bytes
 from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes
 from tests.engine.support import Affine, InPlace, Mix, Watch, assert_same, on_cpu, score, skip_pair, train_step
 
@@ -27,20 +25,6 @@ def chain(*layers: nn.Module, **options):
     layers = layers or tuple(Mix() for _ in range(N))
     options = {"checkpoint": "never", "backward": "scheduled", "workers": "never", "chunks": M, **options}
     return on_cpu(nn.Sequential(*layers), [1] * len(layers), **options)
-
-
-@pytest.fixture
-def used(monkeypatch):
-    """How many batches went through these lanes."""
-    count = Counter()
-
-    class Counted(MicroBatchLanes):
-        def __init__(self, *args) -> None:
-            count["batches"] += 1
-            super().__init__(*args)
-
-    monkeypatch.setattr(pipeline, "MicroBatchLanes", Counted)
-    return lambda: count["batches"]
 
 
 def last_step(pipe):
@@ -130,75 +114,6 @@ def test_what_a_mode_of_training_holds_is_its_own():
         pipe(torch.ones(M, 4)).sum().backward()
     for stage in pipe._stages:
         assert stage.sizes[True].inner > stage.sizes[False].inner
-
-
-class Product(torch.autograd.Function):
-    """A function in Python, which may keep anything."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 2 * x * grad
-
-
-class Call(nn.Module):
-    """Calls a function of a tensor."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-def recomputed(x):
-    return checkpoint(torch.sin, x.cos(), use_reentrant=False)
-
-
-VALUE = 4 * 4
-"""Bytes of a micro-batch."""
-
-KEPT = {
-    "nothing: the output is the next task's": (lambda: [nn.ReLU()], 0),
-    "what an activation needs": (lambda: [nn.GELU()], VALUE),
-    "once, what two need": (lambda: [nn.GELU(), nn.Linear(4, 4)], 2 * VALUE),
-    "a view is no other memory": (lambda: [Call(lambda x: x.view(-1)), nn.GELU(), nn.Unflatten(0, (1, 4))], VALUE),
-    "a mask": (lambda: [nn.Dropout(0.5)], VALUE),
-    "who does not tell may keep all that was made": (lambda: [Call(Product.apply), nn.ReLU()], 2 * VALUE),
-    "nor where hooks keep it": (lambda: [Call(recomputed)], 2 * VALUE),
-}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_what_tasks_keep_is_what_their_nodes_have_saved(name):
-    """Beside inputs, outputs and weights."""
-    layers, kept = KEPT[name]
-    pipe = chain(*(nn.Sequential(nn.Linear(4, 4), *layers()) for _ in range(2)))
-    pipe(torch.ones(M, 4)).sum().backward()
-    assert [stage.sizes[True].inner for stage in pipe._stages] == [kept] * 2
-
-
-def test_a_write_to_a_view_does_not_tell_what_it_keeps():
-    x = torch.ones(4, requires_grad=True)
-    y = x * 2
-    y[:2].mul_(torch.ones(2))
-    z = y.sin()
-    assert type(y.grad_fn).__name__ == "CopySlices"
-    assert inner_bytes([y.grad_fn, z.grad_fn], [x, y, z], [z]) == VALUE
-
-
-def test_sparse_tensors_have_a_graph_for_each_task(used):
-    pipe = chain(nn.Linear(4, 4), Call(torch.Tensor.to_sparse), Call(torch.Tensor.to_dense), nn.Linear(4, 4))
-    plain = copy.deepcopy(nn.Sequential(*pipe))
-    for _ in range(2):
-        assert_same(train_step(pipe, torch.ones(M, 4)), train_step(plain, torch.ones(M, 4)))
-    assert used() == 0
 
 
 class Skipping(nn.Module):

@@ -12,7 +12,7 @@ from gpipe_bench.program import Plan, backward_order
 
 def chain(*weights: int, passed: int) -> tuple[Sizes, ...]:
     """Partitions that pass ``passed`` bytes on."""
-    return tuple(Sizes(each, passed if j else 0, passed) for j, each in enumerate(weights))
+    return tuple(Sizes(each, came := passed if j else 0, passed, kept_inputs=came) for j, each in enumerate(weights))
 
 
 def order_of(m, n, *, clock_cycle=True):
@@ -32,8 +32,12 @@ def spanned(starts, m, n):
 def most_alive(sizes, order):
     """Bytes of all tensors by name, task by task."""
     m, last = 1 + max(i for i, _ in order), len(sizes) - 1
-    alive = {("input", i, j): sizes[j].inputs for i in range(m) for j in range(last + 1)}
-    alive |= {("inner", i, j): sizes[j].inner for i in range(m) for j in range(last + 1)}
+    tasks = [(i, j) for i in range(m) for j in range(last + 1)]
+    alive = {("inner", i, j): sizes[j].inner for i, j in tasks}
+    # What comes into a task, or its part that somebody keeps; and who will need it still.
+    kept = {("input", i, j): (sizes[j - 1].kept_outputs, sizes[j].kept_inputs) for i, j in tasks if j}
+    alive |= {name: max(by) for name, by in kept.items()}
+    alive |= {("output", i): sizes[last].kept_outputs for i in range(m)}
     alive["gradients of outputs"] = m * sizes[last].outputs
     most, left = 0, m
     for i, j in order:
@@ -41,11 +45,15 @@ def most_alive(sizes, order):
         most = max(most, sum(alive.values()) + sum(made.values()))
         alive["weights", j] = sizes[j].weights
         alive["gradient", i, j] = sizes[j].inputs
-        del alive["input", i, j], alive["inner", i, j]
+        del alive["inner", i, j]
+        if j:
+            # The one before may need some of it still.
+            alive["input", i, j] = kept["input", i, j][0]
         if j < last:
-            del alive["gradient", i, j + 1]
+            del alive["gradient", i, j + 1], alive["input", i, j + 1]
         else:
             left -= 1
+            del alive["output", i]
             if not left:
                 del alive["gradients of outputs"]
     return most
@@ -75,6 +83,17 @@ def test_more_are_needed_where_tasks_may_keep_what_they_make():
     assert spans_of(much, (True,) * 6, 8, clock_cycle=True) == (0, 1, 5)
 
 
+def test_gradients_that_pile_up_between_spans_count():
+    """The input of the second partition stays, since the first one keeps it: gradients of a whole span come on top."""
+    sizes = (
+        Sizes(1000, 0, 100, kept_outputs=100),
+        Sizes(1000, 100, 10, kept_inputs=100, kept_outputs=10),
+        Sizes(10, 10, 10, kept_inputs=10, kept_outputs=10),
+    )
+    assert most_alive(sizes, spanned((0, 1), 16, 3)) > most_alive(sizes, order_of(16, 3))
+    assert spans_of(sizes, (True,) * 3, 16, clock_cycle=True) not in {(0, 1), (0, 1, 2)}
+
+
 def test_none_do_where_a_skip_forbids_to_cut():
     assert spans_of(chain(*[80] * 8, passed=16), (True, *[False] * 7), 8, clock_cycle=True) is None
 
@@ -89,7 +108,11 @@ def chains(draw):
     values = draw(st.lists(st.integers(0, 40), min_size=n, max_size=n))
     weights = draw(st.lists(st.integers(0, 200), min_size=n, max_size=n))
     inner = draw(st.lists(st.integers(0, 60), min_size=n, max_size=n))
-    sizes = tuple(Sizes(*each) for each in zip(weights, [0, *values[:-1]], values, inner, strict=True))
+    inputs = [0, *values[:-1]]
+    # A tensor is kept by whoever makes it, by whoever takes it, by both or by neither.
+    takers, makers = (draw(st.lists(st.booleans(), min_size=n, max_size=n)) for _ in range(2))
+    kept = ([each * own for each, own in zip(of, by, strict=True)] for of, by in ((inputs, takers), (values, makers)))
+    sizes = tuple(Sizes(*each) for each in zip(weights, inputs, values, inner, *kept, strict=True))
     return sizes, (True, *draw(st.lists(st.booleans(), min_size=n - 1, max_size=n - 1)))
 
 
