@@ -3,7 +3,7 @@
 Fewer graphs cost the host less. But with a graph through partitions a to b one micro-batch leaves gradients of all
 their parameters behind before the next one frees anything, and in the order of the clock-cycles they come one partition
 after the other. Spans of partitions are taken from the last to the first, each with all micro-batches, so what the
-later ones kept is free when the earlier ones get their gradients:
+later ones kept is free when the earlier ones get their gradients; in between, those of all micro-batches pile up:
 
     one span     B(m-1, n-1) ... B(m-1, 0)   B(m-2, n-1) ... B(m-2, 0)   ...
     two spans    B(m-1, n-1) ... B(m-1, k)   B(m-2, n-1) ... B(m-2, k)   ...   then B(m-1, k-1) ... B(m-1, 0)   ...
