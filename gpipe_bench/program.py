@@ -15,7 +15,10 @@ One clock-cycle (torchgpipe, arXiv 2004.09910, sections 3.1-3.3), for its tasks 
              recompute(i, j)      side lane that recomputes (i, j)       if checkpointed  early_recompute
              fork(i, j)           the other end of join(i + 1, j)        if i < m - 1     fork_join
 
-All tasks of a cycle are fenced before the first is launched, and all are launched before the first is collected.
+All tasks of a cycle are fenced before the first is launched, and all are launched before the first is collected. A plan
+that looks ahead does not let all partitions wait for the slowest task of a cycle: it collects a task when the next
+partition is about to launch its micro-batch, in the cycle after, and that of the last partition at the end of that
+cycle. Tasks are launched and collected in the same order as without.
 
 The backward pass is autograd's, in the order that join, recompute and fork leave it, or it is scheduled: then every
 partition takes the tasks of the cycles in reversed order, and waits for nobody but the next partition:
@@ -28,6 +31,7 @@ partition takes the tasks of the cycles in reversed order, and waits for nobody 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -103,6 +107,8 @@ class Plan(Generic[SkipT]):
         checkpoint: ``always``, ``except_last`` or ``never``; what counts is the number of actual micro-batches.
         arrivals: for each partition, the skips that a portal brings there, in layout order.
         backward: whether a backward pass can follow; without one no lane is opened.
+        ahead: whether tasks of a cycle may be launched before all of the cycle before have ended. Not for lanes on
+            which a backward pass hangs, nor for streams: what waits for a task there would wait for the next one too.
     """
 
     m: int
@@ -111,6 +117,7 @@ class Plan(Generic[SkipT]):
     checkpoint: str = "except_last"
     arrivals: Mapping[int, Sequence[SkipT]] = field(default_factory=dict)
     backward: bool = True
+    ahead: bool = False
 
     def cycles(self) -> Iterable[Cycle]:
         """The cycles of this plan: clock-cycles, or one task at a time without them."""
@@ -131,8 +138,12 @@ def run_forward(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
     """Run the forward program of ``plan`` on ``lanes``.
 
     Raises:
-        Exception: the first exception of a cycle, after all tasks of that cycle have ended; later cycles do not run.
+        Exception: the first exception of a cycle, after all tasks of that cycle have ended; later cycles do not run
+            (where ``plan`` looks ahead, the next one may have begun, and what was launched of it ends).
     """
+    if plan.ahead:
+        _run_ahead(plan, lanes)
+        return
     for cycle in plan.cycles():
         for i, j in cycle:
             _fence(plan, lanes, i, j)
@@ -176,6 +187,35 @@ def _compute(plan: Plan[SkipT], lanes: Lanes[SkipT], cycle: Cycle) -> None:
             launched.remove((i, j))
             lanes.collect(i, j)
             _leave(plan, lanes, i, j)
+    finally:
+        if launched:
+            lanes.drain(launched)
+
+
+def _run_ahead(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
+    launched: deque[tuple[int, int]] = deque()
+
+    def collect(count: int) -> None:
+        for _ in range(count):
+            i, j = launched.popleft()
+            lanes.collect(i, j)
+            _leave(plan, lanes, i, j)
+
+    try:
+        for cycle in plan.cycles():
+            before = len(launched)
+            for i, j in cycle:
+                if j > 0:
+                    count = launched.index((i, j - 1)) + 1
+                    collect(count)
+                    before -= count
+                _fence(plan, lanes, i, j)
+                if j > 0:
+                    lanes.await_copy(i, j)
+                lanes.launch(i, j, checkpoint=plan.checkpoints(i))
+                launched.append((i, j))
+            collect(before)
+        collect(len(launched))
     finally:
         if launched:
             lanes.drain(launched)

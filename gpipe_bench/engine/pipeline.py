@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -231,7 +232,7 @@ class Pipeline(Layers, Unmovable):
             )
             stack.enter_context(ranked_lanes(ranked=shared.ranked))
             lanes = self._lanes(plan, microbatches, shared, scheduled=scheduled, in_turn=alone)
-            run_forward(plan, lanes)
+            run_forward(self._looking_ahead(plan, shared) if scheduled else plan, lanes)
         # Lanes that drive a backward pass live until it is over; what they gave out need not.
         outputs, lanes.microbatches = lanes.microbatches, []
         self._hand_over(outputs, entering=False)
@@ -240,6 +241,11 @@ class Pipeline(Layers, Unmovable):
         workers = [stage.worker for stage in self._stages] if indices and self.workers != "never" else []
         driven = BackwardPass(plan, lanes, self._places(), workers, self._pool.lend, contest=backward)
         return attach(driven, microbatches, outputs)
+
+    def _looking_ahead(self, plan: Plan[SkipKey], shared: Circumstances) -> Plan[SkipKey]:
+        """``plan`` as workers are to run it, which on the CPU need not wait for the slowest of them in every cycle."""
+        cpu = all(device.type == "cpu" for device in self.devices)
+        return replace(plan, ahead=cpu and shared.workers is not None)
 
     def _lanes(
         self,

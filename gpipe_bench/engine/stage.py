@@ -152,9 +152,11 @@ class PartitionTask:
         inputs = flat
         if stage.writes_inputs is not False:
             inputs = tuple(value.clone() if isinstance(value, Tensor) else value for value in flat)
-        versions = _versions(inputs)
+        # Autograd's own count of writes. Inference tensors have none, but nothing is checkpointed in inference mode.
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
+        versions = [tensor._version for tensor in tensors]  # noqa: SLF001 - see above
         outputs = self(inputs)
-        written = versions != _versions(inputs)
+        written = versions != [tensor._version for tensor in tensors]  # noqa: SLF001 - see above
         if written and stage.writes_inputs is False:
             stage.writes_inputs = True
             raise RuntimeError(
@@ -163,11 +165,6 @@ class PartitionTask:
             )
         stage.writes_inputs = stage.writes_inputs or written
         return outputs
-
-
-def _versions(values: Values) -> list[int]:
-    # Inference tensors count no versions, but nothing is checkpointed in inference mode.
-    return [value._version for value in values if isinstance(value, Tensor)]  # noqa: SLF001 - autograd's own count
 
 
 def place(

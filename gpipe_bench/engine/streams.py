@@ -7,6 +7,7 @@ nothing. So the engine has one path for CUDA, other accelerators and the CPU.
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch import Tensor
 __all__ = ["Stream", "current_stream", "has_streams", "new_stream", "record_stream", "use_stream", "wait_stream"]
 
 Stream = torch.Stream | None
+
+_NOTHING = nullcontext()
 
 
 def has_streams(device: torch.device) -> bool:
@@ -42,30 +45,29 @@ def new_stream(device: torch.device, *, copying: bool = False) -> Stream:
     return torch.Stream(device, priority=-1 if copying else 0)
 
 
-class use_stream:  # noqa: N801 - reads as a statement: `with use_stream(stream):`
+def use_stream(stream: Stream) -> AbstractContextManager[object]:
     """Make ``stream``, and its device, current in this thread for a block.
 
     ``with stream:`` would do so too, but a ``torch.Stream`` can be entered only once at a time (pytorch#176560, in 2.11
     at least), and here one stream is entered by several threads, and within itself.
     """
+    return _NOTHING if stream is None else _Using(stream)
 
+
+class _Using(AbstractContextManager[None]):
     __slots__ = ("_device", "_previous", "_stream")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: torch.Stream) -> None:
         self._stream = stream
 
     def __enter__(self) -> None:
-        """Remember what was current, and change it."""
-        if self._stream is not None:
-            self._device = torch.accelerator.current_device_index()
-            self._previous = torch.accelerator.current_stream(self._stream.device)
-            torch.accelerator.set_stream(self._stream)
+        self._device = torch.accelerator.current_device_index()
+        self._previous = torch.accelerator.current_stream(self._stream.device)
+        torch.accelerator.set_stream(self._stream)
 
     def __exit__(self, *_: object) -> None:
-        """Put it back."""
-        if self._stream is not None:
-            torch.accelerator.set_stream(self._previous)
-            torch.accelerator.set_device_index(self._device)
+        torch.accelerator.set_stream(self._previous)
+        torch.accelerator.set_device_index(self._device)
 
 
 def wait_stream(waiter: Stream, awaited: Stream) -> None:

@@ -130,9 +130,10 @@ def test_the_traceback_leads_to_the_layer():
     assert "step" in names
 
 
-def test_of_two_in_one_cycle_that_of_the_first_partition_surfaces():
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+def test_of_two_in_one_cycle_that_of_the_first_partition_surfaces(backward):
     """Both have been raised before either is looked at."""
-    pipe = armed_pipe()
+    pipe = armed_pipe(backward=backward)
     both = threading.Barrier(2)
     for j, i in ((0, 2), (1, 1)):
         pipe[j].armed["forward", i] = BoomError(f"partition {j}")
@@ -152,21 +153,54 @@ def tasks_before(failing: tuple[int, int], *, clock_cycle: bool) -> set[tuple[in
     raise AssertionError(failing)
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
+def test_of_two_cycles_that_of_the_first_surfaces_though_the_second_has_begun():
+    """Partitions on the CPU that look ahead: (2, 0) runs beside (0, 1), and has been raised before it."""
+    pipe = armed_pipe(backward="scheduled", workers="always")
+    raised = threading.Event()
+    pipe[0].armed["forward", 2] = BoomError("later")
+    pipe[1].armed["forward", 0] = BoomError("first")
+    pipe[0].before = lambda i: raised.set() if i == 2 else None
+    pipe[1].before = lambda _i: None if raised.wait(timeout=30) else pytest.fail("does not look ahead")
+    with pytest.raises(BoomError, match="first"):
+        step(pipe)
+    assert_works(pipe)
+
+
+def seen_by(pipe) -> set[tuple[int, int]]:
+    return {(i, layer.j) for layer in pipe for i in layer.seen}
+
+
+@pytest.mark.parametrize(
+    ("backward", "workers"), [("autograd", "always"), ("autograd", "never"), ("scheduled", "never")]
+)
 @pytest.mark.parametrize("clock_cycle", [True, False])
 @pytest.mark.parametrize("failing", [(0, 0), (1, 1), (0, 2), (3, 2)])
-def test_its_cycle_ends_and_later_ones_do_not_run(failing, clock_cycle, workers):
-    pipe = armed_pipe(workers=workers, components=Components(clock_cycle=clock_cycle))
+def test_its_cycle_ends_and_later_ones_do_not_run(failing, clock_cycle, backward, workers):
+    pipe = armed_pipe(workers=workers, backward=backward, components=Components(clock_cycle=clock_cycle))
     i, j = failing
     pipe[j].armed["forward", i] = BoomError()
     with pytest.raises(BoomError):
         pipe(numbered(M))
-    assert {(i, layer.j) for layer in pipe for i in layer.seen} == tasks_before(failing, clock_cycle=clock_cycle)
+    assert seen_by(pipe) == tasks_before(failing, clock_cycle=clock_cycle)
 
 
-def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended():
+@pytest.mark.parametrize("failing", [(0, 0), (1, 1), (0, 2), (3, 2)])
+def test_looking_ahead_no_cycle_after_the_next_runs(failing):
+    pipe = armed_pipe(workers="always", backward="scheduled")
+    i, j = failing
+    pipe[j].armed["forward", i] = BoomError()
+    with pytest.raises(BoomError):
+        pipe(numbered(M))
+    last = min(i + j + 1, M + N - 2)
+    next_one = min(last, M - 1), last - min(last, M - 1)
+    assert tasks_before(failing, clock_cycle=True) <= seen_by(pipe) <= tasks_before(next_one, clock_cycle=True)
+    assert_works(pipe)
+
+
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended(backward):
     """No task may still run on tensors that the caller may now change."""
-    pipe = armed_pipe()
+    pipe = armed_pipe(backward=backward)
     raised = threading.Event()
     ended = []
 
