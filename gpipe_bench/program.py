@@ -76,8 +76,8 @@ class Lanes(Protocol[SkipT_contra]):
     def fork(self, i: int, j: int) -> None:
         """Open the lane that holds B(i, j) back until ``join(i + 1, j)`` has run backward."""
 
-    def drain(self, tasks: Iterable[tuple[int, int]]) -> None:
-        """Wait for launched tasks whose results nobody will take, after an exception."""
+    def drain(self) -> None:
+        """After an exception, wait until every launched task has ended; nobody will take their results."""
 
 
 class BackwardLanes(Protocol):
@@ -138,16 +138,15 @@ def run_forward(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
     """Run the forward program of ``plan`` on ``lanes``.
 
     Raises:
-        Exception: the first exception of a cycle, after all tasks of that cycle have ended; later cycles do not run
-            (where ``plan`` looks ahead, the next one may have begun, and what was launched of it ends).
+        Exception: the first exception of a cycle, after all tasks of that cycle have ended; later cycles do not run.
+            Where ``plan`` looks ahead the next one may have begun, and what was launched of it ends.
     """
-    if plan.ahead:
-        _run_ahead(plan, lanes)
-        return
-    for cycle in plan.cycles():
-        for i, j in cycle:
-            _fence(plan, lanes, i, j)
-        _compute(plan, lanes, cycle)
+    run = _run_ahead if plan.ahead else _run_in_cycles
+    try:
+        run(plan, lanes)
+    except BaseException:
+        lanes.drain()
+        raise
 
 
 def backward_order(plan: Plan[SkipT]) -> list[tuple[int, int]]:
@@ -175,53 +174,37 @@ def _fence(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:
         lanes.copy(i, j)
 
 
-def _compute(plan: Plan[SkipT], lanes: Lanes[SkipT], cycle: Cycle) -> None:
-    launched: list[tuple[int, int]] = []
-    try:
+def _run_in_cycles(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
+    for cycle in plan.cycles():
         for i, j in cycle:
-            if j > 0:
-                lanes.await_copy(i, j)
-            lanes.launch(i, j, checkpoint=plan.checkpoints(i))
-            launched.append((i, j))
+            _fence(plan, lanes, i, j)
         for i, j in cycle:
-            launched.remove((i, j))
-            lanes.collect(i, j)
-            _leave(plan, lanes, i, j)
-    finally:
-        if launched:
-            lanes.drain(launched)
+            _launch(plan, lanes, i, j)
+        for i, j in cycle:
+            _collect(plan, lanes, i, j)
 
 
 def _run_ahead(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
-    launched: deque[tuple[int, int]] = deque()
-
-    def collect(count: int) -> None:
-        for _ in range(count):
-            i, j = launched.popleft()
-            lanes.collect(i, j)
-            _leave(plan, lanes, i, j)
-
-    try:
-        for cycle in plan.cycles():
-            before = len(launched)
-            for i, j in cycle:
-                if j > 0:
-                    count = launched.index((i, j - 1)) + 1
-                    collect(count)
-                    before -= count
-                _fence(plan, lanes, i, j)
-                if j > 0:
-                    lanes.await_copy(i, j)
-                lanes.launch(i, j, checkpoint=plan.checkpoints(i))
-                launched.append((i, j))
-            collect(before)
-        collect(len(launched))
-    finally:
-        if launched:
-            lanes.drain(launched)
+    launched: Cycle = []
+    for cycle in [*plan.cycles(), []]:
+        before, launched = deque(launched), cycle
+        for i, j in cycle:
+            while (i, j - 1) in before:
+                _collect(plan, lanes, *before.popleft())
+            _fence(plan, lanes, i, j)
+            _launch(plan, lanes, i, j)
+        for i, j in before:
+            _collect(plan, lanes, i, j)
 
 
-def _leave(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:
+def _launch(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:
+    if j > 0:
+        lanes.await_copy(i, j)
+    lanes.launch(i, j, checkpoint=plan.checkpoints(i))
+
+
+def _collect(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:
+    lanes.collect(i, j)
     if j < plan.n - 1:
         lanes.await_compute(i, j)
     if plan.checkpoints(i) and plan.components.early_recompute:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,11 +77,10 @@ class BatchLanes:
         self._results: dict[tuple[int, int], Result] = {}
         self._trained: dict[int, bool] = {}
 
-    def drain(self, tasks: Iterable[tuple[int, int]]) -> None:
+    def drain(self) -> None:
         """See :meth:`gpipe_bench.program.Lanes.drain`."""
         if self._shared.workers is not None:
-            for _, j in tasks:
-                self._shared.workers.collect(self._stages[j].worker)
+            self._shared.workers.end()
 
     # --- tensors on their way --------------------------------------------------------------------------------------
 

@@ -49,10 +49,12 @@ class Workers:
             inbox.put(None)
 
     def end(self) -> None:
-        """Dismiss all threads and wait until they have finished."""
+        """Dismiss all threads, wait until they have finished, and drop the results that nobody took."""
         self.dismiss()
         for thread in self._threads:
             thread.join()
+        # An exception among them leads to its task, which leads here.
+        self._outboxes.clear()
 
 
 class WorkerPool:

@@ -51,6 +51,33 @@ def test_no_gradient_comes_after_an_interrupt(monkeypatch):
     assert set(_workers()) <= before, "a worker still runs a task, whose gradients would come later"
 
 
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+def test_no_task_runs_on_after_an_interrupt_of_the_forward_pass(backward, monkeypatch):
+    """The thread that waits is interrupted: tasks must not go on with tensors that the caller may change now."""
+    before = set(_workers())
+    begun, ended = [], []
+
+    class Slow(nn.Module):
+        def forward(self, x):
+            begun.append(x)
+            time.sleep(0.05)
+            ended.append(x)
+            return x + 1
+
+    def interrupted(self, index):
+        while not begun:
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+
+    pipe = on_cpu(nn.Sequential(Slow(), Slow()), [1, 1], chunks=4, backward=backward, workers="always")
+    monkeypatch.setattr("gpipe_bench.engine.worker.Workers.collect", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pipe(torch.rand(4, 3, requires_grad=True))
+    assert begun
+    assert len(begun) == len(ended)
+    assert set(_workers()) <= before
+
+
 def test_a_kept_loss_keeps_no_workers():
     before = set(_workers())
     pipe, batch = made()

@@ -183,7 +183,7 @@ class RecordingLanes:
         self._put(i, node, self._outgoing[j])
         self._lanes[i, j] = node
 
-    def drain(self, tasks: Iterable[tuple[int, int]]) -> None:
+    def drain(self) -> None:
         """Nothing raises here, so nothing is left running."""
 
     # --- helpers -------------------------------------------------------------------------------------------------
