@@ -88,7 +88,7 @@ class ModelRace(Section):
     chunks: Chunks = 8
     partitions: Partitions = 2
     checkpoints: Modes = ("always", "never")
-    rounds: Rounds = 12
+    rounds: Rounds = 20
     visit_s: Visit = 0.5
 
     def problems(self) -> Iterator[Problem]:
