@@ -16,9 +16,9 @@ One clock-cycle (torchgpipe, arXiv 2004.09910, sections 3.1-3.3), for its tasks 
              fork(i, j)           the other end of join(i + 1, j)        if i < m - 1     fork_join
 
 All tasks of a cycle are fenced before the first is launched, and all are launched before the first is collected. A plan
-that looks ahead does not let all partitions wait for the slowest task of a cycle: it collects a task when the next
-partition is about to launch its micro-batch, in the cycle after, and that of the last partition at the end of that
-cycle. Tasks are launched and collected in the same order as without.
+that looks ahead does not let all partitions wait for the slowest task of a cycle: it collects a task before the next
+partition fences and launches its micro-batch, in the cycle after, and that of the last partition at the end of that
+cycle. Tasks are launched and collected in the same order as without, and the same exception surfaces.
 
 The backward pass is autograd's, in the order that join, recompute and fork leave it, or it is scheduled: then every
 partition takes the tasks of the cycles in reversed order, and waits for nobody but the next partition:
@@ -139,7 +139,8 @@ def run_forward(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
 
     Raises:
         Exception: the first exception of a cycle, after all tasks of that cycle have ended; later cycles do not run.
-            Where ``plan`` looks ahead the next one may have begun, and what was launched of it ends.
+            Where ``plan`` looks ahead the next one may have begun, and what was launched of it ends. An interrupt of
+            this thread comes back when every task that was launched has ended, too.
     """
     run = _run_ahead if plan.ahead else _run_in_cycles
     try:
@@ -191,8 +192,14 @@ def _run_ahead(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
         for i, j in cycle:
             while (i, j - 1) in before:
                 _collect(plan, lanes, *before.popleft())
-            _fence(plan, lanes, i, j)
-            _launch(plan, lanes, i, j)
+            try:
+                _fence(plan, lanes, i, j)
+                _launch(plan, lanes, i, j)
+            except Exception:
+                # If a task of the cycle before has failed, that came first.
+                for task in before:
+                    lanes.collect(*task)
+                raise
         for i, j in before:
             _collect(plan, lanes, i, j)
 

@@ -79,6 +79,7 @@ class BatchLanes:
 
     def drain(self) -> None:
         """See :meth:`gpipe_bench.program.Lanes.drain`."""
+        self._results.clear()
         if self._shared.workers is not None:
             self._shared.workers.end()
 

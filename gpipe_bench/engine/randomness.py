@@ -91,8 +91,11 @@ class Batch:
 
     def draws(self, i: int, j: int) -> Draws:
         """The random numbers of task (i, j)."""
-        way = self.randomness.way(j, self.training) if self.concurrent else _SAVED
-        return Draws(self, i, j, way)
+        return Draws(self, i, j)
+
+    def way(self, j: int) -> str:
+        """How a task of partition j that begins now gets its random numbers."""
+        return self.randomness.way(j, self.training) if self.concurrent else _SAVED
 
     def seed(self, i: int, j: int) -> int:
         """A number for task (i, j) of this batch."""
@@ -125,14 +128,15 @@ class Draws:
         batch: the batch it belongs to.
         i: its micro-batch.
         j: its partition.
-        way: ``unknown``, ``none``, ``saved`` or ``own``.
+        way: ``unknown``, ``none``, ``saved`` or ``own``; found out when the task begins, not when it is launched: then
+            the partition's task before it has ended.
         states: generators that the first pass drew from as they are, and the states in which it found them.
     """
 
     batch: Batch
     i: int
     j: int
-    way: str
+    way: str = _UNKNOWN
     states: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
     @property
@@ -141,6 +145,7 @@ class Draws:
 
     def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
         """For the first pass; ``again`` says whether a recomputation will follow."""
+        self.way = self.batch.way(self.j)
         if self.way == _SAVED:
             return _Saved(self) if again else _NOTHING
         own = self.way in (_UNKNOWN, _OWN)

@@ -53,8 +53,10 @@ class Workers:
         self.dismiss()
         for thread in self._threads:
             thread.join()
-        # An exception among them leads to its task, which leads here.
-        self._outboxes.clear()
+        # An exception among them leads to its thread's frames, and these to the outbox.
+        for outbox in self._outboxes.values():
+            while not outbox.empty():
+                outbox.get()
 
 
 class WorkerPool:

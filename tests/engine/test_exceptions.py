@@ -244,22 +244,34 @@ def test_a_wrong_last_layer_is_named(clock_cycle):
         pipe(numbered(2))
 
 
+FAILING = {
+    "forward": [("forward", 1, 1)],
+    "recompute": [("recompute", 1, 1)],
+    "backward": [("backward", 1, 1)],
+    # one surfaces, and nobody takes the others
+    "a whole cycle": [("forward", 2 - j, j) for j in range(N)],
+}
+
+
 @pytest.mark.parametrize("workers", ["always", "never"])
 @pytest.mark.parametrize("checkpoint", MODES)
-@pytest.mark.parametrize("phase", ["forward", "recompute", "backward"])
+@pytest.mark.parametrize("failing", FAILING)
 @pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-def test_what_failed_is_free_without_the_collector(backward, phase, checkpoint, workers, no_gc):
+def test_what_failed_is_free_without_the_collector(backward, failing, checkpoint, workers, no_gc):
     """Memory that ran out must be there again for whoever catches it and tries with less."""
-    if phase == "recompute" and checkpoint == "never":
+    if failing == "recompute" and checkpoint == "never":
         pytest.skip("nothing is recomputed")
     pipe = armed_pipe(checkpoint=checkpoint, workers=workers, backward=backward)
     held = []
     for layer in pipe:
+        layer.register_forward_pre_hook(lambda _layer, given: held.append(weakref.ref(given[0])))
         layer.register_forward_hook(lambda _layer, _given, output: held.append(weakref.ref(output)))
-    pipe[1].armed[phase, 1] = BoomError()
+    for phase, i, j in FAILING[failing]:
+        pipe[j].armed[phase, i] = BoomError()
     with pytest.raises(BoomError):
         step(pipe)
-    pipe[1].armed.clear()
+    for layer in pipe:
+        layer.armed.clear()
     assert held
     held.append(weakref.ref(pipe))
     del pipe, layer

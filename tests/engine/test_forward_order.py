@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from gpipe_bench import Components
 from gpipe_bench.schedule import clock_cycles, microbatch_major
-from tests.engine.support import FACTORIAL, MODES, Watch, crossing_model, label, numbered, on_cpu, probe_pipe
+from tests.engine.support import FACTORIAL, Watch, crossing_model, label, numbered, on_cpu, probe_pipe
 
 CLOCK_CYCLES = """
     F0,0
@@ -106,50 +105,6 @@ def test_tasks_of_one_cycle_run_at_the_same_time(components):
     layers = [Meet(barrier, turn) for turn in (2, 1, 0)]
     pipe = on_cpu(nn.Sequential(*layers), [1, 1, 1], chunks=3, components=components, checkpoint="never")
     torch.testing.assert_close(pipe(numbered(3)), numbered(3))
-
-
-class Paced(nn.Module):
-    """Tells which micro-batches it has begun; the first one waits until ``go``."""
-
-    def __init__(self, go: Callable[[], object]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-        self.begun: dict[int, threading.Event] = {i: threading.Event() for i in range(4)}
-        self.go = go
-
-    def forward(self, x):
-        i = int(x.flatten()[0].detach())
-        self.begun[i].set()
-        if i == 0:
-            self.go()
-        return x * self.weight
-
-
-def paced(go: Callable[[Paced], object], **options) -> bool:
-    """What ``go`` says, called with the first partition while the last has its first task."""
-    said = []
-    first = Paced(lambda: None)
-    last = Paced(lambda: said.append(go(first)))
-    pipe = on_cpu(nn.Sequential(first, last), [1, 1], chunks=4, workers="always", **options)
-    torch.testing.assert_close(pipe(numbered(4)), numbered(4))
-    return said == [True]
-
-
-def begins(i: int, within_s: float) -> Callable[[Paced], bool]:
-    return lambda layer: layer.begun[i].wait(timeout=within_s)
-
-
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_on_the_cpu_scheduled_partitions_do_not_wait_for_the_slowest_of_a_cycle(checkpoint):
-    assert paced(begins(2, 30), backward="scheduled", checkpoint=checkpoint)
-
-
-def test_but_they_look_no_further_than_the_next_cycle():
-    assert not paced(begins(3, 0.3), backward="scheduled")
-
-
-def test_where_the_order_of_autograd_hangs_on_it_they_do_wait():
-    assert not paced(begins(2, 0.3), backward="autograd")
 
 
 def test_copies_and_portals_of_a_cycle_come_before_its_tasks():

@@ -19,13 +19,13 @@ OFF = Components(*[False] * 5)
 class Notes:
     """Lanes that write each step down, and raise at one of them."""
 
-    def __init__(self, fail_at=None):
+    def __init__(self, *fail_at):
         self.steps = []
         self.fail_at = fail_at
 
     def note(self, step):
         self.steps.append(step)
-        if step == self.fail_at:
+        if step in self.fail_at:
             raise ArithmeticError(step)
 
     def join(self, i, j):
@@ -237,3 +237,11 @@ def test_looking_ahead_an_exception_drains_what_was_launched(fail_at, expected):
     with pytest.raises(ArithmeticError, match=fail_at):
         run_forward(Plan(m=2, n=2, components=Components(), ahead=True), notes)
     assert [step for step in notes.steps if step[0] != "j"] == words(expected)
+
+
+@pytest.mark.parametrize("later", ["C11", "L11"])
+def test_looking_ahead_a_task_that_failed_a_cycle_before_surfaces_first(later):
+    notes = Notes("T01", later)
+    with pytest.raises(ArithmeticError, match="T01"):
+        run_forward(Plan(m=3, n=2, checkpoint="never", ahead=True), notes)
+    assert notes.steps[-3:] == [later, "T01", "D"]

@@ -119,3 +119,31 @@ def test_without_fork_and_join_every_task_still_runs_once_and_recomputes_before_
             steps = order.split()
             assert sorted(steps) == sorted(ORDERED["always"].split())
             assert all(steps.index(f"R{i}") < steps.index(f"B{i}") for i in range(M))
+
+
+class Asks(nn.Module):
+    """Asks, in the host's thread, when its first task begins; tells which micro-batches it has begun."""
+
+    def __init__(self, ask=lambda: None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.begun = [threading.Event() for _ in range(M)]
+        self.ask = ask
+
+    def forward(self, x):
+        i = int(x[0, 0])
+        self.begun[i].set()
+        if i == 0:
+            self.ask()
+        return x * self.weight
+
+
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+def test_no_task_is_issued_before_the_cycle_before_has_been(backward):
+    """What a copy stream waits for would otherwise be not this task but the next."""
+    first, said = Asks(), []
+    last = Asks(lambda: said.append((first.begun[1].wait(30), first.begun[2].wait(0.3))))
+    places = ["virtual:0", "virtual:1"]
+    pipe = GPipe(nn.Sequential(first, last), [1, 1], devices=places, chunks=M, backward=backward, workers="always")
+    pipe(torch.arange(float(M)).repeat_interleave(WIDTH).reshape(M, WIDTH).to(places[0])).sum().backward()
+    assert said[0] == (True, False)
