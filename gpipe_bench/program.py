@@ -107,8 +107,9 @@ class Plan(Generic[SkipT]):
         checkpoint: ``always``, ``except_last`` or ``never``; what counts is the number of actual micro-batches.
         arrivals: for each partition, the skips that a portal brings there, in layout order.
         backward: whether a backward pass can follow; without one no lane is opened.
-        ahead: whether tasks of a cycle may be launched before all of the cycle before have ended. Not for lanes on
-            which a backward pass hangs, nor for streams: what waits for a task there would wait for the next one too.
+        looks_ahead: whether tasks of a cycle may be launched before all of the cycle before have ended. Not where the
+            order of autograd's nodes hangs on it, nor on streams: what waits there for one task would wait for the
+            next one, too.
     """
 
     m: int
@@ -117,7 +118,7 @@ class Plan(Generic[SkipT]):
     checkpoint: str = "except_last"
     arrivals: Mapping[int, Sequence[SkipT]] = field(default_factory=dict)
     backward: bool = True
-    ahead: bool = False
+    looks_ahead: bool = False
 
     def cycles(self) -> Iterable[Cycle]:
         """The cycles of this plan: clock-cycles, or one task at a time without them."""
@@ -142,7 +143,7 @@ def run_forward(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
             Where ``plan`` looks ahead the next one may have begun, and what was launched of it ends. An interrupt of
             this thread comes back when every task that was launched has ended, too.
     """
-    run = _run_ahead if plan.ahead else _run_in_cycles
+    run = _run_looking_ahead if plan.looks_ahead else _run_in_cycles
     try:
         run(plan, lanes)
     except BaseException:
@@ -185,7 +186,7 @@ def _run_in_cycles(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
             _collect(plan, lanes, i, j)
 
 
-def _run_ahead(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
+def _run_looking_ahead(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
     launched: Cycle = []
     for cycle in [*plan.cycles(), []]:
         before, launched = deque(launched), cycle

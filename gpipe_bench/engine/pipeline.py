@@ -245,7 +245,7 @@ class Pipeline(Layers, Unmovable):
     def _looking_ahead(self, plan: Plan[SkipKey], shared: Circumstances) -> Plan[SkipKey]:
         """``plan`` as workers are to run it, which on the CPU need not wait for the slowest of them in every cycle."""
         cpu = all(device.type == "cpu" for device in self.devices)
-        return replace(plan, ahead=cpu and shared.workers is not None)
+        return replace(plan, looks_ahead=cpu and shared.workers is not None)
 
     def _lanes(
         self,
