@@ -31,6 +31,10 @@ LONGEST_CYCLE_S: Final = 3e-3
 LONGEST_TASK_S: Final = 1e-3
 """Where a task takes longer in the calling thread, workers are worth it: to hand it over takes a tenth of that."""
 
+SHORTEST_TASK_S: Final = 80e-6
+"""Where a task takes less in the calling thread, it stays there: to hand it over takes 40 microseconds or more, and two
+workers save half."""
+
 _CLEARLY: Final = 0.8
 _MOST_TRIES: Final = 3
 _MOST_KINDS: Final = 64
@@ -42,8 +46,8 @@ class Contest:
     A batch with workers comes first and does not count, since everything is new; then both take turns. Of the
     calling thread the least time is compared, since what else the machine does only adds to it, and of workers the
     median: how they meet and fight for the lock changes from batch to batch. They must be clearly faster, and twice.
-    Once settled, it stays so; so tasks that are long get workers without a comparison, which a machine that is busy at
-    that moment would decide.
+    Once settled, it stays so; so tasks that are long get workers without a comparison, and those that are very short
+    the calling thread: a machine that is busy at that moment would decide it.
 
     Args:
         cycles: clock-cycles of a batch.
@@ -80,8 +84,8 @@ class Contest:
         times = self._times
         if self._inline is not None or (not inline and seconds > self._cycles * LONGEST_CYCLE_S):
             return
-        if inline and seconds > self._tasks * LONGEST_TASK_S:
-            self._inline = False
+        if inline and not self._tasks * SHORTEST_TASK_S <= seconds <= self._tasks * LONGEST_TASK_S:
+            self._inline = seconds < self._tasks * SHORTEST_TASK_S
             return
         times[inline].append(seconds)
         tries = len(times[True])

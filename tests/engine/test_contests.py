@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from gpipe_bench.engine import granularity
-from gpipe_bench.engine.granularity import LONGEST_CYCLE_S, LONGEST_TASK_S, Contest, Contests, kind_of
+from gpipe_bench.engine.granularity import (
+    LONGEST_CYCLE_S,
+    LONGEST_TASK_S,
+    SHORTEST_TASK_S,
+    Contest,
+    Contests,
+    kind_of,
+)
 from gpipe_bench.engine.microbatch import scatter
 
 
@@ -38,6 +45,16 @@ def test_long_tasks_get_workers_whatever_they_take_there():
     made = Contest(10, 20)
     for inline, seconds in [(W, 10 * SHORT), (W, 10 * SHORT), (I, 20 * LONGEST_TASK_S * 0.3)]:
         made.note(seconds, inline=inline)
+    assert made.settled is True
+
+
+@pytest.mark.parametrize("disturbed", [0, 1])
+def test_very_short_tasks_stay_in_the_calling_thread_whatever_workers_take(disturbed):
+    made = Contest(10, 20)
+    for factor in [1.5] * disturbed + [0.9]:
+        for inline, seconds in [(W, SHORT), (W, SHORT), (I, 20 * SHORTEST_TASK_S * factor)]:
+            assert made._inline is None
+            made.note(seconds, inline=inline)
     assert made.settled is True
 
 
