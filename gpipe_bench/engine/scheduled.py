@@ -201,20 +201,20 @@ class Drive(Function):
 
 
 class Collect(Function):
-    """(pass, phony, outputs...) -> outputs; backward takes their gradients."""
+    """(pass, phony, (outputs...)) -> outputs; backward takes their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, backward_pass: BackwardPass, frozen: list[int], _: Tensor, *values: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, backward_pass: BackwardPass, frozen: list[int], _: Tensor, values: Values) -> Values:
         ctx.set_materialize_grads(False)
         ctx.backward_pass = backward_pass
-        outputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
-        ctx.mark_non_differentiable(*(outputs[index] for index in frozen))
+        outputs = tuple([value.detach() if isinstance(value, Tensor) else value for value in values])
+        ctx.mark_non_differentiable(*[outputs[index] for index in frozen])
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
         ctx.backward_pass.take(grads)
-        return (None, None, None, *(None for _ in grads))
+        return (None, None, None, None)
 
 
 def attach(backward_pass: BackwardPass, inputs: list[MicroBatch], outputs: list[MicroBatch]) -> list[MicroBatch]:
@@ -225,7 +225,7 @@ def attach(backward_pass: BackwardPass, inputs: list[MicroBatch], outputs: list[
         inputs: the micro-batches as they came.
         outputs: what the last partition made of them.
     """
-    flat = [value for microbatch in outputs for value in microbatch.values]
+    flat = tuple([value for microbatch in outputs for value in microbatch.values])
     frozen = [index for index, value in enumerate(flat) if isinstance(value, Tensor) and not value.requires_grad]
     if not any(isinstance(value, Tensor) and value.requires_grad for value in flat):
         return outputs
@@ -236,8 +236,7 @@ def attach(backward_pass: BackwardPass, inputs: list[MicroBatch], outputs: list[
     else:
         phony = new_leaf(_CPU)
     (phony,) = _one(apply(Drive, backward_pass, phony))
-    constants = [value.detach() if isinstance(value, Tensor) else value for value in flat]
-    collected = apply(Collect, backward_pass, frozen, phony, *constants)
+    collected = apply(Collect, backward_pass, frozen, phony, flat)
     return _regrouped(collected, outputs)
 
 

@@ -130,15 +130,23 @@ class PartitionTask:
         """Flat inputs to flat outputs: those of the last layer, then the outgoing skips."""
         stage = self._stage
         if not stage.skips:
-            output = MicroBatch.wrap(run_layers(stage.layers, MicroBatch(flat, self._structure).unwrap()))
-            self.output_structure = output.structure
-            return output.values
+            # One tensor is the rule, and needs no flattening.
+            given = flat[0] if self._structure is None else MicroBatch(flat, self._structure).unwrap()
+            output = run_layers(stage.layers, given)
+            if isinstance(output, Tensor):
+                self.output_structure = None
+                return (output,)
+            return self._flattened(output)
         tracker = LocalTracker(zip(stage.incoming, flat[self._count :], strict=True))
         with use_tracker(tracker):
             value = MicroBatch(flat[: self._count], self._structure).unwrap()
-            output = MicroBatch.wrap(run_layers(stage.layers, value))
+            values = self._flattened(run_layers(stage.layers, value))
+        return (*values, *(tracker.load(key) for key in stage.outgoing))
+
+    def _flattened(self, value: Any) -> Values:
+        output = MicroBatch.wrap(value)
         self.output_structure = output.structure
-        return (*output.values, *(tracker.load(key) for key in stage.outgoing))
+        return output.values
 
     def keeping_inputs(self, flat: Values) -> Values:
         """Compute, and leave ``flat`` as it is even if a layer works in place: a recomputation will need it.
