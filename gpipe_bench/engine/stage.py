@@ -160,11 +160,9 @@ class PartitionTask:
         inputs = flat
         if stage.writes_inputs is not False:
             inputs = tuple(value.clone() if isinstance(value, Tensor) else value for value in flat)
-        # Autograd's own count of writes. Inference tensors have none, but nothing is checkpointed in inference mode.
-        tensors = [value for value in inputs if isinstance(value, Tensor)]
-        versions = [tensor._version for tensor in tensors]  # noqa: SLF001 - see above
+        versions = _versions(inputs)
         outputs = self(inputs)
-        written = versions != [tensor._version for tensor in tensors]  # noqa: SLF001 - see above
+        written = versions != _versions(inputs)
         if written and stage.writes_inputs is False:
             stage.writes_inputs = True
             raise RuntimeError(
@@ -173,6 +171,13 @@ class PartitionTask:
             )
         stage.writes_inputs = stage.writes_inputs or written
         return outputs
+
+
+def _versions(values: Values) -> int | list[int]:
+    """Autograd's own count of writes. Inference tensors have none, but nothing is checkpointed in inference mode."""
+    if len(values) == 1 and isinstance(values[0], Tensor):
+        return values[0]._version  # noqa: SLF001 - see above
+    return [value._version for value in values if isinstance(value, Tensor)]  # noqa: SLF001 - see above
 
 
 def place(
