@@ -17,10 +17,12 @@ __all__ = [
     "check_device",
     "check_input",
     "differentiable",
+    "flatten",
     "gather",
     "own_version",
     "replace",
     "scatter",
+    "unflatten",
 ]
 
 Values = tuple[Any, ...]
@@ -42,25 +44,35 @@ class MicroBatch:
 
     @classmethod
     def wrap(cls, value: Any) -> MicroBatch:
-        """From what a layer takes or gives.
-
-        Raises:
-            TypeError: an object of a kind that no pytree knows holds tensors, whose gradients would be lost.
-        """
-        if isinstance(value, Tensor):
-            return cls((value,), None)
-        leaves, structure = tree_flatten(value)
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor) and _hides_tensors(leaf):
-                raise TypeError(
-                    f"layers must hand on tensors in tuples, lists or dicts, got a {type(leaf).__name__} that holds "
-                    "some; return a tuple, or register the class with torch.utils.pytree"
-                )
-        return cls(tuple(leaves), structure)
+        """From what a layer takes or gives, see :func:`flatten`."""
+        return cls(*flatten(value))
 
     def unwrap(self) -> Any:
         """To what a layer takes or gives."""
-        return self.values[0] if self.structure is None else tree_unflatten(self.values, self.structure)
+        return unflatten(self.values, self.structure)
+
+
+def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
+    """The values and the structure of a micro-batch, from what a layer takes or gives.
+
+    Raises:
+        TypeError: an object of a kind that no pytree knows holds tensors, whose gradients would be lost.
+    """
+    if isinstance(value, Tensor):
+        return (value,), None
+    leaves, structure = tree_flatten(value)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) and _hides_tensors(leaf):
+            raise TypeError(
+                f"layers must hand on tensors in tuples, lists or dicts, got a {type(leaf).__name__} that holds "
+                "some; return a tuple, or register the class with torch.utils.pytree"
+            )
+    return tuple(leaves), structure
+
+
+def unflatten(values: Values, structure: TreeSpec | None) -> Any:
+    """What a layer takes or gives, from the values and the structure of a micro-batch."""
+    return values[0] if structure is None else tree_unflatten(values, structure)
 
 
 def _hides_tensors(value: Any, depth: int = 4) -> bool:

@@ -14,7 +14,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.engine.autograd import Made, can_renumber
 from gpipe_bench.engine.keeping import Kept, is_dense, kept_by
 from gpipe_bench.engine.layers import Layers
-from gpipe_bench.engine.microbatch import MicroBatch, Values
+from gpipe_bench.engine.microbatch import Values, flatten, unflatten
 from gpipe_bench.engine.sequential import run_layers
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
@@ -130,23 +130,14 @@ class PartitionTask:
         """Flat inputs to flat outputs: those of the last layer, then the outgoing skips."""
         stage = self._stage
         if not stage.skips:
-            # One tensor is the rule, and needs no flattening.
-            given = flat[0] if self._structure is None else MicroBatch(flat, self._structure).unwrap()
-            output = run_layers(stage.layers, given)
-            if isinstance(output, Tensor):
-                self.output_structure = None
-                return (output,)
-            return self._flattened(output)
+            output = run_layers(stage.layers, unflatten(flat, self._structure))
+            values, self.output_structure = flatten(output)
+            return values
         tracker = LocalTracker(zip(stage.incoming, flat[self._count :], strict=True))
         with use_tracker(tracker):
-            value = MicroBatch(flat[: self._count], self._structure).unwrap()
-            values = self._flattened(run_layers(stage.layers, value))
+            output = run_layers(stage.layers, unflatten(flat[: self._count], self._structure))
+            values, self.output_structure = flatten(output)
         return (*values, *(tracker.load(key) for key in stage.outgoing))
-
-    def _flattened(self, value: Any) -> Values:
-        output = MicroBatch.wrap(value)
-        self.output_structure = output.structure
-        return output.values
 
     def keeping_inputs(self, flat: Values) -> Values:
         """Compute, and leave ``flat`` as it is even if a layer works in place: a recomputation will need it.
