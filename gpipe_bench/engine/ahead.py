@@ -6,7 +6,8 @@ thread runs everything and nothing is copied, their order follows from that of t
 
 -   A recomputation node outranks every checkpoint, so it runs as soon as it can: R(i, j) after the last of B(i + 1, j)
     and the tasks that took what (i, j) gave out. So whoever finishes B says what may be recomputed now, and the next
-    task begins with that, in the order of the nodes that are not there; a task without checkpoint by a hook.
+    task begins with that, in the order of the nodes that are not there. A task without checkpoint does so by a hook on
+    its output, and as no other begins before it has finished, that is said there, too.
 -   Of the checkpoints that are ready the one of the latest task runs first. Those of a partition become ready from the
     last micro-batch to the first, or at the same time; so none comes sooner for not being held back by a lane.
 """
@@ -14,6 +15,7 @@ thread runs everything and nothing is copied, their order follows from that of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -58,7 +60,7 @@ class Ahead:
     Its tasks keep it, and it keeps none of them: nothing waits for the garbage collector.
 
     Args:
-        last: the last micro-batch with checkpoints.
+        last: the last micro-batch.
         takes: for each partition, those whose outputs it takes.
         fill: recomputes a task, given its checkpoint.
     """
@@ -89,15 +91,16 @@ class Ahead:
         if task in self._ranks:
             self._checkpoints[task] = ref(checkpoint)
 
-    def precede(self, outputs: Sequence[Any]) -> None:
-        """Catch up before the task without checkpoint that gave ``outputs`` begins its backward pass."""
+    def precede(self, i: int, j: int, outputs: Sequence[Any]) -> None:
+        """Catch up before task (i, j), without checkpoint, begins its backward pass at ``outputs``."""
         for output in outputs:
             node = output.grad_fn if isinstance(output, Tensor) else None
             if node is not None:
-                node.register_prehook(self._before)
+                node.register_prehook(partial(self._begins, i, j))
 
-    def _before(self, _: object) -> None:
+    def _begins(self, i: int, j: int, _: object) -> None:
         self.catch_up(-1)
+        self.finished(i, j)
 
     def catch_up(self, rank: int) -> None:
         """Recompute what may be recomputed and outranks ``rank``; the first thing that a task does."""
@@ -108,7 +111,7 @@ class Ahead:
                 self._fill(checkpoint)
 
     def finished(self, i: int, j: int) -> None:
-        """Task (i, j) has been run backward; whatever comes after it, it is not to be recomputed any more."""
+        """Task (i, j) has been run backward, or will have been before another begins; it is not recomputed any more."""
         if (i, j) in self._left:
             self._left[i, j] = 0
         for task in ((i - 1, j), *[(i, source) for source in self._takes[j]]):

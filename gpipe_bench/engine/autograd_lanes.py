@@ -71,9 +71,12 @@ class AutogradLanes(BatchLanes):
         self._ahead = None
         # of one partition each checkpoint comes right after its own recomputation, and may do it itself
         if self._bare and shared.components.early_recompute and len(stages) > 1:
-            self._ahead = Ahead(shared.checkpointed - 1, [self._sources(j) for j in range(len(stages))], fill)
+            self._ahead = Ahead(len(microbatches) - 1, [self._sources(j) for j in range(len(stages))], fill)
         # partitions that need no lanes, see _look
         self._ordered: set[int] = set()
+        # those whose last checkpoint needs one, before a task without: see Stage.chained, known from earlier batches
+        mixed = shared.checkpointed < len(microbatches)
+        self._ending = {stage.j for stage in stages if mixed and not stage.chained}
 
     # --- fence ---------------------------------------------------------------------------------------------------
 
@@ -117,7 +120,7 @@ class AutogradLanes(BatchLanes):
             # Nothing that the graph keeps may know the lanes, which keep the graph: Python does not see through it.
             name = partial(name_task, i, j, stage.device, self._computing[j])
             slot = self._slot(j, task, draws, name)
-            laned = self._laned(i)
+            laned = self._laned(i, j)
             if self._ahead is not None:
                 slot.early = self._ahead.early(i, j, node=laned)
             self._running[i, j] = _Running(task, flat if laned else (), slot)
@@ -133,7 +136,7 @@ class AutogradLanes(BatchLanes):
             job = partial(self._run_plain, i, j, task, flat, draws)
             spares = self._spares and not self._checkpointed
             unseen = stage.strays is None and phony is not None and can_renumber()
-            if self._by_place or self._numbers is not None or unseen or (spares and i == 0):
+            if self._by_place or self._numbers is not None or self._bare or unseen or (spares and i == 0):
                 job = partial(self._look, i, j, spares, (*flat, phony), job)
         self._issue(i, j, job)
 
@@ -144,12 +147,12 @@ class AutogradLanes(BatchLanes):
         self._exit(i, j, running.task, flat)
         if running.slot is None:
             if self._ahead is not None:
-                self._ahead.precede(flat)
+                self._ahead.precede(i, j, flat)
         elif self._by_place:
             set_rank(flat, rank_of_place(i, j, len(self._stages)))
         elif self._shared.ranked:
             set_rank(flat, self._collected)
-        if running.slot is None or not self._laned(i):
+        if running.slot is None or not self._laned(i, j):
             del self._running[i, j]
         self._collected += 1
 
@@ -177,7 +180,7 @@ class AutogradLanes(BatchLanes):
     def fork(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.fork`."""
         stage = self._stages[j]
-        if j in self._ordered or (i, j) in self._lanes or not self._laned(i):
+        if j in self._ordered or (i, j) in self._lanes or not self._laned(i, j):
             return
         with use_stream(self._leaving(i, j)):
             flat, self._lanes[i, j] = fork(self._flat(i, stage.outgoing))
@@ -209,9 +212,9 @@ class AutogradLanes(BatchLanes):
         end = self._ends[j][i]
         return end.copying if j < len(self._stages) - 1 else end.computing
 
-    def _laned(self, i: int) -> bool:
-        """Whether the checkpoints of micro-batch i have lanes; some have before one without checkpoints."""
-        return not self._bare or i == self._shared.checkpointed - 1 < len(self.microbatches) - 1
+    def _laned(self, i: int, j: int) -> bool:
+        """Whether the checkpoint (i, j) has a lane: on one CPU only before a task whose end is not known."""
+        return not self._bare or (j in self._ending and i == self._shared.checkpointed - 1)
 
     def _sources(self, j: int) -> list[int]:
         """The partitions whose outputs partition j takes."""
@@ -231,8 +234,11 @@ class AutogradLanes(BatchLanes):
         tasks become ready at one place each and all their nodes lie behind that place.
         """
         made = Made(inputs, job)
-        self._stages[j].strays = bool(self._stages[j].strays) or made.strays
-        if not (spares and made.alone and len(differentiable(made.outputs)) == 1):
+        stage = self._stages[j]
+        stage.strays = bool(stage.strays) or made.strays
+        single = made.alone and len(differentiable(made.outputs)) == 1
+        stage.chained = single and bool(made.nodes)
+        if not (spares and single):
             self._ordered.discard(j)
         elif i == 0:
             self._ordered.add(j)

@@ -44,6 +44,8 @@ class Stage:
         nests: whether a pipeline is among its layers.
         strays: whether the graph of a task has nodes of other threads or of a pipeline in it, whose numbers say nothing
             of the task; None until one was looked at.
+        chained: whether the graph of the last task that was looked at hung on one output, with no nodes of others in it
+            and none elsewhere: then its backward pass begins at that output, and no other task comes before its end.
         copying: a copy stream per micro-batch, made when first needed and kept.
         writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
         whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
@@ -62,6 +64,7 @@ class Stage:
     skips: bool
     nests: bool
     strays: bool | None = None
+    chained: bool = False
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
     whole: dict[bool, bool] = field(default_factory=dict)

@@ -30,11 +30,14 @@ def lanes(output: torch.Tensor) -> Counter[str]:
     return Counter({name: count for name, count in found.items() if name in ("Fork", "Join", "Recompute")})
 
 
-def chain(*layers: nn.Module, **options) -> torch.Tensor:
+def chain(*layers: nn.Module, batches: int = 1, **options) -> torch.Tensor:
+    """The output of the last of some batches."""
     torch.manual_seed(0)
     options = {"chunks": M, "checkpoint": "never", **options}
     pipe = on_cpu(nn.Sequential(*layers), [1] * len(layers), **options)
-    return pipe(torch.linspace(-1, 1, 24).view(8, 3).requires_grad_())
+    for _ in range(batches):
+        output = pipe(torch.linspace(-1, 1, 24).view(8, 3).requires_grad_())
+    return output
 
 
 class Both(nn.Module):
@@ -119,10 +122,22 @@ def test_checkpoints_need_neither_lanes_nor_nodes_that_recompute(early, workers)
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(("early", "fork"), [(True, "Recompute"), (False, "Fork")])
-def test_the_last_checkpoint_before_a_task_without_has_them(early, fork, workers):
-    components = Components(early_recompute=early)
-    found = lanes(chain(Mix(), Mix(), checkpoint="except_last", components=components, workers=workers))
-    assert found == {fork: 2, "Join": 2}
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_last_checkpoint_before_a_task_without_has_them_until_a_batch_has_shown_that_none_is_needed(
+    early, fork, count, workers
+):
+    options = {"checkpoint": "except_last", "components": Components(early_recompute=early), "workers": workers}
+    layers = [Mix() for _ in range(count)]
+    assert lanes(chain(*layers, **options)) == {fork: count, "Join": count}
+    assert lanes(chain(*layers, batches=2, **options)) == {}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("layer", "laned"), [(Both, 1), (Aside, 1), (Elsewhere, 1), (nn.Identity, 1)])
+def test_before_a_task_whose_numbers_would_not_do_the_last_checkpoint_has_them_in_every_batch(layer, laned, workers):
+    layers = (Mix(), layer(), Both() if layer is Both else Mix())
+    found = lanes(chain(*layers, batches=3, checkpoint="except_last", workers=workers))
+    assert found == {"Recompute": laned, "Join": laned}
 
 
 @pytest.mark.parametrize("options", [{"transfer": "host"}, {"components": Components(clock_cycle=False)}])
