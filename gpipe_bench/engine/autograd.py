@@ -222,7 +222,7 @@ class Made:
 
     def __init__(self, inputs: Sequence[Any], job: Callable[[], tuple[Any, ...]]) -> None:
         # A layer may write to them, and then they have other makers.
-        seen = {None, *_makers(inputs)}
+        ends, seen = {*_makers(inputs)}, {None}
         start = _number()
         self.outputs = job()
         end = _number()
@@ -235,6 +235,8 @@ class Made:
             if node in seen:
                 continue
             seen.add(node)
+            if node in ends:
+                continue
             number = node._sequence_nr()  # noqa: SLF001 - as above
             if start <= number < end:
                 nodes.append((node, number - start))
@@ -244,8 +246,12 @@ class Made:
                 strays = True
             for parent, _ in node.next_functions:
                 todo.append(parent)  # a list comprehension costs more for one or two
-        self.nodes, self.strays = nodes, strays
+        self.nodes, self.strays, self._seen = nodes, strays, seen
         self.alone = not strays and len(nodes) == self.count <= MOST_NODES
+
+    def reaches(self, values: Sequence[Any]) -> bool:
+        """Whether whatever made some of the inputs, ``values``, gets a gradient if all outputs do."""
+        return self._seen.issuperset(_makers(values))
 
     def number_from(self, first: int) -> None:
         """Give the nodes the sequence numbers from ``first`` on, in the order in which they were made."""

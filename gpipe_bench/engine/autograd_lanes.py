@@ -13,14 +13,14 @@ from gpipe_bench.engine.autograd import Made, Numbers, can_renumber, rank_of_pla
 from gpipe_bench.engine.checkpoint import Slot, checkpoint, fill, recompute
 from gpipe_bench.engine.dependency import fork, join
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
-from gpipe_bench.engine.marks import run_marked
+from gpipe_bench.engine.marks import is_mark, run_marked
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
 from gpipe_bench.engine.observer import observed
 from gpipe_bench.engine.phony import new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.skip.layout import SkipLayout
 from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.stage import PartitionTask, Stage
+from gpipe_bench.engine.stage import PartitionTask, Stage, with_known_end
 from gpipe_bench.engine.streams import Stream, use_stream
 from gpipe_bench.engine.transfer import copy, wait
 
@@ -74,9 +74,8 @@ class AutogradLanes(BatchLanes):
             self._ahead = Ahead(len(microbatches) - 1, [self._sources(j) for j in range(len(stages))], fill)
         # partitions that need no lanes, see _look
         self._ordered: set[int] = set()
-        # those whose last checkpoint needs one, before a task without: see Stage.chained, known from earlier batches
-        mixed = shared.checkpointed < len(microbatches)
-        self._ending = {stage.j for stage in stages if mixed and not stage.chained}
+        # those whose last checkpoint needs none before a task without
+        self._ending = with_known_end(stages)
 
     # --- fence ---------------------------------------------------------------------------------------------------
 
@@ -137,7 +136,7 @@ class AutogradLanes(BatchLanes):
             spares = self._spares and not self._checkpointed
             unseen = stage.strays is None and phony is not None and can_renumber()
             if self._by_place or self._numbers is not None or self._bare or unseen or (spares and i == 0):
-                job = partial(self._look, i, j, spares, (*flat, phony), job)
+                job = partial(self._look, (i, j), spares, flat, phony, job)
         self._issue(i, j, job)
 
     def collect(self, i: int, j: int) -> None:
@@ -213,8 +212,9 @@ class AutogradLanes(BatchLanes):
         return end.copying if j < len(self._stages) - 1 else end.computing
 
     def _laned(self, i: int, j: int) -> bool:
-        """Whether the checkpoint (i, j) has a lane: on one CPU only before a task whose end is not known."""
-        return not self._bare or (j in self._ending and i == self._shared.checkpointed - 1)
+        """Whether the checkpoint (i, j) has a lane: on one CPU only before a task without, whose end is not known."""
+        last = i == self._shared.checkpointed - 1 < len(self.microbatches) - 1
+        return not self._bare or (last and j not in self._ending)
 
     def _sources(self, j: int) -> list[int]:
         """The partitions whose outputs partition j takes."""
@@ -226,18 +226,23 @@ class AutogradLanes(BatchLanes):
         places = [(stage.device.type, stage.nests) for stage in self._stages]
         return set(places) == {("cpu", False)} and self._shared.transfer == "direct"
 
-    def _look(self, i: int, j: int, spares: bool, inputs: Values, job: Callable[[], Values]) -> Values:
-        """Run task (i, j), number its nodes, and see whether partition j needs lanes, if the others spare them.
+    def _look(
+        self, place: tuple[int, int], spares: bool, flat: Values, phony: Tensor | None, job: Callable[[], Values]
+    ) -> Values:
+        """Run a task, number its nodes, and see whether its partition needs lanes, if the others spare them.
 
         With one thread for all partitions, autograd takes the highest number among the nodes that are ready. Numbers
         that grow with the micro-batch then give every partition the order that Fork and Join give it, as long as its
         tasks become ready at one place each and all their nodes lie behind that place.
         """
-        made = Made(inputs, job)
+        i, j = place
+        made = Made((*flat, phony), job)
         stage = self._stages[j]
         stage.strays = bool(stage.strays) or made.strays
         single = made.alone and len(differentiable(made.outputs)) == 1
-        stage.chained = single and bool(made.nodes)
+        if self._bare:
+            stage.chained = single and not all(is_mark(node) for node, _ in made.nodes)
+            stage.reaches = made.reaches(flat)
         if not (spares and single):
             self._ordered.discard(j)
         elif i == 0:

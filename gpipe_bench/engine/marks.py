@@ -18,7 +18,7 @@ from gpipe_bench.engine.autograd import apply, pass_through
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 from gpipe_bench.engine.observer import Observer, Task
 
-__all__ = ["run_marked"]
+__all__ = ["is_mark", "run_marked"]
 
 
 def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], values: Values) -> Values:
@@ -37,6 +37,11 @@ def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], 
         for node in _nodes(outputs):
             node.register_hook(mark.end)
     return _reporting(mark.begin, outputs)
+
+
+def is_mark(node: Node) -> bool:
+    """Whether a node is there to report only."""
+    return node.name() == f"{_Report.__name__}Backward"
 
 
 class _Mark:

@@ -24,7 +24,7 @@ from gpipe_bench.engine.spans import Sizes
 from gpipe_bench.engine.streams import Stream, current_stream, has_streams, new_stream
 from gpipe_bench.engine.transfer import Endpoint
 
-__all__ = ["PartitionTask", "Stage", "looked_at", "place"]
+__all__ = ["PartitionTask", "Stage", "looked_at", "place", "with_known_end"]
 
 
 @dataclass(slots=True)
@@ -46,6 +46,7 @@ class Stage:
             of the task; None until one was looked at.
         chained: whether the graph of the last task that was looked at hung on one output, with no nodes of others in it
             and none elsewhere: then its backward pass begins at that output, and no other task comes before its end.
+        reaches: whether all inputs that can get a gradient got one from it.
         copying: a copy stream per micro-batch, made when first needed and kept.
         writes_inputs: whether its first layers write to their inputs; None until a first pass has shown it.
         whole: by training mode, whether all nodes that a task makes are between its inputs and its outputs, with none
@@ -65,6 +66,7 @@ class Stage:
     nests: bool
     strays: bool | None = None
     chained: bool = False
+    reaches: bool = True
     copying: list[Stream] = field(default_factory=list)
     writes_inputs: bool | None = None
     whole: dict[bool, bool] = field(default_factory=dict)
@@ -98,6 +100,22 @@ def looked_at(stage: Stage, training: bool, inputs: Values, job: Callable[[], Va
         if kept is not None:
             stage.sizes[training] = _sizes(stage, inputs, made.outputs, kept)
     return made.outputs
+
+
+def with_known_end(stages: Sequence[Stage]) -> set[int]:
+    """The partitions of which batches so far show when a task without checkpoint begins and ends backward.
+
+    That is so where it is :attr:`Stage.chained`, its backward pass is reached and reaches its inputs, where a lane
+    would begin, and the node of its output stays the one that it is. (If a partition writes to a view, another takes
+    its place.)
+    """
+    known, reached, written = set(), True, False
+    for stage in reversed(stages):
+        writes, reached = bool(stage.writes_inputs), reached and stage.reaches
+        if stage.chained and reached and not (writes or written):
+            known.add(stage.j)
+        written = writes
+    return known
 
 
 def _sizes(stage: Stage, inputs: Values, outputs: Values, kept: Kept) -> Sizes:

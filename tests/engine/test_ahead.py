@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 from gpipe_bench import is_recomputing
-from tests.engine.support import Mix, Watch, on_cpu
+from tests.engine.support import Identity, Mix, Watch, on_cpu
 
 M, N = 4, 3
 
@@ -110,3 +111,50 @@ def test_a_batch_leaves_nothing_to_the_collector(checkpoint):
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+class Notes(nn.Module):
+    """Notes when its layers are recomputed, and when they begin their backward pass."""
+
+    def __init__(self, log: list[str], j: int, *layers: nn.Module) -> None:
+        super().__init__()
+        self.log, self.j, self.layers = log, j, nn.Sequential(*layers)
+
+    def forward(self, x):
+        if is_recomputing():
+            self.log.append(f"R{self.j}")
+        x = self.layers(x)
+        # the node that notes would stand between the view that is written to and who writes to it, and after Identity
+        views = isinstance(self.layers[-1], (nn.Flatten, nn.Identity))
+        return x if views else Identity.apply(x, lambda: self.log.append(f"B{self.j}"))
+
+
+class Stop(nn.Module):
+    """Lets no gradient pass."""
+
+    def forward(self, x):
+        return x.detach()
+
+
+WRITING = [[nn.Linear(4, 4), nn.Flatten()], [nn.ReLU(inplace=True), nn.Linear(4, 4)], [nn.Linear(4, 4)]]
+STOPPED = [[nn.Linear(4, 4)], [nn.Linear(4, 4)], [Stop(), nn.Linear(4, 4)]]
+PASSING = [[nn.Linear(4, 4)], [nn.Identity()], [nn.Linear(4, 4)]]
+
+
+@pytest.mark.parametrize("observed", [(), (1, 3)], ids=["unobserved", "observed"])
+@pytest.mark.parametrize("workers", ["never", "always"])
+@pytest.mark.parametrize("last", [None, nn.Tanh])
+@pytest.mark.parametrize("partitions", [WRITING, STOPPED, PASSING], ids=["writing", "stopped", "passing"])
+def test_every_batch_has_the_order_of_the_first(partitions, last, workers, observed):
+    """Partitions whose end no hook on their output tells: it is replaced, never reached, or another's."""
+    log, orders = [], []
+    more = [[last()]] if last else []
+    layers = nn.Sequential(*(Notes(log, j, *copy.deepcopy(each)) for j, each in enumerate([*partitions, *more])))
+    pipe = on_cpu(layers, [1] * len(layers), chunks=M, checkpoint="except_last", workers=workers)
+    for batch in range(5):
+        with pipe.observe(Watch()) if batch in observed else nullcontext():
+            loss = pipe(torch.linspace(-1, 1, 32).view(8, 1, 4)).square().sum()
+        log.clear()
+        loss.backward()
+        orders.append(" ".join(log))
+    assert orders == orders[:1] * 5
