@@ -35,12 +35,16 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles, microbatch_major
 
-__all__ = ["BackwardLanes", "Lanes", "Plan", "backward_order", "run_backward_task", "run_forward"]
+__all__ = ["HANDED_OVER_BYTES", "BackwardLanes", "Lanes", "Plan", "backward_order", "run_backward_task", "run_forward"]
+
+HANDED_OVER_BYTES: Final = 2**16
+"""In a scheduled backward pass a gradient of so many bytes, that of the only output of a task without checkpoint, is
+handed over to it: nobody else holds it. For less, the node that does it is not worth its time."""
 
 SkipT = TypeVar("SkipT", bound=Hashable)
 SkipT_contra = TypeVar("SkipT_contra", bound=Hashable, contravariant=True)

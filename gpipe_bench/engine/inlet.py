@@ -7,19 +7,12 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gpipe_bench.engine.autograd import apply, run_backward
+from gpipe_bench.engine.autograd import apply
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
+from gpipe_bench.engine.outlet import Outlet, run_backward_from
 
-__all__ = ["Edges", "Inlet", "edges_of", "receive"]
-
-Edges = list[GradientEdge | None]
-
-
-def edges_of(values: Sequence[Any]) -> Edges:
-    """Edges into the graph, one per value; None for what needs no gradient. The values themselves are not kept."""
-    return [get_gradient_edge(value) if isinstance(value, Tensor) and value.requires_grad else None for value in values]
+__all__ = ["Inlet", "receive"]
 
 
 class Inlet:
@@ -40,11 +33,11 @@ class Inlet:
         self._open = False
         self._grads: Sequence[Tensor | None] | None = None
 
-    def run_backward(self, edges: Edges, grads: Sequence[Tensor | None]) -> None:
-        """The task's backward pass."""
+    def run_backward(self, outlet: Outlet, grads: list[Tensor | None]) -> None:
+        """The task's backward pass, see :func:`gpipe_bench.engine.outlet.run_backward_from`."""
         self._open = True
         try:
-            run_backward(edges, grads)
+            run_backward_from(outlet, grads)
         finally:
             self._open = False
 

@@ -122,10 +122,12 @@ class BatchLanes:
         self._skips[i].update(zip(outgoing, flat[count:], strict=True))
 
     def _learns(self, j: int, flat: Values) -> bool:
-        """Whether a task on these inputs has any gradient to compute."""
+        """Whether a task on these inputs has any gradient to compute; without one for them the parameters tell."""
+        if differentiable(flat):
+            return True
         if j not in self._trained:
             self._trained[j] = any(parameter.requires_grad for parameter in self._stages[j].layers.parameters())
-        return self._trained[j] or bool(differentiable(flat))
+        return self._trained[j]
 
     def _slot(self, j: int, task: PartitionTask, draws: Draws, name: Callable[[str], Task]) -> Slot:
         """What computes a task of partition j without a graph, and again with one."""

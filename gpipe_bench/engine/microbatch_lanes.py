@@ -17,10 +17,10 @@ from functools import partial
 
 from torch import Tensor
 
-from gpipe_bench.engine.autograd import run_backward
-from gpipe_bench.engine.inlet import Edges, Inlet, edges_of, receive
+from gpipe_bench.engine.inlet import Inlet, receive
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances
 from gpipe_bench.engine.microbatch import MicroBatch, Values
+from gpipe_bench.engine.outlet import Outlet, outlet_of, run_backward_from
 from gpipe_bench.engine.phony import new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.skip.layout import SkipLayout
@@ -85,7 +85,7 @@ class MicroBatchLanes(BatchLanes):
         self._phony = new_leaf(stages[0].device)
         # By the partition that begins a span, and by that after its last one.
         self._inlets: dict[int, list[Inlet | None]] = {start: [] for start in starts}
-        self._edges: dict[int, list[Edges]] = {end: [] for end in (*starts[1:], len(stages))}
+        self._outlets: dict[int, list[Outlet]] = {end: [] for end in (*starts[1:], len(stages))}
         self._grads: list[Sequence[Tensor | None]] = [() for _ in microbatches]
         self._launched: dict[tuple[int, int], PartitionTask] = {}
         for i in range(len(microbatches)):
@@ -122,8 +122,8 @@ class MicroBatchLanes(BatchLanes):
         task = self._launched.pop((i, j))
         flat = self._result(i, j)
         self._exit(i, j, task, flat)
-        if j + 1 in self._edges:
-            self._edges[j + 1].append(edges_of(flat))
+        if j + 1 in self._outlets:
+            self._outlets[j + 1].append(outlet_of(flat))
         if j + 1 in self._inlets:
             self._begin(i, j + 1)
 
@@ -154,16 +154,16 @@ class MicroBatchLanes(BatchLanes):
         Raises:
             Exception: the first that a task raised.
         """
-        for start, end in reversed([*zip(self._inlets, self._edges, strict=True)]):
-            inlets, edges = self._inlets[start], self._edges[end]
+        for start, end in reversed([*zip(self._inlets, self._outlets, strict=True)]):
+            inlets, outlets = self._inlets[start], self._outlets[end]
             for i in reversed(range(len(self._grads))):
-                inlet, own, grads = inlets.pop(), edges.pop(), self._grads[i]
+                inlet, outlet, grads = inlets.pop(), outlets.pop(), [*self._grads[i]]
                 self._grads[i] = ()
-                run = run_backward if inlet is None else inlet.run_backward
+                run = run_backward_from if inlet is None else inlet.run_backward
                 if any(grad is not None for grad in grads):
-                    run(own, grads)
+                    run(outlet, grads)
                 if inlet is not None:
                     self._grads[i] = inlet.grads()
-        for i, grads in enumerate(self._grads):
-            if grads:
-                self.input_grads[i] = [*grads]
+        for i, left in enumerate(self._grads):
+            if left:
+                self.input_grads[i] = [*left]

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.autograd import run_backward
 from gpipe_bench.engine.checkpoint import Slot
-from gpipe_bench.engine.inlet import Edges, Inlet, edges_of, receive
+from gpipe_bench.engine.inlet import Inlet, receive
 from gpipe_bench.engine.lanes import BatchLanes, Circumstances, name_task
 from gpipe_bench.engine.microbatch import MicroBatch, Values
 from gpipe_bench.engine.observer import observed
+from gpipe_bench.engine.outlet import Outlet, outlet_of, run_backward_from
 from gpipe_bench.engine.phony import new_leaf
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.skip.layout import SkipLayout
@@ -47,7 +47,7 @@ class _Cell:
             gradients collect.
         inlet: where they arrive without a checkpoint.
         slot: computes it again, if it is checkpointed.
-        edges: into its graph, one per flat output; None for what needs no gradient. Outputs themselves are not kept.
+        outlet: where the gradients of its flat outputs come in.
         grads: gradients of its flat outputs, as they come.
     """
 
@@ -55,7 +55,7 @@ class _Cell:
     inputs: Values
     slot: Slot | None = None
     inlet: Inlet | None = None
-    edges: Edges = field(default_factory=list)
+    outlet: Outlet = field(default_factory=list)
     grads: list[Tensor | None] = field(default_factory=list)
 
 
@@ -145,7 +145,7 @@ class ScheduledLanes(BatchLanes):
             run = cell.task.keeping_inputs if j == 0 and cell.inlet is not None else cell.task
             with draws.first_pass(again=False):
                 outputs = looked_at(self._stages[j], shared.randomness.training, inputs, partial(run, inputs))
-        cell.edges = edges_of(outputs)
+        cell.outlet = outlet_of(outputs)
         return _cut(outputs)
 
     def _phony(self, j: int) -> Tensor:
@@ -200,10 +200,10 @@ class ScheduledLanes(BatchLanes):
                 if cell.slot.recomputed is None:
                     cell.slot.fill(cell.inputs)
                 outputs, cell.inputs = cell.slot.take() or ((), ())
-                cell.edges = edges_of(outputs)
+                cell.outlet = outlet_of(outputs, hands_over=False)
                 del outputs
-            run = run_backward if cell.inlet is None else cell.inlet.run_backward
-            observed(self._shared.observer, self._task, (i, j, "backward"), run, cell.edges, cell.grads)
+            run = run_backward_from if cell.inlet is None else cell.inlet.run_backward
+            observed(self._shared.observer, self._task, (i, j, "backward"), run, cell.outlet, cell.grads)
 
     def send_grads(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.BackwardLanes.send_grads`."""

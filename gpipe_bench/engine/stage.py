@@ -182,7 +182,25 @@ class PartitionTask:
                 "first in-place operation in a later one; run the batch again: from now on the input is kept"
             )
         stage.writes_inputs = stage.writes_inputs or written
-        return outputs
+        if written or inputs is flat or torch.is_grad_enabled():
+            return outputs
+        return tuple([_of_originals(output, inputs, flat) for output in outputs])
+
+
+def _of_originals(output: Any, copies: Values, originals: Values) -> Any:
+    """``output``, but where it is a copy or a view of one, the same of the original: no copy stays for its sake."""
+    for copy, original in zip(copies, originals, strict=True):
+        if is_dense([output, copy, original]) and _same_memory(output, copy):
+            if output.dtype != copy.dtype or copy.stride() != original.stride():
+                return output
+            offset = output.storage_offset() - copy.storage_offset() + original.storage_offset()
+            return original.as_strided(output.shape, output.stride(), offset)
+    return output
+
+
+def _same_memory(one: Any, other: Any) -> bool:
+    tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return tensors and one.untyped_storage()._cdata == other.untyped_storage()._cdata  # noqa: SLF001 - its identity
 
 
 def _versions(values: Values) -> int | list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -246,3 +247,52 @@ def test_a_layer_that_begins_to_write_to_its_input_later_is_told_to_try_again():
     with pytest.raises(RuntimeError, match=r"partition 1 must write to their input from the first batch on or never"):
         pipe(hot)
     assert_same(train_step(pipe, hot), train_step(plain, hot))
+
+
+class Places(nn.Module):
+    """Notes where in memory the values are that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def forward(self, x):
+        self.found.append(x.untyped_storage().data_ptr())
+        return x
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+PASSING = {
+    "identity": (nn.Identity, True),
+    "view": (lambda: nn.Flatten(0), True),
+    "part": (lambda: Apply(lambda x: x[1:, ::2]), True),
+    "transposed": (lambda: Apply(Tensor.t), True),
+    "sums": (lambda: Apply(lambda x: x + 1), False),
+    "writes": (InPlace, False),
+}
+
+
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+@pytest.mark.parametrize("name", PASSING)
+def test_no_copy_of_the_inputs_outlives_the_first_task(name, backward):
+    """It is made to see whether the layers write to them; what passes is the tensor that came, also in that task."""
+    make, same = PASSING[name]
+    before = Places()
+    plain = nn.Sequential(Affine(), make())
+    pipe = on_cpu(
+        nn.Sequential(nn.Sequential(copy.deepcopy(plain[0]), before), make()), [1, 1], chunks=1,
+        checkpoint="always", backward=backward, workers="never",
+    )  # fmt: skip
+    for _ in range(2):
+        before.found.clear()
+        output = pipe(ones(2))
+        assert (output.untyped_storage().data_ptr() == before.found[0]) is same
+        torch.testing.assert_close(output, plain(ones(2)))

@@ -64,8 +64,8 @@ class Passes:
         places: devices and streams.
         devices: an allocator each.
         keeps_gradients: whether gradients are set to zero between steps, rather than given up.
-        scheduled: whether the backward pass is scheduled: then each task sums up its gradients by itself, keeps those
-            that come to it until it has run, and lets go of what it gave out.
+        scheduled: whether the backward pass is scheduled: then each task sums up its gradients by itself, lets go of
+            what it gave out, and keeps gradients that come to it until it has run, unless they are handed over.
 
     Attributes:
         without_scratch: kinds of kernels for whose scratch memory there was no room once; they do without from then on.
@@ -163,7 +163,7 @@ class Passes:
         names = (*own_names(work.returning), *made)
         found = None if isinstance(graph, dict) else self._backward_at_once(j, work, graph, (way, names, lent))
         if found is None:
-            requests = self._requests(work, way, last_needed(way, lent))
+            requests = self._requests(work, way, last_needed(work, way, lent))
             table = self._one_by_one(j, requests, self._table(j, work, graph, way), lent)
             found = {name: table.pop(name) for name in names}
             drop_all(table.values())
@@ -227,7 +227,7 @@ class Passes:
         awaited = graph.awaited()
         if awaited is None:
             return None
-        program = self._program(work, way, awaited, last_needed(way, lent))
+        program = self._program(work, way, awaited, last_needed(work, way, lent))
         done = program.run(*self._homes[j], graph.placed)
         if done is None:
             return None

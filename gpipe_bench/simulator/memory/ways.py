@@ -10,15 +10,17 @@ What the engine keeps until the end of a backward pass, although the graph would
     checkpoint                inputs, outputs of the recomputation, gradients that came
     checkpoint, scheduled     inputs, gradients that came
     none                      nothing
-    none, scheduled           gradients that came
+    none, scheduled           gradients that came, unless handed over, as that of an only output is if it is large
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Final, NamedTuple
 
+from gpipe_bench.program import HANDED_OVER_BYTES
 from gpipe_bench.simulator.memory.allocator import Block
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork
@@ -89,12 +91,15 @@ def new_gradients(work: TaskWork) -> tuple[int, ...]:
     return tuple(op.block for op in work.backward_memory if op.kind in _GRADIENTS)
 
 
-def last_needed(way: Way, lent: Mapping[int, Block]) -> Lent:
-    """What goes amid a pass: checkpoints keep what they took and what came to them, scheduled tasks the latter."""
+def last_needed(work: TaskWork, way: Way, lent: Mapping[int, Block]) -> Lent:
+    """What goes amid a pass: checkpoints keep what they took and what came, scheduled tasks mostly the latter."""
     if not way.is_open:
         return ()
-    ending = (name for name, block in lent.items() if block.holders == 1 and not (way.scheduled and name % 2))
-    return tuple((name, lent[name].requested) for name in sorted(ending))
+    found = tuple((name, lent[name].requested) for name in sorted(lent) if lent[name].holders == 1)
+    if way.scheduled:
+        least = HANDED_OVER_BYTES if len(work.leaving) == 1 else math.inf
+        found = tuple((name, nbytes) for name, nbytes in found if not name % 2 or nbytes >= least)
+    return found
 
 
 def backward_requests(work: TaskWork, way: Way, lent: Collection[int], kept: Collection[int]) -> list[MemoryOp]:

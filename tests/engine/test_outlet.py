@@ -1,0 +1,165 @@
+"""Large gradients of a scheduled task belong to the task: it lets go of them as soon as its last layer has."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench.program import HANDED_OVER_BYTES
+from tests.engine.support import assert_same, on_cpu, train_step
+
+WIDTH = 64
+LARGE = HANDED_OVER_BYTES // (4 * WIDTH)
+
+
+class Between(nn.Module):
+    """Looks at the gradients of its linear layer: that of the output, and later that of what it computes it from."""
+
+    def __init__(self, gone):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.gone = gone
+
+    def forward(self, x):
+        came = []
+        inner = torch.tanh(x)
+        outer = self.linear(inner)
+        if outer.requires_grad:
+            outer.register_hook(lambda grad: came.append(weakref.ref(grad.untyped_storage())))
+            inner.register_hook(lambda _: self.gone.append(came.pop()() is None))
+        return outer
+
+
+@pytest.mark.parametrize(
+    ("rows", "workers", "alone"), [(LARGE, "never", 4), (LARGE, "always", 4), (LARGE - 1, "always", 2)]
+)
+def test_nobody_else_holds_a_large_gradient(rows, workers, alone):
+    gone = []
+    layers = [nn.Linear(WIDTH, WIDTH), Between(gone), Between(gone), nn.Linear(WIDTH, 1)]
+    pipe = on_cpu(
+        nn.Sequential(*layers), [1, 1, 2], chunks=2, checkpoint="never", backward="scheduled", workers=workers
+    )
+    for _ in range(3):
+        gone.clear()
+        pipe(torch.randn(2 * rows, WIDTH)).square().mean().backward()
+        # Of two micro-batches; the second layer of its kind has another one behind it, in the same graph.
+        assert gone.count(True) == alone
+
+
+class Looked(nn.Module):
+    """Keeps the gradient of its output, as a user who looks at it does, in two ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.outputs, self.grads = [], []
+
+    def forward(self, x):
+        output = self.linear(x)
+        output.retain_grad()
+        output.register_hook(self.grads.append)
+        self.outputs.append(output)
+        return output
+
+
+@pytest.mark.parametrize("workers", ["never", "always"])
+def test_hooks_of_the_output_see_its_gradient(workers):
+    model = nn.Sequential(Looked(), nn.Linear(WIDTH, WIDTH)).double()
+    plain = copy.deepcopy(model)
+    x = torch.randn(LARGE, WIDTH).double()
+    pipe = on_cpu(model, [1, 1], chunks=1, checkpoint="never", backward="scheduled", workers=workers)
+    for _ in range(2):
+        assert_same(train_step(pipe, x), train_step(plain, x))
+        torch.testing.assert_close(model[0].grads[-1], plain[0].grads[-1])
+        torch.testing.assert_close(model[0].outputs[-1].grad, plain[0].outputs[-1].grad)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.one(x), self.other(x)
+
+
+class First(nn.Module):
+    def forward(self, values):
+        return values[0]
+
+
+@pytest.mark.parametrize("workers", ["never", "always"])
+def test_an_output_that_gets_no_gradient_gives_none(workers):
+    model = nn.Sequential(Branches(), First(), nn.Linear(WIDTH, WIDTH)).double()
+    plain = copy.deepcopy(model)
+    x = torch.randn(2 * LARGE, WIDTH).double()
+    pipe = on_cpu(model, [1, 2], chunks=2, checkpoint="never", backward="scheduled", workers=workers)
+    for _ in range(2):
+        assert_same(train_step(pipe, x), train_step(plain, x))
+        assert model[0].other.weight.grad is None
+
+
+class Late(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, failing):
+        ctx.failing = failing
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.failing.pop():
+            raise RuntimeError("on its way")
+        return grad, None
+
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.failing = []
+
+    def forward(self, x):
+        return Late.apply(x, self.failing)
+
+
+@pytest.mark.parametrize("workers", ["never", "always"])
+def test_after_an_exception_the_next_batch_is_whole(workers):
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Fails(), nn.Linear(WIDTH, WIDTH)).double()
+    plain = copy.deepcopy(model)
+    x = torch.randn(2 * LARGE, WIDTH).double()
+    pipe = on_cpu(model, [1, 1, 1], chunks=2, checkpoint="never", backward="scheduled", workers=workers)
+    model[1].failing[:] = [False, True]
+    with pytest.raises(RuntimeError, match="on its way"):
+        pipe(x).sum().backward()
+    model[1].failing[:] = [False, False]
+    plain[1].failing[:] = [False]
+    assert_same(train_step(pipe, x), train_step(plain, x))
+
+
+class SwitchesOff(nn.Module):
+    """Leaves grad mode off, which holds until its task is over."""
+
+    def forward(self, x):
+        torch.set_grad_enabled(False)
+        return x
+
+
+@pytest.mark.parametrize("workers", ["never", "always"])
+def test_grad_mode_may_be_left_off(workers):
+    plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)).double()
+    model = copy.deepcopy(plain)
+    x = torch.randn(2 * LARGE, WIDTH).double()
+    pipe = on_cpu(
+        nn.Sequential(model[0], SwitchesOff(), model[1]), [2, 1], chunks=2,
+        checkpoint="never", backward="scheduled", workers=workers,
+    )  # fmt: skip
+    for _ in range(3):
+        pipe.zero_grad()
+        pipe(x).sum().backward()
+        plain.zero_grad()
+        plain(x).sum().backward()
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)

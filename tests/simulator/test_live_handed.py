@@ -1,0 +1,34 @@
+"""Large gradients are handed over to tasks: nobody else holds them, in the engine and in the simulation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench import Components
+from gpipe_bench.program import HANDED_OVER_BYTES
+from tests.simulator.live import live_peaks
+from tests.simulator.test_live_models import One, Two
+
+WIDTH = 64
+IN_ORDER = Components(clock_cycle=False)
+
+
+def chain():
+    return nn.Sequential(nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8))
+
+
+def pairs():
+    return nn.Sequential(nn.Linear(8, WIDTH), Two(), One(), nn.Linear(WIDTH, 8))
+
+
+@pytest.mark.parametrize("rows", [HANDED_OVER_BYTES // (4 * WIDTH) - 1, HANDED_OVER_BYTES // (4 * WIDTH), 512])
+@pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+@pytest.mark.parametrize(("make", "balance"), [(chain, [1, 2, 2]), (chain, [1, 1, 1, 2]), (pairs, [2, 2])])
+@pytest.mark.parametrize("m", [1, 2])
+def test_the_peak_is_that_of_the_engine(make, balance, checkpoint, rows, m):
+    real, simulated = live_peaks(
+        make(), torch.ones(m * rows, 8), balance, m=m, checkpoint=checkpoint, backward="scheduled", components=IN_ORDER
+    )
+    assert simulated == pytest.approx(real, rel=0.001)
