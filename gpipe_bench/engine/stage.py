@@ -172,7 +172,7 @@ class PartitionTask:
         inputs = flat
         if stage.writes_inputs is not False:
             inputs = tuple(value.clone() if isinstance(value, Tensor) else value for value in flat)
-        versions = _versions(inputs)
+        versions, has_graph = _versions(inputs), torch.is_grad_enabled()
         outputs = self(inputs)
         written = versions != _versions(inputs)
         if written and stage.writes_inputs is False:
@@ -182,7 +182,7 @@ class PartitionTask:
                 "first in-place operation in a later one; run the batch again: from now on the input is kept"
             )
         stage.writes_inputs = stage.writes_inputs or written
-        if written or inputs is flat or torch.is_grad_enabled():
+        if written or has_graph or inputs is flat:
             return outputs
         return tuple([_of_originals(output, inputs, flat) for output in outputs])
 
@@ -191,7 +191,8 @@ def _of_originals(output: Any, copies: Values, originals: Values) -> Any:
     """``output``, but where it is a copy or a view of one, the same of the original: no copy stays for its sake."""
     for copy, original in zip(copies, originals, strict=True):
         if is_dense([output, copy, original]) and _same_memory(output, copy):
-            if output.dtype != copy.dtype or copy.stride() != original.stride():
+            # Autograd does not count what is written through .data or NumPy.
+            if _reads(output) != _reads(copy) or copy.stride() != original.stride() or not torch.equal(copy, original):
                 return output
             offset = output.storage_offset() - copy.storage_offset() + original.storage_offset()
             return original.as_strided(output.shape, output.stride(), offset)
@@ -201,6 +202,11 @@ def _of_originals(output: Any, copies: Values, originals: Values) -> Any:
 def _same_memory(one: Any, other: Any) -> bool:
     tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
     return tensors and one.untyped_storage()._cdata == other.untyped_storage()._cdata  # noqa: SLF001 - its identity
+
+
+def _reads(value: Tensor) -> tuple[Any, ...]:
+    """What a tensor makes of its memory, beside its shape."""
+    return value.dtype, value.is_conj(), value.is_neg()
 
 
 def _versions(values: Values) -> int | list[int]:
