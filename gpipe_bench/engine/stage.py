@@ -182,7 +182,8 @@ class PartitionTask:
                 "first in-place operation in a later one; run the batch again: from now on the input is kept"
             )
         stage.writes_inputs = stage.writes_inputs or written
-        if written or has_graph or inputs is flat:
+        # To compare copies would let the host wait for other devices.
+        if written or has_graph or inputs is flat or stage.device.type != "cpu":
             return outputs
         return tuple([_of_originals(output, inputs, flat) for output in outputs])
 
