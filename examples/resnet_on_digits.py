@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpipe_bench.balance import balance_by_time
+from gpipe_bench.models.chain import to_original
+from gpipe_bench.models.table import MODELS
+from gpipe_bench.models.vision import original
 from gpipe_bench.pipe import Pipe, WithDevice
-from models.chain import to_original
-from models.table import MODELS
-from models.vision import original
 
 SIZE = 16
 

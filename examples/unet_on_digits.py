@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from gpipe_bench import GPipe
 from gpipe_bench.balance import balance_by_size
-from models.unet import unet
+from gpipe_bench.models.unet import unet
 
 
 def batches(steps: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:

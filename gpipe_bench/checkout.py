@@ -26,7 +26,7 @@ def checkout(folder: Path = _SOURCE) -> tuple[str, bool | None]:
     commit = _git(folder, "rev-parse", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     # A new file counts where it could be imported; a configuration or a result beside the sources changes nothing.
-    added = _git(folder, "status", "--porcelain", "--", str(folder), str(folder.parent / "models"))
+    added = _git(folder, "status", "--porcelain", "--", str(folder), os.path.realpath(folder / "models"))
     if not commit or changed is None or added is None:
         return "", None
     return commit, bool(changed or added)

@@ -1,4 +1,4 @@
-"""The models of the suite, each a plain ``nn.Sequential``, and one table of them all (:mod:`models.table`).
+"""The models of the suite, each a plain ``nn.Sequential``, and one table of them all (:mod:`gpipe_bench.models.table`).
 
 Importing this package loads no PyTorch.
 """

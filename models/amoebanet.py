@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from models.amoebanet_operations import FactorizedReduction, operation, relu_conv_norm
+from gpipe_bench.models.amoebanet_operations import FactorizedReduction, operation, relu_conv_norm
 
 __all__ = ["Cell", "Classifier", "Quirks", "amoebanet_d"]
 

@@ -3,7 +3,7 @@
     forward as a graph ─ cut between weighty calls, where least crosses ─ layers, with skips for what passes over some
 
 Every layer but perhaps the first and last has one or more calls of a submodule with weights, and what belongs around
-it; where cuts are made stands in :mod:`models.cutting`. The chain does, operation by operation, what the module does;
+it; where cuts are made stands in :mod:`.cutting`. The chain does, operation by operation, what the module does;
 :func:`cut` checks this in training and in evaluation, on tensors without values.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 from torch import fx, nn
 
 from gpipe_bench.errors import UnsupportedError
-from models.cutting import Cutter, path_of
-from models.observing import observe, operations
-from models.pieces import Piece, Router, assemble
-from models.tracing import trace
+from gpipe_bench.models.cutting import Cutter, path_of
+from gpipe_bench.models.observing import observe, operations
+from gpipe_bench.models.pieces import Piece, Router, assemble
+from gpipe_bench.models.tracing import trace
 
 __all__ = ["assemble", "chain_of", "cut", "from_original", "to_original"]
 

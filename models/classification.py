@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models.arguments import Values
+from gpipe_bench.models.arguments import Values
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from models.spec import Device
+    from gpipe_bench.models.spec import Device
 
 __all__ = ["class_labels", "cross_entropy"]
 

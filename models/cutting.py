@@ -12,8 +12,8 @@ from typing import Final
 
 from torch import Tensor, fx, nn
 
-from models.observing import Facts
-from models.tracing import ROOT
+from gpipe_bench.models.observing import Facts
+from gpipe_bench.models.tracing import ROOT
 
 __all__ = ["Cutter", "path_of", "state_of"]
 

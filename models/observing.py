@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from models.tracing import Entry, mode
+from gpipe_bench.models.tracing import Entry, mode
 
 __all__ = ["Facts", "observe", "operations"]
 

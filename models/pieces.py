@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from gpipe_bench.models.cutting import Cutter, path_of, state_of
+from gpipe_bench.models.traced_layer import Own, Program, Ref, Step, TracedLayer
 from gpipe_bench.skip import Namespace
-from models.cutting import Cutter, path_of, state_of
-from models.traced_layer import Own, Program, Ref, Step, TracedLayer
 
 __all__ = ["Piece", "Router", "assemble"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpipe_bench.errors import ConfigError
-from models.arguments import Argument, Value, Values, resolve
+from gpipe_bench.models.arguments import Argument, Value, Values, resolve
 
 if TYPE_CHECKING:
     import torch

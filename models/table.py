@@ -11,16 +11,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.errors import ConfigError
-from models.arguments import Argument, Value, Values, format_value, nearest, read_text
-from models.classification import class_labels, cross_entropy
-from models.spec import ModelSpec
-from models.vision import FAMILIES, is_vision, vision_spec
+from gpipe_bench.models.arguments import Argument, Value, Values, format_value, nearest, read_text
+from gpipe_bench.models.classification import class_labels, cross_entropy
+from gpipe_bench.models.spec import ModelSpec
+from gpipe_bench.models.vision import FAMILIES, is_vision, vision_spec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from models.spec import Device
+    from gpipe_bench.models.spec import Device
 
 __all__ = ["MODELS", "Argument", "ModelSpec", "check_arguments", "format_arguments", "model_spec", "parse_arguments"]
 
@@ -35,7 +35,7 @@ def _size_problems(arguments: Values, multiple: int, because: str) -> list[str]:
 
 
 def _unet(arguments: Values) -> nn.Sequential:
-    from models.unet import unet
+    from gpipe_bench.models.unet import unet
 
     return unet(
         int(arguments["depth"]),
@@ -84,7 +84,7 @@ UNET: Final = ModelSpec(
 
 
 def _amoebanet_d(arguments: Values) -> nn.Sequential:
-    from models.amoebanet import Quirks, amoebanet_d
+    from gpipe_bench.models.amoebanet import Quirks, amoebanet_d
 
     return amoebanet_d(
         int(arguments["L"]),
@@ -123,7 +123,7 @@ AMOEBANET_D: Final = ModelSpec(
 
 
 def _vit(arguments: Values) -> nn.Sequential:
-    from models.vit import vit
+    from gpipe_bench.models.vit import vit
 
     sizes = {name: int(arguments[name]) for name in ("size", "patch", "classes")}
     return vit(int(arguments["L"]), int(arguments["D"]), int(arguments["heads"]), **sizes)
@@ -184,7 +184,7 @@ class _Table(Mapping[str, ModelSpec]):
 
 
 MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D, VIT)
-"""Every model of the suite by name; also ``timm/<name>`` and ``torchvision/<name>``, see :mod:`models.vision`."""
+"""Every model of the suite by name; also ``timm/<name>`` and ``torchvision/<name>``, see :mod:`.vision`."""
 
 
 def model_spec(name: str) -> ModelSpec:

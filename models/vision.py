@@ -1,6 +1,6 @@
 """Networks of torchvision and timm, cut into layers, under names such as ``torchvision/resnet101``.
 
-Any classification network of theirs that :func:`models.chain.chain_of` can cut is a model of the suite. Weights are
+Any classification network of theirs that :func:`.chain.chain_of` can cut is a model of the suite. Weights are
 random, nothing is downloaded. This module loads without PyTorch; looking a network up loads its library, which knows
 the names and the image size that each was made for.
 """
@@ -16,14 +16,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.errors import ConfigError, UnsupportedError
-from models.arguments import Argument, Values, nearest
-from models.classification import class_labels, cross_entropy
-from models.spec import ModelSpec
+from gpipe_bench.models.arguments import Argument, Values, nearest
+from gpipe_bench.models.classification import class_labels, cross_entropy
+from gpipe_bench.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.pieces import Piece
+    from gpipe_bench.models.pieces import Piece
 
 __all__ = ["FAMILIES", "cut_network", "is_vision", "original", "vision_spec"]
 
@@ -92,9 +92,9 @@ def cut_network(module: nn.Module, size: int) -> nn.Sequential:
         size: height and width of the images it is traced with; others do as well where the network takes them.
 
     Raises:
-        UnsupportedError: see :func:`models.chain.cut`.
+        UnsupportedError: see :func:`gpipe_bench.models.chain.cut`.
     """
-    from models.chain import assemble
+    from gpipe_bench.models.chain import assemble
 
     return assemble(_cut(_without_values(module), size), module)
 
@@ -113,7 +113,7 @@ def _without_values(module: nn.Module) -> nn.Module:
 
 
 def _chain(name: str, module: nn.Module, values: Values) -> nn.Sequential:
-    from models.chain import assemble
+    from gpipe_bench.models.chain import assemble
 
     return assemble(_pieces(name, tuple(values.items())), module)
 
@@ -136,7 +136,7 @@ def _pieces(name: str, values: tuple[tuple[str, Any], ...]) -> tuple[Piece, ...]
 
 
 def _cut(module: nn.Module, size: int) -> tuple[Piece, ...]:
-    from models.chain import cut
+    from gpipe_bench.models.chain import cut
 
     whole: list[Any] = []
     functions: list[Any] = []
@@ -148,7 +148,7 @@ def _cut(module: nn.Module, size: int) -> tuple[Piece, ...]:
 
 def _timm(network: str) -> tuple[Any, int, list[str]]:
     """Builder, default size and known names of timm."""
-    from models.vision_packages import load_timm
+    from gpipe_bench.models.vision_packages import load_timm
 
     timm = load_timm()
     if network not in timm.list_models():
@@ -171,7 +171,7 @@ def _is_fixed(timm: Any, network: str) -> bool:
 
 def _torchvision(network: str) -> tuple[Any, int, list[str]]:
     """Builder, default size and known names of torchvision's classification networks."""
-    from models.vision_packages import load_torchvision
+    from gpipe_bench.models.vision_packages import load_torchvision
 
     models: Any = load_torchvision()
     known = models.list_models(module=models)

@@ -77,7 +77,7 @@ def advise(
 def _print(advice: Advice) -> None:
     from rich.console import Console
 
-    from models.table import format_arguments, parse_arguments
+    from gpipe_bench.models.table import format_arguments, parse_arguments
 
     console = Console(highlight=False, width=_WIDTH)
     best, request = advice.best, advice.request

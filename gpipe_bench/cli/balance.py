@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpipe_bench.errors import ConfigError
-from models.arguments import nearest
-from models.table import MODELS, format_arguments, model_spec, parse_arguments
+from gpipe_bench.models.arguments import nearest
+from gpipe_bench.models.table import MODELS, format_arguments, model_spec, parse_arguments
 
 __all__ = ["balance"]
 

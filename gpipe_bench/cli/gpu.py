@@ -15,7 +15,7 @@ from gpipe_bench.bench.peers.settings import SHORT
 from gpipe_bench.bench.spec.machine import DEVICES, Machine, find_machine
 from gpipe_bench.bench.storage.files import check_writable
 from gpipe_bench.errors import ConfigError
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 __all__ = ["GpuOptions", "run_session"]
 

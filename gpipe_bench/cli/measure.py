@@ -118,7 +118,7 @@ def _balance(model: str, model_args: str, partitions: int) -> str:
     import torch
 
     from gpipe_bench.balance import balance_by_size
-    from models.table import model_spec, parse_arguments
+    from gpipe_bench.models.table import model_spec, parse_arguments
 
     spec, arguments = model_spec(model), parse_arguments(model, model_args)
     with torch.device("meta"):
@@ -170,7 +170,7 @@ def gpu(
 
 def _check_device(device: str) -> None:
     from gpipe_bench.bench.spec.machine import DEVICES, find_machine
-    from models.arguments import nearest
+    from gpipe_bench.models.arguments import nearest
 
     if device not in DEVICES:
         raise ConfigError([f"--device must be one of {', '.join(DEVICES)}, got {device!r}; {nearest(device, DEVICES)}"])

@@ -13,8 +13,8 @@ from gpipe_bench.bench.storage.files import check_writable, write_files
 from gpipe_bench.bench.storage.tables import companion_path, csv_text
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.rows import Row
-from models.table import MODELS, parse_arguments
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult

@@ -14,7 +14,7 @@ from gpipe_bench.bench.storage.files import check_writable, write_files
 from gpipe_bench.bench.storage.raw import results_json
 from gpipe_bench.cli.options import Processes, settings_of
 from gpipe_bench.errors import ConfigError
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row

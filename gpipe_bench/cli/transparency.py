@@ -13,8 +13,8 @@ from gpipe_bench.bench.storage.files import check_writable, json_text, write_fil
 from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.cli.options import Processes
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.arguments import nearest
 from gpipe_bench.transparency_rows import arm_label
-from models.arguments import nearest
 
 __all__ = ["app"]
 

@@ -128,7 +128,7 @@ def _facts(model: nn.Sequential | Model, balance: Sequence[int], chunks: int, se
 def _model_facts(model: nn.Sequential | Model) -> dict[str, str]:
     if not isinstance(model, Model):
         return {"model": type(model).__name__}
-    from models.table import check_arguments, format_arguments
+    from gpipe_bench.models.table import check_arguments, format_arguments
 
     return {"model": model.name, "model_args": format_arguments(check_arguments(model.name, model.arguments))}
 

@@ -136,7 +136,7 @@ def _predictions(times: int = 3) -> tuple[float, float]:
 
 def _of_model(model: Model, n: int, m: int, cache: str) -> float:
     """A model of the suite, cut into equal numbers of layers, from traces on disk."""
-    from models.table import check_arguments, model_spec
+    from gpipe_bench.models.table import check_arguments, model_spec
 
     layers = model_spec(model.name).layers(check_arguments(model.name, model.arguments))
     balance = [layers // n + (j < layers % n) for j in range(n)]

@@ -20,12 +20,12 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.table import MODELS
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.fit import Observation, observe
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
 from gpipe_bench.simulator.published.settings import Setting
-from models.table import MODELS
 
 __all__ = ["SHARES", "RowFit", "calibrate_rows"]
 

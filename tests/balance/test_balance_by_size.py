@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gpipe_bench.balance import balance_by_size, layer_sizes
 from gpipe_bench.errors import BalanceError
-from models.table import MODELS
+from gpipe_bench.models.table import MODELS
 
 DEVICES = ["cpu", "meta"]
 FLOAT = 4

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from gpipe_bench.balance import balance_by_size, balance_by_time, layer_sizes, layer_times
 from gpipe_bench.balance.layers import stages
 from gpipe_bench.errors import SkipLayoutError, SkipUsageError, UnsupportedError
+from gpipe_bench.models.table import MODELS
 from gpipe_bench.skip import Namespace, Skippable, pop, skippable, stash
-from models.table import MODELS
 from tests.conformance.cases import CASES
 
 torch.set_num_threads(1)

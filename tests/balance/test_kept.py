@@ -14,7 +14,7 @@ from torch import nn
 from gpipe_bench.balance import by_time, layer_sizes, layer_times
 from gpipe_bench.balance.fingerprint import fingerprint
 from gpipe_bench.balance.kept import kept_costs
-from models.table import MODELS
+from gpipe_bench.models.table import MODELS
 from tests.conformance.cases import CASES
 
 SAMPLE = torch.zeros(2, 4)

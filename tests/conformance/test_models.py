@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from gpipe_bench import GPipe, Pipe
 from gpipe_bench.balance import balance_by_simulation, balance_by_size
+from gpipe_bench.models.table import MODELS, format_arguments, model_spec, parse_arguments
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.skip import verify_skippables
-from models.table import MODELS, format_arguments, model_spec, parse_arguments
 from tests.conformance.cases import CASES
 
 torch.set_num_threads(1)

@@ -32,7 +32,7 @@ def test_a_model_with_crossing_skips(components, checkpoint, transfer):
 
 @every_combination
 def test_a_small_unet(components):
-    from models.unet import unet
+    from gpipe_bench.models.unet import unet
 
     torch.manual_seed(0)
     plain = unet(depth=2, blocks=1, channels=2, dropout=0.0).double()
@@ -62,7 +62,7 @@ def in_microbatches(module: nn.Module, chunks: int):
 @pytest.fixture(scope="module")
 def amoebanet():
     """A small AmoebaNet-D, a batch, and what the plain module makes of it."""
-    from models.amoebanet import amoebanet_d
+    from gpipe_bench.models.amoebanet import amoebanet_d
 
     torch.manual_seed(0)
     plain = amoebanet_d(layers=3, channels=8, classes=5, size=64).double()

@@ -154,7 +154,7 @@ def test_integers_first(device, checkpoint, transfer):
 
 @every_combination
 def test_a_small_unet(device, components):
-    from models.unet import unet
+    from gpipe_bench.models.unet import unet
 
     torch.manual_seed(0)
     plain = unet(depth=2, blocks=1, channels=4, dropout=0.0).double().to(device)

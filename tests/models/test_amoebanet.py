@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpipe_bench.engine.skip import Skippable
-from models.amoebanet import Cell, Quirks, amoebanet_d
-from models.amoebanet_operations import FactorizedReduction, operation
+from gpipe_bench.models.amoebanet import Cell, Quirks, amoebanet_d
+from gpipe_bench.models.amoebanet_operations import FactorizedReduction, operation
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.errors import ConfigError
-from models.table import MODELS, ModelSpec, check_arguments, format_arguments, model_spec, parse_arguments
+from gpipe_bench.models.table import MODELS, ModelSpec, check_arguments, format_arguments, model_spec, parse_arguments
 
 torch.set_num_threads(1)
 
@@ -30,7 +30,9 @@ def problems_of(name: str, text: str) -> tuple[str, ...]:
 
 
 def test_the_table_loads_without_pytorch() -> None:
-    code = "import sys, models.table as t; t.parse_arguments('unet', 'B=2'); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, gpipe_bench.models.table as t; t.parse_arguments('unet', 'B=2'); sys.exit('torch' in sys.modules)"
+    )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

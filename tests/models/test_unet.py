@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpipe_bench.engine.skip import inspect_skip_layout, verify_skippables
 from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.engine.skip.tracker import LocalTracker, use_tracker
-from models.unet import PopConcat, Stash, unet
+from gpipe_bench.models.unet import PopConcat, Stash, unet
 
 torch.set_num_threads(1)
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from gpipe_bench import GPipe, Pipe, is_recomputing
 from gpipe_bench.balance import balance_by_size
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.chain import chain_of, from_original, to_original
+from gpipe_bench.models.table import MODELS, model_spec, parse_arguments
+from gpipe_bench.models.vision import cut_network, original
+from gpipe_bench.models.vision_packages import load_timm
 from gpipe_bench.skip import verify_skippables
-from models.chain import chain_of, from_original, to_original
-from models.table import MODELS, model_spec, parse_arguments
-from models.vision import cut_network, original
-from models.vision_packages import load_timm
 
 torch.set_num_threads(1)
 

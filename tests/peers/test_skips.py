@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.bench.peers.skips import make_stages, translated
-from models.unet import unet
+from gpipe_bench.models.unet import unet
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ LIGHT = {
     "gpipe_bench.cli",
     "gpipe_bench.bench.experiments.workflow",
     "gpipe_bench.bench.evaluation.summary",
-    "models.table",
+    "gpipe_bench.models.table",
 }
 
 

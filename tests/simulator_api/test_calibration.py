@@ -45,7 +45,7 @@ def _measured(name, arguments, batch_size, cache):
 def _build(name, arguments):
     import torch
 
-    from models.table import MODELS
+    from gpipe_bench.models.table import MODELS
 
     with torch.device("meta"):
         return MODELS[name].build(**arguments)

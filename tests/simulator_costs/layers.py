@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from gpipe_bench.models.table import MODELS
 from gpipe_bench.simulator.tracing.model_trace import Trace, Tracer
 from gpipe_bench.simulator.tracing.steps import Alloc, Free
 from gpipe_bench.simulator.workloads.workload import TaskWork
-from models.table import MODELS
 
 F32 = 4
 

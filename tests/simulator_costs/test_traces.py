@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gpipe_bench.models.resnet import resnet101
 from gpipe_bench.simulator.tracing.model_trace import Tracer
 from gpipe_bench.simulator.tracing.scaling import PROBES, decode_trace, encode_trace, fit_line
 from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.simulator.tracing.steps import Alloc, Kernel
 from gpipe_bench.simulator.tracing.trace_cache import Shelf
 from gpipe_bench.simulator.workloads.sources import ModelSource, module_source
-from models.resnet import resnet101
 from tests.simulator_costs.layers import F32, allocs, flop, frees, suite_tracer, trace
 
 N, C = 4, 8

@@ -19,7 +19,6 @@ PARTS = (
     "workflows",
     "environment.yml",
     "gpipe_bench",
-    "models",
     "results/reference",
 )
 MODEL = "depth=1;B=1;C=2;size=4"

@@ -25,8 +25,7 @@ def digests(place: Path) -> list[str]:
 
 @pytest.fixture
 def copy(tmp_path):
-    for package in ("gpipe_bench", "models"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "gpipe_bench", tmp_path / "gpipe_bench", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
@@ -35,7 +34,7 @@ def copy(tmp_path):
     [
         ("gpipe_bench/engine/gpipe.py", [True, False]),
         ("gpipe_bench/measure/clock.py", [True, False]),
-        ("models/unet.py", [True, False]),
+        ("gpipe_bench/models/unet.py", [True, False]),
         ("gpipe_bench/measure/device_profile.py", [False, False]),
         ("gpipe_bench/bench/experiments/experiments.py", [False, False]),
         ("gpipe_bench/figures/style.py", [False, True]),

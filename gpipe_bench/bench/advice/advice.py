@@ -78,7 +78,7 @@ class AdviceRequest(Section):
 
     def candidates(self) -> list[SimulatedCell]:
         """A cell for each number of devices, chunks and checkpoint mode; balances are those of the layers' costs."""
-        from models.table import MODELS, parse_arguments
+        from gpipe_bench.models.table import MODELS, parse_arguments
 
         layers = MODELS[self.model].layers(parse_arguments(self.model, self.model_args))
         most = min(self.devices, layers)

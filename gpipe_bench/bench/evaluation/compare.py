@@ -28,9 +28,9 @@ from gpipe_bench.bench.evaluation.statistics import (
     shift,
 )
 from gpipe_bench.intervals import Interval
+from gpipe_bench.models.arguments import nearest
 from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.rows import Record, Row
-from models.arguments import nearest
 
 __all__ = ["CELL_KEYS", "EXACT", "METRICS", "CellComparison", "cells_tested", "common_scatter", "compare_rows",
            "distinct_rows", "key_of", "repeats_wanted", "shifted", "usual_metrics", "whole_shift"]  # fmt: skip

@@ -22,7 +22,7 @@ from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.errors import ConfigError
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 __all__ = ["SuiteConfig", "load_config", "parse_config"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpipe_bench.errors import ConfigError
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 __all__ = ["BASELINES", "CONTENDERS", "REFERENCE", "Contender", "contenders_of"]
 

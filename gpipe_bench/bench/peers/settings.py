@@ -19,7 +19,7 @@ from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 __all__ = ["QUICK", "SHORT", "CellsRace", "CombinationsRace", "ModelRace", "PeersSettings"]
 

@@ -11,10 +11,10 @@ from collections import OrderedDict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from models.arguments import Argument, Values
-from models.classification import class_labels, cross_entropy
-from models.spec import ModelSpec
-from models.table import UNET
+from gpipe_bench.models.arguments import Argument, Values
+from gpipe_bench.models.classification import class_labels, cross_entropy
+from gpipe_bench.models.spec import ModelSpec
+from gpipe_bench.models.table import UNET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gpipe_bench.bench.peers.cases import PeerCase
-    from models.spec import Device
+    from gpipe_bench.models.spec import Device
 
 __all__ = ["RACED", "Work", "make_work", "raced_arguments"]
 
@@ -103,7 +103,7 @@ def raced_arguments(model: str, text: str) -> dict[str, int | float | bool]:
     Raises:
         ConfigError: unknown names, values that break a rule; all of them.
     """
-    from models.arguments import read_text
+    from gpipe_bench.models.arguments import read_text
 
     pairs, problems = read_text(text)
     if problems:

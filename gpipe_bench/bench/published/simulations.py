@@ -16,7 +16,7 @@ from gpipe_bench.bench.running.simulated import device_records, simulation_facts
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.configurations import digest
 from gpipe_bench.errors import ConfigError, OutOfMemory
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row

@@ -12,7 +12,7 @@ from gpipe_bench.bench.spec.cells import Cell, CellRun
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.settings import Steps, Warmup
-from models.table import MODELS
+from gpipe_bench.models.table import MODELS
 
 __all__ = ["MemoryTables", "SpeedTables"]
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.table import MODELS, format_arguments, parse_arguments
 from gpipe_bench.rows import Row
-from models.table import MODELS, format_arguments, parse_arguments
 
 __all__ = ["PUBLISHED_FOLDER", "published_for", "published_rows"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from gpipe_bench.balance.by_simulation import layer_simulated_times
 from gpipe_bench.balance.partition import split_min_max
+from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.simulator.workloads.build import Model
-from models.table import parse_arguments
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.spec.simulated_cells import SimulatedCell

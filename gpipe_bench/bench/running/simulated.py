@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.measure.host import host_facts
+from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.processes import spread
-from models.table import parse_arguments
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row

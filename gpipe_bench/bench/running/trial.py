@@ -13,7 +13,7 @@ import torch
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import DeviceCountError
-from models.table import MODELS, parse_arguments
+from gpipe_bench.models.table import MODELS, parse_arguments
 
 __all__ = ["Trial", "prepare_process"]
 

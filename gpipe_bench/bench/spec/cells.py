@@ -18,7 +18,7 @@ from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import CellSettings, Variant, options
 from gpipe_bench.bench.spec.standins import without_copy_streams
 from gpipe_bench.components import Components
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 __all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "distinct_runs"]
 

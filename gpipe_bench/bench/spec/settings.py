@@ -15,7 +15,7 @@ from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.components import Components
 from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
-from models.table import format_arguments, model_spec, parse_arguments
+from gpipe_bench.models.table import format_arguments, model_spec, parse_arguments
 
 __all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "each_valid", "options",
            "read_balance"]  # fmt: skip

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.errors import ConfigError
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 __all__ = ["Path", "validated"]
 

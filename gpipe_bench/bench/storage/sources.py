@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Final
 
 __all__ = ["PACKAGES", "imported_modules", "source_digest", "source_files"]
 
-PACKAGES: Final = ("gpipe_bench", "models")
+PACKAGES: Final = ("gpipe_bench",)
 
 
 def source_digest(*modules: str) -> str:
@@ -96,7 +97,9 @@ def _members(module: str) -> list[str]:
         raise ValueError(f"module must be one of this project's, got {module!r}; correct its name")
     if path.name != "__init__.py":
         return [module]
-    inside = (file.relative_to(path.parent).with_suffix("").parts for file in path.parent.rglob("*.py"))
+    # Links are followed: the models of a checkout lie beside the package.
+    files = (Path(place, name) for place, _, names in os.walk(path.parent, followlinks=True) for name in names)
+    inside = (file.relative_to(path.parent).with_suffix("").parts for file in files if file.suffix == ".py")
     return [".".join((module, *parts)).removesuffix(".__init__") for parts in inside]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpipe_bench.bench.transparency.arms import Arm, Runner
 from gpipe_bench.bench.transparency.data import Images
 from gpipe_bench.bench.transparency.settings import TransparencyCell
-from models.table import MODELS
+from gpipe_bench.models.table import MODELS
 
 __all__ = ["Course", "Norm", "Training", "train"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from gpipe_bench.bench.transparency.settings import TransparencyCell
-from models.table import parse_arguments
+from gpipe_bench.models.table import parse_arguments
 
 __all__ = ["Images", "load_images"]
 

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.arguments import nearest
 from gpipe_bench.simulator.hardware.machine import MachineNumbers, NumberedMachine, Way
 from gpipe_bench.simulator.hardware.profile_rules import (
     DIRECT_SHARE,
@@ -23,7 +24,6 @@ from gpipe_bench.simulator.hardware.profile_rules import (
     slip,
     unknown_links,
 )
-from models.arguments import nearest
 
 __all__ = [
     "PROFILES",

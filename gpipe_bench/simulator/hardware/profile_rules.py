@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from models.arguments import nearest
+from gpipe_bench.models.arguments import nearest
 
 __all__ = [
     "DIRECT_SHARE",

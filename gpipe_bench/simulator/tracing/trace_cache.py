@@ -155,7 +155,7 @@ def _torch_version() -> str:
 def _digest(sources: tuple[str, ...]) -> str:
     """A digest of files of the simulator, and of the models."""
     here = Path(__file__).parents[1]
-    models = here.parents[1] / "models"
+    models = here.parent / "models"
     digest = hashlib.sha256()
     found = (path for pattern in sources for path in sorted(here.glob(pattern)))
     for path in (*found, *sorted(models.glob("*.py"))):

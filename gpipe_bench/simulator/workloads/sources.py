@@ -197,7 +197,7 @@ def resnet101_source(folder: Path | None = None) -> ModelSource:
 @cache
 def _resnet101_source(folder: Path) -> ModelSource:
     def build() -> nn.Sequential:
-        from models.resnet import resnet101
+        from gpipe_bench.models.resnet import resnet101
 
         return resnet101()
 
@@ -220,7 +220,7 @@ def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = No
     Raises:
         ConfigError: there is no such model, or its arguments are wrong.
     """
-    from models.table import check_arguments, format_arguments
+    from gpipe_bench.models.table import check_arguments, format_arguments
 
     key = name, format_arguments(check_arguments(name, given)), default_folder() if folder is None else folder
     return _suite_source(*key)
@@ -228,7 +228,7 @@ def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = No
 
 @cache
 def _suite_source(name: str, text: str, folder: Path) -> ModelSource:
-    from models.table import model_spec, parse_arguments
+    from gpipe_bench.models.table import model_spec, parse_arguments
 
     spec, arguments = model_spec(name), parse_arguments(name, text)
 

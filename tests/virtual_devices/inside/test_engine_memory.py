@@ -10,7 +10,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.components import PUBLISHED
-from models.unet import unet
+from gpipe_bench.models.unet import unet
 from tests.virtual_devices.bed.library import capacity, devices, memory_count
 from tests.virtual_devices.bed.pools import reserved
 from tests.virtual_devices.bed.trace import Record, recording

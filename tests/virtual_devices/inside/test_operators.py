@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.table import MODELS
+from gpipe_bench.models.table import MODELS
 from tests.virtual_devices.bed.agreement import judge_all, operators, report
 from tests.virtual_devices.bed.library import devices
 
