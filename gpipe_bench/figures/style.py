@@ -8,9 +8,9 @@ a figure does not depend on what is installed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gpipe_bench.errors import OutputError
+from gpipe_bench.files import write_files
 
 __all__ = [
     "EVIDENCE_COLOURS",
@@ -130,20 +131,12 @@ def save(figure: Figure, out_stem: Path) -> list[Path]:
     Raises:
         OutputError: a file could not be written.
     """
-    targets = [out_stem.with_name(out_stem.name + suffix) for suffix in SUFFIXES]
-    drafts = [target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets]
-    try:
-        out_stem.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, draft in zip(SUFFIXES, drafts, strict=True):
-            figure.savefig(draft, format=suffix[1:], metadata=_METADATA[suffix])
-        for draft, target in zip(drafts, targets, strict=True):
-            draft.replace(target)
-    except OSError as error:
-        raise OutputError(
-            f"figure must go to a folder that can be written, got {out_stem} ({error}); choose another --out"
-        ) from error
-    finally:
-        for draft in drafts:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-    return targets
+    if not out_stem.name:
+        raise OutputError(f"figure must have a file name, got {str(out_stem)!r}; name a file without suffix in --out")
+    pictures = {}
+    for suffix in SUFFIXES:
+        picture = BytesIO()
+        figure.savefig(picture, format=suffix[1:], metadata=_METADATA[suffix])
+        pictures[out_stem.with_name(out_stem.name + suffix)] = picture.getvalue()
+    write_files(pictures)
+    return list(pictures)

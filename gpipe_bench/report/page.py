@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from gpipe_bench import __version__
-from gpipe_bench.errors import ConfigError, OutputError
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, WIDTH_IN
 from gpipe_bench.figures.tables import is_race, read_events, read_peers, read_rows
+from gpipe_bench.files import write_files
 from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.captions import caption
 from gpipe_bench.report.cells import cell_tables
@@ -96,7 +96,8 @@ def write_report(results: Path, figures: Path, captions: Path, out: Path) -> Pat
     ordered = sorted(sections.values(), key=_order)
     counts = _counts([*rows.values(), *raced.values()])
     text = _render(ordered, _timelines(rows), [origin(path, results) for path in tables], counts)
-    return _write(out, text)
+    write_files({out: text})
+    return out
 
 
 def _is_rows(path: Path) -> bool:
@@ -166,18 +167,3 @@ def _render(
         version=__version__,
         parts=parts,
     )
-
-
-def _write(out: Path, text: str) -> Path:
-    draft = out.with_name(f".{out.name}.writing")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8", newline="\n")
-        draft.replace(out)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise OutputError(
-            f"report must go to a file that can be written, got {out} ({error}); choose another --out"
-        ) from error
-    return out

@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gpipe_bench.files import write_files
 from gpipe_bench.simulator.api import Model, simulate
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
 from gpipe_bench.simulator.runs.events import Settings, run_whole
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         add(line)
     add(_FOOT)
     if chosen.out is not None:
-        chosen.out.write_text(page, encoding="utf-8")
+        write_files({chosen.out: page})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.components import Components
+from gpipe_bench.files import write_files
 from gpipe_bench.simulator.fit import FITTED
 from gpipe_bench.simulator.hardware.profile import Profile, load_profile
 from gpipe_bench.simulator.host.settings import enough_steps
@@ -296,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     made = table(dict(effects(load_profile("p40"))))
     if options.write:
-        DOCUMENT.write_text(with_table(DOCUMENT.read_text(encoding="utf-8"), made), encoding="utf-8")
+        write_files({DOCUMENT: with_table(DOCUMENT.read_text(encoding="utf-8"), made)})
     print(made)
 
 

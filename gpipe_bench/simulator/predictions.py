@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +21,8 @@ from typing import Any, Final
 from gpipe_bench.checkout import checkout
 from gpipe_bench.collection import no_collection, retire_collection
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
-from gpipe_bench.errors import GpipeBenchError, OutputError
+from gpipe_bench.errors import GpipeBenchError
+from gpipe_bench.files import write_files
 from gpipe_bench.rows import SCHEMA_VERSION
 from gpipe_bench.simulator.hardware.stored import kept_profile
 from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
@@ -138,18 +137,7 @@ def write(rows: Sequence[Prediction], path: Path) -> None:
     beside = path.with_name(f"{path.stem}_{CONFIGURATIONS}{path.suffix}")
     texts = {path: _csv(COLUMNS, lines)}
     texts[beside] = _csv(CONFIGURATION_COLUMNS, [list(record.values()) for record in configurations])
-    temporaries = {target: target.with_name(f".{target.name}.{os.getpid()}") for target in texts}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for target, temporary in temporaries.items():
-            temporary.write_text(texts[target], encoding="utf-8")
-        for target, temporary in temporaries.items():
-            temporary.replace(target)
-    except OSError as error:
-        for temporary in temporaries.values():
-            with suppress(OSError):
-                temporary.unlink()
-        raise OutputError(f"{path} must be writable, got {error.strerror}; name another file with --out") from error
+    write_files(texts)
 
 
 def _csv(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:

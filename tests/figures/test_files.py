@@ -4,10 +4,10 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from gpipe_bench.errors import OutputError
 from gpipe_bench.figures.ablation import draw_ablation
@@ -25,6 +25,7 @@ from tests.figures.synthetic import (
 ROOT = Path(__file__).parents[2]
 DRAW = """
 import sys
+import tempfile
 from pathlib import Path
 from gpipe_bench.figures.ablation import draw_ablation
 from gpipe_bench.figures.timeline import draw_timeline
@@ -95,17 +96,16 @@ def test_a_failed_write_leaves_the_old_files_alone(tmp_path, monkeypatch):
     out = tmp_path / "figures"
     draw_ablation(rows, out / "ablation")
     before = digests(out)
-    savefig = Figure.savefig
+    mkstemp = tempfile.mkstemp
 
-    def full_disk(self, name, *, format, **options):  # noqa: A002
-        if format == "png":
-            Path(name).write_bytes(b"half")
+    def full_disk(**options):
+        if len(list(out.iterdir())) == len(before) + 2:
             raise OSError(28, "No space left on device")
-        savefig(self, name, format=format, **options)
+        return mkstemp(**options)
 
-    monkeypatch.setattr(Figure, "savefig", full_disk)
+    monkeypatch.setattr(tempfile, "mkstemp", full_disk)
     write_rows(rows, [ablation_row("baseline", throughput_samples_per_s=2.0)])
-    with pytest.raises(OutputError, match=r"figure must go to a folder that can be written, got .*No space left"):
+    with pytest.raises(OutputError, match=r"output must be writable, got .*ablation\.png .*No space left"):
         draw_ablation(rows, out / "ablation")
     assert digests(out) == before
 
@@ -113,8 +113,15 @@ def test_a_failed_write_leaves_the_old_files_alone(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OutputError, match="choose another --out"):
+    with pytest.raises(OutputError, match="output must be writable"):
         draw_ablation(rows, tmp_path / "file" / "ablation")
+
+
+@pytest.mark.parametrize("out", ["", "/"])
+def test_a_figure_has_a_name(tmp_path, out):
+    rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
+    with pytest.raises(OutputError, match="figure must have a file name"):
+        draw_ablation(rows, Path(out))
 
 
 def test_a_variant_without_a_timeline_still_gets_its_figure(tmp_path):

@@ -181,7 +181,7 @@ def test_a_place_that_cannot_be_written_is_refused(results, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["report", "--results", str(results / "results"), "--out", str(tmp_path / "taken" / "report.html")])
     assert caught.value.code == 2
-    assert "report must go to a file that can be written" in capsys.readouterr().err
+    assert "output must be writable" in capsys.readouterr().err
 
 
 def test_the_report_needs_no_torch(results, tmp_path):

@@ -16,9 +16,9 @@ from typing import Any, Final
 from gpipe_bench import __version__
 from gpipe_bench.bench.datapackage.fields import table_schema
 from gpipe_bench.bench.datapackage.kinds import CONFIGURATIONS_BESIDE, ROWS_BESIDE, TableKind, kind_of
-from gpipe_bench.bench.storage.files import json_text, write_files
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import json_text, write_files
 
 __all__ = ["DESCRIPTOR", "REFERENCE_FOLDER", "describe_folder", "write_descriptor"]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
-from gpipe_bench.bench.storage.files import write_files
 from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import write_files
 
 __all__ = ["place_name", "result_tables", "take_reference"]
 

@@ -25,12 +25,12 @@ from gpipe_bench.bench.running.gpu_tests import run_gpu_tests
 from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.bench.spec.cells import CellRun
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.bench.storage.files import json_text, staging, write_files
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import DRAFT_PREFIX, json_text, staging, write_files
 from gpipe_bench.rows import Row
 from gpipe_bench.timeline import TimelineEvent
 
@@ -201,7 +201,7 @@ class Session:
         with staging(out) as folder:
             with tarfile.open(folder / "bundle.tar.gz", "w:gz") as archive:
                 for path in sorted(out.iterdir()):
-                    if not path.name.startswith(".writing-"):
+                    if not path.name.startswith(DRAFT_PREFIX):
                         archive.add(path, arcname=f"{out.resolve().name}/{path.name}")
             (folder / "bundle.tar.gz").replace(out / "bundle.tar.gz")
         for name in ("raw", "traces", "race"):

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpipe_bench.bench.storage.files import write_files
 from gpipe_bench.errors import OutputError
+from gpipe_bench.files import write_files
 
 __all__ = ["KeptParts"]
 

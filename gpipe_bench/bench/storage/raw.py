@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.bench.spec.cells import Cell
-from gpipe_bench.bench.storage.files import json_text
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import json_text
 from gpipe_bench.rows import Row
 
 __all__ = ["DEVICE_COLUMNS", "STEP_COLUMNS", "RawResult", "cell_row", "read_results", "result_of", "results_json"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpipe_bench.bench.storage.files import json_text, write_files
+from gpipe_bench.files import json_text, write_files
 from gpipe_bench.rows import Row
 from gpipe_bench.timeline import TimelineEvent, chrome_trace
 

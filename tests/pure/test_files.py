@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
-from gpipe_bench.bench.storage.files import check_writable, json_text, staging, write_files
 from gpipe_bench.errors import OutputError
+from gpipe_bench.files import check_writable, json_text, staging, write_files
 
 
 def content(folder):
@@ -80,7 +83,7 @@ def test_json_has_no_nan():
 
 def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path):
     script = (
-        "import os, sys; from pathlib import Path; from gpipe_bench.bench.storage import files\n"
+        "import os, sys; from pathlib import Path; from gpipe_bench import files\n"
         "with files.staging(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half.json').write_text('{')\n"
         "    files.tempfile.mkstemp(dir=sys.argv[1], prefix=files._prefix(Path(sys.argv[1])))\n"
@@ -93,3 +96,59 @@ def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path)
     with staging(tmp_path) as mine:
         write_files({tmp_path / "a.json": "new"})
         assert set(tmp_path.iterdir()) == {mine, elsewhere, tmp_path / "a.json"}
+
+
+def test_an_old_draft_of_another_machine_is_removed(tmp_path):
+    old = tmp_path / ".writing-another-machine.1234567-abc"
+    old.touch()
+    os.utime(old, (0, time.time() - 2 * 24 * 3600))
+    write_files({tmp_path / "a.json": "new"})
+    assert content(tmp_path) == {"a.json": "new"}
+
+
+def test_what_is_no_draft_stays(tmp_path):
+    (tmp_path / ".writing").touch()
+    (tmp_path / "a.writing-1").touch()
+    write_files({tmp_path / "a.json": b"new"})
+    assert set(content(tmp_path)) == {".writing", "a.writing-1", "a.json"}
+
+
+def test_an_interrupt_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(self, mode):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(tmp_path), "chmod", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_files({tmp_path / "a.json": "new"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_one_letter(path, letter):
+    """Write one long file many times; returns the texts other than such a file that were read in between."""
+    strange = []
+    for _ in range(100):
+        write_files({path: letter * 200_000})
+        text = path.read_text()
+        if len(text) != 200_000 or len(set(text)) != 1:
+            strange.append(text[:20])
+    return strange
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path):
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        both = [pool.submit(write_one_letter, tmp_path / "a.csv", letter) for letter in "AB"]
+        assert [one.result() for one in both] == [[], []]
+    assert set(content(tmp_path)) == {"a.csv"}
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(tmp_path):
+    (tmp_path / "kept.txt").write_text("old")
+    (tmp_path / "a.csv").symlink_to(tmp_path / "kept.txt")
+    write_files({tmp_path / "a.csv": "new"})
+    assert content(tmp_path) == {"kept.txt": "old", "a.csv": "new"}
+
+
+@pytest.mark.parametrize("write", [check_writable, lambda path: write_files({path: "x"})])
+def test_a_name_that_is_too_long_is_refused(tmp_path, write):
+    with pytest.raises(OutputError, match=r"output must be writable.*File name too long"):
+        write(tmp_path / ("a" * 300))
