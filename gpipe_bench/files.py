@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gpipe_bench.errors import OutputError
 
-__all__ = ["DRAFT_PREFIX", "check_writable", "json_text", "staging", "write_files"]
+__all__ = ["DRAFT_PREFIX", "check_writable", "is_file", "json_text", "staging", "write_files"]
 
 
 DRAFT_PREFIX: Final = ".writing-"
@@ -84,6 +84,14 @@ def write_files(contents: Mapping[Path, str | bytes]) -> None:
         for draft, _ in moves:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have, such as one of 300 letters, is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def json_text(data: Any) -> str:

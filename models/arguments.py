@@ -21,6 +21,9 @@ _LOOK_ALIKE = str.maketrans("ol", "01")
 """A letter for a digit, as in ``p4O`` or ``a1OO``, is a slip of the finger."""
 _MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
 """Words for a choice that are spelled like another one."""
+_LONGEST = 100
+_LARGEST = 1_000_000
+"""Largest integer of an argument; a model of more layers would be built for hours."""
 _RULES: dict[type[Value], str] = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -57,9 +60,13 @@ class Argument:
         if converted is None or self.type is bool:
             return converted
         too_small = self.minimum is not None and not converted >= self.minimum
-        too_big = self.below is not None and not converted < self.below
+        too_big = (self.below is not None and not converted < self.below) or _is_too_large(converted)
         off_grid = self.type is int and converted % self.multiple != 0
         return None if too_small or too_big or off_grid else converted
+
+
+def _is_too_large(value: Value) -> bool:
+    return isinstance(value, int) and abs(value) > _LARGEST
 
 
 def _to_type(kind: type[Value], value: object) -> Value | None:
@@ -119,8 +126,12 @@ def resolve(model: str, declared: Mapping[str, Argument], given: Mapping[str, ob
     for name, argument in declared.items():
         value = argument.convert(given.get(name, argument.default))
         if value is None:
+            text = repr(given[name])
+            got = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+            is_too_large = _is_too_large(_to_type(argument.type, given[name]) or 0)
+            rule = f"at most {_LARGEST}" if is_too_large else argument.rule
             example = f"the default is {format_value(argument.default)}"
-            problems.append(f"{name} of {model} must be {argument.rule}, got {given[name]!r}; {example}")
+            problems.append(f"{name} of {model} must be {rule}, got {got}; {example}")
         else:
             values[name] = value
     if problems:

@@ -64,7 +64,7 @@ UNET: Final = ModelSpec(
     name="unet",
     arguments=MappingProxyType(
         {
-            "depth": Argument(int, 5, "encoders, decoders and skips", minimum=1),
+            "depth": Argument(int, 5, "encoders, decoders and skips", minimum=1, below=32),
             "B": Argument(int, 5, "blocks per cell", minimum=1),
             "C": Argument(int, 64, "channels of the first encoder", minimum=2, multiple=2),
             "size": Argument(int, 192, "height and width of the images, in pixels", minimum=1),

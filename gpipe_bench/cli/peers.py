@@ -86,5 +86,5 @@ def _settings(changes: list[str] | None, start: PeersSettings) -> PeersSettings:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["simulate_cells", "simulate_published"]
 
 _DEFAULT: Final = SimulatedCell()
+_LONGEST: Final = 200
 _NUMBERS: Final = ("partitions", "chunks", "batch_size")
 _setting: Final = settings_of(SimulatedCell)
 
@@ -86,12 +88,13 @@ def _cells(words: list[str], shared: dict[str, Any]) -> tuple[list[SimulatedCell
             for key in given
             if key not in OWN
         ]
-        numbers = {key: int(given[key]) for key in _NUMBERS if given.get(key, "").isdecimal()}
+        numbers = {key: int(given[key]) for key in _NUMBERS if re.fullmatch(r"[0-9]{1,18}", given.get(key, ""))}
         try:
             known = {key: value for key, value in given.items() if key in OWN}
             cells.append(validated(SimulatedCell, {**shared, **known, **numbers}, lambda path: _name(path[0])))
         except ConfigError as error:
-            problems += [f"{problem} (in {word})" for problem in error.problems]
+            shown = word if len(word) <= _LONGEST else f"{word[:_LONGEST]}..."
+            problems += [f"{problem} (in {shown})" for problem in error.problems]
             continue
         if "timeline" in parts:
             timelines.add(cells[-1].id)

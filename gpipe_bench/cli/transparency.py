@@ -99,7 +99,7 @@ def figure(
 
 
 def _settings(changes: list[str] | None) -> TransparencySettings:
-    import yaml
+    from gpipe_bench.yaml_text import read_yaml
 
     data: dict[str, dict[str, object]] = {}
     for change in changes or []:
@@ -107,7 +107,11 @@ def _settings(changes: list[str] | None) -> TransparencySettings:
         section, dot, key = path.partition(".")
         if not (found and dot):
             raise ConfigError([f"--set must be like unet.steps=20, got {change!r}; write section.key=value"])
-        data.setdefault(section, {})[key] = yaml.safe_load(text)
+        try:
+            data.setdefault(section, {})[key] = read_yaml(text)
+        except ValueError as error:
+            rule = f"--set {path} must have a value, got an error in it: {error}"
+            raise ConfigError([f"{rule}; write it like unet.steps=20"]) from error
     return validated(TransparencySettings, data, lambda path: f"--set {'.'.join(path)}")
 
 

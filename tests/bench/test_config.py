@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,78 @@ def test_a_file_that_has_no_sections(tmp_path, text):
 def test_keys_are_text(tmp_path):
     (found,) = problems("1: x", folder=tmp_path)
     assert "key 1 must be text" in found
+
+
+KEYS = [date(2020, 1, 1), 1, 1.5, None, True]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=repr)
+@pytest.mark.parametrize(
+    "path", [(), ("sweep", "simulated"), ("advice",), ("ablation", "cpu"), ("ablation", "cpu", "own")], ids=".".join
+)
+def test_a_key_that_is_no_text_is_one_problem_wherever_it_stands(path, key):
+    data = {key: {"model": "unet"}}
+    for name in reversed(path):
+        data = {name: data}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "a.yaml")
+    problems = [problem for problem in caught.value.problems if "known key" not in problem]
+    place = ".".join((*path, str(key)))
+    assert problems == [f"a.yaml: {place} must be a key that is text, got {key!r}; put it in quotes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ablation: {cpu: {variants: [[published]]}}", f"ablation.cpu.variants {VARIANTS_RULE}, got ['published']"),
+        ("ablation: {cpu: {repeats: 100000000}}", "ablation.cpu.repeats must be at most 1000, got 100000000"),
+        ("ablation: {cpu: {steps: .inf}}", "ablation.cpu.steps must be a whole number, got inf"),
+        (
+            "ablation: {cpu: {model_args: 'depth=1000000'}}",
+            "depth of unet must be an integer, at least 1 and less",
+        ),
+        ("ablation: {cpu: {model_args: 'B=10000000'}}", "B of unet must be at most 1000000, got '10000000'"),
+        ("peers: {probe_s: .inf}", "peers.probe_s must be a finite number, got inf; write one"),
+        ("peers: {probe_s: .nan}", "peers.probe_s must be a finite number, got nan; write one"),
+        ("peers: {probe_s: true}", "peers.probe_s must be a number, got True; write one"),
+        ("peers: {probe_s: -1}", "peers.probe_s must be more than 0, got -1; raise it"),
+        ("peers: {timeout_s: 1.0e+9}", "peers.timeout_s must be at most 86400"),
+        ("advice: {unet: {memory_limit_gib: .inf}}", "advice.unet.memory_limit_gib must be a finite number"),
+        ("transparency: {loss_margin: .inf}", "transparency.loss_margin must be a finite number"),
+        (
+            "sweep: {simulated: {unet: {profile: 'a{b}.yaml'}}}",
+            "profile must be a path without braces, got 'a{b}",
+        ),
+        (f"sweep: {{simulated: {{unet: {{profile: {'a' * 300}}}}}}}", "or a YAML file, got 'aaaa"),
+        (f"sweep: {{simulated: {{unet: {{chunks: [{'1, ' * 100}]}}}}}}", "must have at most 64 entries, got 100"),
+    ],
+)
+def test_what_would_not_end_or_not_fit_is_refused(tmp_path, text, said):
+    (found,) = problems(text, folder=tmp_path)
+    assert said in found
+
+
+def test_a_long_value_is_cut_in_the_message(tmp_path):
+    (found,) = problems(f"ablation: {{cpu: {{balance: '{'x' * 5000}'}}}}", folder=tmp_path)
+    assert len(found) < 700
+    assert found.endswith("; write them like 34-76-70-61")
+
+
+def test_a_small_number_may_be_written_as_yaml_does_not_read_it(tmp_path):
+    (tmp_path / "a.yaml").write_text("peers: {tolerance: 1e-9}")
+    assert load_config([tmp_path / "a.yaml"]).peers.tolerance == 1e-9
+
+
+def test_every_number_has_limits():
+    """Whatever is given, a run ends: no setting takes infinity or any whole number."""
+    unlimited = [
+        f"{kind['title']}.{name}"
+        for kind in json_schema()["$defs"].values()
+        for name, setting in kind["properties"].items()
+        for part in (setting, setting.get("items", {}))
+        if part.get("type") in ("integer", "number") and not {"maximum", "exclusiveMaximum"} & set(part)
+    ]
+    assert unlimited == []
 
 
 def test_an_absent_file(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 
 from gpipe_bench.bench.experiments.workflow import make_plan
@@ -88,6 +90,14 @@ def test_problems_of_files_and_of_the_command_line_are_said_together(tmp_path):
         f"{path}: ablation.cpu.chunks must be at least 1, got 0; raise it",
         "--config: device must be one of auto, cpu, cuda, got 'tpu'; use 'cpu'",
     )
+
+
+def test_a_file_that_is_no_plain_yaml_is_one_problem(tmp_path):
+    (tmp_path / "a.yaml").write_text("2020-01-01: 1")
+    with pytest.raises(ConfigError) as caught:
+        make_plan({date(2020, 1, 1): 1}, [str(tmp_path / "a.yaml")])
+    (problem,) = caught.value.problems
+    assert "key 2020-01-01 must be text" in problem
 
 
 def test_planning_is_quick_enough_to_be_done_at_every_start(plan):

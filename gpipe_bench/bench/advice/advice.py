@@ -26,6 +26,7 @@ from gpipe_bench.bench.spec.settings import (
     PipelineSettings,
     Section,
     Variant,
+    no_boolean,
     options,
     with_own_arguments,
 )
@@ -44,7 +45,9 @@ _MOVES: Final = 12
 _BOUNDLESS_GIB: Final = 1e9
 
 Devices = Annotated[int, Field(strict=True, ge=1, le=64, description="devices there are; fewer may be used")]
-Limit = Annotated[float, Field(ge=0, description="GiB for the tensors of a device; 0: all that it has for them")]
+Limit = Annotated[
+    float, Field(ge=0, le=10**6, description="GiB for the tensors of a device; 0: all that it has for them"), no_boolean
+]
 
 
 class AdviceRequest(Section):

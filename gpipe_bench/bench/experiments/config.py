@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field
 
 from gpipe_bench.bench.advice.advice import AdviceRequest
@@ -23,8 +22,9 @@ from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
+from gpipe_bench.yaml_text import read_yaml_file
 
-__all__ = ["SuiteConfig", "load_config", "parse_config"]
+__all__ = ["SuiteConfig", "load_config", "parse_config", "read_config"]
 
 DeviceChoice = Annotated[
     Literal["auto", "cpu", "cuda"],
@@ -33,7 +33,10 @@ DeviceChoice = Annotated[
 
 
 DeviceCount = Annotated[
-    int, Field(strict=True, ge=0, description="with device cuda: GPUs that jobs get on a cluster; 0: count them here")
+    int,
+    Field(
+        strict=True, ge=0, le=4096, description="with device cuda: GPUs that jobs get on a cluster; 0: count them here"
+    ),
 ]
 
 
@@ -110,7 +113,7 @@ def load_config(paths: Iterable[Path | str]) -> SuiteConfig:
     problems: list[str] = []
     for path in map(Path, paths):
         try:
-            _merge(merged, _read(path), str(path), origins)
+            _merge(merged, read_config(path), str(path), origins)
         except ConfigError as error:
             problems += error.problems
     try:
@@ -160,16 +163,19 @@ def _merge(
             into[key] = value
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The sections and settings in one file, before they are checked.
+
+    Raises:
+        ConfigError: it cannot be read, or is no YAML of sections.
+    """
     try:
-        with path.open(encoding="utf-8") as file:
-            data = yaml.load(file, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader that also refuses doubles
-    except (OSError, UnicodeDecodeError) as error:
+        data = read_yaml_file(path)
+    except OSError as error:
         raise ConfigError([f"configuration must be a readable file, got {path} ({error}); check the path"]) from error
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).split())
+    except ValueError as error:
         raise ConfigError(
-            [f"configuration must be YAML, got an error in {path}: {where}; correct that line"]
+            [f"configuration must be YAML, got an error in {path}: {error}; correct that line"]
         ) from error
     if data is None:
         return {}
@@ -177,17 +183,3 @@ def _read(path: Path) -> dict[str, Any]:
         kind = type(data).__name__
         raise ConfigError([f"configuration must be sections of settings, got {kind} in {path}; name a section"])
     return data
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML in which a key may stand only once per section."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str) or key in seen:
-                rule = "stands twice" if key in seen else "must be text"
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {rule}", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)

@@ -27,9 +27,9 @@ __all__ = ["Ablation", "Sweeps", "Workload"]
 
 Repeats = Annotated[
     int,
-    Field(strict=True, ge=1, description="runs of each published variant, each in a fresh process"),
+    Field(strict=True, ge=1, le=1000, description="runs of each published variant, each in a fresh process"),
 ]
-OtherRepeats = Annotated[int, Field(strict=True, ge=1, description="runs of each other variant")]
+OtherRepeats = Annotated[int, Field(strict=True, ge=1, le=1000, description="runs of each other variant")]
 Transfer = Annotated[
     Literal["auto", "direct", "host"],
     Field(description="how tensors cross partitions; auto: host where some share a device"),

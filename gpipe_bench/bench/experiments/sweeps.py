@@ -37,18 +37,23 @@ from gpipe_bench.bench.spec.simulated_cells import Flavour, Optimizer, Profile, 
 
 __all__ = ["CpuSweep", "CudaSweep", "MeasuredSweep", "SimulatedSweep"]
 
-_Count = Annotated[int, Field(strict=True, ge=1)]
-Counts = Annotated[tuple[_Count, ...], Field(min_length=1, description="numbers of partitions, one device each")]
-ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, description="numbers of micro-batches")]
+_Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+Counts = Annotated[
+    tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, one device each")
+]
+ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
 Modes = Annotated[
     tuple[Literal["always", "except_last", "never"], ...],
-    Field(min_length=1, description="checkpoint modes"),
+    Field(min_length=1, max_length=3, description="checkpoint modes"),
 ]
-FixedBatch = Annotated[int, Field(strict=True, ge=0, description="samples per step at a fixed batch; 0: not swept")]
+FixedBatch = Annotated[
+    int, Field(strict=True, ge=0, le=10**9, description="samples per step at a fixed batch; 0: not swept")
+]
 FixedMicrobatch = Annotated[
-    int, Field(strict=True, ge=0, description="samples of a micro-batch at a fixed micro-batch; 0: not swept")
+    int,
+    Field(strict=True, ge=0, le=10_000, description="samples of a micro-batch at a fixed micro-batch; 0: not swept"),
 ]
-Repeats = Annotated[int, Field(strict=True, ge=1, description="runs of each cell, each in a fresh process")]
+Repeats = Annotated[int, Field(strict=True, ge=1, le=1000, description="runs of each cell, each in a fresh process")]
 
 
 def _balances(value: Any) -> Any:
@@ -61,8 +66,8 @@ Balances = Annotated[
     tuple[tuple[int, ...], ...],
     BeforeValidator(_balances),
     PlainSerializer(lambda all_: ["-".join(map(str, sizes)) for sizes in all_], return_type=list[str]),
-    WithJsonSchema({"type": "array", "minItems": 1, "items": BALANCE_SCHEMA}),
-    Field(description="one per number of partitions"),
+    WithJsonSchema({"type": "array", "minItems": 1, "maxItems": 64, "items": BALANCE_SCHEMA}),
+    Field(max_length=64, description="one per number of partitions"),
 ]
 
 

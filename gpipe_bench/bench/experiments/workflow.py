@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.experiments.config import SuiteConfig, load_config, parse_config
+from gpipe_bench.bench.experiments.config import SuiteConfig, load_config, parse_config, read_config
 from gpipe_bench.bench.running.simulation_groups import SimulationGroup, group_cells
 from gpipe_bench.bench.spec.cells import CellRun
 from gpipe_bench.bench.spec.experiment import Experiment
@@ -198,6 +198,9 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
 
 def _checked(config: Mapping[str, Any], files: Sequence[str]) -> SuiteConfig:
     """The merged settings; what is wrong in a file is said once, of that file."""
+    for file in files:
+        # Of a file that is no plain YAML Snakemake may have made anything: its settings are not looked at.
+        read_config(Path(file))
     problems: list[str] = []
     try:
         load_config(files)

@@ -14,7 +14,7 @@ from gpipe_bench.bench.peers.contenders import contenders_of
 from gpipe_bench.bench.peers.workloads import RACED, raced_arguments
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Seed
+from gpipe_bench.bench.spec.settings import BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Seed, no_boolean
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
@@ -23,19 +23,32 @@ from gpipe_bench.models.arguments import nearest
 
 __all__ = ["QUICK", "SHORT", "CellsRace", "CombinationsRace", "ModelRace", "PeersSettings"]
 
-_Count = Annotated[int, Field(strict=True, ge=1)]
-Contenders = Annotated[tuple[str, ...], Field(min_length=1, description="who takes part; all: everybody")]
-Counts = Annotated[tuple[_Count, ...], Field(min_length=1, description="numbers of partitions, a layer each")]
-ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, description="numbers of micro-batches")]
-Modes = Annotated[
-    tuple[Literal["always", "except_last", "never"], ...], Field(min_length=1, description="checkpoint modes")
+_Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+Contenders = Annotated[
+    tuple[str, ...], Field(min_length=1, max_length=64, description="who takes part; all: everybody")
 ]
-Width = Annotated[int, Field(strict=True, ge=1, description="features of a layer")]
-Rounds = Annotated[int, Field(strict=True, ge=1, description="rounds; in each, every contender runs once")]
-Visit = Annotated[float, Field(gt=0, description="seconds of a contender's timed steps in a round; at least one step")]
-Timeout = Annotated[float, Field(gt=0, description="seconds that a contender may take for one answer")]
-Probe = Annotated[float, Field(gt=0, description="seconds of each measurement beside the race")]
-Tolerance = Annotated[float, Field(gt=0, description="relative difference up to which gradients are equal")]
+Counts = Annotated[
+    tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, a layer each")
+]
+ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
+Modes = Annotated[
+    tuple[Literal["always", "except_last", "never"], ...],
+    Field(min_length=1, max_length=3, description="checkpoint modes"),
+]
+Width = Annotated[int, Field(strict=True, ge=1, le=65_536, description="features of a layer")]
+Rounds = Annotated[int, Field(strict=True, ge=1, le=10_000, description="rounds; in each, every contender runs once")]
+Visit = Annotated[
+    float,
+    Field(gt=0, le=3600, description="seconds of a contender's timed steps in a round; at least one step"),
+    no_boolean,
+]
+Timeout = Annotated[
+    float, Field(gt=0, le=86_400, description="seconds that a contender may take for one answer"), no_boolean
+]
+Probe = Annotated[float, Field(gt=0, le=3600, description="seconds of each measurement beside the race"), no_boolean]
+Tolerance = Annotated[
+    float, Field(gt=0, le=1, description="relative difference up to which gradients are equal"), no_boolean
+]
 
 
 class CellsRace(Section):

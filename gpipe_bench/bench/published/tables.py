@@ -17,9 +17,12 @@ from gpipe_bench.models.table import MODELS
 __all__ = ["MemoryTables", "SpeedTables"]
 
 Table = Literal["unet-speed", "amoebanet-d-speed", "resnet101-speed", "unet-memory", "amoebanet-d-memory"]
-Tables = Annotated[tuple[Table, ...], Field(min_length=1, description="published tables to simulate as they were run")]
+Tables = Annotated[
+    tuple[Table, ...], Field(min_length=1, max_length=64, description="published tables to simulate as they were run")
+]
 Repeats = Annotated[
-    int, Field(strict=True, ge=0, description="measured runs of each row, where there are GPUs enough; 0: none")
+    int,
+    Field(strict=True, ge=0, le=1000, description="measured runs of each row, where there are GPUs enough; 0: none"),
 ]
 
 

@@ -39,7 +39,9 @@ def _device(value: Any) -> Any:
 
 
 Device = Annotated[str, BeforeValidator(_device), Field(description="type of device, such as cpu or cuda")]
-Devices = Annotated[int, Field(strict=True, ge=1, description="distinct devices that the partitions share out")]
+Devices = Annotated[
+    int, Field(strict=True, ge=1, le=4096, description="distinct devices that the partitions share out")
+]
 Transfer = Annotated[
     Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
 ]

@@ -17,8 +17,8 @@ from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import format_arguments, model_spec, parse_arguments
 
-__all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "each_valid", "options",
-           "read_balance"]  # fmt: skip
+__all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "each_valid", "no_boolean",
+           "options", "read_balance"]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Section(BaseModel):
     """A group of settings; unknown keys are errors, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def problems(self) -> Iterator[Problem]:
         """Rules between settings that are each valid on their own."""
@@ -88,7 +88,14 @@ def _variant(value: Any) -> Any:
         raise ValueError(str(error).removeprefix("variant ")) from error
 
 
-_whole = Field(strict=True, ge=1)
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, got {value!r}; write one")  # noqa: TRY004 - pydantic wants a ValueError
+    return value
+
+
+no_boolean: Final = BeforeValidator(_no_boolean)
+"""For a number, for which in Python ``True`` would do."""
 BALANCE_SCHEMA: Final = {
     "anyOf": [
         {"type": "string", "pattern": r"^[1-9][0-9]*(-[1-9][0-9]*)*$"},
@@ -99,9 +106,11 @@ BALANCE_SCHEMA: Final = {
 
 Model = Annotated[str, Field(description="name in the table of models")]
 ModelArgs = Annotated[str, Field(description="arguments of the model, 'key=value' joined by ';'")]
-BatchSize = Annotated[int, _whole, Field(description="samples per step")]
-Chunks = Annotated[int, _whole, Field(description="micro-batches per step")]
-Partitions = Annotated[int, _whole, Field(description="contiguous groups of layers, each with a worker of its own")]
+BatchSize = Annotated[int, Field(strict=True, ge=1, le=10**9, description="samples per step")]
+Chunks = Annotated[int, Field(strict=True, ge=1, le=65_536, description="micro-batches per step")]
+Partitions = Annotated[
+    int, Field(strict=True, ge=1, le=4096, description="contiguous groups of layers, each with a worker of its own")
+]
 Balance = Annotated[
     tuple[int, ...],
     BeforeValidator(read_balance),
@@ -116,12 +125,12 @@ Backward = Annotated[
     Literal["autograd", "scheduled"],
     Field(description="what drives the backward pass; scheduled: the reversed schedule"),
 ]
-Threads = Annotated[int, _whole, Field(description="CPU threads inside one operator")]
+Threads = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPU threads inside one operator")]
 Tf32 = Annotated[
     bool, Field(strict=True, description="let CUDA round float32 products to TF32; published runs had none")
 ]
-Warmup = Annotated[int, Field(strict=True, ge=0, description="untimed steps before the timed ones")]
-Steps = Annotated[int, _whole, Field(description="timed steps of each repeat")]
+Warmup = Annotated[int, Field(strict=True, ge=0, le=10**6, description="untimed steps before the timed ones")]
+Steps = Annotated[int, Field(strict=True, ge=1, le=10**6, description="timed steps of each repeat")]
 # PyTorch takes 64 bits; a row's column is a signed integer.
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63, description="seed of weights, data and dropout")]
 Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]

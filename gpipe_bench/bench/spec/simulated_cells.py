@@ -22,6 +22,7 @@ from gpipe_bench.bench.spec.settings import (
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import is_file
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
@@ -34,8 +35,8 @@ AUTO: Final = "auto"
 def _hardware(profile: str) -> Hardware:
     """The profile of a name or path, read again only when its file changed."""
     own = PROFILES / f"{profile}.yaml"
-    path = own if own.is_file() else Path(profile)
-    return _read(profile, path.stat().st_mtime_ns if path.is_file() else 0)
+    path = own if is_file(own) else Path(profile)
+    return _read(profile, path.stat().st_mtime_ns if is_file(path) else 0)
 
 
 @lru_cache(maxsize=64)
@@ -44,6 +45,9 @@ def _read(profile: str, _stamp: int) -> Hardware:
 
 
 def _profile(value: Any) -> Any:
+    if set(str(value)) & set("{}"):
+        # In Snakemake's names of files braces hold wildcards.
+        raise ValueError(f"must be a path without braces, got {value!r}; rename the file or its folder")
     try:
         _hardware(str(value))
     except ConfigError as error:

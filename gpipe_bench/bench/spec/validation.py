@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from reprlib import Repr
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -29,6 +30,8 @@ _PLAIN: Final = {
     "less_than_equal": "must be at most {le}, got {got}; lower it",
     "less_than": "must be less than {lt}, got {got}; lower it",
     "tuple_type": "must be a list, got {got}; write it in brackets",
+    "finite_number": "must be a finite number, got {got}; write one",
+    "too_long": "must have at most {max_length} entries, got {actual_length}; leave some out",
     "too_short": "must have at least {min_length} entry, got {got}; add one",
     "dict_type": "must be sections with names of your own, got {got}; write them below it, indented",
     "float_type": "must be a number, got {got}; write it without quotes",
@@ -39,6 +42,12 @@ _PLAIN: Final = {
     "model_type": "must be a section of settings, got {got}; write its keys below it, indented",
 }
 """What is wrong, by pydantic's kind of error."""
+
+_LONGEST: Final = 600
+_VALUES: Final = Repr()
+_VALUES.maxstring = _VALUES.maxother = _VALUES.maxlong = 100
+_VALUES.maxlist = _VALUES.maxtuple = _VALUES.maxdict = 12
+"""Shows values in messages: all of the usual ones, the ends of long ones."""
 
 
 def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Path], str]) -> SectionT:
@@ -52,7 +61,7 @@ def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Pat
     Raises:
         ConfigError: one or more settings are wrong; carries all problems.
     """
-    left = deepcopy(dict(data))
+    left, not_text = _text_keys(data, (), name)
     wrong: dict[Path, list[str]] = {}
     while True:
         try:
@@ -67,16 +76,39 @@ def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Pat
                 said += [line for line in rules if line not in said]
                 _remove(left, path)
             if any(item["type"] == "missing" for item in error.errors()):
-                raise ConfigError([line for said in wrong.values() for line in said]) from error
-    lines = [line for said in wrong.values() for line in said]
+                lines = [*not_text, *(line for said in wrong.values() for line in said)]
+                raise ConfigError(list(map(_shortened, lines))) from error
+    lines = [*not_text, *(line for said in wrong.values() for line in said)]
     for section_path, section in _sections(made):
         for problem in section.problems():
             paths = [(*section_path, field) for field in problem.fields]
             if not any(path[: len(bad)] == bad for bad in wrong for path in paths):
                 lines.append(problem.message(name(paths[0])))
     if lines:
-        raise ConfigError(lines)
+        raise ConfigError(list(map(_shortened, lines)))
     return made
+
+
+def _text_keys(data: Mapping[Any, Any], path: Path, name: Callable[[Path], str]) -> tuple[dict[str, Any], list[str]]:
+    """A copy of the data without keys that are not text, and a problem for each of them."""
+    kept: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, value in data.items():
+        here = (*path, str(key))
+        if not isinstance(key, str):
+            problems.append(f"{name(here)} must be a key that is text, got {key!r}; put it in quotes")
+        elif isinstance(value, Mapping):
+            kept[key], inner = _text_keys(value, here, name)
+            problems += inner
+        else:
+            kept[key] = deepcopy(value)
+    return kept, problems
+
+
+def _shortened(line: str) -> str:
+    """A message whose values may be of any length; what to change stands at its end."""
+    half = _LONGEST // 2
+    return line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}"
 
 
 def _own_mistake(item: ErrorDetails) -> bool:
@@ -114,7 +146,7 @@ def _sections(section: Section, path: Path = ()) -> Iterator[tuple[Path, Section
 
 
 def _rule(kind: type[BaseModel], path: Path, item: ErrorDetails) -> str:
-    got, context = item["input"], item.get("ctx", {})
+    got, context = _VALUES.repr(item["input"]), item.get("ctx", {})
     match item["type"]:
         case "extra_forbidden":
             return f"must be a known key, got {path[-1]!r}; {nearest(path[-1], _keys(kind, path[:-1]))}"
@@ -124,11 +156,11 @@ def _rule(kind: type[BaseModel], path: Path, item: ErrorDetails) -> str:
             return str(context["error"])
         case "literal_error":
             choices = [choice.strip(" '") for choice in context["expected"].replace(" or ", ", ").split(",")]
-            return f"must be one of {', '.join(choices)}, got {got!r}; {nearest(str(got), choices)}"
+            return f"must be one of {', '.join(choices)}, got {got}; {nearest(str(item['input']), choices)}"
         case plain if plain in _PLAIN:
-            return _PLAIN[plain].format(got=repr(got), **context)
+            return _PLAIN[plain].format(got=got, **context)
         case _:
-            return f"must be valid ({item['msg']}), got {got!r}; change it"
+            return f"must be valid ({item['msg']}), got {got}; change it"
 
 
 def _keys(kind: type[BaseModel], path: Path) -> list[str]:

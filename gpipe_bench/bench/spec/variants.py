@@ -35,8 +35,8 @@ def _variants(value: Any) -> Any:
 
 
 def _canonical(word: Any) -> str:
-    if word in _SETS:
-        return str(word)
+    if isinstance(word, str) and word in _SETS:
+        return word
     try:
         return Components.from_label(str(word)).label
     except ValueError:

@@ -19,19 +19,29 @@ from gpipe_bench.bench.spec.settings import (
     Section,
     Seed,
     Threads,
+    no_boolean,
 )
 from gpipe_bench.configurations import canonical, digest
 
 __all__ = ["TransparencyCell", "TransparencySettings", "TransparencyWorkload"]
 
-_whole = Field(strict=True, ge=1)
-Steps = Annotated[int, _whole, Field(description="training steps of each run, at most one pass over the images")]
-ExactSteps = Annotated[int, _whole, Field(description="steps of the runs in float64")]
-Rate = Annotated[float, Field(gt=0, description="peak learning rate of SGD; warm-up of 3 steps, then cosine to 0")]
+Steps = Annotated[
+    int, Field(strict=True, ge=1, le=10**6, description="training steps of each run, at most one pass over the images")
+]
+ExactSteps = Annotated[int, Field(strict=True, ge=1, le=10**6, description="steps of the runs in float64")]
+Rate = Annotated[
+    float,
+    Field(gt=0, le=1000, description="peak learning rate of SGD; warm-up of 3 steps, then cosine to 0"),
+    no_boolean,
+]
 HeldOut = Annotated[int, Field(strict=True, ge=1, le=1000, description="held-out images, at most 1000 of the 1797")]
-Seeds = Annotated[int, Field(strict=True, ge=2, description="seeds 0, 1, ...: split, order, weights, noise")]
-Margin = Annotated[float, Field(gt=0, lt=1, description="accuracies that differ by less count as equivalent")]
-LossMargin = Annotated[float, Field(gt=0, description="training losses that differ by less count as equivalent")]
+Seeds = Annotated[int, Field(strict=True, ge=2, le=1000, description="seeds 0, 1, ...: split, order, weights, noise")]
+Margin = Annotated[
+    float, Field(gt=0, lt=1, description="accuracies that differ by less count as equivalent"), no_boolean
+]
+LossMargin = Annotated[
+    float, Field(gt=0, le=1000, description="training losses that differ by less count as equivalent"), no_boolean
+]
 
 
 class _Training(Section):

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import is_file
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.simulator.hardware.machine import MachineNumbers, NumberedMachine, Way
 from gpipe_bench.simulator.hardware.profile_rules import (
@@ -24,6 +24,7 @@ from gpipe_bench.simulator.hardware.profile_rules import (
     slip,
     unknown_links,
 )
+from gpipe_bench.yaml_text import read_yaml_file
 
 __all__ = [
     "PROFILES",
@@ -198,17 +199,18 @@ def load_profile(name: str | Path) -> Profile:
         ConfigError: there is none, or it breaks rules; all problems at once.
     """
     path = PROFILES / f"{name}.yaml" if str(name) in profile_names() else Path(name)
-    if not path.is_file():
+    if not is_file(path):
         hint = nearest(str(name), profile_names())
         hint = "check the name, or the path" if hint.startswith("use one of") else hint
         raise ConfigError(
             [f"profile must be one of {', '.join(profile_names())} or a YAML file, got {str(name)!r}; {hint}"]
         )
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = " ".join(str(error).split())
-        raise ConfigError([f"profile must be YAML, got an error in {path}: {where}; correct that line"]) from error
+        data = read_yaml_file(path)
+    except OSError as error:
+        raise ConfigError([f"profile must be a readable file, got {path} ({error}); check the path"]) from error
+    except ValueError as error:
+        raise ConfigError([f"profile must be YAML, got an error in {path}: {error}; correct that line"]) from error
     return parse_profile(data, str(path))
 
 
