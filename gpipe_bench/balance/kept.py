@@ -19,6 +19,7 @@ from torch import nn
 from gpipe_bench import __version__
 from gpipe_bench.balance.fingerprint import fingerprint
 from gpipe_bench.balance.layers import tensors_in
+from gpipe_bench.sealed import read_sealed, write_sealed
 
 __all__ = ["default_folder", "device_name", "kept_costs"]
 
@@ -52,16 +53,12 @@ def kept_costs(
     key = [print_of_model, shapes, dict(question), torch.__version__, __version__]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     path = Path(folder) / f"{name}.json"
-    with suppress(OSError, ValueError, TypeError):
-        costs = [float(cost) for cost in json.loads(path.read_text(encoding="utf-8"))]
-        if len(costs) == len(module):
-            return costs
+    kept = read_sealed(path)
+    if kept is not None:
+        return [float(cost) for cost in kept]
     costs = measure()
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(costs), encoding="utf-8")
-        temporary.replace(path)
+        write_sealed(path, costs)
     return costs
 
 

@@ -196,6 +196,10 @@ def test_what_was_measured_is_not_measured_again(tmp_path) -> None:
         file.write_text("[1, ")
     assert ask() == [1.5, 2.0, 0.25]
     assert len(calls) == 7
+    for file in tmp_path.iterdir():
+        file.write_text(file.read_text().replace("0.25", "0.26"))
+    assert ask() == [1.5, 2.0, 0.25]
+    assert len(calls) == 8
 
 
 def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path) -> None:

@@ -126,7 +126,7 @@ def test_a_key_that_is_no_text_is_one_problem_wherever_it_stands(path, key):
         ("peers: {probe_s: .inf}", "peers.probe_s must be a finite number, got inf; write one"),
         ("peers: {probe_s: .nan}", "peers.probe_s must be a finite number, got nan; write one"),
         ("peers: {probe_s: true}", "peers.probe_s must be a number, got True; write one"),
-        ("peers: {probe_s: -1}", "peers.probe_s must be more than 0, got -1; raise it"),
+        ("peers: {probe_s: -1}", "peers.probe_s must be more than 0.0, got -1; raise it"),
         ("peers: {timeout_s: 1.0e+9}", "peers.timeout_s must be at most 86400"),
         ("advice: {unet: {memory_limit_gib: .inf}}", "advice.unet.memory_limit_gib must be a finite number"),
         ("transparency: {loss_margin: .inf}", "transparency.loss_margin must be a finite number"),

@@ -50,6 +50,14 @@ def test_a_part_cut_short_is_left_out_and_the_next_one_kept(result):
     assert [kept.get(name) for name in ("first", "second", "third")] == [{"rows": [1.5]}, None, 3]
 
 
+def test_a_part_with_a_changed_digit_is_left_out(result):
+    KeptParts.beside(result, "key").add("second", 2)
+    (path,) = result.parent.iterdir()
+    path.write_text(path.read_text().replace("1.5", "1.6"))
+    kept = KeptParts.beside(result, "key")
+    assert (kept.found, kept.get("first"), kept.get("second")) == (True, None, None)
+
+
 def test_nothing_is_left_when_the_result_is_written(result):
     KeptParts.beside(result, "key").remove()
     KeptParts.beside(result, "key").remove()

@@ -164,6 +164,18 @@ def test_a_broken_file_is_no_cache(tmp_path):
     assert shelf.load() is None
 
 
+def test_a_changed_digit_of_a_trace_is_not_used(tmp_path, capsys):
+    shelf = Shelf(tmp_path, {})
+    ModelSource(lambda: suite_tracer("unet", depth=1, B=1, C=4, size=8), (1,), shelf=shelf).layers(1)
+    (path,) = tmp_path.iterdir()
+    text = path.read_text()
+    digits = [place for place, letter in enumerate(text) if letter in "12345678"]
+    for place in digits[:: len(digits) // 50]:
+        path.write_text(f"{text[:place]}{int(text[place]) + 1}{text[place + 1 :]}")
+        assert shelf.load() is None
+        assert f"{path} is damaged" in capsys.readouterr().err
+
+
 def test_resnet101_is_the_published_one():
     model = resnet101().to("meta")
     assert len(model) == 370

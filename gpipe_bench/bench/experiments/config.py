@@ -54,7 +54,7 @@ class SuiteConfig(Section):
     sweep: Annotated[Sweeps, Field(description="numbers of partitions and micro-batches")] = Sweeps()
     advice: Annotated[
         dict[str, AdviceRequest],
-        Field(description="the best balance, chunks and mode; a request of yours is a new key"),
+        Field(max_length=64, description="the best balance, chunks and mode; a request of yours is a new key"),
     ] = _ADVICE
     transparency: Annotated[
         TransparencySettings, Field(description="training on real images, with and without the pipeline")

@@ -134,7 +134,8 @@ class Sweeps(Section):
     """Numbers of partitions and micro-batches, in every checkpoint mode."""
 
     simulated: Annotated[
-        dict[str, SimulatedSweep], Field(description="in virtual time, one sweep per key; a new one is a key of yours")
+        dict[str, SimulatedSweep],
+        Field(max_length=64, description="in virtual time, one sweep per key; a new one is a key of yours"),
     ] = _SIMULATED
     measured: Annotated[MeasuredSweeps, Field(description="on this machine, as far as its devices go")] = (
         MeasuredSweeps()

@@ -1,7 +1,7 @@
 """Finished parts of a job, on disk as soon as they are there: a job that is cut off goes on where it was.
 
-They lie in a file of JSON lines beside the result, which Snakemake knows nothing of and so does not remove: the key of
-the job, then a line per part. It is gone when the result is written.
+They lie in a file beside the result, which Snakemake knows nothing of and so does not remove: the key of the job, then
+a line per part, each JSON behind a digest of it. The file is gone when the result is written.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from gpipe_bench.errors import OutputError
 from gpipe_bench.files import write_files
+from gpipe_bench.sealed import seal, unseal
 
 __all__ = ["KeptParts"]
 
@@ -32,7 +33,7 @@ class KeptParts:
         """Whether parts of this job were there."""
         own = [line for line in lines if self.found and set(line) == {"name", "part"}]
         self._parts: dict[str, Any] = {line["name"]: line["part"] for line in own}
-        self._text = "".join(json.dumps(line) + "\n" for line in ({"key": key}, *own))
+        self._text = "".join(_line(line) for line in ({"key": key}, *own))
 
     @classmethod
     def beside(cls, result: Path, key: Any) -> KeptParts:
@@ -53,7 +54,7 @@ class KeptParts:
             OutputError: it cannot be written.
         """
         self._parts[name] = part
-        line = json.dumps({"name": name, "part": part}) + "\n"
+        line = _line({"name": name, "part": part})
         if self._text:
             # Without what is not ours, and a line that was cut short, onto which this one would be written.
             write_files({self._path: self._text + line})
@@ -73,19 +74,20 @@ class KeptParts:
         self._path.unlink(missing_ok=True)
 
 
+def _line(record: dict[str, Any]) -> str:
+    return seal(json.dumps(record)) + "\n"
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file up to the first that is not whole: the job may have been killed while it wrote."""
+    """The records up to the first that is not whole: the job was killed while it wrote, or the file was damaged."""
     found: list[dict[str, Any]] = []
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return found
     for line in text.splitlines(keepends=True):
-        try:
-            record = json.loads(line) if line.endswith("\n") else None
-        except json.JSONDecodeError:
-            record = None
-        if not isinstance(record, dict):
+        record = unseal(line.removesuffix("\n")) if line.endswith("\n") else None
+        if record is None:
             break
-        found.append(record)
+        found.append(json.loads(record))
     return found

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gpipe_bench.sealed import read_sealed, write_sealed
 from gpipe_bench.simulator.tracing.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.tracing.scaling import ScalableTrace, decode_trace, encode_trace
 from gpipe_bench.simulator.tracing.steps import LayerTrace
@@ -113,25 +114,19 @@ def read(
         decode: makes it from JSON.
         sources: patterns of the files of the simulator that it depends on; the models are among them anyway.
     """
+    kept = read_sealed(_path(folder, key, sources))
     try:
-        return decode(json.loads(_path(folder, key, sources).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        # A cache that is missing, cut off or of another making is no cache.
+        return None if kept is None else decode(kept)
+    except (ValueError, KeyError, TypeError):
+        # A value of another making is none.
         return None
 
 
 def write(folder: Path, key: Mapping[str, Any], value: object, sources: tuple[str, ...] = TRACING) -> None:
     """Keep a JSON value where :func:`read` finds it, if the folder can be written."""
-    path = _path(folder, key, sources)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        # Without a cache the next run traces again.
-        with suppress(OSError):
-            temporary.unlink()
+    # Without a cache the next run traces again.
+    with suppress(OSError):
+        write_sealed(_path(folder, key, sources), value)
 
 
 def _path(folder: Path, key: Mapping[str, Any], sources: tuple[str, ...]) -> Path:

@@ -1,0 +1,43 @@
+"""A changed byte is never used."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpipe_bench.sealed import read_sealed, seal, unseal, write_sealed
+
+VALUE = {"flop": 123456789, "times": [1.5, None, "ä"], "nested": {"a": [True]}}
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file with a value."""
+    write_sealed(tmp_path / "value.json", VALUE)
+    return tmp_path / "value.json"
+
+
+def test_a_value_comes_back(path, capsys):
+    assert read_sealed(path) == VALUE
+    assert unseal(seal("")) == ""
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_not_there_is_nothing(path, tmp_path, capsys):
+    assert read_sealed(tmp_path / "none.json") is None
+    assert read_sealed(tmp_path) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_every_changed_byte_is_found(path, capsys):
+    whole = path.read_bytes()
+    for place, byte in enumerate(whole):
+        path.write_bytes(whole[:place] + bytes([byte ^ 1]) + whole[place + 1 :])
+        assert read_sealed(path) is None
+        assert f"note: {path} is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b"\0" * len(b), lambda b: b"[" * 9999])
+def test_a_file_cut_short_or_overwritten_is_found(path, damage, capsys):
+    path.write_bytes(damage(path.read_bytes()))
+    assert read_sealed(path) is None
+    assert "is damaged" in capsys.readouterr().err
