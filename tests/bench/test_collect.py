@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import replace
 
 import pandas as pd
@@ -68,6 +69,93 @@ def test_pandas_sees_the_types_of_the_schema(tmp_path, out):
         assert frame[name].dtype == bool
     assert frame["chunks"].dtype == "int64"
     assert frame["throughput_samples_per_s"].tolist() == [1 / 3, 0.1 + 0.2, 10.0]
+
+
+def damaged(path, change):
+    """The file with one thing in it changed."""
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+WRONG = {
+    "infinity": ("row", "throughput_samples_per_s", math.inf, "a finite number, at least 0, got inf"),
+    "no number": ("row", "throughput_samples_per_s", math.nan, "a finite number, at least 0, got nan"),
+    "negative": ("row", "step_time_ms", -1, "a finite number, at least 0, got -1"),
+    "true": ("row", "throughput_samples_per_s", True, "a finite number, at least 0, got True"),
+    "text for a number": ("row", "peak_allocated_gib", "0.1", "a finite number, at least 0, got '0.1'"),
+    "a share above 1": ("row", "bubble_fraction", 1.5, "a finite number, at least 0 and at most 1, got 1.5"),
+    "a list": ("row", "step_time_ms", [1], "a finite number, at least 0, got [1]"),
+    "half a count": ("row", "chunks", 1.5, "a whole number, at least 1, got 1.5"),
+    "number for text": ("row", "model", 3, "text, got 3"),
+    "number for a boolean": ("row", "dirty", 1, "true or false, got 1"),
+    "unknown mode": ("row", "checkpoint", "sometimes", "one of always, except_last, never, got 'sometimes'"),
+    "in a step": ("steps", "step_time_ms", math.inf, "a finite number, at least 0, got inf"),
+    "null in a step": ("steps", "step", None, "a whole number, at least 0, got None"),
+    "in a device": ("devices", "compute_fraction", -0.5, "a finite number, at least 0 and at most 1, got -0.5"),
+    "in an event": ("events", "start_us", True, "a finite number, got True"),
+    "kind of event": ("events", "kind", "sideways", "one of forward, recompute"),
+    "unknown column": ("devices", "speed", 3, "a column of devices, got an unknown one"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_value_that_its_column_may_not_hold_is_refused(tmp_path, out, name):
+    part, column, value, said = WRONG[name]
+    (path,) = stored(tmp_path, RESULTS[0])
+
+    def change(data):
+        (data[part] if part == "row" else data[part][0])[column] = value
+
+    with pytest.raises(ConfigError, match="must") as caught:
+        collect([damaged(path, change)], "ablation", out)
+    (problem,) = caught.value.problems
+    assert str(path) in problem
+    assert f"{column} must be {said}" in problem or f"'{column}' must be {said}" in problem
+    assert not out.exists()
+
+
+def test_a_number_too_large_for_a_float_is_refused(tmp_path, out):
+    (path,) = stored(tmp_path, RESULTS[0])
+    path.write_text(path.read_text().replace('"peak_allocated_gib": 0.125', '"peak_allocated_gib": 1e999'))
+    with pytest.raises(ConfigError, match="peak_allocated_gib must be a finite number, at least 0, got inf"):
+        collect([path], "ablation", out)
+
+
+@pytest.mark.parametrize("column", ["throughput_samples_per_s", "step_time_ms"])
+def test_a_run_that_is_ok_has_values(tmp_path, out, column):
+    (path,) = stored(tmp_path, RESULTS[0])
+    with pytest.raises(ConfigError, match=f"must hold the {column} of a run that is ok, got none in .*; run it again"):
+        collect([damaged(path, lambda data: data["row"].update({column: None}))], "ablation", out)
+
+
+def test_of_many_wrong_values_some_are_named(tmp_path, out):
+    (path,) = stored(tmp_path, RESULTS[0])
+    with pytest.raises(ConfigError) as caught:
+        collect([damaged(path, lambda data: data.update(steps=[{"step": -1}] * 100))], "ablation", out)
+    assert len(caught.value.problems) == 21
+    assert caught.value.problems[-1].startswith("and 80 more like these")
+
+
+DAMAGES = {
+    "nested": "[" * 100_000,
+    "digits": "9" * 5000,
+    "cut short": '{"cell": "a", "row": {}',
+    "zeros": "\0" * 100,
+    "steps that are none": '{"cell": "a", "row": {}, "steps": 3}',
+    "steps that are no records": '{"cell": "a", "row": {}, "steps": [3]}',
+    "cell that is no text": '{"cell": 3, "row": {}}',
+    "row that is none": '{"cell": "a", "row": []}',
+    "configuration that is no text": '{"cell": "a", "row": {}, "configuration": 3}',
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_file_is_named(tmp_path, out, name):
+    (tmp_path / "raw.json").write_text(DAMAGES[name])
+    with pytest.raises(ConfigError, match=r"raw result must be a file that run wrote, got .*raw\.json"):
+        collect([tmp_path / "raw.json"], "ablation", out)
 
 
 def test_companions_are_keyed_by_cell_variant_and_repeat(tmp_path, out):

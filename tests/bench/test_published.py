@@ -59,7 +59,8 @@ def test_how_tensors_cross_does_not_matter():
 
 
 def test_published_rows_go_before_the_collected_ones(tmp_path):
-    row = like(CELLS[0], repeat=0, config_sha256=CELLS[0].config_sha256)
+    values = {"throughput_samples_per_s": 1.0, "step_time_ms": 1.0}
+    row = like(CELLS[0], repeat=0, config_sha256=CELLS[0].config_sha256, **values)
     result = replace(ok_result(), cell="x", row=row, configuration=CELLS[0].configuration)
     (tmp_path / "a.json").write_text(result.to_json())
     rows = collect([tmp_path / "a.json"], "ablation", tmp_path / "out.csv", PUBLISHED_FOLDER)

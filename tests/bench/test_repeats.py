@@ -17,6 +17,7 @@ from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.raw import read_results
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.processes import FORKS
+from gpipe_bench.sealed import unseal
 from tests.bench.cells_of import cell, ok_result
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="what measures must be a function of a module here")
@@ -108,7 +109,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
     first.wait()
     assert not out.exists()
     whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    finished = [json.loads(line)["part"] for line in whole[1:]]
+    finished = [json.loads(unseal(line.rstrip()))["part"] for line in whole[1:]]
     assert 1 <= len(finished) < 4
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     results = read_results(out)

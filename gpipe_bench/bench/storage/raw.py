@@ -91,7 +91,7 @@ def read_results(path: Path) -> list[RawResult]:
         data = json.loads(path.read_text(encoding="utf-8"))
         records = data if isinstance(data, list) else [data]
         return [result_of(record) for record in records]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError([f"raw result must be a file that run wrote, got {path} ({reason}); run it again"]) from error
 
@@ -102,7 +102,14 @@ def result_of(record: dict[str, Any]) -> RawResult:
     Raises:
         ValueError, TypeError, KeyError: it holds none.
     """
-    return RawResult(**{**record, "row": Row.from_dict(record["row"])})
+    result = RawResult(**{**record, "row": Row.from_dict(record["row"])})
+    if not isinstance(result.cell, str) or not isinstance(result.configuration, str):
+        raise TypeError("cell and configuration must be text")
+    for name in ("devices", "steps", "events"):
+        records = getattr(result, name)
+        if not isinstance(records, list) or not all(isinstance(one, dict) for one in records):
+            raise TypeError(f"{name} must be a list of records")
+    return result
 
 
 def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:

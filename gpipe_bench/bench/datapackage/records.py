@@ -1,0 +1,76 @@
+"""Whether records hold what the columns of their table may: types, ranges and names are those of the descriptor."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Final
+
+from gpipe_bench.bench.datapackage.fields import table_schema
+from gpipe_bench.bench.datapackage.kinds import KINDS
+
+__all__ = ["record_problems"]
+
+_RULES: Final = {"integer": "a whole number", "number": "a finite number", "boolean": "true or false", "string": "text"}
+
+
+def record_problems(kind: str, record: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a record of plain data: the column, its rule and what was got.
+
+    Args:
+        kind: name of the kind of table that it is a line of.
+        record: values by column; a column may be missing where nothing has to be known.
+    """
+    known = _fields(kind)
+    for name in record:
+        if name not in known:
+            yield f"{_shown(name)} must be a column of {kind}, got an unknown one"
+    for name, field in known.items():
+        value = record.get(name)
+        if not _fits(field, value):
+            yield f"{name} must be {_rule(field)}, got {_shown(value)}"
+
+
+@cache
+def _fields(kind: str) -> dict[str, dict[str, Any]]:
+    (found,) = (candidate for candidate in KINDS if candidate.name == kind)
+    return {field["name"]: field for field in table_schema(found)["fields"]}
+
+
+def _fits(field: Mapping[str, Any], value: Any) -> bool:
+    """Whether a column may hold a value; empty text and None say that it is not known."""
+    limits = field.get("constraints", {})
+    if value is None or value == "":
+        return not limits.get("required")
+    if not _has_type(field["type"], value):
+        return False
+    if "enum" in limits and value not in limits["enum"]:
+        return False
+    if "pattern" in limits and not re.fullmatch(limits["pattern"], value):
+        return False
+    return not (value < limits.get("minimum", value) or value > limits.get("maximum", value))
+
+
+def _has_type(kind: str, value: Any) -> bool:
+    if kind == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind == "integer":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, bool if kind == "boolean" else str)
+
+
+def _rule(field: Mapping[str, Any]) -> str:
+    limits = field.get("constraints", {})
+    rule = f"one of {', '.join(limits['enum'])}" if "enum" in limits else _RULES[field["type"]]
+    rule += f" like {limits['pattern']}" if "pattern" in limits else ""
+    words = [
+        f"at {word} {limits[name]}" for word, name in (("least", "minimum"), ("most", "maximum")) if name in limits
+    ]
+    return f"{rule}{', ' if words else ''}{' and '.join(words)}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
