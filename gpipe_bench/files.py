@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gpipe_bench.errors import OutputError
 
-__all__ = ["DRAFT_PREFIX", "check_writable", "is_file", "json_text", "staging", "write_files"]
+__all__ = ["DRAFT_PREFIX", "check_writable", "is_file", "is_folder", "json_text", "staging", "write_files"]
 
 
 DRAFT_PREFIX: Final = ".writing-"
@@ -90,6 +90,14 @@ def is_file(path: Path) -> bool:
     """Whether there is such a file; a name that no file can have, such as one of 300 letters, is none."""
     try:
         return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """The same of a folder."""
+    try:
+        return path.is_dir()
     except OSError:
         return False
 

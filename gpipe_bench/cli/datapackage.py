@@ -34,9 +34,10 @@ def take(
     """Take simulated and measured rows of a run into the reference results, and describe them."""
     from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER, write_descriptor
     from gpipe_bench.bench.datapackage.take import result_tables, take_reference
+    from gpipe_bench.files import is_folder
 
     target = folder or REFERENCE_FOLDER
-    tables = [table for place in results for table in (result_tables(place) if place.is_dir() else [place])]
+    tables = [table for place in results for table in (result_tables(place) if is_folder(place) else [place])]
     written = [path for table in tables for path in take_reference(table, target, machine)]
     typer.echo("\n".join(f"wrote {path}" for path in [*written, write_descriptor(target)]))
 

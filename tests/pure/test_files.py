@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import pytest
 
 from gpipe_bench.errors import OutputError
-from gpipe_bench.files import check_writable, json_text, staging, write_files
+from gpipe_bench.files import check_writable, is_file, is_folder, json_text, staging, write_files
 
 
 def content(folder):
@@ -152,3 +152,10 @@ def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(tmp_path):
 def test_a_name_that_is_too_long_is_refused(tmp_path, write):
     with pytest.raises(OutputError, match=r"output must be writable.*File name too long"):
         write(tmp_path / ("a" * 300))
+
+
+def test_a_name_that_no_file_can_have_is_none(tmp_path):
+    (tmp_path / "a").touch()
+    assert (is_file(tmp_path / "a"), is_folder(tmp_path)) == (True, True)
+    assert (is_file(tmp_path), is_folder(tmp_path / "a")) == (False, False)
+    assert (is_file(tmp_path / ("a" * 300)), is_folder(tmp_path / ("a" * 300))) == (False, False)

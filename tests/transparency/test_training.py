@@ -157,6 +157,31 @@ def test_a_file_that_is_no_result_is_named(tmp_path):
     assert not (tmp_path / "t.csv").exists()
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "value", "said"),
+    [
+        (
+            "rows",
+            "accuracy_fraction",
+            float("inf"),
+            "accuracy_fraction must be a finite number, at least 0 and at most 1",
+        ),
+        ("rows", "loss_last", True, "loss_last must be a finite number, got True"),
+        ("steps", "loss", float("nan"), "loss must be a finite number, got nan"),
+        ("steps", "step", -1, "step must be a whole number, at least 0, got -1"),
+        ("layers", "mean_difference", "0", "mean_difference must be a finite number, at least 0, got '0'"),
+        ("configurations", "configuration", "{}", "configuration that its row has the digest of"),
+    ],
+)
+def test_a_value_that_its_column_may_not_hold_is_refused(tmp_path, unet, table, column, value, said):
+    records = [{**unet[table][0], column: value}, *unet[table][1:]] if unet[table] else [{column: value}]
+    (tmp_path / "raw.json").write_text(json.dumps({**unet, table: records}))
+    with pytest.raises(ConfigError, match=r"raw\.json") as caught:
+        collect_transparency([tmp_path / "raw.json"], tmp_path / "t.csv", Margins(0.05, 0.05))
+    assert any(said in problem for problem in caught.value.problems)
+    assert not (tmp_path / "t.csv").exists()
+
+
 def test_every_digest_leads_to_its_settings(tmp_path, unet):
     """Those of the runs to their settings, those of the claims to the runs behind them."""
     (tmp_path / "raw.json").write_text(json.dumps(unet))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 WRONG = """\
 ablaton: {}
 ablation:
@@ -36,6 +38,19 @@ def test_a_wrong_setting_of_the_command_line_is_named(place, snakemake):
     assert done.returncode == 2
     assert "device must be one of auto, cpu, cuda, got 'tpu'" in done.stdout
     assert made(place) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2020-01-01: 1", "1.5: 1", "null: 1", "ablation: {cpu: {2020-01-01: 4}}", "sweep: {simulated: {2024-05-01: {}}}"],
+)
+def test_a_key_that_is_no_text_is_refused(place, snakemake, text):
+    (place / "wrong.yaml").write_text(text)
+    done = snakemake("--dry-run", "ablation", "--configfile", "wrong.yaml")
+    assert done.returncode == 2
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("error: "))
+    assert re.search(r"wrong\.yaml: line 1, column \d+: key \S+ must be text", line)
+    assert "Traceback" not in done.stdout
 
 
 def test_settings_of_a_file_replace_the_defaults(place, snakemake):

@@ -38,8 +38,8 @@ def check_folder(folder: Path) -> list[str]:
     """
     path = folder / DESCRIPTOR
     try:
-        written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        written: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError([f"data package must have a descriptor, got {path} ({error}); {_WRITE}"]) from error
     problems = [*_invalid(path), *_false_digests(folder), *_without_origin(folder)]
     try:
@@ -109,7 +109,8 @@ def _outdated(written: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Where the descriptor is not what the files give now."""
     if written == expected:
         return []
-    old = {resource.get("path"): resource for resource in written.get("resources", [])}
+    resources = written.get("resources")
+    old = {one.get("path"): one for one in (resources if isinstance(resources, list) else []) if isinstance(one, dict)}
     new = {resource["path"]: resource for resource in expected["resources"]}
     differing = [str(path) for path in {**old, **new} if old.get(path) != new.get(path)]
     what = ", ".join(differing) or "its head"

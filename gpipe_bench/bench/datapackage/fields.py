@@ -41,7 +41,7 @@ def table_schema(kind: TableKind) -> dict[str, Any]:
     """The Frictionless table schema of a kind: a field per column, and missing values."""
     own = {column.name: column for column in fields(kind.records)} if kind.records else {}
     described = [
-        _record_field(name, str(own[name].type), own[name].metadata) if name in own else _shared_field(name)
+        _record_field(name, str(own[name].type), own[name].metadata) if name in own else _shared_field(name, kind)
         for name in kind.columns
     ]
     return {"fields": described, "missingValues": [""]}
@@ -69,9 +69,9 @@ def _constraints(name: str, kind: str) -> dict[str, Any]:
     return limits
 
 
-def _shared_field(name: str) -> dict[str, Any]:
+def _shared_field(name: str, kind: TableKind) -> dict[str, Any]:
     """The field of a column of any other table: from the glossary, else as in a row."""
-    words = _glossary().get(name)
+    words = _glossary().get(f"{kind.name}.{name}", _glossary().get(name))
     if words is not None:
         return _field(
             name, words.get("type", "string"), words["text"], words.get("unit", ""), dict(words.get("constraints", {}))

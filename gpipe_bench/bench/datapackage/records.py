@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.bench.datapackage.fields import table_schema
 from gpipe_bench.bench.datapackage.kinds import KINDS
 
-__all__ = ["record_problems"]
+__all__ = ["record_problems", "table_problems"]
 
+_AT_MOST: Final = 20
 _RULES: Final = {"integer": "a whole number", "number": "a finite number", "boolean": "true or false", "string": "text"}
 
 
@@ -31,6 +33,26 @@ def record_problems(kind: str, record: Mapping[str, Any]) -> Iterator[str]:
         value = record.get(name)
         if not _fits(field, value):
             yield f"{name} must be {_rule(field)}, got {_shown(value)}"
+
+
+def table_problems(
+    path: Path, kinds: Mapping[str, str], tables: Mapping[str, Iterable[Mapping[str, Any]]]
+) -> list[str]:
+    """What is wrong with the records of a raw result: the first of them, and how many more.
+
+    Args:
+        path: the file.
+        kinds: for each of its tables the kind.
+        tables: records of each.
+    """
+    problems = [
+        f"raw result must hold what its columns may, got in {path}, {name} {number}: {problem}; run it again"
+        for name, kind in kinds.items()
+        for number, record in enumerate(tables[name], start=1)
+        for problem in record_problems(kind, record)
+    ]
+    rest = len(problems) - _AT_MOST
+    return problems[:_AT_MOST] + ([f"and {rest} more like these in {path}; run it again"] if rest > 0 else [])
 
 
 @cache

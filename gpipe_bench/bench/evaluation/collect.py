@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.datapackage.records import record_problems
+from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.published.values import published_for
 from gpipe_bench.bench.storage.raw import RawResult, read_results
 from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path, csv_text
@@ -19,7 +19,6 @@ from gpipe_bench.rows import Row
 __all__ = ["collect", "read_raw", "write_tables"]
 
 _SIMULATED: Final = "simulated-"
-_AT_MOST: Final = 20
 _MEASURED: Final = ("throughput_samples_per_s", "step_time_ms")
 
 
@@ -89,29 +88,15 @@ def read_raw(paths: Iterable[Path]) -> list[RawResult]:
 
 def _wrong_values(path: Path, results: Iterable[RawResult]) -> list[str]:
     """Values that their columns may not hold."""
-    problems = [
-        f"raw result must hold values as its columns have them, got in {path}: {place} of {result.cell}: {problem}; "
-        "run it again"
-        for result in results
-        for place, kind, record in _records(result)
-        for problem in record_problems(kind, record)
-    ]
-    problems += [
-        f"raw result must hold the {name} of a run that is ok, got none in {path}, {result.cell}; run it again"
-        for result in results
-        for name in _MEASURED
-        if result.row.status == "ok" and getattr(result.row, name) is None
-    ]
-    rest = len(problems) - _AT_MOST
-    return problems[:_AT_MOST] + ([f"and {rest} more like these in {path}; run it again"] if rest > 0 else [])
-
-
-def _records(result: RawResult) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Each record of a result with its place and the kind of its table."""
-    yield "row", "rows", result.row.to_dict()
-    for name, columns in COMPANIONS.items():
-        for number, record in enumerate(_keyed(result, getattr(result, name), columns), start=1):
-            yield f"{name} {number}", name, record
+    kinds = {"rows": "rows", **{name: name for name in COMPANIONS}}
+    problems = []
+    for result in results:
+        companions = {name: _keyed(result, getattr(result, name), columns) for name, columns in COMPANIONS.items()}
+        problems += table_problems(path, kinds, {"rows": [result.row.to_dict()], **companions})
+        missing = [name for name in _MEASURED if result.row.status == "ok" and getattr(result.row, name) is None]
+        rule = f"raw result must hold {', '.join(missing)} of a run that is ok, got none"
+        problems += [f"{rule} in {path}, {result.cell}; run it again"] if missing else []
+    return problems
 
 
 def write_tables(results: Sequence[RawResult], experiment: str, out: Path, published: Iterable[Row] = ()) -> list[Row]:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.tables import companion_path, csv_text
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.bench.transparency.verdict import Margins, claim_configurations, verdicts
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.measure.host import host_facts
@@ -22,7 +23,13 @@ from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_C
 __all__ = ["collect_transparency", "run_seeds", "run_transparency"]
 
 Raw = dict[str, list[dict[str, Any]]]
-_TABLES: Final = ("rows", "steps", "layers", CONFIGURATIONS)
+_KINDS: Final = {
+    "rows": "transparency",
+    "steps": "transparency-steps",
+    "layers": "transparency-layers",
+    CONFIGURATIONS: "configurations",
+}
+_TABLES: Final = tuple(_KINDS)
 
 
 def run_seeds(cells: Iterable[TransparencyCell], kept: KeptParts, processes: int = 1) -> Raw:
@@ -127,6 +134,14 @@ def collect_transparency(paths: Iterable[Path], out: Path, margins: Margins) -> 
     return found
 
 
+def _without_configuration(path: Path, raw: Raw) -> list[str]:
+    """Rows whose configuration is not there."""
+    known = {digest(str(record.get("configuration"))) for record in raw[CONFIGURATIONS]}
+    lost = {str(row["config_sha256"]) for row in raw["rows"]} - known
+    rule = "raw result must hold the configuration that its row has the digest of"
+    return [f"{rule}, got another or none in {path}; run it again"] if lost else []
+
+
 def _read(paths: Iterable[Path]) -> Sequence[Raw]:
     raws: list[Raw] = []
     problems: list[str] = []
@@ -134,11 +149,16 @@ def _read(paths: Iterable[Path]) -> Sequence[Raw]:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
             raw["rows"] = [TransparencyRow(**row).to_dict() for row in raw["rows"]]
-            raws.append({name: raw[name] for name in _TABLES})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            raw = {name: [dict(record) for record in raw[name]] for name in _TABLES}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             problems.append(
-                f"raw result must be a file that transparency run wrote, got {path} ({error}); run it again"
+                f"raw result must be a file that transparency run wrote, got {path} ({reason}); run it again"
             )
+            continue
+        problems += table_problems(path, _KINDS, raw)
+        problems += _without_configuration(path, raw)
+        raws.append(raw)
     if problems:
         raise ConfigError(problems)
     return raws
