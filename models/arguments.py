@@ -129,7 +129,7 @@ def resolve(model: str, declared: Mapping[str, Argument], given: Mapping[str, ob
             text = repr(given[name])
             got = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
             is_too_large = _is_too_large(_to_type(argument.type, given[name]) or 0)
-            rule = f"at most {_LARGEST}" if is_too_large else argument.rule
+            rule = f"at most {_LARGEST}" if is_too_large and argument.below is None else argument.rule
             example = f"the default is {format_value(argument.default)}"
             problems.append(f"{name} of {model} must be {rule}, got {got}; {example}")
         else:

@@ -117,6 +117,19 @@ def test_a_table_that_is_not_described_is_named(package, table):
     assert "datapackage write" in problem
 
 
+@pytest.mark.parametrize("text", ["[", "3", "[" * 100_000])
+def test_a_descriptor_that_is_none_is_refused(package, text):
+    (package / DESCRIPTOR).write_text(text)
+    with pytest.raises(ConfigError, match="data package must have a descriptor"):
+        check_folder(package)
+
+
+@pytest.mark.parametrize("resources", ["3", "[3]", "null"])
+def test_a_descriptor_without_resources_is_outdated(package, resources):
+    (package / DESCRIPTOR).write_text(f'{{"resources": {resources}}}')
+    assert any("descriptor must be that of the files" in problem for problem in check_folder(package))
+
+
 def test_a_folder_without_descriptor_is_refused(package):
     (package / DESCRIPTOR).unlink()
     with pytest.raises(ConfigError, match="data package must have a descriptor"):

@@ -164,7 +164,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path):
             "rows",
             "accuracy_fraction",
             float("inf"),
-            "accuracy_fraction must be a finite number, at least 0 and at most 1",
+            "accuracy_fraction must be a finite number, at least 0 and",
         ),
         ("rows", "loss_last", True, "loss_last must be a finite number, got True"),
         ("steps", "loss", float("nan"), "loss must be a finite number, got nan"),
