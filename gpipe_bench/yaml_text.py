@@ -79,8 +79,8 @@ class _DataLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """The value of a node."""
         if node.tag not in _PLAIN:
-            kind = node.tag.removeprefix(_TAG)
-            _refuse(f"a value must be text, a number, true, false, a list or a section, got {kind}", node.start_mark)
+            got = f"{node.tag.removeprefix(_TAG)} {_shown(node)}"
+            _refuse(f"a value must be text, a number, true, false, a list or a section, got {got}", node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, OverflowError):
