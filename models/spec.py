@@ -26,6 +26,10 @@ def _no_rules(_: Values) -> Sequence[str]:
     return ()
 
 
+def _float32(_: Values) -> str:
+    return "float32"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One model of the suite.
@@ -37,9 +41,12 @@ class ModelSpec:
         arguments: what it can be given, in the order in which rows print it; defaults are the published ones.
         network: arguments -> the model; call :meth:`build`.
         layers: arguments -> the number of layers, which a balance sums to, without building them.
-        input_shape: arguments -> the shape of one sample, (C, H, W).
-        target: (batch size, arguments, generator, device) -> a batch of targets; call :meth:`make_batch`.
+        input_shape: arguments -> the shape of one sample, such as (C, H, W) of an image or (T,) of tokens.
         loss: (output, target) -> scalar.
+        target: (batch size, arguments, generator, device) -> a batch of targets, for inputs that are uniform in [0, 1);
+            call :meth:`make_batch`.
+        batch: in place of ``target``, makes a batch of inputs and its targets from the same; call :meth:`make_batch`.
+        input_type: arguments -> the type of the inputs, as PyTorch calls it; float32 by default.
         rules: arguments -> what is wrong with their combination; nothing by default.
         source: papers that the definition comes from.
     """
@@ -49,8 +56,10 @@ class ModelSpec:
     network: Callable[[Values], nn.Sequential]
     layers: Callable[[Values], int]
     input_shape: Callable[[Values], tuple[int, ...]]
-    target: Callable[[int, Values, torch.Generator | None, Device], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
+    target: Callable[[int, Values, torch.Generator | None, Device], Tensor] | None = None
+    batch: Callable[[int, Values, torch.Generator | None, Device], tuple[Tensor, Tensor]] | None = None
+    input_type: Callable[[Values], str] = _float32
     rules: Callable[[Values], Sequence[str]] = _no_rules
     source: str = ""
 
@@ -88,10 +97,10 @@ class ModelSpec:
             arguments: of the model; missing ones take their defaults.
             generator: source of the random numbers. They are drawn on its device, so one CPU generator gives every
                 device the same batch.
-            device: where the batch goes.
+            device: where the batch goes; on the meta device nothing is drawn.
 
         Returns:
-            (input of shape (N, C, H, W), uniform in [0, 1); target).
+            (input of shape (N, *input_shape), target).
 
         Raises:
             ConfigError: see :meth:`check`.
@@ -99,6 +108,15 @@ class ModelSpec:
         import torch
 
         complete = self.check(arguments)
-        origin = "cpu" if generator is None else generator.device
-        images = torch.rand(batch_size, *self.input_shape(complete), generator=generator, device=origin)
-        return images.to(device), self.target(batch_size, complete, generator, origin).to(device)
+        place = torch.device("cpu" if device is None else device)
+        if place.type == "meta":
+            origin, generator = place, None
+        else:
+            origin = torch.device("cpu") if generator is None else generator.device
+        if self.batch is not None:
+            inputs, target = self.batch(batch_size, complete, generator, origin)
+        else:
+            assert self.target is not None  # noqa: S101 - a spec has one of them
+            inputs = torch.rand(batch_size, *self.input_shape(complete), generator=generator, device=origin)
+            target = self.target(batch_size, complete, generator, origin)
+        return inputs.to(device), target.to(device)

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Final
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import Argument, Value, Values, format_value, nearest, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
+from gpipe_bench.models.language import GPT2
+from gpipe_bench.models.own import is_own, own_spec
+from gpipe_bench.models.own_files import own_digest, split_name
 from gpipe_bench.models.spec import ModelSpec
 from gpipe_bench.models.vision import FAMILIES, is_vision, vision_spec
 
@@ -22,7 +25,16 @@ if TYPE_CHECKING:
 
     from gpipe_bench.models.spec import Device
 
-__all__ = ["MODELS", "Argument", "ModelSpec", "check_arguments", "format_arguments", "model_spec", "parse_arguments"]
+__all__ = [
+    "MODELS",
+    "Argument",
+    "ModelSpec",
+    "check_arguments",
+    "format_arguments",
+    "model_digest",
+    "model_spec",
+    "parse_arguments",
+]
 
 
 def _size_problems(arguments: Values, multiple: int, because: str) -> list[str]:
@@ -161,20 +173,22 @@ VIT: Final = ModelSpec(
 
 
 class _Table(Mapping[str, ModelSpec]):
-    """The suite's own models, which it counts and lists, and those of libraries, which it finds by name.
+    """The suite's own models, which it counts and lists, and those of libraries and users, which it finds by name.
 
-    Every name such as ``timm/...`` is in the table. Looking it up loads the library, and is a ConfigError for a name
-    that the library does not know.
+    Every name such as ``timm/...`` or ``file.py:function`` is in the table. Looking it up loads the library or the
+    user's module, and is a ConfigError for a name that is not known there.
     """
 
     def __init__(self, *own: ModelSpec) -> None:
         self._own = {spec.name: spec for spec in own}
 
     def __getitem__(self, name: str) -> ModelSpec:
+        if is_own(name):
+            return own_spec(name)
         return vision_spec(name) if is_vision(name) else self._own[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or is_vision(name)
+        return name in self._own or is_vision(name) or is_own(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._own)
@@ -183,8 +197,9 @@ class _Table(Mapping[str, ModelSpec]):
         return len(self._own)
 
 
-MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D, VIT)
-"""Every model of the suite by name; also ``timm/<name>`` and ``torchvision/<name>``, see :mod:`.vision`."""
+MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D, VIT, *GPT2)
+"""Every model of the suite by name; also ``timm/<name>`` and ``torchvision/<name>``, see :mod:`.vision`, and functions
+of the user's own, ``file.py:function`` and ``package.module:function``, see :mod:`.own`."""
 
 
 def model_spec(name: str) -> ModelSpec:
@@ -195,14 +210,27 @@ def model_spec(name: str) -> ModelSpec:
     """
     if name in MODELS:
         return MODELS[name]
-    known = ", ".join([*MODELS, *(f"{library}/<name>" for library in FAMILIES)])
+    forms = [*(f"{library}/<name>" for library in FAMILIES), "<file>.py:<function>", "<module>:<function>"]
+    known = ", ".join([*MODELS, *forms])
     library, slash, network = name.partition("/")
     hint = nearest(library, FAMILIES) if slash else nearest(name, MODELS)
-    if hint.startswith("use one of"):
+    if name.endswith(".py"):
+        hint = f"name a function in it, '{name}:<function>'"
+    elif hint.startswith("use one of"):
         hint = "use one of them"
     elif slash:
         hint = f"{hint[:-1]}/{network}'"
     raise ConfigError([f"model must be one of {known}, got {name!r}; {hint}"])
+
+
+def model_digest(name: str) -> str:
+    """For a model of the user's own a digest of its files, which changes when one is edited; for others empty.
+
+    Raises:
+        ConfigError: there is no such file or module.
+    """
+    own = split_name(name)
+    return "" if own is None else own_digest(own)
 
 
 def check_arguments(name: str, given: Mapping[str, object]) -> dict[str, Value]:

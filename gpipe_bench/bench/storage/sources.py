@@ -7,7 +7,6 @@ edit of a figure redraws it and measures nothing anew.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import os
@@ -15,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+from gpipe_bench.imports import imported_names
 
 __all__ = ["PACKAGES", "imported_modules", "source_digest", "source_files"]
 
@@ -60,23 +61,9 @@ def imported_modules(name: str, path: Path) -> Iterator[str]:
         path: its file.
     """
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    yield from _imports(package, path.read_bytes())
-
-
-@cache
-def _imports(package: str, source: bytes) -> tuple[str, ...]:
-    """The modules of this project that ``source`` imports; a workflow asks for the same files in many rules."""
-    found: list[str] = []
-    for node in _running(ast.parse(source)):
-        targets: list[str] = []
-        if isinstance(node, ast.Import):
-            targets = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            inner = [f"{base}.{alias.name}" for alias in node.names]
-            targets = [target if module_file(target) else base for target in inner]
-        found += [target for target in targets if module_file(target)]
-    return tuple(found)
+    for candidates in imported_names(package, path.read_bytes()):
+        if target := next(filter(module_file, candidates), None):
+            yield target
 
 
 @cache
@@ -101,13 +88,3 @@ def _members(module: str) -> list[str]:
     files = (Path(place, name) for place, _, names in os.walk(path.parent, followlinks=True) for name in names)
     inside = (file.relative_to(path.parent).with_suffix("").parts for file in files if file.suffix == ".py")
     return [".".join((module, *parts)).removesuffix(".__init__") for parts in inside]
-
-
-def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below ``node`` but for what stands under ``if TYPE_CHECKING:``."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            for other in child.orelse:
-                yield from (other, *_running(other))
-        else:
-            yield from (child, *_running(child))

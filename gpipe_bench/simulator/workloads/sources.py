@@ -6,6 +6,7 @@ come from a line through three traces, where there is one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
@@ -30,7 +31,6 @@ _Pair = tuple[LayerTrace, LayerTrace]
 """Traces of a layer: among others, and as the first of a partition."""
 
 _SCALABLE: Final = 0
-_FLOAT_BYTES: Final = 4
 
 
 class ModelSource:
@@ -211,7 +211,7 @@ def _resnet101_source(folder: Path) -> ModelSource:
 
         return torch.empty(size, dtype=torch.int64, device="meta")
 
-    return _stored_source({"model": "resnet101", "arguments": ""}, build, (3, 224, 224), (loss, target), folder)
+    return _stored_source({"model": "resnet101", "arguments": ""}, build, ((3, 224, 224), "float32"), (loss, target), folder)
 
 
 def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = None) -> ModelSource:
@@ -220,35 +220,45 @@ def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = No
     Raises:
         ConfigError: there is no such model, or its arguments are wrong.
     """
-    from gpipe_bench.models.table import check_arguments, format_arguments
+    from gpipe_bench.models.table import check_arguments, format_arguments, model_digest
 
-    key = name, format_arguments(check_arguments(name, given)), default_folder() if folder is None else folder
-    return _suite_source(*key)
+    text = format_arguments(check_arguments(name, given))
+    return _suite_source(name, text, model_digest(name), default_folder() if folder is None else folder)
 
 
 @cache
-def _suite_source(name: str, text: str, folder: Path) -> ModelSource:
+def _suite_source(name: str, text: str, digest: str, folder: Path) -> ModelSource:
+    """Traces of a model; ``digest``: of the files of a model of the user's own."""
     from gpipe_bench.models.table import model_spec, parse_arguments
 
     spec, arguments = model_spec(name), parse_arguments(name, text)
 
     def target(size: int) -> Tensor:
         # Its shape is all that counts.
-        return spec.target(size, arguments, None, "meta")
+        return spec.make_batch(size, arguments, device="meta")[1]
 
-    shape = spec.input_shape(arguments)
-    key = {"model": name, "arguments": text}
-    return _stored_source(key, lambda: spec.build(**arguments), shape, (spec.loss, target), folder)
+    entering = spec.input_shape(arguments), spec.input_type(arguments)
+    key = {"model": name, "arguments": text, **({"files": digest} if digest else {})}
+    return _stored_source(key, lambda: spec.build(**arguments), entering, (spec.loss, target), folder)
 
 
 def _stored_source(
     key: Mapping[str, str],
     build: Callable[[], nn.Sequential],
-    shape: tuple[int, ...],
+    entering: tuple[tuple[int, ...], str],
     loss: tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int], Tensor]],
     folder: Path,
 ) -> ModelSource:
-    """Traces that are kept under ``key``; PyTorch is loaded only when something has to be traced."""
+    """Traces that are kept under ``key``; PyTorch is loaded only when something has to be traced.
+
+    Args:
+        key: what they depend on, code of the suite aside.
+        build: makes the model.
+        entering: shape and type of one sample.
+        loss: loss function, and batch size -> targets.
+        folder: where they are kept.
+    """
+    shape, kind = entering
 
     def tracer() -> Tracer:
         import torch
@@ -259,6 +269,14 @@ def _stored_source(
         with no_collection():
             with Unfilled():
                 module = build()
-            return Tracer(module, torch.empty(1, *shape, device="meta"), owned=True)
+            # A function of the user's own may make tensors elsewhere, or give the same module twice.
+            owned = "files" not in key
+            return Tracer(module, torch.empty(1, *shape, dtype=getattr(torch, kind), device="meta"), owned=owned)
 
-    return ModelSource(tracer, (prod(shape) * _FLOAT_BYTES,), *loss, shelf=Shelf(folder, key))
+    return ModelSource(tracer, (prod(shape) * _bytes_of(kind),), *loss, shelf=Shelf(folder, key))
+
+
+def _bytes_of(kind: str) -> int:
+    """Bytes of one value of a type, such as ``int64`` or ``bool``."""
+    bits = re.search(r"\d+", kind)
+    return 1 if bits is None else int(bits[0]) // 8

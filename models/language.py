@@ -1,0 +1,90 @@
+"""GPT-2 in its four sizes for the table of models; what touches tensors loads PyTorch on its first call."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from gpipe_bench.models.arguments import Argument, Values
+from gpipe_bench.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from gpipe_bench.models.spec import Device
+
+__all__ = ["GPT2"]
+
+_SIZES: Final = {
+    "gpt2": (12, 768, 12),
+    "gpt2-medium": (24, 1024, 16),
+    "gpt2-large": (36, 1280, 20),
+    "gpt2-xl": (48, 1600, 25),
+}
+"""Blocks, width and heads."""
+
+
+def _gpt2(arguments: Values) -> nn.Sequential:
+    from gpipe_bench.models.gpt2 import gpt2
+
+    return gpt2(
+        int(arguments["L"]),
+        int(arguments["D"]),
+        int(arguments["heads"]),
+        vocabulary=int(arguments["vocabulary"]),
+        context=int(arguments["context"]),
+        dropout=float(arguments["dropout"]),
+    )
+
+
+def _next_tokens(
+    batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device
+) -> tuple[Tensor, Tensor]:
+    """Made-up text, and for each token the one that follows it."""
+    import torch
+
+    shape = batch_size, int(arguments["context"]) + 1
+    text = torch.randint(int(arguments["vocabulary"]), shape, generator=generator, device=device)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Mean over all tokens: logits of shape (N, T, vocabulary), next tokens of shape (N, T)."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def _problems(arguments: Values) -> list[str]:
+    width, heads = int(arguments["D"]), int(arguments["heads"])
+    rule = f"D must be a multiple of heads = {heads}: heads share the width"
+    return [f"{rule}, got {width}; change either"] if width % heads else []
+
+
+def _spec(name: str, blocks: int, width: int, heads: int) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        arguments=MappingProxyType(
+            {
+                "L": Argument(int, blocks, "blocks, each an attention and an MLP", minimum=1),
+                "D": Argument(int, width, "width", minimum=1),
+                "heads": Argument(int, heads, "of the attention", minimum=1),
+                "vocabulary": Argument(int, 50257, "number of tokens", minimum=1),
+                "context": Argument(int, 1024, "tokens of a sequence", minimum=1),
+                "dropout": Argument(float, 0.1, "probability that a number is dropped", minimum=0, below=1),
+            }
+        ),
+        network=_gpt2,
+        layers=lambda a: 2 * int(a["L"]) + 2,
+        input_shape=lambda a: (int(a["context"]),),
+        input_type=lambda _: "int64",
+        batch=_next_tokens,
+        loss=_cross_entropy,
+        rules=_problems,
+        source="Radford et al., Language Models are Unsupervised Multitask Learners, 2019",
+    )
+
+
+GPT2: Final = tuple(_spec(name, *size) for name, size in _SIZES.items())
+"""gpt2, gpt2-medium, gpt2-large, gpt2-xl."""

@@ -1,0 +1,155 @@
+"""Models of one's own by name, and the files that decide what they are.
+
+    path/to/file.py:function       package.module:function
+
+The files are the named one and what it imports at any remove, as far as that is no installed package. A digest of
+them tells an edited model from the one that was traced or measured before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.imports import imported_names
+
+__all__ = ["OwnName", "own_digest", "own_files", "portable", "split_name"]
+
+_INSTALLED: Final = ("site-packages", "dist-packages")
+_OURS: Final = "gpipe_bench"
+
+
+class OwnName(NamedTuple):
+    """The name of a model of one's own.
+
+    Attributes:
+        place: path of a file, or dotted name of a module.
+        function: that makes the model.
+    """
+
+    place: str
+    function: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the place is a path, as opposed to the name of a module."""
+        return self.place.endswith(".py") or "/" in self.place or os.sep in self.place
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.function}"
+
+
+def split_name(name: object) -> OwnName | None:
+    """The parts of ``place:function``; None for a name of another form."""
+    place, colon, function = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    return OwnName(place.strip(), function.strip()) if colon else None
+
+
+def portable(name: str) -> str:
+    """The same name for the same file: a path below the current folder counts from there, written with ``/``."""
+    own = split_name(name)
+    if own is None or not own.is_file:
+        return name
+    path = Path(own.place)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{Path(os.path.normpath(path)).as_posix()}:{own.function}"
+
+
+def own_digest(own: OwnName) -> str:
+    """16 hexadecimal digits that change with any file of the model.
+
+    Raises:
+        ConfigError: there is no such file or module, or it cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for name, path in sorted(own_files(own).items()):
+            digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    except OSError as error:
+        raise ConfigError([f"model must be in files that can be read, got {error}; change their permissions"]) from error
+    return digest.hexdigest()[:16]
+
+
+def own_files(own: OwnName) -> dict[str, Path]:
+    """Name of module -> file, for all modules of the user's that the model is made of; the named one comes first.
+
+    Raises:
+        ConfigError: there is no such file or module.
+    """
+    main = Path(own.place) if own.is_file else _find(own.place, (Path.cwd(),), own.place)
+    if main is None or not main.is_file():
+        kind, hint = (
+            ("file", "correct the path, which counts from the current folder")
+            if own.is_file
+            else ("module", "correct its name, or start where Python finds it")
+        )
+        raise ConfigError([f"model must be in a {kind} that exists, got {str(own)!r}; {hint}"])
+    folders = (main.parent, Path.cwd()) if own.is_file else (Path.cwd(),)
+    first = main.stem if own.is_file else own.place
+    found = {first: main}
+    waiting = list(_needed(first, main))
+    while waiting:
+        # Of "from a import b" either may be a module.
+        for name in waiting.pop():
+            path = found.get(name) or _find(name, folders, own.place)
+            if path is None:
+                continue
+            if name not in found:
+                found[name] = path
+                waiting += _needed(name, path)
+            break
+    return found
+
+
+def _needed(name: str, path: Path) -> Iterator[tuple[str, ...]]:
+    """What a module needs: the packages above it run when it is imported."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    if above := name.rpartition(".")[0]:
+        yield (above,)
+    try:
+        yield from imported_names(package, path.read_bytes())
+    except (SyntaxError, ValueError, ImportError):
+        return  # importing it says what is wrong
+
+
+def _find(name: str, folders: tuple[Path, ...], named: str) -> Path | None:
+    """The file of a module: below one of ``folders``, or wherever Python finds what is not installed.
+
+    Args:
+        name: dotted.
+        folders: where to look first.
+        named: the module that the model is in, which may be installed.
+    """
+    top, *rest = name.split(".")
+    if top == _OURS or not all(part.isidentifier() for part in (top, *rest)):
+        return None
+    for folder in folders:
+        if (folder / top).is_dir() or (folder / f"{top}.py").is_file():
+            return _below(folder, [top, *rest])
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ValueError, ImportError):
+        return None
+    origins = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec is not None else []
+    if not origins or (_is_installed(origins[0] or origins[-1]) and top != named.partition(".")[0]):
+        return None
+    return _below(Path(origins[0]).parent, [top, *rest])
+
+
+def _below(folder: Path, parts: list[str]) -> Path | None:
+    place = folder.joinpath(*parts)
+    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((path for path in files if path.is_file()), None)
+
+
+def _is_installed(path: str) -> bool:
+    parts = Path(path).parts
+    standard = Path(sysconfig.get_path("stdlib"))
+    return not parts or any(name in parts for name in _INSTALLED) or Path(path).is_relative_to(standard)

@@ -1,0 +1,133 @@
+"""Imports the module of a model of one's own, and says in one line what goes wrong in code of the user's.
+
+A module is imported once for each content of its files: after an edit it is imported again, in the same process too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpipe_bench.errors import ConfigError, GpipeBenchError
+from gpipe_bench.models.arguments import nearest
+from gpipe_bench.models.own_files import OwnName, own_digest, own_files
+
+__all__ = ["blamed", "function_of", "optional_function"]
+
+_imported: dict[str, bytes] = {}
+"""Name of a module of the user's -> its file when it was imported here."""
+
+
+def function_of(own: OwnName, digest: str) -> Any:
+    """What makes the model; ``digest``: of its files, as they are now.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such function.
+    """
+    module = _module(own, str(Path.cwd()), digest)
+    found = getattr(module, own.function, None)
+    if found is None:
+        mine = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        hint = nearest(own.function, mine) if mine else "write one"
+        raise ConfigError([f"model must name a function of {own.place}, got {own.function!r}; {hint}"])
+    return found
+
+
+def optional_function(own: OwnName, digest: str, suffix: str) -> Any:
+    """The function whose name is that of the model's with ``suffix``; None if there is none."""
+    return getattr(_module(own, str(Path.cwd()), digest), own.function + suffix, None)
+
+
+@contextmanager
+def blamed(own: OwnName, rule: str, hint: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into one line.
+
+    Args:
+        own: the model.
+        rule: what the code must do.
+        hint: what to change.
+
+    Raises:
+        ConfigError: the code raised something.
+    """
+    try:
+        yield
+    except GpipeBenchError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())
+        line = _line(error, {str(path.absolute()) for path in own_files(own).values()})
+        where = f" ({line})" if line else ""
+        raise ConfigError([f"model must {rule}, got {type(error).__name__}: {text[:300]}{where}; {hint}"]) from error
+
+
+def _line(error: BaseException, files: set[str]) -> str:
+    """The last line of the user's that an exception went through."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text says where
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+
+
+@lru_cache(maxsize=64)
+def _module(own: OwnName, folder: str, digest: str) -> ModuleType:
+    """The module, imported for these files."""
+    files = {name: path.absolute() for name, path in own_files(own).items()}
+    main = next(iter(files))
+    if own.is_file:
+        # As for a program: what lies beside it can be imported.
+        _look_in(str(files[main].parent))
+        files.pop(main)
+    else:
+        _look_in(folder)
+    _forget(files)
+    path = Path(own.place).absolute()
+    with blamed(own, f"be in a {'file' if own.is_file else 'module'} that can be imported", f"correct {own.place}"):
+        module = _run(path, f"_{path.stem}_{digest}") if own.is_file else importlib.import_module(own.place)
+    _imported.update({name: path.read_bytes() for name, path in files.items()})
+    return module
+
+
+def _look_in(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _forget(files: Mapping[str, Path]) -> None:
+    """Forget modules that were imported from another file of that name, or from this one before it was edited."""
+    importlib.invalidate_caches()
+    stale = [
+        name
+        for name, path in files.items()
+        if name in sys.modules
+        and (
+            Path(getattr(sys.modules[name], "__file__", None) or path).absolute() != path
+            or _imported.get(name, path.read_bytes()) != path.read_bytes()
+        )
+    ]
+    # Those that import what is stale are so, too.
+    for name in files if stale else ():
+        sys.modules.pop(name, None)
+
+
+def _run(path: Path, name: str) -> ModuleType:
+    """The module in a file, under a name of its own; compiled now, since stored code goes by seconds."""
+    spec = spec_from_loader(name, loader=None, origin=str(path))
+    assert spec is not None  # noqa: S101 - a name without a loader has a specification
+    module = module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
