@@ -73,7 +73,9 @@ def own_digest(own: OwnName) -> str:
         for name, path in sorted(own_files(own).items()):
             digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     except OSError as error:
-        raise ConfigError([f"model must be in files that can be read, got {error}; change their permissions"]) from error
+        raise ConfigError(
+            [f"model must be in files that can be read, got {error}; change their permissions"]
+        ) from error
     return digest.hexdigest()[:16]
 
 

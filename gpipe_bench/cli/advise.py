@@ -10,7 +10,7 @@ import typer
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable
-from gpipe_bench.cli.options import Processes, settings_of
+from gpipe_bench.cli.options import Processes, settings_of, tell_loss
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,6 +53,7 @@ def advise(
         raise typer.BadParameter("--figure is drawn from a table and needs --rows")
     if rows is not None:
         check_writable(rows)
+    tell_loss(request.model)
     from rich.progress import Progress
 
     from gpipe_bench.bench.advice.advice import advise as find

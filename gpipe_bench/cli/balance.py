@@ -9,7 +9,7 @@ import typer
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
-from gpipe_bench.models.table import MODELS, format_arguments, model_spec, parse_arguments
+from gpipe_bench.models.table import MODELS, format_arguments, model_digest, model_spec, parse_arguments
 
 __all__ = ["balance"]
 
@@ -20,7 +20,7 @@ def balance(
     *,
     partitions: Annotated[int, typer.Option(min=1, help="Contiguous groups of layers.")],
     model: Annotated[
-        str, typer.Option(help="Name in the table of models, timm/<name> or torchvision/<name>.")
+        str, typer.Option(help="Name in the table of models, timm/<name>, torchvision/<name>, or file.py:function.")
     ] = "unet",
     model_args: Annotated[str, typer.Option(help="Its arguments, 'key=value' joined by ';'.")] = "",
     by: Annotated[str, typer.Option(help=f"What to make even: {', '.join(_WAYS)}.")] = "simulation",
@@ -51,7 +51,8 @@ def balance(
     from gpipe_bench.balance import split_min_max
     from gpipe_bench.balance.kept import default_folder
 
-    options: dict[str, Any] = {"cache": default_folder() if cache else None}
+    # Files of a model of one's own that its layers do not show may decide what they cost.
+    options: dict[str, Any] = {"cache": default_folder() if cache and not model_digest(model) else None}
     if by == "simulation":
         options = {"batch_size": batch_size, "chunks": chunks, "checkpoint": checkpoint, "profile": profile}
     elif by == "size":

@@ -10,7 +10,7 @@ import typer
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
-from gpipe_bench.cli.options import settings_of
+from gpipe_bench.cli.options import settings_of, tell_loss
 from gpipe_bench.errors import BalanceError, ConfigError
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def run(
     if missing is not None:
         raise missing
     check_writable(out)
+    tell_loss(cell.model)
     if repeats:
         _run_repeats(cell, repeats, out, key)
     else:

@@ -11,6 +11,7 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable, write_files
 from gpipe_bench.bench.storage.tables import companion_path, csv_text
+from gpipe_bench.cli.options import tell_loss
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS, parse_arguments
@@ -63,6 +64,7 @@ def simulate(
     given |= {"variant": components, "balance": layers, "partitions": len(layers.split("-"))}
     names = {"variant": "--components", "partitions": "--balance"}
     cell = validated(SimulatedCell, given, lambda path: names.get(path[0], f"--{path[0].replace('_', '-')}"))
+    tell_loss(cell.model)
     for path in filter(None, (trace, rows)):
         check_writable(path)
     from gpipe_bench.bench.published.values import published_for

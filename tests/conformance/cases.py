@@ -25,6 +25,11 @@ CASES = {
     "unet": Case({"depth": 2, "B": 1, "C": 4, "size": 16}, 29),
     "amoebanet-d": Case({"L": 3, "D": 8, "size": 64, "classes": 5}, 9),
     "vit": Case({"L": 2, "D": 8, "heads": 2, "size": 8, "patch": 4, "classes": 5}, 6),
+    **dict.fromkeys(
+        ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+        Case({"L": 2, "D": 8, "heads": 2, "vocabulary": 11, "context": 6, "dropout": 0.0}, 6),
+    ),
+    "examples/my_model.py:residual": Case({"depth": 5, "width": 8}, 6),
     "torchvision/resnet18": Case({"size": 32, "classes": 5}, 15),
     "timm/vit_tiny_patch16_224": Case({"size": 32, "classes": 5}, 36),
     "timm/convnext_atto": Case({"size": 32, "classes": 5}, 24),

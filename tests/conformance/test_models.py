@@ -41,7 +41,11 @@ def made(name: str) -> nn.Sequential:
 
 def batch(name: str) -> tuple[Tensor, Tensor]:
     x, target = model_spec(name).make_batch(BATCH, CASES[name].arguments, torch.Generator().manual_seed(1))
-    return x.double(), target.double() if target.is_floating_point() else target
+    return as_double(x), as_double(target)
+
+
+def as_double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def even(layers: int, n: int) -> list[int]:

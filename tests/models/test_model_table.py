@@ -19,6 +19,9 @@ SMALL: dict[str, str] = {
     "unet": "B=1;C=4;size=64;out=2",
     "amoebanet-d": "L=3;D=8;size=64;classes=7",
     "vit": "L=2;D=8;heads=2;size=8;patch=4;classes=7",
+    **dict.fromkeys(
+        ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), "L=2;D=8;heads=2;vocabulary=11;context=6;dropout=0"
+    ),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -71,6 +74,10 @@ def test_defaults_are_the_published_speed_runs(name: str) -> None:
         "unet": "depth=5;B=5;C=64;size=192;in=3;out=1;dropout=0.1",
         "amoebanet-d": "L=18;D=256;size=224;classes=1000;max3_is_average=true;concat_0346=true;stem_relu=true",
         "vit": "L=32;D=1280;heads=16;size=224;patch=14;classes=1000",
+        "gpt2": "L=12;D=768;heads=12;vocabulary=50257;context=1024;dropout=0.1",
+        "gpt2-medium": "L=24;D=1024;heads=16;vocabulary=50257;context=1024;dropout=0.1",
+        "gpt2-large": "L=36;D=1280;heads=20;vocabulary=50257;context=1024;dropout=0.1",
+        "gpt2-xl": "L=48;D=1600;heads=25;vocabulary=50257;context=1024;dropout=0.1",
     }
 
     assert format_arguments(parse_arguments(name, "")) == published[name]
@@ -220,12 +227,17 @@ def test_a_number_is_no_flag() -> None:
         ("Timm/resnet18", "use 'timm/resnet18'"),
         ("torch/resnet18", "use 'torchvision/resnet18'"),
         ("a/b", "use one of them"),
+        ("gpt-2", "use 'gpt2'"),
+        ("./net.py", "name a function in it, './net.py:<function>'"),
     ],
 )
 def test_an_unknown_model_names_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         model_spec(name)
-    known = "unet, amoebanet-d, vit, timm/<name>, torchvision/<name>"
+    known = (
+        "unet, amoebanet-d, vit, gpt2, gpt2-medium, gpt2-large, gpt2-xl, timm/<name>, torchvision/<name>, "
+        "<file>.py:<function>, <module>:<function>"
+    )
     assert str(caught.value) == f"model must be one of {known}, got {name!r}; {hint}"
 
 

@@ -22,6 +22,7 @@ rule advise:
         "../../environment.yml"
     params:
         arguments=lookup(dpath="{advice}", within=PLAN.advice),
+        model=lookup(dpath="{advice}", within=PLAN.advice_models),
         sources=source_digest(
             "gpipe_bench.bench.advice.advice", "gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"
         ),

@@ -16,6 +16,7 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.catalogue import reference_companions, reference_figures, reference_tables
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.table import model_digest
 
 __all__ = ["REDRAWN", "TABLE_PATTERN", "TRANSPARENCY_PATTERN", "Plan", "make_plan"]
 
@@ -44,6 +45,7 @@ class Plan:
         margin: accuracies that differ by less count as equivalent.
         loss_margin: the same of losses.
         advice: for each request for advice the options of ``advise``.
+        advice_models: for each request a digest of the files of its model, if that is the user's own.
         racing: options of ``peers run``.
         racing_gpus: the accelerators that the race needs.
     """
@@ -57,6 +59,7 @@ class Plan:
     margin: float = 0.0
     loss_margin: float = 0.0
     advice: dict[str, list[str]] = field(default_factory=dict)
+    advice_models: dict[str, str] = field(default_factory=dict)
     racing: list[str] = field(default_factory=list)
     racing_gpus: int = 0
 
@@ -191,6 +194,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         suite.transparency.margin,
         suite.transparency.loss_margin,
         {name: request.arguments() for name, request in suite.advice.items()},
+        {name: model_digest(request.model) for name, request in suite.advice.items()},
         ["--device", machine.device, *suite.peers.changes()],
         0 if machine.device == "cpu" else machine.count,
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.names import model_word, readable
 from gpipe_bench.bench.spec.settings import options
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedSettings
 
@@ -90,7 +90,7 @@ def group_cells(asked: Iterable[tuple[Sequence[SimulatedCell], bool]]) -> list[S
 
 def _bucket(cell: SimulatedCell) -> str:
     """The same for cells that share traces; pipelines of many partitions take long and are kept apart."""
-    shared: Mapping[str, Any] = {name: value for name, value in cell.settings().items() if name in _SHARED}
+    shared: Mapping[str, Any] = {name: value for name, value in cell.settings().items() if name not in OWN}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
     size = f"n{cell.partitions}" if cell.partitions > _SMALL else f"n1-{_SMALL}"
-    return f"{readable(cell.model)}-{readable(str(cell.profile))}-{size}-{digest}"
+    return f"{model_word(cell.model)}-{readable(str(cell.profile))}-{size}-{digest}"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import CellSettings, Variant, options
 from gpipe_bench.bench.spec.standins import without_copy_streams
@@ -66,11 +66,11 @@ class Cell(CellSettings):
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
         size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
-        return f"{self.evidence}-{readable(self.model)}-{self.variant}-{size}-{self.device}-{self.config_sha256[:8]}"
+        return f"{self.evidence}-{model_word(self.model)}-{self.variant}-{size}-{self.device}-{self.config_sha256[:8]}"
 
     def arguments(self) -> list[str]:
         """The cell as options of ``python -m gpipe_bench run``, one word each."""
-        return options({name: value for name, value in self.settings().items() if name != "evidence"})
+        return options({name: value for name, value in self.settings().items() if name in _OPTIONS})
 
     def placement(self) -> list[str]:
         """The device of each partition: neighbours share one when there are fewer devices than partitions."""
@@ -92,6 +92,9 @@ class Cell(CellSettings):
         if self.devices > most:
             text = f"must be at most {most} for {self.partitions} partitions on {self.device}, got {self.devices}"
             yield Problem(("devices", "partitions", "device"), f"{text}; lower it")
+
+
+_OPTIONS: Final = Cell.model_fields.keys() - {"evidence"}
 
 
 class CellRun(NamedTuple):

@@ -15,7 +15,8 @@ from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.components import Components
 from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.table import format_arguments, model_spec, parse_arguments
+from gpipe_bench.models.own_files import portable
+from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 
 __all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "each_valid", "no_boolean",
            "options", "read_balance"]  # fmt: skip
@@ -104,7 +105,11 @@ BALANCE_SCHEMA: Final = {
     ]
 }
 
-Model = Annotated[str, Field(description="name in the table of models")]
+Model = Annotated[
+    str,
+    BeforeValidator(lambda name: portable(name) if isinstance(name, str) else name),
+    Field(description="name in the table of models, or file.py:function"),
+]
 ModelArgs = Annotated[str, Field(description="arguments of the model, 'key=value' joined by ';'")]
 BatchSize = Annotated[int, Field(strict=True, ge=1, le=10**9, description="samples per step")]
 Chunks = Annotated[int, Field(strict=True, ge=1, le=65_536, description="micro-batches per step")]
@@ -165,8 +170,10 @@ class PipelineSettings(Section):
         return -(-self.batch_size // size)
 
     def settings(self) -> dict[str, str | int | bool]:
-        """All settings as plain data, arguments of the model in canonical form."""
+        """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files."""
         data = self.model_dump(mode="json")
+        if files := model_digest(self.model):
+            data["model_files"] = files
         # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
         data["model_args"] = format_arguments(parse_arguments(self.model, self.model_args))
         return data

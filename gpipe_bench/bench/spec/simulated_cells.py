@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.names import model_word, readable
 from gpipe_bench.bench.spec.settings import (
     BALANCE_SCHEMA,
     BatchSize,
@@ -113,7 +113,7 @@ class SimulatedCell(SimulatedSettings):
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
         size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
         hardware = readable(_hardware(self.profile).name)
-        return f"simulated-{readable(self.model)}-{self.variant}-{size}-{hardware}-{self.config_sha256[:8]}"
+        return f"simulated-{model_word(self.model)}-{self.variant}-{size}-{hardware}-{self.config_sha256[:8]}"
 
 
 class SimulatedWorkload(SimulatedSettings):

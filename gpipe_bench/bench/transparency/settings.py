@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     Balance,
@@ -22,6 +23,8 @@ from gpipe_bench.bench.spec.settings import (
     no_boolean,
 )
 from gpipe_bench.configurations import canonical, digest
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.table import model_digest, model_spec
 
 __all__ = ["TransparencyCell", "TransparencySettings", "TransparencyWorkload"]
 
@@ -61,11 +64,22 @@ class _Training(Section):
         """Rules of every pipeline, and images enough."""
         shared = ("model", "model_args", "batch_size", "chunks", "partitions", "balance")
         yield from PipelineSettings.model_construct(**{name: getattr(self, name) for name in shared}).problems()
+        if not _takes_images(self.model):
+            rule = f"must be a model of the suite for images, got {self.model!r}"
+            yield Problem(("model",), f"{rule}; use one with an argument size, such as vit")
         most = (1797 - self.held_out) // self.batch_size
         for name in ("steps", "exact_steps"):
             if (got := getattr(self, name)) > most:
                 text = f"must be at most {most} for {self.held_out} held-out images, got {got}; lower it"
                 yield Problem((name, "batch_size", "held_out"), text)
+
+
+def _takes_images(model: str) -> bool:
+    """Whether digits can be drawn for a model; of one that is not known other rules say what is wrong."""
+    try:
+        return "size" in model_spec(model).arguments and not model_digest(model)
+    except ConfigError:
+        return True
 
 
 class TransparencyCell(_Training):
@@ -86,7 +100,7 @@ class TransparencyCell(_Training):
     @property
     def id(self) -> str:
         """Readable name, unique by its digest."""
-        return f"transparency-{self.model}-s{self.seed}-{self.config_sha256[:8]}"
+        return f"transparency-{model_word(self.model)}-s{self.seed}-{self.config_sha256[:8]}"
 
 
 class TransparencyWorkload(_Training):

@@ -211,7 +211,9 @@ def _resnet101_source(folder: Path) -> ModelSource:
 
         return torch.empty(size, dtype=torch.int64, device="meta")
 
-    return _stored_source({"model": "resnet101", "arguments": ""}, build, ((3, 224, 224), "float32"), (loss, target), folder)
+    return _stored_source(
+        {"model": "resnet101", "arguments": ""}, build, ((3, 224, 224), "float32"), (loss, target), folder
+    )
 
 
 def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = None) -> ModelSource:
