@@ -63,9 +63,9 @@ def _spec(own: OwnName, _folder: str, digest: str) -> ModelSpec:
     if isinstance(function, ModelSpec):
         return replace(function, name=name)
     if not callable(function) or (hasattr(function, "state_dict") and not isinstance(function, type)):
-        kind = type(function).__name__
-        hint = f"write 'def {own.function}(): return nn.Sequential(...)'"
-        raise ConfigError([f"model must be a function that returns an nn.Sequential, got a {kind} in {name}; {hint}"])
+        rule = "must be a function that returns an nn.Sequential"
+        got = f"got a value of type {type(function).__name__} in {name}"
+        raise ConfigError([f"model {rule}, {got}; write 'def {own.function}(): return nn.Sequential(...)'"])
     made = OwnFunctions(own, name, function, optional_function(own, digest, "_batch"))
     layers, entering = lru_cache(maxsize=64)(made.layers), lru_cache(maxsize=64)(made.entering)
     return ModelSpec(

@@ -39,7 +39,7 @@ BAD = {
     ),
     "unknown model": (
         (*RUN, "--model", "unett"),
-        "--model must be one of unet, amoebanet-d, vit, timm/<name>, torchvision/<name>, got 'unett'; use 'unet'",
+        "<file>.py:<function>, <module>:<function>, got 'unett'; use 'unet'",
     ),
     "unknown network": (
         ("run", "--out", "{out}/a.json", "--model", "timm/resnett18"),

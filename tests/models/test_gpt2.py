@@ -10,6 +10,7 @@ from gpipe_bench import GPipe
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.simulator import Model, simulate
+from tests.simulator.live import live_peaks
 from tests.simulator_costs.layers import flop, ops, suite_tracer
 
 torch.set_num_threads(1)
@@ -131,3 +132,12 @@ def test_memory_and_time_of_gpt2_small_are_those_of_its_size():
     # Six operations per parameter and token, at 19.5 TFLOP/s of float32 at the best.
     fastest = 19.5e12 / (6 * parameters * 1024)
     assert fastest / 4 < step.throughput_samples_per_s < fastest
+
+
+@pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+@pytest.mark.parametrize("m", [1, 2])
+def test_live_bytes_are_those_of_the_engine(checkpoint, m):
+    sizes = {**SMALL, "D": 32, "context": 64, "vocabulary": 199}
+    tokens, _ = MODELS["gpt2"].make_batch(4, sizes, torch.Generator().manual_seed(0))
+    real, simulated = live_peaks(made(**sizes), tokens, [3, 2, 1], m=m, checkpoint=checkpoint)
+    assert simulated == pytest.approx(real, rel=0.002)

@@ -26,7 +26,10 @@ def suite_tracer(name: str, **arguments: object) -> Tracer:
     spec = MODELS[name]
     values = spec.check(arguments)
     with torch.device("meta"):
-        return Tracer(spec.build(**values), torch.empty(1, *spec.input_shape(values), dtype=getattr(torch, spec.input_type(values))))
+        return Tracer(
+            spec.build(**values),
+            torch.empty(1, *spec.input_shape(values), dtype=getattr(torch, spec.input_type(values))),
+        )
 
 
 def flop(traced: Trace, direction: str) -> int:

@@ -19,10 +19,10 @@ SMALL = {
     "unet": {"depth": 2, "B": 1, "C": 4, "size": 16},
     "amoebanet-d": {"L": 3, "D": 8, "size": 64, "classes": 5},
     "vit": {"L": 2, "D": 8, "heads": 2, "size": 8, "patch": 4, "classes": 5},
-    **dict.fromkeys(
-        ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
-        {"L": 2, "D": 8, "heads": 2, "vocabulary": 11, "context": 6},
-    ),
+    **{
+        name: {"L": 2, "D": 8, "heads": 2, "vocabulary": 11, "context": 6}
+        for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+    },
 }
 # Of the models of libraries, one with convolutions and one with attention.
 VISION = {"torchvision/resnet18": {"size": 64, "classes": 5}, "timm/vit_tiny_patch16_224": {"classes": 5}}
