@@ -30,7 +30,7 @@ TEXTS = {
     "from . import parts\n": "got ImportError: attempted relative import with no known parent package (net.py, line 1)",
     "raise SystemExit('usage')": "be in a file that can be imported, got SystemExit: usage (net.py, line 1); correct",
     "def net(width): pass": "have defaults, got 'width' of net.py:net without; write 'width=<value>'",
-    "def net(): pass": "come with a function net_batch(batch_size) in net.py, which makes its inputs, got none; add for",
+    "def net(): pass": "come with a function net_batch(batch_size) in net.py, which makes its inputs, got none; add",
 }
 BODIES = {
     "return 1 / 0": "be made by net.py:net, got ZeroDivisionError: division by zero (net.py, line 4); correct the",

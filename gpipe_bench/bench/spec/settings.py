@@ -191,6 +191,8 @@ class PipelineSettings(Section):
             arguments = parse_arguments(self.model, self.model_args)
             fields = "model", "model_args"
             layers = spec.layers(arguments)
+            # A model of one's own may lack what makes its batch.
+            spec.input_shape(arguments)
         except ConfigError as error:
             for text in error.problems:
                 yield Problem(fields, text.removeprefix("model ") if fields[0] == "model" else text)

@@ -1,0 +1,230 @@
+"""A model of one's own wherever the command line takes a model: it is measured, simulated, balanced and advised on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpipe_bench.balance import balance_by_simulation
+from gpipe_bench.bench.advice.advice import AdviceRequest
+from gpipe_bench.bench.spec.cells import CELL_PATTERN, Cell
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.cli import main
+from gpipe_bench.simulator import Model, simulate
+from tests.project.tree import ROOT
+
+NET = """
+import torch
+from torch import nn
+
+def net(width=64, depth=3):
+    layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(*layers, nn.Linear(width, 2))
+
+def net_batch(batch_size, width=64):
+    return torch.rand(batch_size, width)
+"""
+NAME = "nets/net.py:net"
+SHARED = ("--batch-size", "8", "--chunks", "2")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "net.py").write_text(NET)
+    return tmp_path
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command in this process; gives exit status, stdout and stderr."""
+
+    def called(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(list(map(str, arguments)))
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return called
+
+
+def edited(folder):
+    (folder / "nets" / "net.py").write_text(NET.replace("nn.Linear(width, 2)", "nn.Linear(width, 200_000)"))
+
+
+def throughput(text):
+    return float(re.search(r"^([0-9.]+) samples/s simulated", text, re.MULTILINE)[1])
+
+
+def test_it_is_measured_in_fresh_processes(call):
+    given = ("--model", f"./{NAME}", "--model-args", "width=8", "--partitions", 2, *SHARED, "--steps", 1)
+    status, out, err = call("run", "--out", "raw.json", *given, "--repeats", 2)
+    assert (status, out.count("ok: ")) == (0, 2)
+    assert err == f"note: {NAME} has no function net_loss; the loss is the mean of the squared output\n"
+    rows = [result["row"] for result in json.loads(Path("raw.json").read_text())]
+    assert {(row["model"], row["model_args"], row["status"]) for row in rows} == {(NAME, "width=8;depth=3", "ok")}
+    assert all(row["throughput_samples_per_s"] > 0 for row in rows)
+
+
+def test_a_module_of_the_current_folder_is_found_by_the_installed_command(folder):
+    """Its path begins with the folder of the command, not with the current one; a repeat is a process of its own."""
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from gpipe_bench.cli import main; main()"
+    given = ("--model", "nets.net:net", "--model-args", "width=8", "--partitions", "2", *SHARED, "--steps", "1")
+    command = [sys.executable, "-P", "-c", program, "run", "--out", "raw.json", *given, "--repeats", "1"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads((folder / "raw.json").read_text())
+    assert (result["row"]["model"], result["row"]["status"]) == ("nets.net:net", "ok")
+
+
+def test_it_is_simulated_and_an_edit_is_simulated_anew(call, folder):
+    arguments = ("simulate", "--model", NAME, *SHARED, "--balance", "2-2", "--profile", "v100")
+    status, before, _ = call(*arguments)
+    assert status == 0
+    assert before.startswith(f"{NAME} (width=64;depth=3)\n")
+    assert call(*arguments)[1] == before
+    edited(folder)
+    after = call(*arguments)[1]
+    assert throughput(after) < throughput(before)
+
+
+def test_many_cells_are_simulated_in_several_processes(call):
+    cells = [
+        f"partitions={n},chunks={m},batch_size=8,checkpoint=always,balance=auto" for n in (1, 2) for m in (1, 2, 4)
+    ]
+    words = [word for cell in cells for word in ("--cell", cell)]
+    status, _, _ = call(
+        "simulate-cells", "--out", "raw.json", "--model", NAME, "--model-args", "", "--processes", 2, *words
+    )
+    assert status == 0
+    rows = [result["row"] for result in json.loads(Path("raw.json").read_text())]
+    assert {(row["model"], row["status"]) for row in rows} == {(NAME, "ok")}
+    assert len(rows) == 6
+
+
+@pytest.mark.parametrize("way", ["simulation", "size", "time"])
+def test_it_is_balanced(call, way):
+    options = ("--timeout", 0.2) if way == "time" else ()
+    status, out, _ = call("balance", "--model", NAME, "--partitions", 2, "--by", way, *SHARED, *options)
+    assert status == 0
+    assert sum(map(int, out.splitlines()[-1].split("-"))) == 4
+
+
+def test_advice_is_given(call):
+    given = ("--model-args", "width=512", "--devices", 2, "--batch-size", 8, "--profile", "a100", "--rows", "rows.csv")
+    status, out, _ = call("advise", "--model", NAME, *given)
+    assert status == 0
+    assert f"{NAME} (width=512;depth=3), batch 8; simulated on up to 2 x a100" in out
+    assert NAME in Path("rows.csv").read_text()
+
+
+def test_the_interface_takes_its_name():
+    model = Model(NAME, {"width": 32})
+    balance = balance_by_simulation(2, model, batch_size=8)
+    step = simulate(model, balance=balance, batch_size=8, profile="h100")
+    row = step.row()
+    assert (row.model, row.model_args, row.status) == (NAME, "width=32;depth=3", "ok")
+
+
+def test_traces_are_kept_and_those_of_other_code_are_not_taken(folder):
+    options = {"balance": [4], "batch_size": 8, "profile": "h100", "cache": folder / "traces"}
+    first = simulate(Model(NAME, {}), **options).step_time_ms
+    kept = set((folder / "traces").iterdir())
+    assert simulate(Model(NAME, {}), **options).step_time_ms == first
+    assert set((folder / "traces").iterdir()) == kept
+    edited(folder)
+    assert simulate(Model(NAME, {}), **options).step_time_ms > first
+    assert set((folder / "traces").iterdir()) > kept
+
+
+@pytest.mark.parametrize("kind", [Cell, SimulatedCell])
+def test_a_cell_has_a_name_that_a_file_can_have_and_another_after_an_edit(folder, kind):
+    settings = {"model": f"{folder}/{NAME}", "model_args": "width=8", "partitions": 2, "balance": (2, 2)}
+    before, (other, again) = kind(**settings), (kind(**settings), kind(**{**settings, "model": NAME}))
+    assert before.id == other.id == again.id
+    assert before.model == NAME
+    assert re.fullmatch(CELL_PATTERN, before.id)
+    assert "nets-net-py-net" in before.id
+    edited(folder)
+    after = kind(**settings)
+    assert after.id != before.id
+    assert after.configuration != before.configuration
+
+
+def test_a_long_path_makes_no_long_name(folder):
+    place = folder / ("long" * 20) / ("longer" * 20)
+    place.mkdir(parents=True)
+    (place / "net.py").write_text(NET)
+    cell = Cell(model=f"{place}/net.py:net", model_args="", partitions=2, balance=(2, 2))
+    assert len(cell.id) < 120
+    assert re.fullmatch(CELL_PATTERN, cell.id)
+
+
+def test_options_of_a_cell_are_those_of_its_command():
+    cell = Cell(model=NAME, model_args="", partitions=2, balance=(2, 2))
+    assert not any("files" in word for word in cell.arguments())
+    assert AdviceRequest.model_validate({"model": f"./{NAME}"}).arguments()[:4] == [
+        *("--model", NAME, "--model-args", "")
+    ]
+
+
+COMMANDS = {
+    "run": ("run", "--out", "a.json", "--partitions", "2"),
+    "simulate": ("simulate",),
+    "simulate-cells": ("simulate-cells", "--out", "a.json", "--model-args", "", "--cell", "partitions=1,balance=auto"),
+    "balance": ("balance", "--partitions", "2"),
+    "advise": ("advise", "--devices", "2"),
+}
+MISTAKES = {
+    "nets/nett.py:net": "model must be in a file that exists, got 'nets/nett.py:net'; correct the path, which",
+    "nets/net.py:nte": "model must name a function of nets/net.py, got 'nte'; use 'net'",
+    "nets/net.py": "got 'nets/net.py'; name a function in it, 'nets/net.py:<function>'",
+    "bad.py:net": "got ZeroDivisionError: division by zero (bad.py, line 2); correct the function",
+    "bad.py:alone": "must come with a function alone_batch(batch_size) in bad.py, which makes its inputs",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_mistake_is_one_line_of_every_command(call, folder, command, mistake):
+    (folder / "bad.py").write_text(
+        "def net():\n    1 / 0\ndef alone():\n    from torch import nn\n    return nn.Sequential(nn.ReLU(), nn.ReLU())\n"
+    )
+    status, _, err = call(*COMMANDS[command], "--model", mistake)
+    lines = [line for line in err.splitlines() if not line.startswith("note: ")]
+    assert status == 2
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert MISTAKES[mistake] in lines[0]
+    assert not (folder / "a.json").exists()
+
+
+def test_wrong_arguments_are_one_line(call):
+    status, _, err = call("run", "--out", "a.json", "--model", NAME, "--model-args", "dpth=3", "--partitions", 2)
+    assert (status, err) == (
+        2, f"error: --model-args: argument of {NAME} must be one it declares, got 'dpth'; use 'depth'\n",
+    )  # fmt: skip
+
+
+def test_help_imports_no_module_of_the_users(call, folder):
+    (folder / "nets" / "net.py").write_text("raise AssertionError")
+    assert call("run", "--model", NAME, "--help")[0] == 0
+
+
+def test_what_is_trained_on_images_takes_models_of_images_only():
+    from gpipe_bench.bench.spec.validation import validated
+    from gpipe_bench.bench.transparency.settings import TransparencyWorkload
+    from gpipe_bench.errors import ConfigError
+
+    for name in (NAME, "gpt2"):
+        with pytest.raises(ConfigError, match="model must be a model of the suite for images, got"):
+            validated(TransparencyWorkload, {"model": name, "model_args": ""}, ".".join)

@@ -1,0 +1,132 @@
+"""A model of one's own in the configuration: measured, swept and advised on, and after an edit all that again."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import sys
+
+import pytest
+import yaml
+
+from gpipe_bench.bench.experiments.workflow import make_plan
+from gpipe_bench.bench.running.simulation_groups import GROUP_PATTERN
+from gpipe_bench.errors import ConfigError
+from tests.workflow.checkouts import checkout, snakemake_in
+
+NET = """
+import torch
+from parts import block
+from torch import nn
+
+def net(width=4, depth=3):
+    return nn.Sequential(*(block(width) for _ in range(depth)))
+
+def net_batch(batch_size, width=4):
+    return torch.rand(batch_size, width)
+"""
+PARTS = "from torch import nn\ndef block(width): return nn.Linear(width, width)\n"
+NAME = "nets/net.py:net"
+OWN = {"model": NAME, "model_args": "width=8"}
+SHORT = {"warmup": 0, "steps": 1, "repeats": 1}
+CONFIG = {
+    "device": "cpu",
+    "ablation": {"cpu": {**OWN, **SHORT, "batch_size": 2, "chunks": 2, "partitions": 2, "balance": "2-1"}},
+    "sweep": {
+        "simulated": {"mine": {**OWN, "partitions": [1, 2], "chunks": [1, 2], "batch_size": 4}},
+        "measured": {"cpu": {**OWN, **SHORT, "balances": ["2-1"], "chunks": [1, 2], "batch_size": 2}},
+    },
+    "advice": {"mine": {**OWN, "devices": 2, "batch_size": 4}},
+}
+TABLES = [f"results/{name}.csv" for name in ("sweep_mine", "sweep_measured", "advice_mine")]
+ARGUMENTS = (*TABLES, "--configfile", "own.yaml")
+
+
+def add_model(place):
+    (place / "nets").mkdir()
+    (place / "nets" / "net.py").write_text(NET)
+    (place / "nets" / "parts.py").write_text(PARTS)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder with a model, which Python forgets afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    add_model(tmp_path)
+    yield tmp_path
+    sys.modules.pop("parts", None)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a finished run."""
+    place = checkout(tmp_path_factory.mktemp("own"))
+    add_model(place)
+    (place / "own.yaml").write_text(yaml.safe_dump(CONFIG))
+    done = snakemake_in(place)(*ARGUMENTS, XDG_CACHE_HOME=str(place / "cache"))
+    assert done.returncode == 0, done.stdout
+    return place
+
+
+@pytest.mark.parametrize("edited", ["net.py", "parts.py"])
+def test_a_plan_has_other_jobs_after_an_edit(folder, edited):
+    before = make_plan(CONFIG, [])
+    assert make_plan(CONFIG, []) == before
+    with (folder / "nets" / edited).open("a") as file:
+        file.write("\n# edited\n")
+    after = make_plan(CONFIG, [])
+    # All cells of the ablation and of the measured sweep are of this model.
+    assert not set(after.arguments) & set(before.arguments)
+    assert list(after.arguments.values()) == list(before.arguments.values())
+    changed = set(before.simulations) - set(after.simulations)
+    assert changed
+    assert all(name.startswith("nets-net-py-net-") for name in changed)
+    assert after.advice == before.advice
+    assert after.advice_models["mine"] != before.advice_models["mine"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_names_of_jobs_are_names_of_files():
+    plan = make_plan(CONFIG, [])
+    assert all(re.fullmatch(GROUP_PATTERN, name) for name in plan.simulations)
+    assert not any("/" in name or ":" in name for name in plan.arguments)
+
+
+@pytest.mark.usefixtures("folder")
+def test_mistakes_of_a_configuration_name_their_keys():
+    wrong = {
+        "sweep": {"simulated": {"mine": {"model": "nets/nett.py:net"}}},
+        "advice": {"mine": {"model": NAME, "model_args": "wdth=3"}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        make_plan(wrong, [])
+    assert tuple(problem.partition(", which counts")[0] for problem in caught.value.problems) == (
+        "--config: sweep.simulated.mine.model must be in a file that exists, got 'nets/nett.py:net'; correct the path",
+        f"--config: advice.mine.model_args: argument of {NAME} must be one it declares, got 'wdth'; use 'width'",
+    )
+
+
+def test_every_table_has_its_rows(run):
+    for table in TABLES:
+        with (run / table).open() as file:
+            rows = list(csv.DictReader(file))
+        assert {(row["model"], row["model_args"], row["status"]) for row in rows} == {(NAME, "width=8;depth=3", "ok")}
+        assert {row["evidence"] for row in rows} == {"measured" if "measured" in table else "simulated"}
+    assert all(os.sep not in path.name and ":" not in path.name for path in run.glob("results/**/*"))
+
+
+def test_configurations_say_which_files_were_run(run):
+    text = (run / "results/sweep_measured_configurations.csv").read_text()
+    assert '""model_files"": ""' in text
+
+
+def test_a_second_run_does_nothing_and_an_edit_runs_all_again(run):
+    dry = snakemake_in(run)
+    assert "Nothing to be done" in dry(*ARGUMENTS, "--dry-run").stdout
+    with (run / "nets" / "parts.py").open("a") as file:
+        file.write("\n# edited\n")
+    after = dry(*ARGUMENTS, "--dry-run").stdout
+    for rule in ("run_cell", "simulate", "advise", "collect"):
+        assert f"rule {rule}:" in after
