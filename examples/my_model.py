@@ -1,4 +1,4 @@
-"""A model of one's own, as docs/models.md uses it: a residual network on vectors, its batch and its loss."""
+"""A model of one's own, with its batch and its loss; docs/models.md shows what can be done with it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Residual(nn.Module):
-    """Adds what two linear layers make of the input to it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, width) -> (N, width)."""
-        out: Tensor = x + self.inner(x)
-        return out
+def mlp(width: int = 256, depth: int = 8, classes: int = 10) -> nn.Sequential:
+    """The model: depth + 1 layers, which a balance shares out."""
+    hidden = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(*hidden, nn.Linear(width, classes))
 
 
-def residual(width: int = 256, depth: int = 8, classes: int = 10) -> nn.Sequential:
-    """The model: depth + 1 layers."""
-    return nn.Sequential(*(Residual(width) for _ in range(depth)), nn.Linear(width, classes))
-
-
-def residual_batch(batch_size: int, width: int = 256, classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Made-up inputs and their classes; it takes those arguments of the model that it needs."""
+def mlp_batch(batch_size: int, width: int = 256, classes: int = 10) -> tuple[Tensor, Tensor]:
+    """Inputs and targets; the function is given those arguments of the model that it names."""
     return torch.rand(batch_size, width), torch.randint(classes, (batch_size,))
 
 
-def residual_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy over the classes."""
+def mlp_loss(output: Tensor, target: Tensor) -> Tensor:
+    """One number, of the output of the whole batch."""
     return functional.cross_entropy(output, target)

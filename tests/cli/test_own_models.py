@@ -197,7 +197,7 @@ MISTAKES = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_mistake_is_one_line_of_every_command(call, folder, command, mistake):
     (folder / "bad.py").write_text(
-        "def net():\n    1 / 0\ndef alone():\n    from torch import nn\n    return nn.Sequential(nn.ReLU(), nn.ReLU())\n"
+        "from torch import nn\ndef net(): 1 / 0\ndef alone(): return nn.Sequential(nn.ReLU(), nn.ReLU())\n"
     )
     status, _, err = call(*COMMANDS[command], "--model", mistake)
     lines = [line for line in err.splitlines() if not line.startswith("note: ")]

@@ -29,7 +29,7 @@ CASES = {
         ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
         Case({"L": 2, "D": 8, "heads": 2, "vocabulary": 11, "context": 6, "dropout": 0.0}, 6),
     ),
-    "examples/my_model.py:residual": Case({"depth": 5, "width": 8}, 6),
+    "examples/my_model.py:mlp": Case({"depth": 5, "width": 8}, 6),
     "torchvision/resnet18": Case({"size": 32, "classes": 5}, 15),
     "timm/vit_tiny_patch16_224": Case({"size": 32, "classes": 5}, 36),
     "timm/convnext_atto": Case({"size": 32, "classes": 5}, 24),

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+from gpipe_bench.models.table import MODELS
 from tests.project.tree import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -38,7 +39,7 @@ def losses(text):
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"resnet_on_digits", "unet_on_digits"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"my_model", "resnet_on_digits", "unet_on_digits"}
     assert {path.stem for path in (EXAMPLES / "migrated").glob("*.py")} == set(MIGRATED)
 
 
@@ -49,6 +50,12 @@ def test_a_resnet_learns_digits_and_its_weights_go_back(monkeypatch, capsys):
     accuracies = [float(value) for value in re.findall(r"accuracy ([0-9.]+)", out)]
     assert len(accuracies) == 2
     assert accuracies[0] == accuracies[1] > 0.6
+
+
+def test_a_model_of_ones_own_is_a_model_of_the_suite():
+    spec = MODELS["examples/my_model.py:mlp"]
+    assert spec.layers(spec.check({"depth": 3})) == 4
+    assert spec.loss(torch.zeros(2, 10), torch.zeros(2, dtype=torch.int64)) > 0
 
 
 def test_a_unet_learns_as_the_plain_model_does(monkeypatch, capsys):

@@ -60,17 +60,6 @@ def test_an_example_trains():
     assert TRAINING
 
 
-def test_the_model_that_is_shown_trains():
-    (example,) = (example for example in EXAMPLES if "ModelSpec(" in example)
-    names = {"__name__": "readme"}
-    exec(compile(example, "README.md", "exec"), names)
-    spec, small = names["MLP"], {"L": 2, "D": 8, "size": 4}
-    model, (batch, target) = spec.build(**small), spec.make_batch(3, small)
-    assert len(model) == spec.layers(spec.check(small))
-    spec.loss(model(batch), target).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 def test_tables_are_those_of_the_reference_results():
     assert rendered(README) == README, "run: make readme"
 
