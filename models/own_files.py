@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.imports import imported_names
 
-__all__ = ["OwnName", "own_digest", "own_files", "portable", "split_name"]
+__all__ = ["OwnName", "is_installed", "own_digest", "own_files", "portable", "split_name"]
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _OURS: Final = "gpipe_bench"
@@ -140,7 +140,7 @@ def _find(name: str, folders: tuple[Path, ...], named: str) -> Path | None:
     except (ValueError, ImportError):
         return None
     origins = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec is not None else []
-    if not origins or (_is_installed(origins[0] or origins[-1]) and top != named.partition(".")[0]):
+    if not origins or (is_installed(origins[0] or origins[-1]) and top != named.partition(".")[0]):
         return None
     return _below(Path(origins[0]).parent, [top, *rest])
 
@@ -151,7 +151,8 @@ def _below(folder: Path, parts: list[str]) -> Path | None:
     return next((path for path in files if path.is_file()), None)
 
 
-def _is_installed(path: str) -> bool:
+def is_installed(path: str) -> bool:
+    """Whether a file belongs to Python or to an installed package, and is nobody's to edit."""
     parts = Path(path).parts
     standard = Path(sysconfig.get_path("stdlib"))
     return not parts or any(name in parts for name in _INSTALLED) or Path(path).is_relative_to(standard)

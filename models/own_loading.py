@@ -18,12 +18,12 @@ from typing import Any
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.arguments import nearest
-from gpipe_bench.models.own_files import OwnName, own_files
+from gpipe_bench.models.own_files import OwnName, is_installed, own_files
 
 __all__ = ["blamed", "function_of", "optional_function"]
 
-_imported: dict[str, bytes] = {}
-"""Name of a module of the user's -> its file when it was imported here."""
+_imported: dict[str, tuple[ModuleType | None, bytes]] = {}
+"""Name of a module of the user's -> the module, and its file when it was imported here."""
 
 
 def function_of(own: OwnName, digest: str) -> Any:
@@ -92,7 +92,7 @@ def _module(own: OwnName, folder: str, digest: str) -> ModuleType:
     path = Path(own.place).absolute()
     with blamed(own, f"be in a {'file' if own.is_file else 'module'} that can be imported", f"correct {own.place}"):
         module = _run(path, f"_{path.stem}_{digest}") if own.is_file else importlib.import_module(own.place)
-    _imported.update({name: path.read_bytes() for name, path in files.items()})
+    _imported.update({name: (sys.modules.get(name), path.read_bytes()) for name, path in files.items()})
     return module
 
 
@@ -102,20 +102,21 @@ def _look_in(folder: str) -> None:
 
 
 def _forget(files: Mapping[str, Path]) -> None:
-    """Forget modules that were imported from another file of that name, or from this one before it was edited."""
+    """Forget modules that were imported from another file of that name, or perhaps from this one before an edit.
+
+    Those of installed packages stay.
+    """
     importlib.invalidate_caches()
+    loose = {name: path for name, path in files.items() if name in sys.modules and not is_installed(str(path))}
     stale = [
         name
-        for name, path in files.items()
-        if name in sys.modules
-        and (
-            Path(getattr(sys.modules[name], "__file__", None) or path).absolute() != path
-            or _imported.get(name, path.read_bytes()) != path.read_bytes()
-        )
+        for name, path in loose.items()
+        if Path(getattr(sys.modules[name], "__file__", None) or path).absolute() != path
+        or _imported.get(name) != (sys.modules[name], path.read_bytes())
     ]
     # Those that import what is stale are so, too.
-    for name in files if stale else ():
-        sys.modules.pop(name, None)
+    for name in loose if stale else ():
+        del sys.modules[name]
 
 
 def _run(path: Path, name: str) -> ModuleType:

@@ -47,7 +47,7 @@ BAD = {
     ),
     "unknown library": (
         ("run", "--out", "{out}/a.json", "--model", "Timm/resnet18"),
-        "<name>, got 'Timm/resnet18'; use 'timm/resnet18'\n",
+        ", got 'Timm/resnet18'; use 'timm/resnet18'\n",
     ),
     "more partitions than layers, no balance": (
         (*RUN, "--partitions", "30"),

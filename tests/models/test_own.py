@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -220,6 +221,23 @@ def test_an_edit_of_what_it_imports_is_seen(folder, name):
     write(folder / "helper.py", "LAYERS = 1 + 3")
     assert model_digest(name) != before
     assert model_spec(name).layers({}) == 4
+
+
+def test_an_edit_of_what_the_user_has_imported_is_seen(folder):
+    write(folder / "net.py", HELPED)
+    write(folder / "helper.py", "LAYERS = 3")
+    sys.path.insert(0, str(folder))
+    importlib.import_module("net")
+    write(folder / "helper.py", "LAYERS = 1 + 3")
+    assert model_spec("net:net").layers({}) == 4
+
+
+def test_what_is_installed_is_imported_once(folder):
+    write(folder / "site-packages" / "installed_net.py", HELPED.replace("from helper import LAYERS", "LAYERS = 3"))
+    sys.path.insert(0, str(folder / "site-packages"))
+    before = importlib.import_module("installed_net")
+    assert model_spec("installed_net:net").layers({}) == 3
+    assert sys.modules["installed_net"] is before
 
 
 def test_two_files_may_import_helpers_of_one_name(folder):
