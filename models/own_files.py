@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -96,16 +97,19 @@ def own_files(own: OwnName) -> dict[str, Path]:
     folders = (main.parent, Path.cwd()) if own.is_file else (Path.cwd(),)
     first = main.stem if own.is_file else own.place
     found = {first: main}
+    missing: set[str] = set()
     waiting = list(_needed(first, main))
     while waiting:
         # Of "from a import b" either may be a module.
         for name in waiting.pop():
-            path = found.get(name) or _find(name, folders, own.place)
+            if name in found:
+                break
+            path = None if name in missing else _find(name, folders, own.place)
             if path is None:
+                missing.add(name)
                 continue
-            if name not in found:
-                found[name] = path
-                waiting += _needed(name, path)
+            found[name] = path
+            waiting += _needed(name, path)
             break
     return found
 
@@ -154,5 +158,10 @@ def _below(folder: Path, parts: list[str]) -> Path | None:
 def is_installed(path: str) -> bool:
     """Whether a file belongs to Python or to an installed package, and is nobody's to edit."""
     parts = Path(path).parts
-    standard = Path(sysconfig.get_path("stdlib"))
-    return not parts or any(name in parts for name in _INSTALLED) or Path(path).is_relative_to(standard)
+    return not parts or any(name in parts for name in _INSTALLED) or Path(path).is_relative_to(_standard())
+
+
+@cache
+def _standard() -> Path:
+    """The folder of Python's own modules."""
+    return Path(sysconfig.get_path("stdlib"))

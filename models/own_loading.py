@@ -82,12 +82,10 @@ def _module(own: OwnName, folder: str, digest: str) -> ModuleType:
     """The module, imported for these files."""
     files = {name: path.absolute() for name, path in own_files(own).items()}
     main = next(iter(files))
+    _look_in(folder)
     if own.is_file:
         # As for a program: what lies beside it can be imported.
-        _look_in(str(files[main].parent))
-        files.pop(main)
-    else:
-        _look_in(folder)
+        _look_in(str(files.pop(main).parent))
     _forget(files)
     path = Path(own.place).absolute()
     with blamed(own, f"be in a {'file' if own.is_file else 'module'} that can be imported", f"correct {own.place}"):
@@ -97,25 +95,28 @@ def _module(own: OwnName, folder: str, digest: str) -> ModuleType:
 
 
 def _look_in(folder: str) -> None:
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    """Let Python look for modules in a folder first."""
+    if sys.path[:1] != [folder]:
+        sys.path[:] = [folder, *(place for place in sys.path if place != folder)]
 
 
 def _forget(files: Mapping[str, Path]) -> None:
     """Forget modules that were imported from another file of that name, or perhaps from this one before an edit.
 
-    Those of installed packages stay.
+    Raises:
+        ConfigError: a module has the name of one of Python's or of an installed package, which is in use.
     """
     importlib.invalidate_caches()
-    loose = {name: path for name, path in files.items() if name in sys.modules and not is_installed(str(path))}
-    stale = [
-        name
-        for name, path in loose.items()
-        if Path(getattr(sys.modules[name], "__file__", None) or path).absolute() != path
-        or _imported.get(name) != (sys.modules[name], path.read_bytes())
-    ]
+    mine = {name: path for name, path in files.items() if name in sys.modules and not is_installed(str(path))}
+    stale = False
+    for name, path in mine.items():
+        place = getattr(sys.modules[name], "__file__", None) or ""
+        if is_installed(place):
+            rule = "must import modules that have names of their own"
+            raise ConfigError([f"model {rule}, got {name} in {path.name} and one that is installed; rename yours"])
+        stale |= Path(place).absolute() != path or _imported.get(name) != (sys.modules[name], path.read_bytes())
     # Those that import what is stale are so, too.
-    for name in loose if stale else ():
+    for name in mine if stale else ():
         del sys.modules[name]
 
 

@@ -246,6 +246,15 @@ def test_two_files_may_import_helpers_of_one_name(folder):
         write(folder / place / "helper.py", f"LAYERS = {layers}")
     assert [model_spec(f"{place}/net.py:net").layers({}) for place in ("a", "b", "a")] == [2, 5, 2]
     assert model_digest("a/net.py:net") != model_digest("b/net.py:net")
+    write(folder / "a" / "helper.py", "LAYERS = 3 + 4")
+    assert [model_spec(f"{place}/net.py:net").layers({}) for place in ("a", "b")] == [7, 5]
+
+
+def test_a_file_may_import_from_the_current_folder(folder):
+    write(folder / "a" / "net.py", HELPED)
+    write(folder / "helper.py", "LAYERS = 6")
+    sys.path[:] = [place for place in sys.path if place not in ("", str(folder))]
+    assert model_spec("a/net.py:net").layers({}) == 6
 
 
 def test_a_digest_covers_packages_and_leaves_out_what_is_installed(folder):

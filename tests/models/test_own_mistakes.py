@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from gpipe_bench.errors import ConfigError
@@ -83,6 +85,14 @@ def test_a_file_that_is_no_model(folder, text):
     found = problem_of("net.py:net")
     assert found.startswith("model must ")
     assert TEXTS[text] in found
+
+
+def test_a_module_with_a_name_that_is_taken(folder):
+    write(folder / "json.py", "dumps = 3")
+    write(folder / "net.py", HEAD + "import json\ndef net(): return nn.Sequential(nn.ReLU())")
+    before = sys.modules["json"]
+    assert "got json in json.py and one that is installed; rename yours" in problem_of("net.py:net")
+    assert sys.modules["json"] is before
 
 
 @pytest.mark.parametrize("body", BODIES)
