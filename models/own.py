@@ -97,4 +97,6 @@ def _arguments(name: str, function: Callable[..., Any]) -> dict[str, Argument]:
 
 
 def _mean_square(output: Tensor, _: Tensor) -> Tensor:
+    if not hasattr(output, "square"):
+        raise TypeError(f"the output must be one tensor, got {type(output).__name__}: write a loss function")
     return output.square().mean()

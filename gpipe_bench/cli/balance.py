@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gpipe_bench.cli.options import running
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.table import MODELS, format_arguments, model_digest, model_spec, parse_arguments
@@ -85,7 +86,7 @@ def _costs(
         except ValueError as error:
             raise ConfigError([str(error)]) from error
     spec = MODELS[model]
-    with torch.device("meta" if by == "size" else "cpu"):
+    with running(model), torch.device("meta" if by == "size" else "cpu"):
         module = spec.build(**arguments)
         if by == "size":
             batch, _ = spec.make_batch(batch_size, arguments, device="meta")

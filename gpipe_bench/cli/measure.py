@@ -10,7 +10,7 @@ import typer
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
-from gpipe_bench.cli.options import settings_of, tell_loss
+from gpipe_bench.cli.options import running, settings_of, tell_loss
 from gpipe_bench.errors import BalanceError, ConfigError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _balance(model: str, model_args: str, partitions: int) -> str:
     from gpipe_bench.models.table import model_spec, parse_arguments
 
     spec, arguments = model_spec(model), parse_arguments(model, model_args)
-    with torch.device("meta"):
+    with running(model), torch.device("meta"):
         sample, _ = spec.make_batch(2, arguments, device="meta")
         return "-".join(map(str, balance_by_size(partitions, spec.build(**arguments), sample)))
 

@@ -208,6 +208,28 @@ def test_a_mistake_is_one_line_of_every_command(call, folder, command, mistake):
     assert not (folder / "a.json").exists()
 
 
+@pytest.mark.parametrize("command", ["run", "simulate", "balance", "balance --by size", "balance --by time"])
+def test_layers_that_do_not_fit_are_one_line(call, folder, command):
+    (folder / "bad.py").write_text(NET.replace("nn.Linear(width, 2)", "nn.Linear(width + 1, 2)"))
+    name, *options = command.split()
+    status, _, err = call(*COMMANDS[name], *options, "--model", "bad.py:net")
+    (line,) = (line for line in err.splitlines() if not line.startswith("note: "))
+    assert status == 2
+    assert line.startswith("error: ")
+    assert "RuntimeError: " in line
+
+
+def test_a_loss_that_fails_is_one_line_or_a_row(call, folder):
+    (folder / "bad.py").write_text(NET + "\ndef net_loss(output, target): return output.nothing()\n")
+    status, _, err = call("simulate", "--model", "bad.py:net")
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith("error: loss must ")
+    given = ("--partitions", 2, *SHARED, "--model-args", "width=4", "--repeats", 1)
+    assert call("run", "--out", "raw.json", "--model", "bad.py:net", *given)[0] == 0
+    (result,) = json.loads(Path("raw.json").read_text())
+    assert (result["row"]["status"], "nothing" in result["row"]["reason"]) == ("error", True)
+
+
 def test_wrong_arguments_are_one_line(call):
     status, _, err = call("run", "--out", "a.json", "--model", NAME, "--model-args", "dpth=3", "--partitions", 2)
     assert (status, err) == (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.components import Components
@@ -152,6 +152,11 @@ class PipelineSettings(Section):
     balance: Balance = (9, 21, 13, 10)
     checkpoint: Checkpoint = "except_last"
     backward: Backward = "autograd"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_arguments(cls, data: Any) -> Any:
+        return with_own_arguments(cls, data)
 
     @cached_property
     def configuration(self) -> str:

@@ -31,10 +31,10 @@ _Update = Mapping[str, OptimizerTrace]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model of the suite by name, which is traced once and kept on disk.
+    """A model by name, which is traced once and kept on disk.
 
     Attributes:
-        name: in the table of models.
+        name: in the table of models, or ``file.py:function``.
         arguments: missing ones take their defaults.
     """
 
