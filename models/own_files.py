@@ -2,8 +2,8 @@
 
     path/to/file.py:function       package.module:function
 
-The files are the named one and what it imports at any remove, as far as that is no installed package. A digest of
-them tells an edited model from the one that was traced or measured before.
+The files of a model are the named file and every module that it imports, directly or not; installed packages are left
+out. A digest of these files differs after an edit, so that no result of the old code is taken for one of the new code.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def own_digest(own: OwnName) -> str:
 
 
 def own_files(own: OwnName) -> dict[str, Path]:
-    """Name of module -> file, for all modules of the user's that the model is made of; the named one comes first.
+    """Name of module -> file, for the named module, which comes first, and all that it imports but what is installed.
 
     Raises:
         ConfigError: there is no such file or module.

@@ -1,4 +1,4 @@
-"""What the functions of a model of one's own give, checked: the model, its inputs and targets."""
+"""Calls the functions of a model of one's own and checks what they return: the model, its inputs and its target."""
 
 from __future__ import annotations
 

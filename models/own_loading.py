@@ -1,6 +1,6 @@
-"""Imports the module of a model of one's own, and says in one line what goes wrong in code of the user's.
+"""Imports the module of a model of one's own, and turns an error in the user's code into one line.
 
-A module is imported once for each content of its files: after an edit it is imported again, in the same process too.
+A module is imported once for each content of its files. After an edit it is imported again, also in the same process.
 """
 
 from __future__ import annotations

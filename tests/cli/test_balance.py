@@ -37,7 +37,7 @@ def test_the_last_line_is_the_balance(capsys, by):
     ("arguments", "message"),
     [
         (("--partitions", "3", "--by", "tim"), "--by must be one of time, size, simulation, got 'tim'; use 'time'"),
-        (("--partitions", "3", "--model", "unett"), "torchvision/<name>, got 'unett'; use 'unet'"),
+        (("--partitions", "3", "--model", "unett"), ", got 'unett'; use 'unet'"),
         (("--partitions", "3", "--model", "timm/nope"), "error: --model must be one that timm has, got 'timm/nope'"),
         (("--partitions", "30"), "--partitions must be at most the 29 layers of unet, got 30; lower it"),
         (("--partitions", "2", "--checkpoint", "x"), "checkpoint must be one of always, except_last, never, got 'x'"),
