@@ -96,8 +96,8 @@ class GPipe(Pipeline):
             Exception: what a layer raised, with its traceback; the pipeline stays usable.
         """
         self._settle()
+        chunks = check_settings(self.chunks, self.checkpoint, self.workers)
+        check_input(input, self.devices[0] if self.devices else None)
         if not self.partitions:
             return input
-        chunks = check_settings(self.chunks, self.checkpoint, self.workers)
-        check_input(input, self.devices[0])
         return self._through(scatter(input, chunks), gather)

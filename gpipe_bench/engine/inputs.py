@@ -34,8 +34,13 @@ class NoChunk:
         self.tensor = tensor
 
 
-def check_arguments_of_batch(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> None:
+def check_arguments_of_batch(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None) -> None:
     """Check what a caller hands to the pipeline.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+        device: of the first partition; None if there is no partition, then any device is right.
 
     Raises:
         TypeError: no tensor among the arguments.

@@ -108,8 +108,12 @@ def replace(values: Values, indices: Sequence[int], tensors: Sequence[Tensor]) -
     return tuple(changed)
 
 
-def check_input(value: Any, device: torch.device) -> None:
+def check_input(value: Any, device: torch.device | None) -> None:
     """Check what a caller hands to the pipeline.
+
+    Args:
+        value: the input of a batch.
+        device: of the first partition; None if there is no partition, then any device is right.
 
     Raises:
         TypeError: neither a tensor nor a tuple of tensors.
@@ -131,13 +135,13 @@ def check_input(value: Any, device: torch.device) -> None:
         check_device("input", tensor, device)
 
 
-def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None:
     """Check that an input is where the first partition is.
 
     Raises:
         ValueError: it is elsewhere.
     """
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise ValueError(
             f"{name} must be on the first partition's device {device}, got {tensor.device}; move it with "
             ".to(pipe.devices[0])"

@@ -139,10 +139,10 @@ class Pipe(Pipeline):
             Exception: what a layer raised, with its traceback; the pipeline stays usable.
         """
         self._settle()
+        chunks = check_settings(self.chunks, self.checkpoint, self.workers)
+        check_arguments_of_batch(inputs, kwargs, self.devices[0] if self.devices else None)
         if not self.partitions:
             return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
-        chunks = check_settings(self.chunks, self.checkpoint, self.workers)
-        check_arguments_of_batch(inputs, kwargs, self.devices[0])
         return LocalValue(self._through(scatter_arguments(inputs, kwargs, chunks), gather_values))
 
 

@@ -52,6 +52,12 @@ def test_an_empty_pipeline_returns_its_input():
     assert list(pipe) == []
 
 
+@pytest.mark.parametrize("value", [42, [X], (X, 42), (), None])
+def test_an_empty_pipeline_takes_tensors_only(value):
+    with pytest.raises(TypeError, match="input must be a tensor or a tuple of tensors, got"):
+        GPipe(nn.Sequential(), [])(value)
+
+
 # --- names and checkpoints of parameters ---------------------------------------------------------------------------
 
 

@@ -204,7 +204,13 @@ def test_a_model_in_partitions():
 
 
 def test_no_layers():
-    assert Pipe(nn.Sequential())(X).local_value() is X
+    pipe = Pipe(nn.Sequential())
+    assert pipe(X).local_value() is X
+    assert pipe(X, 42).local_value() == (X, 42)
+    with pytest.raises(TypeError, match="inputs must hold at least one tensor to split, got int"):
+        pipe(42)
+    with pytest.raises(ValueError, match="input 0 must have a batch dimension"):
+        pipe(torch.tensor(1.0))
 
 
 def mixed():

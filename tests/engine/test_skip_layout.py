@@ -12,7 +12,7 @@ from torch import nn
 
 from gpipe_bench.engine.skip.layout import inspect_skip_layout
 from gpipe_bench.errors import SkipLayoutError
-from gpipe_bench.skip import Namespace, skippable, stash, verify_skippables
+from gpipe_bench.skip import Namespace, pop, skippable, stash, verify_skippables
 from tests.engine.support import Mix, Pop, Stash, on_cpu, skip_pair
 
 
@@ -22,6 +22,16 @@ class Two(nn.Module):
         yield stash("a", x)
         yield stash("b", x)
         return x
+
+
+@skippable(stash=["skip"], pop=["skip"])
+class Own(nn.Module):
+    """Pops before it stashes: there is nothing to pop."""
+
+    def forward(self, x):
+        skip = yield pop("skip")
+        yield stash("skip", x)
+        return x + skip
 
 
 @skippable(pop=["a", "b"])
@@ -125,6 +135,11 @@ MISMATCHES = {
     "in the wrong order": ([Pop(), Stash()], "layer '0' pops 'skip', which no earlier layer stashes"),
     "stashed twice": ([Stash(), Stash(), Pop()], "layer '1' stashes 'skip', which an earlier layer stashed already"),
     "popped twice": ([Stash(), Pop(), Pop()], "layer '2' pops 'skip', which an earlier layer popped already"),
+    "stashed and popped by one layer": ([Mix(), Own()], "layer '1' both stashes and pops 'skip'"),
+    "stashed and popped by one layer, and popped again": (
+        [Own(), Pop()],
+        "layer '0' both stashes and pops 'skip'; layer '1' pops 'skip', which an earlier layer popped already",
+    ),
     "in another namespace": (
         [Stash(Namespace()), Pop(Namespace())],
         "layer '1' pops 'skip', which no earlier layer stashes; no layer pops 'skip'",

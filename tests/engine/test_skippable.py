@@ -82,17 +82,6 @@ def test_a_layer_may_pop_one_skip_and_stash_another():
     torch.testing.assert_close(on_cpu(module, [1, 1, 1], chunks=2)(X), X * 4)
 
 
-def test_a_layer_may_pop_what_it_has_stashed_itself():
-    def forward(self, x):
-        yield stash("own", x)
-        own = yield pop("own")
-        return x + own
-
-    module = nn.Sequential(layer(forward, stash=["own"], pop=["own"]))
-    torch.testing.assert_close(module(X), X * 2)
-    torch.testing.assert_close(on_cpu(module, [1])(X), X * 2)
-
-
 def test_nothing_is_a_legal_skip():
     seen = []
 

@@ -49,7 +49,12 @@ def inspect_skip_layout(partitions: Sequence[nn.Module]) -> SkipLayout:
 
 
 def verify_skippables(module: nn.Sequential) -> None:
-    """Check that every skip is stashed exactly once, and popped exactly once later on.
+    """Check that every skip has one layer that stashes it and one later layer that pops it.
+
+    Only the declarations of :func:`skippable` count; no layer runs.
+
+    Args:
+        module: the whole model, before it is cut.
 
     Raises:
         SkipLayoutError: a TypeError that lists every mismatch.
@@ -58,13 +63,16 @@ def verify_skippables(module: nn.Sequential) -> None:
     popped: set[SkipKey] = set()
     problems: list[str] = []
     for path, layer in _skippables(module.named_modules()):
+        stashes = layer.stashes()
         for key in layer.pops():
-            if key in popped:
+            if key in stashes:
+                problems.append(f"layer '{path}' both stashes and pops {key[1]!r}")
+            elif key in popped:
                 problems.append(f"layer '{path}' pops {key[1]!r}, which an earlier layer popped already")
-            elif key not in stashed and key not in layer.stashes():
+            elif key not in stashed:
                 problems.append(f"layer '{path}' pops {key[1]!r}, which no earlier layer stashes")
             popped.add(key)
-        for key in layer.stashes():
+        for key in stashes:
             if key in stashed:
                 problems.append(f"layer '{path}' stashes {key[1]!r}, which an earlier layer stashed already")
             stashed.add(key)
