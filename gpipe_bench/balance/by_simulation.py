@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from gpipe_bench.balance.kept import kept_costs
-from gpipe_bench.balance.layers import Sample, check_model
 from gpipe_bench.balance.partition import check_partitions, split_min_max
+from gpipe_bench.balance.sample import Sample, check_model, check_tensors
 from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model, workload_of
@@ -87,6 +87,7 @@ def layer_simulated_times(
         source = model_of_suite(module.name, module.arguments, folder)
         return _times(source, hardware, batch_size, chunks, checkpoint)
     check_model(module, sample)
+    check_tensors(sample)
     given: Sample = sample  # type: ignore[assignment]  # as checked
     size = len(given[0] if isinstance(given, tuple) else given) if batch_size is None else batch_size
     question = {

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpipe_bench.balance.kept import kept_costs
-from gpipe_bench.balance.layers import Sample, check_model, device_of, map_tensors, sandbox, stages, tensors_in
+from gpipe_bench.balance.layers import sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
+from gpipe_bench.balance.sample import Sample, check_model, device_of, first_microbatch, tensors_in
 
 __all__ = ["balance_by_size", "layer_sizes"]
 
@@ -80,10 +81,8 @@ def layer_sizes(
         raise ValueError(f"chunks must be at least 1, got {chunks}; use 1 to count the whole mini-batch")
     if not param_scale >= 0:
         raise ValueError(f"param_scale must not be negative, got {param_scale}; use 2 for SGD, 4 for Adam")
-    if any(tensor.dim() == 0 for tensor in tensors_in(sample)):
-        raise ValueError("sample must have the mini-batch as its first dimension, got a scalar; add the dimension")
     where = device_of(sample, device)
-    microbatch: Sample = map_tensors(lambda tensor: tensor.chunk(chunks)[0], sample)
+    microbatch = first_microbatch(module, sample, chunks)
     question = {"cost": "size", "device": where.type, "param_scale": param_scale}
     return kept_costs(cache, module, microbatch, question, lambda: _sizes(module, microbatch, where, param_scale))
 

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from gpipe_bench.balance.kept import device_name, kept_costs
-from gpipe_bench.balance.layers import Sample, Stage, check_model, device_of, sandbox, stages
+from gpipe_bench.balance.layers import Stage, sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
+from gpipe_bench.balance.sample import Sample, check_model, device_of, whole_batch
 
 __all__ = ["balance_by_time", "layer_times"]
 
@@ -76,16 +77,17 @@ def layer_times(
     if not (math.isfinite(timeout) and timeout >= 0):
         raise ValueError(f"timeout must be a finite number of seconds, at least 0, got {timeout}; use 1.0")
     question = {"cost": "time", "device": device_name(where), "timeout": timeout}
-    return kept_costs(cache, module, sample, question, lambda: _medians(module, sample, timeout, where))
+    batch = whole_batch(sample)
+    return kept_costs(cache, module, batch, question, lambda: _medians(module, batch, timeout, where))
 
 
-def _medians(module: nn.Sequential, sample: Sample, timeout: float, device: torch.device) -> list[float]:
+def _medians(module: nn.Sequential, batch: Sample, timeout: float, device: torch.device) -> list[float]:
     samples: list[list[float]] = [[] for _ in module]
     deadline = time.perf_counter() + timeout
     with sandbox(device):
         while not all(samples) or time.perf_counter() < deadline:
-            _round(stages(module, sample, device), samples, device, deadline)
-    return [statistics.median(taken) for taken in samples]
+            _round(stages(module, batch, device), samples, device, deadline)
+    return [max(0.0, statistics.median(taken)) for taken in samples]
 
 
 def _round(walk: Iterator[Stage], samples: list[list[float]], device: torch.device, deadline: float) -> None:
@@ -94,8 +96,10 @@ def _round(walk: Iterator[Stage], samples: list[list[float]], device: torch.devi
         if taken and time.perf_counter() >= deadline:
             return
         _seconds(stage, device)
+        idle = stage.idle()
+        _seconds(idle, device)
         for _ in range(_RUNS_PER_VISIT):
-            taken.append(_seconds(stage, device))
+            taken.append(_seconds(stage, device) - _seconds(idle, device))
             if time.perf_counter() >= deadline:
                 break
 

