@@ -172,24 +172,50 @@ class _Unlimited(HardwareMachine):
 def _out_of_memory(
     workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any], error: OutOfMemory
 ) -> Simulation:
-    """What the device that was full would have needed, found by a run without limit."""
-    device, machine, one_step = error.device, _Unlimited(profile), replace(settings, steps=1)
-    needed = run(workload, machine, replace(one_step, tally=True)).peak_live_bytes[device]
-    if needed <= error.capacity:
-        # Only the allocator's segments do not fit.
-        needed = run(workload, machine, one_step).peak_reserved_bytes[device]
-    shortage = Shortage(device, needed / GIB, error.capacity / GIB)
+    """A simulation that says what the full device would have needed."""
+    shortage = _shortage(workload, profile, settings, error)
     return Simulation(
         status="oom",
-        reason=(
-            f"device {shortage.device} needs {shortage.needed_gib:.1f} GiB and has {shortage.capacity_gib:.1f} GiB; "
-            "use smaller micro-batches, more partitions or more checkpoints"
-        ),
+        reason=f"{shortage.text}; use smaller micro-batches, more partitions or more checkpoints",
         shortage=shortage,
         microbatches=workload.m,
         events=[],
         settings=facts,
     )
+
+
+def _shortage(workload: Workload, profile: Profile, settings: Settings, error: OutOfMemory) -> Shortage:
+    """What the full device would have needed, found by runs without limit, in the step that failed."""
+    device, machine = error.device, _Unlimited(profile)
+
+    def tensors(run_settings: Settings) -> int:
+        return run(workload, machine, replace(run_settings, tally=True)).peak_live_bytes[device]
+
+    failing = replace(settings, steps=1)
+    live = tensors(failing)
+    first = live > error.capacity or _is_full(workload, profile, failing)
+    state = 0
+    if not first:
+        failing = settings
+        live = tensors(failing)
+        places = settings.devices or range(workload.n)
+        state = sum(
+            sum(static.state) for place, static in zip(places, workload.static, strict=False) if place == device
+        )
+    shortage = Shortage(device, live / GIB, error.capacity / GIB, live / GIB, state / GIB, first_step=first)
+    if live > error.capacity:
+        return shortage
+    segments = run(workload, machine, failing).peak_reserved_bytes[device]
+    return replace(shortage, needed_gib=max(segments, error.reserved + error.needed) / GIB)
+
+
+def _is_full(workload: Workload, profile: Profile, settings: Settings) -> bool:
+    """Whether a run ends because a device is full."""
+    try:
+        run(workload, HardwareMachine(profile), settings)
+    except OutOfMemory:
+        return True
+    return False
 
 
 def _total_gib(values: tuple[int, ...]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.runs.simulation import busy_fraction
+from gpipe_bench.simulator.runs.simulation import busy_fraction, gib_texts
 from gpipe_bench.timeline import COMPUTE_KINDS, TimelineEvent
 from tests.simulator_api.layers import linear
 
@@ -143,6 +144,55 @@ def test_where_tensors_fit_and_segments_do_not_it_needs_what_a_larger_device_wou
     whole = unet(**options, steps=1)
     small = of_memory(whole.devices[0].peak_live_gib + 2**-20)
     assert unet(**options, profile=small).shortage.needed_gib == whole.peak_reserved_gib
+
+
+def test_segments_are_named_where_tensors_fit(unet):
+    options = {"balance": [49], "batch_size": 1, "chunks": 1}
+    shortage = unet(**options, profile=of_memory(unet(**options, steps=1).devices[0].peak_live_gib + 2**-20)).shortage
+    needed, tensors = f"{shortage.needed_gib:.2f}", f"{shortage.tensors_gib:.2f}"
+    assert shortage.first_step
+    assert shortage.text.startswith(f"device 0 needs {needed} GiB of allocator segments for {tensors} GiB of tensors")
+
+
+def two_layers(cache, **options):
+    """Two layers, whose parameters take much more memory than what passes between them."""
+    layers = nn.Sequential(*(nn.Linear(2**10, 2**10, bias=False, device="meta") for _ in range(2)))
+    sample = torch.empty(1, 2**10, device="meta")
+    return simulate(layers, **{"balance": [2], "batch_size": 2**12, "sample": sample, "cache": cache, **options})
+
+
+def test_where_the_first_step_fits_the_steps_after_it_are_named(cache):
+    first, later = (two_layers(cache, optimizer="adam", steps=steps).devices[0].peak_live_gib for steps in (1, 2))
+    step = two_layers(cache, optimizer="adam", profile=of_memory((first + later) / 2))
+    assert step.status == "oom"
+    assert not step.shortage.first_step
+    assert first < step.shortage.capacity_gib < step.shortage.needed_gib == later
+    assert step.shortage.state_gib == 2 * 2 * 2**20 * 4 / 2**30  # two numbers of 4 B for each parameter
+    assert re.fullmatch(
+        r"device 0 needs 0\.\d+ GiB in the steps after the first, with 0\.02 GiB of optimizer state, "
+        r"and has 0\.\d+ GiB; use smaller micro-batches, more partitions or more checkpoints",
+        step.reason,
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", None])
+@pytest.mark.parametrize("options", [{}, {"balance": [1, 1]}, {"balance": [1, 1], "devices": [1, 1]}, {"chunks": 8}])
+def test_a_device_always_needs_more_than_it_has(cache, optimizer, options):
+    options = {"optimizer": optimizer, **options}
+    reserved = max(use.peak_reserved_gib for use in two_layers(cache, **options).devices)
+    outcomes = [two_layers(cache, **options, profile=of_memory(reserved * part / 16)) for part in range(6, 17)]
+    assert [outcome.status for outcome in outcomes[:1] + outcomes[-1:]] == ["oom", "ok"]
+    for outcome in outcomes:
+        if outcome.shortage is not None:
+            needed, capacity = re.findall(r"(?:needs|has) ([0-9.]+) GiB", outcome.reason)
+            assert outcome.shortage.needed_gib > outcome.shortage.capacity_gib
+            assert float(needed) > float(capacity)
+
+
+def test_sizes_are_written_so_that_they_differ():
+    assert gib_texts(23.14, 22.0) == ("23.1 GiB", "22.0 GiB")
+    assert gib_texts(22.001, 22.0) == ("22.001 GiB", "22.000 GiB")
+    assert gib_texts(21.991, 21.978, 2) == ("21.99 GiB", "21.98 GiB")
 
 
 def test_how_much_a_large_run_needs(cache, monkeypatch):

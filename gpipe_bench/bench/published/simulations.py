@@ -71,8 +71,10 @@ def _result(setting: Setting, row: Row, runs: Any) -> RawResult:
     try:
         done: Run = runs.run_of(setting, setting.batch_size, memory=True)
     except OutOfMemory as error:
-        needed, capacity = (error.reserved + error.needed) / 2**30, error.capacity / 2**30
-        reason = f"device {error.device} asks for {needed:.2f} GiB and has {capacity:.2f} GiB"
+        from gpipe_bench.simulator.runs.simulation import GIB, gib_texts
+
+        asked, capacity = gib_texts((error.reserved + error.needed) / GIB, error.capacity / GIB, 2)
+        reason = f"device {error.device} asks for {asked} and has {capacity}"
         return RawResult(row.cell, replace(row, status="oom", reason=reason))
     return RawResult(row.cell, *_values(setting, row, runs, done))
 

@@ -22,7 +22,7 @@ from gpipe_bench.simulator.hardware.stored import KnownProfile, known
 from gpipe_bench.simulator.host.settings import enough_steps
 from gpipe_bench.simulator.published.settings import Setting, published_cells
 from gpipe_bench.simulator.runs.events import Run, Settings, run
-from gpipe_bench.simulator.runs.simulation import GIB, busy_fraction, step_events
+from gpipe_bench.simulator.runs.simulation import GIB, busy_fraction, gib_texts, step_events
 from gpipe_bench.simulator.tracing.trace_cache import default_folder
 from gpipe_bench.simulator.workloads.stored import kept_workload
 from gpipe_bench.simulator.workloads.workload import Workload
@@ -108,10 +108,8 @@ class PublishedRuns:
             }
             return Outcome(values | {metric: find[metric]() for metric in metrics if metric in find})
         except OutOfMemory as error:
-            needed, capacity = (error.reserved + error.needed) / GIB, error.capacity / GIB
-            return Outcome(
-                values, f"out of memory: device {error.device} asks for {needed:.2f} GiB and has {capacity:.2f} GiB"
-            )
+            asked, capacity = gib_texts((error.reserved + error.needed) / GIB, error.capacity / GIB, 2)
+            return Outcome(values, f"out of memory: device {error.device} asks for {asked} and has {capacity}")
 
     def throughput(self, row: Setting, whole: Run) -> float:
         """Samples of an epoch over its time; ``whole``: a run of its whole mini-batches."""

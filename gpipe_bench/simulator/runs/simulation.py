@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Final
 
 from gpipe_bench.breakdown import Breakdown, covered, mean_breakdown, split_busy_time, split_device_time
@@ -11,7 +12,7 @@ from gpipe_bench.rows import Row
 from gpipe_bench.simulator.runs.events import Run
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["DeviceUse", "Shortage", "Simulation", "busy_fraction", "device_uses", "step_events"]
+__all__ = ["DeviceUse", "Shortage", "Simulation", "busy_fraction", "device_uses", "gib_texts", "step_events"]
 
 GIB: Final = 2**30
 
@@ -52,14 +53,38 @@ class Shortage:
 
     Attributes:
         device: the first that was full.
-        needed_gib: the most that its tensors take at the same time, which no allocator can do without; where that
-            would fit, what the allocator of a larger device would hold at the most.
-        capacity_gib: what it has for tensors.
+        needed_gib: GiB that the device would need in the step that fails: the peak of its tensors; where the tensors
+            would fit, the peak of the segments that the allocator of a larger device reserves for them.
+        capacity_gib: GiB that it has for tensors.
+        tensors_gib: GiB of tensors at their peak in that step.
+        state_gib: GiB of the optimizer's state in that step; 0 in the first step, whose update makes the state.
+        first_step: whether the first step fails, and not a later one.
     """
 
     device: int
     needed_gib: float
     capacity_gib: float
+    tensors_gib: float
+    state_gib: float
+    first_step: bool
+
+    @property
+    def text(self) -> str:
+        """The shortage in words."""
+        needed, capacity = gib_texts(self.needed_gib, self.capacity_gib)
+        what = when = ""
+        if self.tensors_gib < self.needed_gib:
+            what = f" of allocator segments for {gib_texts(self.tensors_gib, self.needed_gib)[0]} of tensors"
+        if not self.first_step:
+            state = f", with {gib_texts(self.state_gib, 0)[0]} of optimizer state," if self.state_gib else ""
+            when = f" in the steps after the first{state}"
+        return f"device {self.device} needs {needed}{what}{when} and has {capacity}"
+
+
+def gib_texts(value: float, other: float, digits: int = 1) -> tuple[str, str]:
+    """Two sizes in GiB that differ, with ``digits`` decimals or as many more as show that they do."""
+    texts = ((f"{value:.{shown}f} GiB", f"{other:.{shown}f} GiB") for shown in count(digits))
+    return next(pair for pair in texts if pair[0] != pair[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
