@@ -1,6 +1,30 @@
-"""gpipe_bench: a reproducible benchmark suite for pipeline-parallel training, around a reference engine in PyTorch.
+"""A reproducible benchmark suite for pipeline-parallel training, with an engine in PyTorch and a simulator.
 
-Importing this package is light: PyTorch is loaded when a name that needs it is first used.
+::
+
+    from torch import nn
+
+    from gpipe_bench import GPipe
+    from gpipe_bench.balance import balance_by_time
+
+    module = nn.Sequential(...)
+    pipe = GPipe(module, balance_by_time(2, module, x), devices=["cuda:0", "cuda:1"], chunks=8)
+    criterion(pipe(x), y).backward()
+
+GPipe                      a pipeline over an ``nn.Sequential``: you give the layers per partition and the devices
+Pipe                       a pipeline over layers that you have put on their devices, with several inputs
+Components                 which components of the engine are on
+is_checkpointing()         whether this thread runs a layer that will be recomputed
+is_recomputing()           whether this thread recomputes a layer
+GpipeBenchError            base class of the errors of this package; some also are a ValueError or a TypeError
+
+gpipe_bench.balance        how many layers each partition takes
+gpipe_bench.skip           skip connections between layers of different partitions
+gpipe_bench.pipe           what ``torch.distributed.pipeline.sync`` offered, under the same names
+gpipe_bench.models         the models of the suite
+gpipe_bench.simulator      training steps on hardware that you do not have
+
+``import gpipe_bench`` does not load PyTorch; the first use of a name that needs PyTorch loads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The successor of ``torch.distributed.pipeline.sync``, under the same names; see ``docs/migration.md``."""
+"""What ``torch.distributed.pipeline.sync`` offered, under the same names; ``docs/migration.md`` says what differs."""
 
 from gpipe_bench.engine.checkpoint import is_checkpointing, is_recomputing
 from gpipe_bench.engine.inputs import NoChunk

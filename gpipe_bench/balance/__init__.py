@@ -1,6 +1,11 @@
-"""Automatic balance: how many layers each partition takes, exactly optimal for the measured time, memory or simulation.
+"""Automatic balance: how many consecutive layers each partition takes.
 
-Importing this package is light: PyTorch is loaded when a name that needs it is first used.
+balance_by_time          the slowest partition is as fast as it can be; times the layers on this machine
+balance_by_size          the largest partition is as small as it can be; counts bytes, on any device
+balance_by_simulation    the busiest device is as little busy as it can be; for hardware that you do not have
+
+Each function is the optimum of :func:`split_min_max` for the costs of ``layer_times``, ``layer_sizes`` or
+``layer_simulated_times``. Importing this package does not load PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Balance for hardware that need not be here: the time that each layer takes on a profile of the simulator."""
+"""Balance by simulation: the time that each layer takes on hardware that the simulator has a profile of."""
 
 from __future__ import annotations
 
@@ -28,31 +28,35 @@ def balance_by_simulation(
     checkpoint: str = "except_last",
     cache: str | Path | None = None,
 ) -> list[int]:
-    """Layers per partition such that the busiest device of a profile is as little busy as it can be.
+    """Layers per partition such that the busiest device is as little busy as it can be, on simulated hardware.
 
-    The result is optimal for the times of :func:`layer_simulated_times`, so no other split, the even one among them,
-    has a slowest partition that is faster.
+    The result is the optimum for the times of :func:`layer_simulated_times`::
+
+        balance = balance_by_simulation(4, module, x, profile="h100", chunks=8)
 
     Args:
-        n: partitions.
-        module: the model, on any device (``meta`` costs no memory), left as it was; or a model of the suite by name.
-        sample: with an ``nn.Sequential``, one mini-batch, a Tensor or a tuple of Tensors, on any device.
+        n: number of partitions.
+        module: an ``nn.Sequential`` on any device, on ``meta`` without memory, which stays as it is; or a model of the
+            suite, a :class:`gpipe_bench.simulator.Model`.
+        sample: with an ``nn.Sequential``, one mini-batch on any device: a tensor of shape (batch size, ...), or a tuple
+            of such tensors, which the first layer gets as one input.
         profile: name of a hardware profile, path of a YAML file, or a profile.
-        batch_size: samples of a mini-batch; by default those of ``sample``.
-        chunks: micro-batches asked for.
-        checkpoint: ``always``, ``except_last`` or ``never``; what is recomputed counts.
-        cache: folder in which traces of models of the suite are kept, by default the user's cache folder; times of
-            other models are kept in one that is named, see :mod:`gpipe_bench.balance.kept`.
+        batch_size: samples of a mini-batch; default: those of ``sample``. A model of the suite needs it.
+        chunks: number of micro-batches.
+        checkpoint: ``always``, ``except_last`` or ``never``; recomputation counts.
+        cache: folder that stores traces of a model of the suite, default: the user's cache folder, or the times of an
+            ``nn.Sequential``, default: they are not stored.
 
     Returns:
-        n positive numbers that sum to the number of layers.
+        n positive integers whose sum is the number of layers.
 
     Raises:
-        BalanceError: a ValueError; n is not positive or exceeds the layers.
+        BalanceError: a ValueError; ``n`` is less than 1 or more than the number of layers.
         ConfigError: there is no such profile or model.
-        TraceError: the model needs values to run.
-        TypeError: ``module`` or ``sample`` is of another type.
-        ValueError: ``batch_size``, ``chunks`` or ``checkpoint``.
+        SkipLayoutError: a TypeError; skips of ``module`` do not match.
+        TraceError: a layer does not run on tensors without values.
+        TypeError: ``module`` is of another type, or ``sample`` does not consist of tensors.
+        ValueError: ``batch_size``, ``chunks`` or ``checkpoint`` is wrong.
     """
     times = layer_simulated_times(
         module, sample, profile=profile, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint, cache=cache
@@ -71,11 +75,12 @@ def layer_simulated_times(
     checkpoint: str = "except_last",
     cache: str | Path | None = None,
 ) -> list[float]:
-    """Seconds per training step that each layer keeps its device busy: all micro-batches, forward and backward.
+    """Seconds per training step for which each layer keeps its device busy: all micro-batches, forward and backward.
 
-    Where the host takes longer to launch the kernels of a pass than the device to run them, the host's time counts.
-    Transfers, the loss and the optimizer are left out. Arguments and errors are those of
-    :func:`balance_by_simulation`.
+    If the host takes longer to launch the kernels of a pass than the device takes to run them, the time of the host
+    counts. Transfers, the loss and the optimizer do not count.
+
+    Arguments and errors are those of :func:`balance_by_simulation`.
     """
     if checkpoint not in CHECKPOINT_MODES:
         raise ValueError(f"checkpoint must be one of {', '.join(CHECKPOINT_MODES)}, got {checkpoint!r}; use one")

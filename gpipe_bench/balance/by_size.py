@@ -1,7 +1,7 @@
-"""Balance by size: what each layer keeps in memory for its backward pass, plus parameters and what hangs on them.
+"""Balance by size: bytes that each layer keeps for its backward pass, and bytes of its parameters.
 
-Bytes are counted, not read from an allocator, so every device gives the same numbers. On the ``meta`` device they cost
-neither time nor memory, and a model too large for any device can be balanced.
+The bytes are counted, not read from an allocator, so every device gives the same numbers. On the ``meta`` device this
+takes no memory, so a model that is too large for any device can be balanced.
 """
 
 from __future__ import annotations
@@ -33,27 +33,36 @@ def balance_by_size(
     device: torch.device | str | int | None = None,
     cache: str | Path | None = None,
 ) -> list[int]:
-    """Layers per partition such that the largest partition is as small as it can be.
+    """Layers per partition such that the partition that takes most memory takes as little as it can.
 
-    The result is optimal for the sizes of :func:`layer_sizes`.
+    The result is the optimum for the sizes of :func:`layer_sizes`::
+
+        balance = balance_by_size(2, module, x, chunks=8, param_scale=4, device="meta")
 
     Args:
-        n: partitions.
-        module: the model; it is left as it was.
-        sample: one mini-batch, a Tensor or a tuple of Tensors.
-        chunks: micro-batches that the mini-batch is split into; activations of the first are counted.
-        param_scale: copies of a trainable parameter that training keeps: itself, its gradient, and what the optimizer
-            adds. SGD 2-3, RMSprop 3-5, Adam 4-5.
-        device: where to run the layers; by default where ``sample`` is. ``meta`` runs nothing.
-        cache: folder in which sizes are kept, see :mod:`gpipe_bench.balance.kept`; by default they are not.
+        n: number of partitions.
+        module: the model. Copies of its layers run; the model stays as it is, with its gradients and random state.
+        sample: one mini-batch: a tensor of shape (batch size, ...), or a tuple. An ``nn.Sequential`` gets a tuple of
+            tensors as one input, as in ``GPipe``. A ``PipeSequential``, and an ``nn.Sequential`` with a layer that
+            requires several inputs, get a tuple as several inputs of any type, as in ``Pipe``; a tensor in a
+            ``NoChunk`` is not split.
+        chunks: number of micro-batches. The activations of the first micro-batch count.
+        param_scale: how many times the bytes of a trainable parameter count: once for itself, once for its gradient,
+            and for the state of the optimizer. Take 2-3 for SGD, 3-5 for RMSprop, 4-5 for Adam.
+        device: device to run the layers on; default: that of ``sample``. On ``meta`` nothing is computed.
+        cache: folder that stores the sizes for the next call; default: they are not stored.
 
     Returns:
-        n positive numbers that sum to the number of layers.
+        n positive integers whose sum is the number of layers.
 
     Raises:
-        BalanceError: a ValueError; n is not positive or exceeds the layers.
-        TypeError: ``module`` or ``sample`` is of another type.
-        ValueError: ``chunks``, ``param_scale`` or the shape of ``sample``.
+        BalanceError: a ValueError; ``n`` is less than 1 or more than the number of layers.
+        SkipLayoutError: a TypeError; skips of ``module`` do not match.
+        TypeError: ``module`` is not an ``nn.Sequential``, or ``sample`` is not what it takes.
+        UnsupportedError: this machine does not have ``device``.
+        ValueError: ``chunks`` is less than 1, ``param_scale`` is negative, a tensor of ``sample`` has no batch
+            dimension, or its tensors give different numbers of micro-batches.
+        Exception: a layer raised it; a note names the layer.
     """
     check_model(module, sample)
     check_partitions(n, len(module))
@@ -72,9 +81,10 @@ def layer_sizes(
 ) -> list[float]:
     """Bytes of each layer: activations of one micro-batch, parameters times ``param_scale``, and buffers.
 
-    Activations are what the layer allocates and what is still alive once the next layer has run: kept for a backward
-    pass, stashed, or passed on. Frozen parameters and buffers count once. Arguments and errors are those of
-    :func:`balance_by_size`.
+    Activations are tensors that the layer makes and that still exist when the next layer has run: for the backward
+    pass, as a stashed skip, or because the next layer passed them on. Frozen parameters and buffers count once.
+
+    Arguments and errors are those of :func:`balance_by_size`.
     """
     check_model(module, sample)
     if chunks < 1:
@@ -104,7 +114,7 @@ def _sizes(module: nn.Sequential, microbatch: Sample, device: torch.device, para
 
 
 class _Kept:
-    """What remains of a layer that has run: its graph and, while somebody needs it, its output."""
+    """What is left of a layer that has run: its graph and, until the next layer has run, its output."""
 
     def __init__(self, births: _Births, state_bytes: float, roots: list[Tensor], output: object) -> None:
         self._births = births

@@ -1,4 +1,4 @@
-"""Balance by time: the layers' forward and backward passes, timed on the device that will run them."""
+"""Balance by time: forward and backward passes of the layers, timed on the device that will run them."""
 
 from __future__ import annotations
 
@@ -33,23 +33,31 @@ def balance_by_time(
 ) -> list[int]:
     """Layers per partition such that the slowest partition is as fast as it can be.
 
-    The result is optimal for the times that were measured; see :func:`layer_times`.
+    The result is the optimum for the times of :func:`layer_times`::
+
+        balance = balance_by_time(2, module, x)
+        pipe = GPipe(module, balance, devices=["cuda:0", "cuda:1"], chunks=8)
 
     Args:
-        n: partitions.
-        module: the model; it is left as it was.
-        sample: one micro-batch, a Tensor or a tuple of Tensors of the shapes that training will use.
-        timeout: seconds to spend; every layer is timed at least once, however short it is.
-        device: where to time; by default where ``sample`` is.
-        cache: folder in which times are kept, see :mod:`gpipe_bench.balance.kept`; by default they are not.
+        n: number of partitions.
+        module: the model. Copies of its layers run; the model stays as it is, with its gradients and random state.
+        sample: one micro-batch of the shapes that training will use: a tensor, or a tuple. An ``nn.Sequential`` gets
+            a tuple of tensors as one input, as in ``GPipe``. A ``PipeSequential``, and an ``nn.Sequential`` with a
+            layer that requires several inputs, get a tuple as several inputs of any type, as in ``Pipe``.
+        timeout: seconds to spend. Every layer is timed at least once, so a small timeout may be exceeded.
+        device: device to time on; default: that of ``sample``.
+        cache: folder that stores the times for the next call; default: they are not stored.
 
     Returns:
-        n positive numbers that sum to the number of layers.
+        n positive integers whose sum is the number of layers.
 
     Raises:
-        BalanceError: a ValueError; n is not positive or exceeds the layers.
-        TypeError: ``module`` or ``sample`` is of another type.
-        ValueError: ``timeout`` or ``device``.
+        BalanceError: a ValueError; ``n`` is less than 1 or more than the number of layers.
+        SkipLayoutError: a TypeError; skips of ``module`` do not match.
+        TypeError: ``module`` is not an ``nn.Sequential``, or ``sample`` is not what it takes.
+        UnsupportedError: this machine does not have ``device``.
+        ValueError: ``timeout`` is negative or not finite, or ``device`` is ``meta``.
+        Exception: a layer raised it; a note names the layer.
     """
     check_model(module, sample)
     check_partitions(n, len(module))
@@ -64,11 +72,14 @@ def layer_times(
     device: torch.device | str | int | None = None,
     cache: str | Path | None = None,
 ) -> list[float]:
-    """Median seconds of one forward and one backward pass of each layer.
+    """Seconds of one forward and one backward pass of each layer: medians of several runs.
 
-    Arguments and errors are those of :func:`balance_by_time`. The layers are visited in turn, round by round until the
-    time is up, so that what else the machine does meanwhile falls on all of them. The first run of a visit is not
-    counted: libraries and memory warm up in it.
+    The layers are visited in turn, round by round until the time is up, so other work of the machine falls on all of
+    them. The first run of each visit warms up libraries and memory and does not count. A layer that does nothing, in
+    the place of the layer, takes the time that the profiler itself needs. That time is subtracted, so a layer that
+    only passes its input on costs about 0.
+
+    Arguments and errors are those of :func:`balance_by_time`.
     """
     check_model(module, sample)
     where = device_of(sample, device)
@@ -91,7 +102,7 @@ def _medians(module: nn.Sequential, batch: Sample, timeout: float, device: torch
 
 
 def _round(walk: Iterator[Stage], samples: list[list[float]], device: torch.device, deadline: float) -> None:
-    """Visit every layer; after the deadline only those that were never timed."""
+    """Visit every layer; after the deadline, only layers that were never timed."""
     for stage, taken in zip(walk, samples, strict=True):
         if taken and time.perf_counter() >= deadline:
             return
@@ -105,7 +116,7 @@ def _round(walk: Iterator[Stage], samples: list[list[float]], device: torch.devi
 
 
 def _seconds(stage: Stage, device: torch.device) -> float:
-    """Time of one forward and one backward pass; the gradients that start the latter are made in between, untimed."""
+    """Time of one forward and one backward pass, without the time that it takes to make the first gradients."""
     start = _clock(device)
     stage.forward()
     forward = _clock(device) - start
@@ -118,7 +129,7 @@ def _seconds(stage: Stage, device: torch.device) -> float:
 
 
 def _clock(device: torch.device) -> float:
-    """Seconds, after everything that the device was given has run."""
+    """Seconds, read when the device has finished all its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()

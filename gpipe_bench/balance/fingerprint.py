@@ -1,8 +1,8 @@
-"""What a model is, in digits: for models that are made alike they agree, in another process too.
+"""A digest of what a model is: equal for models that are built alike, in other processes as well.
 
-They are made of the classes of its layers with the code of their methods, of all attributes in plain form, and of
-shapes and types of parameters and buffers. Values of parameters do not matter. A model with an attribute that has no
-plain form has no fingerprint, rather than be mistaken for another.
+It covers the classes of the layers with the code of their methods, all attributes in plain form, and shapes and types
+of parameters and buffers, but not the values of parameters. A model with an attribute that has no plain form has no
+fingerprint, so it cannot be taken for another model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LEFT_OUT = frozenset({*_CONTENTS, "_skip_namespaces", "training"})
 
 
 class _NoPlainFormError(Exception):
-    """A value that another process could not be told of."""
+    """A value that has no plain form, which another process would understand."""
 
 
 def fingerprint(module: nn.Module) -> str | None:
-    """Digits that agree for modules that are made alike; None for one that cannot be described."""
+    """A hexadecimal digest, equal for modules that are built alike; None for a module without a plain form."""
     try:
         classes = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__)
         described = json.dumps([_module(module), *map(_class, classes)], sort_keys=True)
@@ -76,7 +76,7 @@ def _method(value: object) -> Any:
 
 
 def _leniently(value: object) -> Any:
-    """For what a method has around it: decorators enclose objects of their own."""
+    """The plain form, or the class alone: decorators of methods enclose objects that have none."""
     try:
         return _plain(value)
     except _NoPlainFormError:

@@ -1,7 +1,7 @@
-"""Costs of layers kept on disk, so that a model is measured once for a device and a shape of its batches.
+"""Costs of layers on disk, so that a model is measured once per device and shape of its batches.
 
-A file is found again by a fingerprint of the model, see :mod:`gpipe_bench.balance.fingerprint`, and by whatever else
-the costs depend on.
+The name of a file is a digest of the model's fingerprint, see :mod:`gpipe_bench.balance.fingerprint`, and of everything
+else that the costs depend on.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def kept_costs(
     question: Mapping[str, object],
     measure: Callable[[], list[float]],
 ) -> list[float]:
-    """What ``measure`` gives, or gave when the same was asked before.
+    """The costs in the folder, or those that ``measure`` gives, which are then stored.
 
     Args:
-        folder: where costs are kept; None to measure.
+        folder: folder of stored costs; None to measure and store nothing.
         module: the model.
-        sample: what enters its first layer; of tensors shapes and types count, not values.
-        question: whatever else the costs depend on, as plain data.
+        sample: what enters its first layer. Shapes and types of tensors count, their values do not.
+        question: everything else that the costs depend on, as plain data.
         measure: gives a cost per layer.
     """
     if folder is None:
@@ -63,7 +63,7 @@ def kept_costs(
 
 
 def device_name(device: torch.device) -> str:
-    """The device as its maker calls it, with what else decides how fast it is."""
+    """The name of the device model, and the settings that decide how fast it is."""
     if device.type == "cpu":
         return f"cpu {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
     module = torch.get_device_module(device)

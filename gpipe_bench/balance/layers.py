@@ -1,8 +1,8 @@
-"""Running the layers of a model one after the other, for a profiler, and leaving the model as it was.
+"""Runs the layers of a model one after the other for a profiler, and leaves the model as it is.
 
-Each layer runs alone: on a copy, in training mode, on inputs cut off from the layer before. So its forward and its
-backward pass can be repeated, only neighbouring layers need fit on the device together, and parameters, buffers,
-gradients, flags and random state of the model stay untouched.
+A copy of each layer runs in training mode on inputs without the graph of the layer before. Forward and backward passes
+of one layer can therefore be repeated, and only two layers must fit on the device together. Parameters, buffers,
+gradients, flags and random state of the model do not change.
 
 A stashed skip is one more output of its layer; a popped skip is one more input.
 """
@@ -28,9 +28,9 @@ Skips = dict[SkipKey, Tensor | None]
 
 
 class _Enter(torch.autograd.Function):
-    """Identity that makes its result require grad by a phony, and not by the tensor itself.
+    """Gives a tensor that requires a gradient, by an edge to an empty tensor (a phony) and not to its input.
 
-    A leaf in its place could not be changed in place by the layer, and the graph would keep it alive.
+    The input itself as a leaf would not do: no layer could change it in place, and the graph would keep it.
     """
 
     @staticmethod
@@ -52,7 +52,7 @@ def _enter(x: Tensor) -> Tensor:
 
 
 def _carry(x: Tensor) -> Tensor:
-    """``x`` without its graph, remembering whether it had one."""
+    """``x`` without its graph; it requires a gradient if ``x`` does."""
     return x.detach().requires_grad_(x.requires_grad)
 
 
@@ -69,14 +69,14 @@ class _Idle(nn.Module):
 
 
 class Stage:
-    """One layer of a model, ready to run any number of times; the tracker of its own skips.
+    """One layer of a model, which can run any number of times; it also is the tracker of the layer's skips.
 
     Attributes:
         layer: a copy of the layer, on the device.
-        inputs: what the layer before gave; may be dropped when the layer has run for the last time.
+        inputs: what the layer before gave; may be set to None after the last run.
         output: what the last run gave.
         stashed: the skips that the last run stashed.
-        popped: keys of the skips that it took from earlier layers.
+        popped: keys of the skips that the layer takes from earlier layers.
     """
 
     def __init__(self, name: str, layer: nn.Module, inputs: object, skips: Skips, *, several: bool) -> None:
@@ -97,7 +97,7 @@ class Stage:
             self.output = self.layer(*inputs) if self._several and isinstance(inputs, tuple) else self.layer(inputs)
 
     def roots(self) -> list[Tensor]:
-        """What the backward pass of the last run starts from."""
+        """The tensors from which the backward pass of the last run starts."""
         return [tensor for tensor in tensors_in([self.output, *self.stashed.values()]) if tensor.requires_grad]
 
     def backward(self, gradients: Sequence[Tensor]) -> None:
@@ -106,11 +106,11 @@ class Stage:
             torch.autograd.backward(self.roots(), gradients)
 
     def idle(self) -> Stage:
-        """A stage that is run like this one, after its first run, and whose layer does nothing."""
+        """A stage with the inputs and popped skips of this one, whose layer does nothing; call it after a first run."""
         return Stage(self._name, _Idle(self.popped), self.inputs, self._skips, several=self._several)
 
     def finish(self) -> tuple[object, Skips]:
-        """Let go of the last run, and give what the next layer takes: its input, and the skips that wait for a pop."""
+        """Drop the last run, and give what the next layer takes: its input, and the skips that wait for their pop."""
         passed = {key: value for key, value in self._skips.items() if key not in self.popped}
         passed |= {key: None if value is None else _carry(value) for key, value in self.stashed.items()}
         output = map_tensors(_carry, self.output)
@@ -124,7 +124,7 @@ class Stage:
         self.stashed[key] = value
 
     def load(self, key: SkipKey) -> Tensor | None:
-        """Give the layer a skip; it stays here for the next run."""
+        """Give the layer a skip, and keep it for the next run."""
         if key in self.stashed:
             return self.stashed.pop(key)
         self.popped.add(key)
@@ -133,7 +133,7 @@ class Stage:
 
 
 def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Iterator[Stage]:
-    """Each layer of ``module`` as a stage; the consumer runs it at least once before it asks for the next."""
+    """Each layer of ``module`` as a stage; the caller runs a stage at least once before it takes the next."""
     stage: Stage | None = None
     several = takes_several_inputs(module)
     for position, layer in enumerate(module):
@@ -154,7 +154,7 @@ def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Itera
 
 @contextmanager
 def _blame(name: str) -> Iterator[None]:
-    """Make an exception say which layer it comes from."""
+    """Add the name of the layer to an exception."""
     try:
         yield
     except Exception as error:

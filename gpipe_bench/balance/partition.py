@@ -5,9 +5,9 @@ A pipeline runs at the pace of its slowest partition, so the best balance makes 
     costs    1  1  1  1  1  1  1  10     n = 3
     blocks  [1  1  1  1][1  1  1][10]    largest 10, and no split does better
 
-Refused: heuristics (block partitioning by repeated exchange, as torchgpipe has it, ends at 2/2/13 here).
-All sums are exact: floating-point costs are binary fractions and become integers over one denominator, so neither
-the order of addition nor rounding can make one split look better than an equal one.
+The heuristic of torchgpipe, block partitioning by repeated exchange, ends with blocks of 2, 2 and 13 here.
+All sums are exact: floating-point costs are binary fractions, so they become integers over one denominator. Rounding
+and the order of addition cannot make one split look better than an equal one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ __all__ = ["check_partitions", "split_min_max"]
 
 
 def split_min_max(costs: Sequence[float], n: int) -> list[int]:
-    """Sizes of n contiguous, non-empty blocks of ``costs`` whose largest sum is the smallest possible.
+    """Sizes of n contiguous, non-empty blocks of ``costs`` whose largest sum is as small as it can be.
 
-    Of the splits with the smallest largest sum it gives, in this order: the one with the smallest sum of squared
-    sums (the rest is even too), the smallest sum of squared sizes, the largest blocks at the front.
+    Among such splits it takes the one with the smallest sum of squared block sums, so the other blocks are even, too;
+    then the one with the smallest sum of squared sizes; then the one with the largest blocks at the front.
 
     Args:
-        costs: non-negative and finite, one per layer; any unit.
-        n: blocks.
+        costs: one number per layer, finite and not negative, in any unit.
+        n: number of blocks.
+
+    Returns:
+        n positive integers whose sum is the number of costs.
 
     Raises:
-        BalanceError: n is not positive or exceeds the number of costs, or a cost is negative or not finite.
+        BalanceError: a ValueError; ``n`` is less than 1 or more than the number of costs, or a cost is negative or not
+            finite.
     """
     check_partitions(n, len(costs))
     prefix = _prefix_sums(costs)

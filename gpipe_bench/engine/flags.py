@@ -17,15 +17,15 @@ _flags = _Flags()
 
 
 def is_checkpointing() -> bool:
-    """Whether the calling layer runs in the first pass of a checkpointed task, of which nothing is kept.
+    """Whether this thread runs a layer whose activations are not kept, because it will be recomputed.
 
-    In a recomputation this is False and :func:`is_recomputing` True; outside a checkpoint both are False.
+    In the recomputation this is False and :func:`is_recomputing` is True. Without a checkpoint both are False.
     """
     return _flags.now[0]
 
 
 def is_recomputing() -> bool:
-    """Whether the calling layer runs in a recomputation: what must happen once per batch has happened already."""
+    """Whether this thread recomputes a layer. Such a layer must skip what happens once per micro-batch, as counting."""
     return _flags.now[1]
 
 

@@ -1,4 +1,4 @@
-"""GPipe: an nn.Sequential trained in micro-batches over partitions, each on its device."""
+"""GPipe: a pipeline that cuts an nn.Sequential into partitions and puts each on its device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ __all__ = ["GPipe"]
 
 
 class GPipe(Pipeline):
-    """Pipeline parallelism for an nn.Sequential.
+    """Pipeline parallelism for an ``nn.Sequential``.
+
+    The module is cut into partitions of consecutive layers, each on its device. A batch is split into micro-batches
+    along dimension 0, and the partitions work on different micro-batches at the same time. Loss and gradients are
+    those of the plain module (GPipe, arXiv 1811.06965; torchgpipe, arXiv 2004.09910).
 
     ::
 
@@ -24,34 +28,39 @@ class GPipe(Pipeline):
         loss = criterion(pipe(x), y)     # x on pipe.devices[0], y on pipe.devices[-1]
         loss.backward()
 
-    Parameters keep the names that they have in ``module``, so checkpoints of one load into the other.
+    Parameters have the names that they have in ``module``, so the ``state_dict`` of one loads into the other.
 
     Args:
-        module: layers to split; moved to the devices in place.
-        balance: layers per partition; default: see ``gpipe_bench.balance``.
-        devices: one per partition, more are ignored; may repeat. Default: all CUDA devices.
-        chunks: micro-batches to split a batch into, m. A batch that does not divide evenly, or is smaller, gives fewer.
-        checkpoint: ``always``, ``except_last`` (all but the last micro-batch) or ``never``; off in evaluation.
-        deferred_batch_norm: update running statistics of batch normalisation once per batch; replaces these layers.
-        components: which components of the engine are on.
-        backward: what drives the backward pass: ``autograd``, or ``scheduled``, the reversed schedule, which each
-            partition's worker carries out; then partitions on the CPU run backward at the same time too.
-        transfer: how tensors cross partitions; ``direct``, or ``host`` through host memory, which makes partitions
-            that share a device exchange real traffic, each on a compute stream of its own.
-        workers: who runs the tasks: ``always`` a thread per device (per partition on the CPU), ``never`` any but the
-            calling thread, or ``auto``, whichever the first batches show to be faster; small layers run in the caller.
+        module: the layers. They are moved to the devices in place.
+        balance: layers per partition: positive integers whose sum is ``len(module)``. It must be given;
+            ``gpipe_bench.balance`` has functions that find one.
+        devices: the device of each partition, at least as many as partitions; a device may occur several times.
+            Default: all CUDA devices.
+        chunks: how many micro-batches a batch is split into, m. The split is that of :meth:`torch.Tensor.chunk`, so a
+            batch may give fewer.
+        checkpoint: which micro-batches keep no activations and are recomputed in the backward pass: ``always``, all;
+            ``except_last``, all but the last; ``never``, none. In evaluation mode none is.
+        deferred_batch_norm: whether batch normalization updates its running statistics once per batch, and not once
+            per micro-batch. It replaces these layers in ``module``.
+        components: which components of the engine are on; default: all.
+        backward: what orders the backward pass: ``autograd``, PyTorch's engine; ``scheduled``, the reversed schedule,
+            in which partitions on the CPU run at the same time, too.
+        transfer: how tensors go from device to device: ``direct``; ``host``, through host memory, also between
+            partitions that share a device.
+        workers: which threads run the layers: ``always``, one thread per device, on the CPU one per partition;
+            ``never``, the calling thread; ``auto``, what is faster in the first batches.
 
     Attributes:
         balance: layers per partition.
         devices: device of each partition.
-        chunks: see above; may be changed between batches, as may ``checkpoint`` and ``workers``.
-        partitions: the layers of each partition.
+        chunks: as above. It may be changed between batches, as may ``checkpoint`` and ``workers``.
+        partitions: a list with one ``nn.Sequential`` per partition. Use ``pipe[i] = layer`` to replace a layer.
 
     Raises:
-        TypeError: ``module`` is not an nn.Sequential; skips do not match; a device is no name of one; a flag is none.
-        ValueError: a child or parameter occurs in two places; balance, chunks, checkpoint, a device or
-            a mode is wrong.
-        IndexError: fewer devices than partitions, or one that is not on this machine.
+        TypeError: ``module`` is not an ``nn.Sequential``, its skips do not match, or an argument has a wrong type.
+        ValueError: a layer or a parameter occurs in two places of ``module``, or an argument has a wrong value.
+        BalanceError: a ValueError; ``balance`` does not fit ``module``.
+        DeviceCountError: an IndexError; there are fewer devices than partitions, or this machine lacks one of them.
     """
 
     def __init__(
@@ -85,15 +94,17 @@ class GPipe(Pipeline):
         """Run one batch through the pipeline.
 
         Args:
-            input: a tensor, or a tuple of tensors, of shape (batch size, ...) on ``devices[0]``.
+            input: a tensor of shape (batch size, ...), or a tuple of such tensors, on ``devices[0]``. The first layer
+                gets a tuple as one argument.
 
         Returns:
-            The same of what the last layer gives, on ``devices[-1]``.
+            What the last layer gives, on ``devices[-1]``: a tensor, or a tuple, list or dict of tensors. The results
+            of the micro-batches are concatenated along dimension 0.
 
         Raises:
-            TypeError: ``input`` is something else.
-            ValueError: it has no batch dimension, unequal batch sizes, or is on another device.
-            Exception: what a layer raised, with its traceback; the pipeline stays usable.
+            TypeError: ``input``, or what the last layer gives, holds something else than tensors.
+            ValueError: a tensor of ``input`` has no batch dimension, another batch size, or is on another device.
+            Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
         self._settle()
         chunks = check_settings(self.chunks, self.checkpoint, self.workers)

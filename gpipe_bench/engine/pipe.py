@@ -1,7 +1,7 @@
-"""Pipe: a pipeline over layers that stand on their devices already.
+"""Pipe: a pipeline over layers that are on their devices already.
 
-It takes the place of ``torch.distributed.pipeline.sync.Pipe``, which PyTorch removed in version 2.4 (pytorch#127354),
-and follows its documentation (PyTorch 2.3, "Pipeline Parallelism"). It needs no RPC: there is one process.
+It replaces ``torch.distributed.pipeline.sync.Pipe``, which PyTorch removed in version 2.4 (pytorch#127354), and follows
+its documentation (PyTorch 2.3, "Pipeline Parallelism"). It does not need RPC: one process runs everything.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["LocalValue", "Pipe"]
 
 @dataclass(frozen=True)
 class LocalValue:
-    """The result of a :class:`Pipe`, with the methods of the remote reference that PyTorch's Pipe gave.
+    """The result of a :class:`Pipe`, with the methods of the ``RRef`` that PyTorch's Pipe returns.
 
-    A dataclass and a pytree, so that DistributedDataParallel finds the tensors in it, and puts back what it wraps.
+    It is a pytree, so DistributedDataParallel finds the tensors in it.
 
     Attributes:
         value: what the last layer gave, on the device of the last partition.
@@ -38,11 +38,11 @@ class LocalValue:
     value: Any
 
     def local_value(self) -> Any:
-        """The value; nothing is sent."""
+        """The value."""
         return self.value
 
     def to_here(self, timeout: float = -1.0) -> Any:  # noqa: ARG002 - the signature of a remote reference
-        """The value, which is here already."""
+        """The value. It is in this process, so there is no timeout."""
         return self.value
 
 
@@ -55,7 +55,11 @@ register_pytree_node(
 
 
 class Pipe(Pipeline):
-    """Pipeline parallelism for an nn.Sequential whose layers the caller has put on devices.
+    """Pipeline parallelism for an ``nn.Sequential`` whose layers are on their devices already.
+
+    Consecutive layers on one device are one partition. A layer without parameters runs where the layer before it runs;
+    :class:`gpipe_bench.pipe.WithDevice` overrides this. Layers may take several inputs: what a layer gives as a tuple,
+    the next layer gets as several inputs.
 
     ::
 
@@ -63,30 +67,32 @@ class Pipe(Pipeline):
         pipe = Pipe(model, chunks=8)
         output = pipe(x).local_value()
 
-    Consecutive layers on one device are one partition; layers without parameters follow their neighbours, see
-    :func:`gpipe_bench.engine.placed.placed_partitions`. Parameters keep the names that they have in ``module``.
+    Parameters have the names that they have in ``module``, so the ``state_dict`` of one loads into the other.
 
     Args:
-        module: layers on their devices.
-        chunks: micro-batches to split a batch into.
-        checkpoint: ``always``, ``except_last`` (all but the last micro-batch) or ``never``; off in evaluation.
-        deferred_batch_norm: update running statistics of batch normalisation once per batch; replaces these layers.
-        balance: layers per partition, where consecutive layers on one device are to be several partitions (on a CPU);
-            each partition must be on one device. Default: as the devices say.
-        components: which components of the engine are on.
-        transfer: how tensors cross partitions, ``direct`` or ``host``.
-        workers: who runs the tasks, ``auto``, ``always`` or ``never``; see :class:`gpipe_bench.GPipe`.
+        module: the layers, each on its device.
+        chunks: how many micro-batches a batch is split into, m; a small batch may give fewer.
+        checkpoint: which micro-batches are recomputed in the backward pass: ``always``, all; ``except_last``, all but
+            the last; ``never``, none. In evaluation mode none is.
+        deferred_batch_norm: whether batch normalization updates its running statistics once per batch, and not once
+            per micro-batch. It replaces these layers.
+        balance: layers per partition, to cut layers on one device into several partitions, as on a CPU. The layers of
+            each partition must be on one device. Default: consecutive layers on one device are one partition.
+        components: which components of the engine are on; default: all.
+        transfer: how tensors go from device to device, ``direct`` or ``host``; see :class:`gpipe_bench.GPipe`.
+        workers: which threads run the layers, ``auto``, ``always`` or ``never``; see :class:`gpipe_bench.GPipe`.
 
     Attributes:
         balance: layers per partition.
         devices: device of each partition.
-        chunks: see above; may be changed between batches, as may ``checkpoint`` and ``workers``.
-        partitions: the layers of each partition.
+        chunks: as above. It may be changed between batches, as may ``checkpoint`` and ``workers``.
+        partitions: a list with one ``PipeSequential`` per partition. Use ``pipe[i] = layer`` to replace a layer.
 
     Raises:
-        TypeError: ``module`` is not an nn.Sequential; skips do not match.
-        ValueError: a child has parameters on two devices, a child or parameter occurs in two places, or ``chunks``,
-            ``checkpoint`` or ``balance`` is wrong.
+        TypeError: ``module`` is not an ``nn.Sequential``, its skips do not match, or an argument has a wrong type.
+        ValueError: a layer is on two devices, a layer or a parameter occurs in two places of ``module``, or an argument
+            has a wrong value.
+        BalanceError: a ValueError; ``balance`` does not fit ``module`` or its devices.
     """
 
     def __init__(
@@ -125,18 +131,21 @@ class Pipe(Pipeline):
         """Run one batch through the pipeline.
 
         Args:
-            inputs: for the first layer, on ``devices[0]``. Tensors, of shape (batch size, ...), are split along
-                dimension 0; everything else goes to every micro-batch, tensors in a :class:`NoChunk` as a whole.
-            kwargs: the same, by keyword.
+            inputs: inputs of the first layer, at least one of them a tensor. Tensors of shape (batch size, ...) on
+                ``devices[0]`` are split along dimension 0. Every micro-batch gets everything else as it is, and the
+                whole tensor of a :class:`gpipe_bench.pipe.NoChunk`.
+            kwargs: keyword inputs of the first layer, treated alike.
 
         Returns:
-            What the last layer gives: tensors concatenated along dimension 0, scalar tensors stacked, other values in a
-            list with one item per micro-batch; where it gives a tuple, list or dict, for each item of it.
+            What the last layer gives, in a :class:`LocalValue` on ``devices[-1]``. The tensors of the micro-batches
+            are concatenated along dimension 0, and scalar tensors are stacked. Other values come in a list with one
+            item per micro-batch. If the layer gives a tuple, list or dict, this holds for each of its items.
 
         Raises:
-            TypeError: no tensor among the inputs.
-            ValueError: a tensor has no batch dimension or is on another device, or numbers of micro-batches differ.
-            Exception: what a layer raised, with its traceback; the pipeline stays usable.
+            TypeError: no input is a tensor, or the micro-batches give results of different form.
+            ValueError: a tensor has no batch dimension or is on another device, or tensors give different numbers of
+                micro-batches.
+            Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
         self._settle()
         chunks = check_settings(self.chunks, self.checkpoint, self.workers)
