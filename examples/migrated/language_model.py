@@ -1,9 +1,8 @@
-"""A transformer that learns the text of Python's help pages: a program for PyTorch's Pipe, with two imports changed.
+"""Trains a transformer on the text of Python's help pages: a program for PyTorch's Pipe with two imports changed.
+
+It has an input that is not split (NoChunk) and a skip from the embedding to the last layer; two GPUs get a half each.
 
     python examples/migrated/language_model.py --steps 60
-
-Two stages, each on its device; the places of the tokens go to every micro-batch as a whole, and the embedding skips
-all blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A small residual network that reads digits: a program for fairscale's Pipe, with two imports changed.
+"""Trains a residual network on handwritten digits: a program for fairscale's Pipe with two imports changed.
 
-python examples/migrated/resnet.py --steps 60
+Its shortcuts are skips, which cross from one partition to the other.
+
+    python examples/migrated/resnet.py --steps 60
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A small U-Net that cleans noisy digits: a program for torchgpipe, with two imports changed.
+"""Trains a small U-Net to clean noisy digits: a program for torchgpipe with two imports changed.
 
-python examples/migrated/unet.py --steps 60
+It has three partitions, long skips in namespaces, and deferred batch normalization.
+
+    python examples/migrated/unet.py --steps 60
 """
 
 from __future__ import annotations

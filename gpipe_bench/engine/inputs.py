@@ -16,13 +16,13 @@ __all__ = ["NoChunk", "check_arguments_of_batch", "gather_values", "scatter_argu
 
 
 class NoChunk:
-    """Wraps a tensor that goes to every micro-batch as a whole: ``pipe(x, NoChunk(mask))``.
+    """Wraps a tensor that is not split: every micro-batch gets all of it, as in ``pipe(x, NoChunk(mask))``.
 
     Args:
-        tensor: on the device of the first partition.
+        tensor: a tensor of any shape, on the device of the first partition.
 
     Raises:
-        TypeError: something else than a tensor.
+        TypeError: ``tensor`` is not a tensor.
     """
 
     def __init__(self, tensor: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Virtual time: the engine's own schedule on machines that are not there."""
+"""Training steps on hardware that you do not have: the engine's schedule, simulated on a model of the hardware."""
 
 from __future__ import annotations
 

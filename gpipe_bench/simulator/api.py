@@ -1,4 +1,4 @@
-"""The whole simulator behind one call: a model, how it is cut and run, and a machine; out comes a training step.
+"""The simulator in one call: from a model, a pipeline and a machine to the times and the memory of a training step.
 
     model, balance, batch ──> workload ──┐
                                          ├──> events ──> times, shares of the step, memory
@@ -53,34 +53,48 @@ def simulate(
     memory: bool = True,
     cache: str | Path | None = None,
 ) -> Simulation:
-    """Simulate the training of a pipeline; with too little memory, say how much was needed and where.
+    """Simulate the training of a pipeline on hardware that you do not have.
+
+    ::
+
+        step = simulate(
+            Model("unet", {"C": 64}), balance=[60, 60, 60, 61], batch_size=128, chunks=32, profile="p40"
+        )
+        print(step.status, step.throughput_samples_per_s, step.peak_reserved_gib)
 
     Args:
-        model: an ``nn.Sequential`` on any device (``meta`` costs no memory), left as it was, or a model of the suite.
-        balance: layers per partition.
+        model: a model of the suite, or an ``nn.Sequential`` on any device, on ``meta`` without memory, which stays as
+            it is.
+        balance: layers per partition: positive integers whose sum is the number of layers.
         batch_size: samples of a mini-batch.
-        chunks: micro-batches asked for.
-        checkpoint: ``always``, ``except_last`` or ``never``.
-        components: which components are on.
-        backward: what drives the backward pass: ``autograd``, or ``scheduled``, the reversed schedule.
-        transfer: ``direct``, or ``host`` for copies through pinned memory.
-        optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam``, or None for no update.
+        chunks: how many micro-batches a mini-batch is split into, m; a small one may give fewer.
+        checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
+        components: which components of the engine are on; default: all.
+        backward: what orders the backward pass: ``autograd``, or ``scheduled``, the reversed schedule.
+        transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
+        optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile.
-        devices: number of each partition's device; empty for one each.
-        sample: with an ``nn.Sequential``, a batch of any size as the model takes it, on any device.
-        loss: with an ``nn.Sequential``, (output, target) -> scalar; None for no loss.
+        devices: number of each partition's device; empty for one device per partition.
+        sample: with an ``nn.Sequential``, a batch of any size on any device: a tensor of shape (samples, ...), or a
+            tuple of such tensors, which the first layer gets as one input.
+        loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
-        flavour: the autograd engine: ``current``, or ``published`` for that of the published runs.
-        steps: training steps, back to back; those after the first count, on the average. 1 is a step that begins and
-            ends with idle devices; None is enough steps: 2, or more where host threads race.
-        memory: whether to follow the allocators.
-        cache: folder of stored traces; the user's cache folder by default.
+        flavour: which autograd engine: ``current``, or ``published``, that of the published runs.
+        steps: training steps, one directly after the other. The result is the mean of the steps after the first. With
+            1, it is a step that begins and ends with idle devices. None: 2 steps, or more if host threads race.
+        memory: whether to simulate the allocators.
+        cache: folder of stored traces; default: the user's cache folder.
+
+    Returns:
+        Times, memory and shares of a training step. If a device has too little memory, the ``status`` is ``oom``, and
+        ``reason`` says which device, and how much it needs and has.
 
     Raises:
-        ConfigError: an argument breaks its rule, or there is no such profile or model; all problems at once. Or the
-            engine would refuse the module.
-        BalanceError: ``balance`` does not add up to the layers.
-        SkipLayoutError, TraceError: the model is wrong, or needs values to run.
+        ConfigError: a ValueError that lists all wrong arguments; there is no such profile or model; or the engine would
+            refuse the module.
+        BalanceError: a ValueError; the sum of ``balance`` is not the number of layers.
+        SkipLayoutError: a TypeError; skips of the module do not match.
+        TraceError: a layer does not run on tensors without values.
     """
     check_request(locals())
     if not isinstance(model, Model):
@@ -95,7 +109,7 @@ def simulate(
 
 
 def _check_module(model: nn.Sequential) -> None:
-    """What the engine refuses has no speed."""
+    """Refuse a module that the engine refuses."""
     from gpipe_bench.engine.sequential import check_outermost, check_sharing
 
     try:
@@ -161,7 +175,7 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
 
 
 class _Unlimited(HardwareMachine):
-    """The same machine with all the memory in the world."""
+    """The same machine without a limit of memory."""
 
     @property
     def capacity_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Skip connections: layers declare what they stash and pop, the engine decides how it travels."""
+"""Skip connections: layers declare the skips that they stash and pop, and the engine transports them."""
 
 from gpipe_bench.engine.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 from gpipe_bench.engine.skip.namespace import Namespace

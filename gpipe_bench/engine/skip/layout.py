@@ -1,4 +1,4 @@
-"""Where each skip of a partitioned model starts and ends, found once from the layers' declarations."""
+"""Where each skip of a partitioned model starts and ends, as the layers declare it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SkipLayout:
         return [key for key, (source, target) in self.routes.items() if source == j and target != j]
 
     def passing(self, j: int) -> list[SkipKey]:
-        """Skips on board when a micro-batch leaves partition j, if skips ride as tuples."""
+        """Skips that travel with a micro-batch when it leaves partition j, without portals."""
         return [key for key, (source, target) in self.routes.items() if source <= j < target]
 
 

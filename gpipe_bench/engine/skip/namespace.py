@@ -1,4 +1,4 @@
-"""Namespaces keep skips of equal name apart, so that one skippable class can be used many times in a model."""
+"""Namespaces tell skips of equal name apart, so a model can use one skippable class many times."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ _numbers = itertools.count()
 
 @functools.total_ordering
 class Namespace:
-    """A name space for skips: hashable, ordered by creation, and equal to its copies.
+    """Tells skips of equal name apart: a skip is popped by a layer in the same namespace as the layer that stashes it.
 
-    Copying a module (``copy.deepcopy``, pickling) keeps its namespaces equal, so a copied model still finds its skips.
+    ::
+
+        inner, outer = Namespace(), Namespace()
+        nn.Sequential(
+            Enter().isolate(outer), Enter().isolate(inner), Leave().isolate(inner), Leave().isolate(outer)
+        )
+
+    Namespaces are hashable, ordered by creation, and equal to their copies: a copied or pickled model keeps its skips.
     """
 
     __slots__ = ("_number",)
@@ -38,4 +45,4 @@ class Namespace:
 
 
 SkipKey = tuple[Namespace | None, str]
-"""What identifies a skip within a model: its namespace (None is the common one) and its name."""
+"""Identifies a skip within a model: its namespace, None without one, and its name."""

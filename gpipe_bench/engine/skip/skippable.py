@@ -1,4 +1,4 @@
-"""The ``@skippable`` decorator: layers that stash tensors for later layers, and pop those of earlier ones.
+"""The ``@skippable`` decorator: a layer stashes tensors for later layers and pops tensors of earlier layers.
 
     @skippable(stash=["residual"])
     class Enter(nn.Module):
@@ -12,9 +12,9 @@
             residual = yield pop("residual")
             return x + residual
 
-torchgpipe (arXiv 2004.09910, section 3.3) introduced this interface. Here, as with ``dataclass``, the decorated class
-is the class itself, so parameter names, checkpoints, pickling and ``super(Enter, self)`` stay as they were. (Refused:
-a wrapper module, which renames every parameter; a subclass, which makes ``super(Enter, self)`` call itself for ever.)
+torchgpipe (arXiv 2004.09910, section 3.3) introduced this interface. As with ``dataclass``, the decorated class stays
+the same class, so names of parameters, checkpoints, pickling and ``super(Enter, self)`` work. A wrapper module would
+rename every parameter, and in a subclass ``super(Enter, self)`` would call itself for ever.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class stash:  # noqa: N801 - reads as a statement: `yield stash(name, tensor)`
-    """Yielded by a skippable layer: keep ``tensor`` under ``name`` until it is popped. None is legal."""
+    """Stashes a tensor, which a later layer pops by its name: ``yield stash(name, tensor)``.
+
+    Args:
+        name: a name that the layer declares as ``stash``.
+        tensor: a tensor of shape (micro-batch size, ...), or None.
+    """
 
     name: str
     tensor: Tensor | None
@@ -47,13 +52,22 @@ class stash:  # noqa: N801 - reads as a statement: `yield stash(name, tensor)`
 
 @dataclass(frozen=True, slots=True, eq=False)
 class pop:  # noqa: N801 - reads as a statement: `tensor = yield pop(name)`
-    """Yielded by a skippable layer: the value of the ``yield`` is what was stashed under ``name``."""
+    """Pops a tensor that an earlier layer stashed: ``tensor = yield pop(name)``.
+
+    Args:
+        name: a name that the layer declares as ``pop``.
+    """
 
     name: str
 
 
 class Skippable:
-    """Mixed into every class that :func:`skippable` decorates."""
+    """Base class that :func:`skippable` adds to the class that it decorates.
+
+    Attributes:
+        stashable_names: skips that the class declares as ``stash``.
+        poppable_names: skips that it declares as ``pop``.
+    """
 
     stashable_names: frozenset[str] = frozenset()
     poppable_names: frozenset[str] = frozenset()
@@ -63,7 +77,7 @@ class Skippable:
         return cast("dict[str, Namespace]", self.__dict__.setdefault("_skip_namespaces", {}))
 
     def skip_key(self, name: str) -> SkipKey:
-        """What identifies the skip ``name`` of this layer in its model."""
+        """The namespace and the name of the skip ``name`` of this layer."""
         return self._namespaces.get(name), name
 
     def stashes(self) -> list[SkipKey]:
@@ -75,14 +89,18 @@ class Skippable:
         return [self.skip_key(name) for name in sorted(self.poppable_names)]
 
     def isolate(self, ns: Namespace, *, only: Iterable[str] | None = None) -> Self:
-        """Put skips of this layer into a namespace; returns the layer, so that calls chain.
+        """Put skips of this layer into a namespace.
 
         Args:
             ns: the namespace.
-            only: names to isolate; all by default.
+            only: names of the skips; default: all skips of the layer.
+
+        Returns:
+            The layer, so that calls can be chained.
 
         Raises:
-            ValueError: a name in ``only`` that the layer does not declare.
+            TypeError: ``only`` is a string.
+            ValueError: the layer does not declare a name in ``only``.
         """
         declared = self.stashable_names | self.poppable_names
         names = declared if only is None else _names("only", only)
@@ -95,7 +113,7 @@ class Skippable:
         return self
 
     def _drive(self, commands: Generator[Any, Any, Any]) -> Any:
-        """Run a generator forward to its end and carry out what it yields."""
+        """Run the generator of ``forward`` to its end and carry out each ``stash`` and ``pop`` that it yields."""
         tracker = current_tracker()
         stashed: set[str] = set()
         popped: set[str] = set()
@@ -140,14 +158,36 @@ class Skippable:
 
 
 def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[type[ModuleT]], type[ModuleT]]:
-    """Declare the skips of a layer class; see the module's example.
+    """Declare the skips of a layer class, whose ``forward`` yields them.
+
+    ::
+
+        @skippable(stash=["residual"])
+        class Enter(nn.Module):
+            def forward(self, x):
+                yield stash("residual", x)
+                return x
+
+        @skippable(pop=["residual"])
+        class Leave(nn.Module):
+            def forward(self, x):
+                residual = yield pop("residual")
+                return x + residual
+
+        pipe = GPipe(nn.Sequential(Enter(), nn.Linear(8, 8), Leave()), [1, 2], devices=["cuda:0", "cuda:1"])
+
+    Each skip has one layer that stashes it, and one later layer that pops it. The layers also run in a plain
+    ``nn.Sequential``. ``forward`` must yield every skip that the class declares, and no other.
 
     Args:
-        stash: names of skips that ``forward`` stashes.
-        pop: names of skips that it pops.
+        stash: names of the skips that ``forward`` stashes.
+        pop: names of the skips that ``forward`` pops.
+
+    Returns:
+        A decorator, which gives the class itself.
 
     Raises:
-        TypeError: a bare string where a list of names belongs.
+        TypeError: ``stash`` or ``pop`` is a string, or the class is one of PyTorch's.
     """
     stashable, poppable = _names("stash", stash), _names("pop", pop)
 
@@ -174,18 +214,19 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
 
 
 def isolate(module: ModuleT, ns: Namespace, *, only: Iterable[str] | None = None) -> ModuleT:
-    """Put skips of all skippable layers in ``module`` into a namespace, as :meth:`Skippable.isolate` does for one.
+    """Put skips of all skippable layers in ``module`` into a namespace; :meth:`Skippable.isolate` does it for one.
 
     Args:
-        module: a skippable layer, or layers among which skips begin and end.
+        module: a module with skippable layers, or one of them.
         ns: the namespace.
-        only: names to isolate; all by default.
+        only: names of the skips; default: all skips of the layers.
 
     Returns:
         ``module``.
 
     Raises:
-        ValueError: a name in ``only`` that no layer declares.
+        TypeError: ``only`` is a string.
+        ValueError: no layer declares a name in ``only``.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, Skippable)]
     declared = frozenset().union(*(layer.stashable_names | layer.poppable_names for layer in layers))
@@ -201,7 +242,7 @@ def isolate(module: ModuleT, ns: Namespace, *, only: Iterable[str] | None = None
 
 
 def _check_stash(name: str, value: Any) -> None:
-    """Refuse tensors within something else: they would neither be copied nor get gradients."""
+    """Refuse tensors within another object: they would neither be copied nor get gradients."""
     if not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
         raise TypeError(
             f"a stash must be one tensor or none, got a {type(value).__name__} of tensors for {name!r}; "

@@ -1,7 +1,7 @@
-"""Where stashed tensors wait for their pop: a tracker, one current per thread.
+"""Trackers, which keep stashed tensors until their pop; each thread has a current one.
 
-A skippable layer neither knows whether the engine runs it nor how its skips travel. It hands them to the current
-tracker. Outside the engine that is a plain dictionary, so the same model also runs as an nn.Sequential.
+A skippable layer gives its skips to the current tracker, and does not know how they travel. Outside the engine the
+tracker is a dictionary, so the same layers run in an nn.Sequential.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Tracker(Protocol):
     """Keeps skips between stash and pop."""
 
     def save(self, key: SkipKey, value: Tensor | None) -> None:
-        """Take a stashed value; None is legal."""
+        """Keep a stashed tensor, or None."""
 
     def load(self, key: SkipKey) -> Tensor | None:
-        """Give a stashed value up.
+        """Give a stashed value and keep it no longer.
 
         Raises:
             SkipUsageError: it was never stashed.
@@ -33,7 +33,7 @@ class Tracker(Protocol):
 
 
 class LocalTracker:
-    """Skips that are stashed and popped in one place.
+    """Keeps skips in a dictionary.
 
     Args:
         values: skips that were stashed elsewhere.
@@ -43,11 +43,11 @@ class LocalTracker:
         self._values: dict[SkipKey, Tensor | None] = dict(values)
 
     def save(self, key: SkipKey, value: Tensor | None) -> None:
-        """Keep the value until its pop; a newer one replaces it."""
+        """Keep the value until its pop, or until another value replaces it."""
         self._values[key] = value
 
     def load(self, key: SkipKey) -> Tensor | None:
-        """Give the value up; see :meth:`Tracker.load`."""
+        """Give the value and keep it no longer; see :meth:`Tracker.load`."""
         if key not in self._values:
             raise SkipUsageError(f"skip {key[1]!r} must be stashed before it is popped, got no stash; order the layers")
         return self._values.pop(key)
