@@ -1,5 +1,8 @@
 """The simulator in one call: from a model, a pipeline and a machine to the times and the memory of a training step.
 
+    step = simulate(Model("unet", {"C": 64}), balance=[60, 60, 60, 61], batch_size=128, chunks=32, profile="p40")
+    print(step.status, step.throughput_samples_per_s, step.peak_reserved_gib)
+
     model, balance, batch ──> workload ──┐
                                          ├──> events ──> times, shares of the step, memory
     profile ──> machine ─────────────────┘
@@ -53,21 +56,13 @@ def simulate(
     memory: bool = True,
     cache: str | Path | None = None,
 ) -> Simulation:
-    """Simulate the training of a pipeline on hardware that you do not have.
-
-    ::
-
-        step = simulate(
-            Model("unet", {"C": 64}), balance=[60, 60, 60, 61], batch_size=128, chunks=32, profile="p40"
-        )
-        print(step.status, step.throughput_samples_per_s, step.peak_reserved_gib)
+    """Simulate the training of a pipeline; if a device has too little memory, say how much it needs.
 
     Args:
-        model: a model of the suite, or an ``nn.Sequential`` on any device, on ``meta`` without memory, which stays as
-            it is.
-        balance: layers per partition: positive integers whose sum is the number of layers.
+        model: a model of the suite, or an ``nn.Sequential`` on any device (``meta`` takes no memory), left as it is.
+        balance: layers per partition.
         batch_size: samples of a mini-batch.
-        chunks: how many micro-batches a mini-batch is split into, m; a small one may give fewer.
+        chunks: how many micro-batches a mini-batch is split into; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
         backward: what orders the backward pass: ``autograd``, or ``scheduled``, the reversed schedule.
@@ -75,26 +70,19 @@ def simulate(
         optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile.
         devices: number of each partition's device; empty for one device per partition.
-        sample: with an ``nn.Sequential``, a batch of any size on any device: a tensor of shape (samples, ...), or a
-            tuple of such tensors, which the first layer gets as one input.
+        sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them, on any device.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
         flavour: which autograd engine: ``current``, or ``published``, that of the published runs.
-        steps: training steps, one directly after the other. The result is the mean of the steps after the first. With
-            1, it is a step that begins and ends with idle devices. None: 2 steps, or more if host threads race.
+        steps: training steps, one after the other; the result is the mean of those after the first. 1 is a step that
+            begins and ends with idle devices. None is 2, or more if host threads race.
         memory: whether to simulate the allocators.
         cache: folder of stored traces; default: the user's cache folder.
 
-    Returns:
-        Times, memory and shares of a training step. If a device has too little memory, the ``status`` is ``oom``, and
-        ``reason`` says which device, and how much it needs and has.
-
     Raises:
-        ConfigError: a ValueError that lists all wrong arguments; there is no such profile or model; or the engine would
-            refuse the module.
-        BalanceError: a ValueError; the sum of ``balance`` is not the number of layers.
-        SkipLayoutError: a TypeError; skips of the module do not match.
-        TraceError: a layer does not run on tensors without values.
+        ConfigError: arguments are wrong, all of which it lists, or the engine would refuse the module.
+        BalanceError: the sum of ``balance`` is not the number of layers.
+        SkipLayoutError, TraceError: skips do not match, or a layer does not run on tensors without values.
     """
     check_request(locals())
     if not isinstance(model, Model):
