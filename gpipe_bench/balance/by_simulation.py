@@ -8,7 +8,7 @@ from torch import nn
 
 from gpipe_bench.balance.kept import kept_costs
 from gpipe_bench.balance.partition import check_partitions, split_min_max
-from gpipe_bench.balance.sample import Sample, check_model, check_tensors
+from gpipe_bench.balance.sample import Sample, check_model, check_one_input
 from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model, workload_of
@@ -55,7 +55,8 @@ def balance_by_simulation(
         ConfigError: there is no such profile or model.
         SkipLayoutError: a TypeError; skips of ``module`` do not match.
         TraceError: a layer does not run on tensors without values.
-        TypeError: ``module`` is of another type, or ``sample`` does not consist of tensors.
+        TypeError: ``module`` is of another type, a layer requires several inputs, or ``sample`` does not consist of
+            tensors.
         ValueError: ``batch_size``, ``chunks`` or ``checkpoint`` is wrong.
     """
     times = layer_simulated_times(
@@ -92,7 +93,7 @@ def layer_simulated_times(
         source = model_of_suite(module.name, module.arguments, folder)
         return _times(source, hardware, batch_size, chunks, checkpoint)
     check_model(module, sample)
-    check_tensors(sample)
+    check_one_input(module, sample)
     given: Sample = sample  # type: ignore[assignment]  # as checked
     size = len(given[0] if isinstance(given, tuple) else given) if batch_size is None else batch_size
     question = {

@@ -26,7 +26,7 @@ from gpipe_bench.errors import UnsupportedError
 __all__ = [
     "Sample",
     "check_model",
-    "check_tensors",
+    "check_one_input",
     "device_of",
     "first_microbatch",
     "map_tensors",
@@ -40,8 +40,12 @@ Sample = Tensor | tuple[Any, ...]
 
 def takes_several_inputs(module: nn.Sequential) -> bool:
     """Whether a layer gets the items of a tuple as its inputs, as in ``Pipe``, and not the tuple itself."""
+    return isinstance(module, PipeSequential) or _requires_several_inputs(module)
+
+
+def _requires_several_inputs(module: nn.Sequential) -> bool:
     layers = (inner for layer in module for inner in (layer if type(layer) is nn.Sequential else [layer]))
-    return isinstance(module, PipeSequential) or any(_required_inputs(layer) > 1 for layer in layers)
+    return any(_required_inputs(layer) > 1 for layer in layers)
 
 
 def _required_inputs(layer: nn.Module) -> int:
@@ -63,7 +67,7 @@ def check_model(module: object, sample: object) -> None:
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; wrap its layers in one")
     if not takes_several_inputs(module):
-        check_tensors(sample)
+        _check_tensors(sample)
     elif not any(isinstance(value, Tensor) for value in (sample if isinstance(sample, tuple) else (sample,))):
         raise TypeError(
             "sample must be a Tensor, or a tuple of inputs with at least one Tensor to split, got "
@@ -72,12 +76,21 @@ def check_model(module: object, sample: object) -> None:
     verify_skippables(module)
 
 
-def check_tensors(sample: object) -> None:
-    """Check that a sample has nothing but tensors.
+def check_one_input(module: nn.Sequential, sample: object) -> None:
+    """Check that each layer takes one input, and that a sample has nothing but tensors.
 
     Raises:
-        TypeError: it has.
+        TypeError: a layer requires several inputs, or the sample has something else.
     """
+    if _requires_several_inputs(module):
+        raise TypeError(
+            "module must have layers of one input to be simulated, got a layer that requires several; use "
+            "balance_by_time or balance_by_size"
+        )
+    _check_tensors(sample)
+
+
+def _check_tensors(sample: object) -> None:
     values = sample if isinstance(sample, tuple) else (sample,)
     if not values or not all(isinstance(value, Tensor) for value in values):
         raise TypeError(

@@ -178,6 +178,8 @@ def test_a_forward_without_a_signature_takes_one_input() -> None:
 def test_a_simulation_takes_tensors_only() -> None:
     with pytest.raises(TypeError, match="sample must be a Tensor or a tuple of Tensors, got Tensor, NoChunk"):
         balance_by_simulation(1, PipeSequential(Masked()), (X, NoChunk(MASK)))
+    with pytest.raises(TypeError, match="module must have layers of one input to be simulated"):
+        balance_by_simulation(2, nn.Sequential(Twin(), Add()), X)
 
 
 def test_other_values_are_other_entries_of_the_cache(tmp_path: Any) -> None:
