@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any, Final
 
 from gpipe_bench.bench.datapackage.descriptor import table_schema
 from gpipe_bench.bench.datapackage.kinds import KINDS
+from gpipe_bench.columns import check_value
 
 __all__ = ["record_problems", "table_problems"]
 
@@ -63,24 +62,11 @@ def _fields(kind: str) -> dict[str, dict[str, Any]]:
 
 def _fits(field: Mapping[str, Any], value: Any) -> bool:
     """Whether a column may hold a value; empty text and None say that it is not known."""
-    limits = field.get("constraints", {})
-    if value is None or value == "":
-        return not limits.get("required")
-    if not _has_type(field["type"], value):
+    try:
+        check_value(field, None if value == "" else value)
+    except ValueError:
         return False
-    if "enum" in limits and value not in limits["enum"]:
-        return False
-    if "pattern" in limits and not re.fullmatch(limits["pattern"], value):
-        return False
-    return not (value < limits.get("minimum", value) or value > limits.get("maximum", value))
-
-
-def _has_type(kind: str, value: Any) -> bool:
-    if kind == "number":
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if kind == "integer":
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, bool if kind == "boolean" else str)
+    return True
 
 
 def _rule(field: Mapping[str, Any]) -> str:
