@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from math import exp, fsum, log
+from typing import Final
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.figures.groups import Group, group_rows, published_beside
@@ -15,9 +16,16 @@ from gpipe_bench.rows import Row
 
 __all__ = ["Effect", "ablation_findings", "effects"]
 
-_SPEED = "throughput_samples_per_s"
-_FEWEST_PAIRS = 2
-_NAMES = {
+_SPEED: Final = "throughput_samples_per_s"
+_FEWEST_PAIRS: Final = 2
+_NOTHING: Final = 5e-4
+_KINDS: Final = (
+    "Faster in every setting",
+    "Slower in every setting",
+    "Depends on the other components",
+    "No effect in any setting",
+)
+_NAMES: Final = {
     "clock_cycle": "the clock-cycle order of tasks",
     "fork_join": "ordering the backward pass (Fork and Join)",
     "copy_streams": "copy streams",
@@ -78,22 +86,23 @@ def effects(group: Group) -> list[Effect]:
 
 def _sentences(group: Group, published: Group | None) -> Iterator[str]:
     yield from _whole(group, published)
-    if steps := _steps(group, published):
-        yield f"Throughput changes step by step, as components are added: {', '.join(steps)}."
     found = effects(group)
-    if not found:
-        return
-    pairs = " and ".join(str(count) for count in sorted({effect.pairs for effect in found}))
-    yield (
-        f"Each component was switched alone in {pairs} settings of the others; its change of throughput is given as "
-        f"mean and range.{_runs(group)}"
-    )
-    kinds = {
-        "Faster in every setting": [effect for effect in found if effect.low > 1],
-        "Slower in every setting": [effect for effect in found if effect.high < 1],
-        "Depends on the other components": [effect for effect in found if effect.low <= 1 <= effect.high],
-    }
-    yield from (f"{words}: {'; '.join(map(_effect_words, members))}." for words, members in kinds.items() if members)
+    kinds: dict[str, list[str]] = {}
+    for effect in found:
+        kinds.setdefault(_kind(effect), []).append(_effect_words(effect))
+    if steps := _steps(group, published):
+        yield f"Step by step, as components are added, throughput changes: {', '.join(steps)}."
+    yield from (f"{words}: {'; '.join(kinds[words])}." for words in _KINDS if words in kinds)
+    if found:
+        pairs = " or ".join(str(count) for count in sorted({effect.pairs for effect in found}))
+        yield f"Settings of a component: {pairs} combinations of the others; mean and range of its change.{_runs(group)}"
+
+
+def _kind(effect: Effect) -> str:
+    faster, slower, changing, none = _KINDS
+    if max(effect.high - 1, 1 - effect.low) < _NOTHING:
+        return none
+    return faster if effect.low > 1 else slower if effect.high < 1 else changing
 
 
 def _runs(group: Group) -> str:
@@ -122,17 +131,22 @@ def _beside(ratio: float | None) -> str:
 
 def _whole(group: Group, published: Group | None) -> Iterator[str]:
     """The change from no component to all published ones, in throughput and memory."""
-    for column, name, unit in ((_SPEED, "throughput", "samples/s"), (group.memory_column, "peak memory", "GiB")):
+    scale, unit = group.memory_scale
+    memory = "peak reserved memory" if group.memory_column == "peak_reserved_gib" else "peak live memory"
+    for column, name, factor, words in (
+        (_SPEED, "throughput", 1.0, "samples/s"),
+        (group.memory_column, memory, scale, unit),
+    ):
         ends = _ends(group, column, PUBLISHED[0], PUBLISHED[-1])
         if ends is None:
             continue
         printed = _ends(published, column, PUBLISHED[0], PUBLISHED[-1])
-        other = f" (published {_change(*printed)})" if printed else ""
-        yield f"With ordering, copy streams and portals, {name} goes from {_change(*ends, unit)}{other}."
+        other = f" (published {_change(*printed, factor)})" if printed else ""
+        yield f"With ordering, copy streams and portals, {name} goes from {_change(*ends, factor, words)}{other}."
 
 
-def _change(old: float, new: float, unit: str = "") -> str:
-    ends = f"{significant(old)} to {significant(new)}{NBSP if unit else ''}{unit}"
+def _change(old: float, new: float, scale: float, unit: str = "") -> str:
+    ends = f"{significant(scale * old)} to {significant(scale * new)}{NBSP if unit else ''}{unit}"
     return f"{ends}, {new / old:.2f}{NBSP}{TIMES}"
 
 

@@ -22,8 +22,9 @@ class Finding:
         topic: what it is about, in a word or two.
         evidence: the kinds of evidence behind it, in the order of :data:`gpipe_bench.rows.EVIDENCE`.
         where: the hardware and setting.
-        sentences: plain text.
-        section: name of the section that shows its rows.
+        sentences: plain text, the most important first.
+        section: name of the table whose section shows the rows.
+        shown: how many sentences stand open; the page folds the others.
     """
 
     topic: str
@@ -31,6 +32,7 @@ class Finding:
     where: str
     sentences: tuple[str, ...]
     section: str
+    shown: int = 9
 
 
 def percent(ratio: float) -> str:

@@ -60,7 +60,7 @@ def _number(text: str) -> str:
 
 
 def _not_counted(table: pd.DataFrame, fitted: int) -> Iterator[str]:
-    """Values that constants were fitted to, and cells that ran out of memory in print, in the simulation, or in both."""
+    """Values that constants were fitted to, and cells that ran out of memory in print or in the simulation."""
     if fitted:
         yield f"Constants were fitted to {plural(fitted, 'more value')}, which do not count."
     printed, simulated = table["published"] != "", table["simulated"] != ""

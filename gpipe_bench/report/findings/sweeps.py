@@ -81,7 +81,8 @@ def _step(name: str, count: int, best: Point, other: Point) -> str:
     if not other.throughput:
         status = other.row.status
         return f"With {words} it {'runs out of memory' if status == 'oom' else f'has no value ({status})'}."
-    what = f"With {words} it is {percent(other.throughput / (best.throughput or 1.0))}: {_speed(other)}."
+    change = percent(other.throughput / (best.throughput or 1.0))
+    what = f"With {words}, throughput changes by {change} to {_speed(other)}."
     ends = sorted((best, other), key=lambda point: (point.n, point.chunks))
     small, large = ({part: point.shares[part] * point.device_ms for part in SHARES} for point in ends)
     grown = sorted(((large[part] - small[part], part) for part in SHARES), reverse=True)
