@@ -13,13 +13,14 @@ from gpipe_bench import __version__
 from gpipe_bench.figures.style import EVIDENCE_COLOURS
 from gpipe_bench.figures.tables import read_events
 from gpipe_bench.files import write_files
+from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.contents import Contents, read_contents
 from gpipe_bench.report.findings.collect import findings_of
 from gpipe_bench.report.provenance import origin
 from gpipe_bench.report.sections import make_sections, section_name
 from gpipe_bench.report.sources import Source, find_sources
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
-from gpipe_bench.rows import EVIDENCE
+from gpipe_bench.rows import EVIDENCE, Row
 
 __all__ = ["write_report"]
 
@@ -67,7 +68,7 @@ def _timelines(source: Source, contents: Contents) -> list[dict[str, Any]]:
 
 def _counts(contents: Contents) -> dict[str, int]:
     """How many rows there are of each kind of evidence."""
-    tables = [*contents.read.values(), *contents.races.values()]
+    tables: list[Sequence[Row | PeerRow]] = [*contents.read.values(), *contents.races.values()]
     found = [row.evidence for rows in tables for row in rows]
     return {name: found.count(name) for name in EVIDENCE if name in found}
 

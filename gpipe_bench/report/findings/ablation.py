@@ -95,7 +95,7 @@ def _sentences(group: Group, published: Group | None) -> Iterator[str]:
     yield from (f"{words}: {'; '.join(kinds[words])}." for words in _KINDS if words in kinds)
     if found:
         pairs = " or ".join(str(count) for count in sorted({effect.pairs for effect in found}))
-        yield f"Settings of a component: {pairs} combinations of the others; mean and range of its change.{_runs(group)}"
+        yield f"Mean and range are over {pairs} combinations of the other components.{_runs(group)}"
 
 
 def _kind(effect: Effect) -> str:

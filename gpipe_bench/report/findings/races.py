@@ -27,8 +27,8 @@ def race_findings(rows: Sequence[PeerRow], section: str) -> Iterator[Finding]:
             (str(workload), str(baseline), ratios)
             for (workload, baseline), ratios in members.groupby(["workload", "baseline"], sort=False)
         ]
-        own = [(*names, ratios[ratios["package"] == _OWN]) for *names, ratios in workloads]
-        leads = [_sentence(workload, baseline, ratios) for workload, baseline, ratios in own if len(ratios)]
+        own = [(workload, baseline, ratios[ratios["package"] == _OWN]) for workload, baseline, ratios in workloads]
+        leads = [_sentence(workload, baseline, ratios) for workload, baseline, ratios in own if not ratios.empty]
         more = [_sentence(*workload) for workload in workloads]
         where = f"{device} ({profile})" if str(profile) else str(device)
         yield Finding("Peers", (str(evidence),), where, (*leads, *more), section, shown=len(leads))

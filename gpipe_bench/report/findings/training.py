@@ -57,7 +57,9 @@ def training_findings(table: pd.DataFrame, section: str) -> Iterator[Finding]:
 def _sentence(words: str, claims: pd.DataFrame) -> str:
     counts = claims["verdict"].value_counts()
     parts = [f"{counts[verdict]} {text}" for verdict, text in _VERDICTS.items() if verdict in counts]
-    what = f"Compared with {words}, of {plural(len(claims), 'comparison')}: {', '.join(parts)}."
+    what = f"{plural(len(claims), 'comparison')} with {words}: {', '.join(parts)}."
+    if len(counts) == 1:
+        what = f"All {plural(len(claims), 'comparison')} with {words}: {_VERDICTS[str(counts.index[0])]}."
     different = claims[claims["verdict"] == "differs"]
     if different.empty:
         return what
