@@ -19,7 +19,7 @@ from gpipe_bench.report.peers import peer_tables
 from gpipe_bench.report.sources import Source
 from gpipe_bench.report.tables import PageTable, lifted, plain_tables
 
-__all__ = ["PageFigure", "Section", "make_sections", "section_name"]
+__all__ = ["PageFigure", "Section", "make_sections", "section_name", "table_of"]
 
 _ORDER: Final = ("ablation", "speed", "memory", "sweep", "advice", "timeline", "predictions", "transparency", "peers")
 _OTHER: Final = "figures"
@@ -94,7 +94,7 @@ def make_sections(sources: Sequence[Source], contents: Contents, captions: Path)
             section(path.stem).tables.extend(lifted(_labelled(table, source)) for table in plain_tables(path))
         for path in source.images:
             home = section(path.stem)
-            words = caption(captions, path.stem, home.name, _table_of(path.stem, source.tables))
+            words = caption(captions, path.stem, home.name, table_of(path.stem, source.tables))
             home.figures.append(_figure(path, source, words))
     shown = [one for one in sections.values() if one.tables or one.figures]
     return sorted(shown, key=lambda one: (_ORDER.index(one.name) if one.name in _ORDER else len(_ORDER), one.name))
@@ -138,7 +138,7 @@ def _figure(path: Path, source: Source, words: Markup) -> PageFigure:
     )
 
 
-def _table_of(stem: str, tables: Sequence[Path]) -> Path | None:
+def table_of(stem: str, tables: Sequence[Path]) -> Path | None:
     """The table that a figure was drawn from, by its name: ``why_unet`` from ``sweep_unet``."""
     first, _, rest = stem.partition("_")
     origin = _DRAWN_FROM.get(first, first)

@@ -4,7 +4,7 @@
 (() => {
   const viewer = document.getElementById("viewer");
   const find = (name) => document.getElementById(`viewer-${name}`);
-  const [view, picture, title] = [find("view"), find("picture"), find("title")];
+  const [view, title, picture] = [find("view"), find("title"), new Image()];
   const MOST = 12;
   let scale = 1;
 
@@ -22,6 +22,7 @@
     const image = figure.querySelector("img");
     [picture.src, picture.alt] = [image.src, image.alt];
     title.textContent = figure.dataset.title;
+    view.replaceChildren(picture);
     viewer.showModal();
     picture.decode().then(() => zoom(1));
   }
@@ -33,6 +34,7 @@
   find("out").addEventListener("click", () => zoom(scale / 1.5));
   find("whole").addEventListener("click", () => zoom(1));
   find("close").addEventListener("click", () => viewer.close());
+  viewer.addEventListener("close", () => view.replaceChildren());
   viewer.addEventListener("keydown", (event) => {
     const keys = { "+": () => zoom(scale * 1.5), "=": () => zoom(scale * 1.5), "-": () => zoom(scale / 1.5), 0: () => zoom(1) };
     if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
