@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from gpipe_bench.figures.groups import FAILURES, short_reason
+from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.text import TIMES
 from gpipe_bench.report.findings.finding import Finding, plural
 from gpipe_bench.rows import EVIDENCE
@@ -15,10 +15,10 @@ from gpipe_bench.rows import EVIDENCE
 __all__ = ["Run", "failure_findings"]
 
 _WORDS: Final = {
-    "oom": "ran out of memory",
-    "unsupported": "cannot run here",
-    "error": "failed",
-    "skipped": "were skipped",
+    "oom": "ran out of memory (oom)",
+    "unsupported": "cannot run here (unsupported)",
+    "error": "failed (error)",
+    "skipped": "skipped",
 }
 _SHOWN: Final = 3
 _QUOTES: Final = "\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}"
@@ -38,10 +38,9 @@ def failure_findings(runs: Sequence[Run]) -> Iterator[Finding]:
         rows = [row for row in runs if row.evidence == evidence]
         failed = [row for row in rows if row.status != "ok"]
         if failed:
-            sentences = (
-                f"{len(failed)} of {plural(len(rows), 'row')} have no value.",
-                *(_sentence(status, failed) for status in FAILURES if any(row.status == status for row in failed)),
-            )
+            statuses = [status for status in _WORDS if any(row.status == status for row in failed)]
+            count = f"{len(failed)} of {plural(len(rows), 'row')} have no value."
+            sentences = (count, *(_sentence(status, failed) for status in statuses))
             yield Finding("Failures", (evidence,), "", sentences, "")
 
 
@@ -54,7 +53,7 @@ def _sentence(status: str, failed: Sequence[Run]) -> str:
     ranked = sorted(causes.values(), key=lambda cause: -cause.total())
     parts = [_cause(cause) for cause in ranked[:_SHOWN]]
     more = f"; and {plural(len(ranked) - _SHOWN, 'other reason')}" if len(ranked) > _SHOWN else ""
-    return f"{len(reasons)} {_WORDS[status]} ({status}): {'; '.join(parts)}{more}."
+    return f"{len(reasons)} {_WORDS[status]}: {'; '.join(parts)}{more}."
 
 
 def _cause(reasons: Counter[str]) -> str:
