@@ -5,7 +5,7 @@
   const viewer = document.getElementById("viewer");
   const find = (name) => document.getElementById(`viewer-${name}`);
   const [view, title, picture] = [find("view"), find("title"), new Image()];
-  const MOST = 12;
+  const MOST = 12, OPENED = 1000;
   let scale = 1;
 
   // The width in pixels at which the whole picture is seen.
@@ -24,7 +24,11 @@
     title.textContent = figure.dataset.title;
     view.replaceChildren(picture);
     viewer.showModal();
-    picture.decode().then(() => zoom(1));
+    // A tall figure begins at its top, larger than where it stands in the page.
+    picture.decode().then(() => {
+      scale = 1;
+      zoom(Math.min(view.clientWidth, OPENED) / whole(), { x: view.clientWidth / 2, y: 0 });
+    });
   }
 
   for (const button of document.querySelectorAll(".enlarge")) {
