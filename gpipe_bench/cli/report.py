@@ -19,7 +19,9 @@ def report(
         Path | None,
         typer.Option(help="Folder of figures, SVG.", show_default="the path of --results, 'figures' for 'results'"),
     ] = None,
-    captions: Annotated[Path, typer.Option(help="Folder of captions, reStructuredText.")] = Path("workflows/report"),
+    captions: Annotated[
+        Path | None, typer.Option(help="Folder of captions, reStructuredText.", show_default="workflows/report")
+    ] = None,
 ) -> None:
     """Write findings, tables, figures and interactive timelines as one HTML file that needs no network."""
     from gpipe_bench.report.page import write_report

@@ -18,31 +18,34 @@ from gpipe_bench.report.contents import Contents, read_contents
 from gpipe_bench.report.findings.collect import findings_of
 from gpipe_bench.report.provenance import origin
 from gpipe_bench.report.sections import make_sections, section_name
-from gpipe_bench.report.sources import Source, find_sources
+from gpipe_bench.report.sources import Source, check_folder, find_sources
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
 from gpipe_bench.rows import EVIDENCE, Row
 
 __all__ = ["write_report"]
 
 _PARTS: Final = ("page.css", "tables.js", "figures.js", "timeline.js")
+_CAPTIONS: Final = Path("workflows/report")
 
 
-def write_report(results: Path, figures: Path | None, captions: Path, out: Path) -> Path:
+def write_report(results: Path, figures: Path | None, captions: Path | None, out: Path) -> Path:
     """Write the report of a run, or of reference results.
 
     Args:
         results: folder of CSV tables: those of a run, or reference results in a folder per evidence and hardware.
         figures: folder of SVG files; None for the one that belongs to ``results``.
-        captions: reStructuredText files named like figures.
+        captions: reStructuredText files named like figures; None for those of the workflow, where they are there.
         out: the HTML file.
 
     Raises:
         ConfigError: a folder does not exist, no table has a row, or a table cannot be read.
         OutputError: the file cannot be written.
     """
+    if captions is not None:
+        check_folder("--captions", captions)
     sources = find_sources(results, figures)
     contents = read_contents(sources)
-    sections = make_sections(sources, contents, captions)
+    sections = make_sections(sources, contents, captions or _CAPTIONS)
     stems = [path.stem for source in sources for path in source.tables]
     text = _render(
         findings=[(finding, section_name(finding.section, stems)) for finding in findings_of(contents)],

@@ -16,7 +16,7 @@ from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import EVIDENCE
 
-__all__ = ["Source", "find_sources"]
+__all__ = ["Source", "check_folder", "find_sources"]
 
 _SHOWN: Final = ("_verdict",)
 """Companions that the page shows as tables of their own."""
@@ -56,19 +56,24 @@ def find_sources(results: Path, figures: Path | None = None) -> list[Source]:
     Raises:
         ConfigError: a folder does not exist, or there is no table.
     """
-    _check_folder("--results", results)
+    check_folder("--results", results, _NEXT)
     if figures is not None:
-        _check_folder("--figures", figures)
+        check_folder("--figures", figures)
     found = list(_sources(results, figures or _beside(results)))
     if not any(source.tables for source in found):
         raise ConfigError([f"--results must be a folder with tables (*.csv), got none in {results}; {_NEXT}"])
     return [source for source in found if source.tables or source.images]
 
 
-def _check_folder(option: str, folder: Path) -> None:
+def check_folder(option: str, folder: Path, remedy: str = "name one that exists, or leave the option out") -> None:
+    """Refuse a folder that was named and is none.
+
+    Raises:
+        ConfigError: always then.
+    """
     if not folder.is_dir():
         got = "a file" if folder.exists() else "no such folder"
-        raise ConfigError([f"{option} must be a folder, got {folder} ({got}); {_NEXT}"])
+        raise ConfigError([f"{option} must be a folder, got {folder} ({got}); {remedy}"])
 
 
 def _beside(results: Path) -> Path:

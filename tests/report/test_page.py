@@ -201,9 +201,10 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path, capsys):
     assert "(a file)" in refusal(capsys, "--results", tmp_path / "file", "--out", out)
 
 
-def test_a_folder_of_figures_that_does_not_exist_is_refused(results, tmp_path, capsys):
-    words = ["--results", results / "results", "--figures", tmp_path / "nope", "--out", tmp_path / "report.html"]
-    assert f"--figures must be a folder, got {tmp_path / 'nope'}" in refusal(capsys, *words)
+@pytest.mark.parametrize("option", ["--figures", "--captions"])
+def test_another_folder_that_does_not_exist_is_refused(results, tmp_path, capsys, option):
+    words = ["--results", results / "results", option, tmp_path / "nope", "--out", tmp_path / "report.html"]
+    assert f"{option} must be a folder, got {tmp_path / 'nope'} (no such folder)" in refusal(capsys, *words)
 
 
 def test_a_folder_without_tables_is_refused(results, tmp_path, capsys):
