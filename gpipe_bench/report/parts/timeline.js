@@ -11,7 +11,7 @@
     const style = getComputedStyle(root);
     return Object.fromEntries(["ink", "faint", "idle", "grid", "selected"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
   };
-  let colour = colours();
+  let colour = {};
   const NARROW = 560, RIGHT = 12, LANE = { compute: 26, copy: 18 }, GAP = 7, TITLE = 22, AXIS = 30;
   const SHORTEST_US = 1;
   const state = { set: data.sets[0], runs: [], from: 0, to: 1, hidden: new Set(), hover: null, places: [] };
@@ -141,6 +141,7 @@
 
   function draw() {
     const height = layOut();
+    colour = colours();
     const ratio = window.devicePixelRatio || 1;
     canvas.style.height = `${height}px`;
     canvas.width = Math.round(canvas.clientWidth * ratio);
@@ -289,9 +290,7 @@
     keys[event.key]();
   });
   new ResizeObserver(draw).observe(root);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    colour = colours();
-    draw();
-  });
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", draw);
   chooseSet(0);
 })();
