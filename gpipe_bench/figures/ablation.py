@@ -21,8 +21,8 @@ from gpipe_bench.figures.marks import draw_failure
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.published import PUBLISHED_MARK, add_published
 from gpipe_bench.figures.style import FAINT
-from gpipe_bench.figures.tables import nearest
 from gpipe_bench.rows import Row
+from gpipe_bench.tables import nearest
 
 __all__ = ["ablation_figure", "draw_ablation"]
 
