@@ -58,7 +58,6 @@ def is_known(name: str, records: type[Record] | None = None) -> bool:
     return name in _glossary() or any(name in kind.columns() for kind in _RECORDS)
 
 
-@cache
 def column_field(name: str, records: type[Record] | None = None) -> Field:
     """The field of a column.
 

@@ -30,13 +30,21 @@ from gpipe_bench.rows import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DESCRIPTOR", "frame_of", "header_of", "nearest", "plain_records", "read_records", "read_table", "read_text",
-           "table_text"]  # fmt: skip
+__all__ = [
+    "DESCRIPTOR",
+    "csv_text",
+    "header_of",
+    "nearest",
+    "plain_records",
+    "read_records",
+    "read_table",
+    "read_text",
+]  # fmt: skip
 
 DESCRIPTOR: Final = "datapackage.json"
 """Name of the file that lists the tables of a data package with their digests."""
 
-_DTYPES: Final = {"string": "str", "integer": "Int64", "number": "float64", "boolean": "boolean"}
+_DTYPES: Final[Mapping[str, Any]] = {"string": "str", "integer": "Int64", "number": "float64", "boolean": "boolean"}
 _SHOWN_PROBLEMS: Final = 5
 _DAMAGED: Final = "it may be cut short or damaged: make it again"
 
@@ -59,7 +67,8 @@ def read_table(
         needed: columns that must be there.
         records: the rows that the table is made of; by default the columns of any table are known.
         given: columns without empty fields.
-        key: columns that together are never the same in two lines, where the first of them is not empty.
+        key: columns that together are never the same in two lines where the first of them is not empty; those of them
+            that are there count.
         empty: whether there may be no lines.
 
     Raises:
@@ -80,7 +89,7 @@ def read_table(
             field = {**field, "constraints": {**field.get("constraints", {}), "required": True}}
         values, messages = _parsed(field, text[name].unique())
         table[name] = text[name].map(values).astype(_DTYPES[field["type"]])
-        wrong += text[name].map(messages).dropna().items()
+        wrong += [(int(str(line)), message) for line, message in text[name].map(messages).dropna().items()]
     wrong += _repeated(table, key)
     _refuse(path, wrong)
     return table
@@ -105,18 +114,8 @@ def read_records(path: Path, needed: Sequence[str], kind: type[R], *, key: Seque
 
 def plain_records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The lines of a table as dictionaries of plain values; None where a field is empty."""
-    found: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
-    return found
-
-
-def frame_of(rows: Iterable[Record]) -> pd.DataFrame:
-    """Rows as a DataFrame; the column ``row`` has the rows themselves."""
-    import pandas as pd
-
-    found = list(rows)
-    table = pd.DataFrame([row.to_dict() for row in found], dtype=object)
-    table["row"] = found
-    return table
+    records = table.astype(object).where(table.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in record.items()} for record in records]
 
 
 def read_text(path: Path, *, listed: bool = True) -> pd.DataFrame:
@@ -141,7 +140,8 @@ def read_text(path: Path, *, listed: bool = True) -> pd.DataFrame:
     header = [str(name) for name in lines.iloc[0]]
     if double := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
         raise ConfigError([f"columns of {path} must differ, got {double[0]!r} twice; {_DAMAGED}"])
-    table = lines.iloc[1:].reset_index(drop=True).set_axis(header, axis=1)
+    table: pd.DataFrame = lines.iloc[1:].reset_index(drop=True)
+    table.columns = pd.Index(header)
     short = table.index[table.isna().any(axis=1)]
     _refuse(path, [(line, f"line must have {len(header)} fields, got fewer; {_DAMAGED}") for line in short])
     return table
@@ -156,7 +156,7 @@ def header_of(path: Path) -> list[str]:
         return []
 
 
-def table_text(columns: Sequence[str], records: Iterable[Mapping[str, Any]] | pd.DataFrame) -> str:
+def csv_text(columns: Sequence[str], records: Iterable[Mapping[str, Any]] | pd.DataFrame) -> str:
     """A table as text: ``True`` and ``False``, empty for None, the shortest numbers that read back to the same bits.
 
     Args:
@@ -253,9 +253,10 @@ def _parsed(field: Field, texts: Iterable[str]) -> tuple[dict[str, Any], dict[st
 
 def _repeated(table: pd.DataFrame, key: Sequence[str]) -> list[tuple[int, str]]:
     """Lines of a run that an earlier line has already."""
-    if not key or not set(key) <= set(table.columns):
+    if not key or key[0] not in table:
         return []
-    again = table.duplicated(list(key)) & (table[key[0]] != "")
+    key = [name for name in key if name in table]
+    again = table.duplicated(key) & (table[key[0]] != "")
     message = f"{', '.join(key)} must differ from line to line, got those of an earlier line; drop one of the two"
     return [(line, message) for line in table.index[again]]
 
