@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -30,16 +31,8 @@ from gpipe_bench.rows import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "DESCRIPTOR",
-    "csv_text",
-    "header_of",
-    "nearest",
-    "plain_records",
-    "read_records",
-    "read_table",
-    "read_text",
-]  # fmt: skip
+__all__ = ["DESCRIPTOR", "csv_text", "frame_of", "header_of", "nearest", "plain_records", "read_records", "read_table",
+           "read_text"]  # fmt: skip
 
 DESCRIPTOR: Final = "datapackage.json"
 """Name of the file that lists the tables of a data package with their digests."""
@@ -65,7 +58,8 @@ def read_table(
     Args:
         path: a CSV file.
         needed: columns that must be there.
-        records: the rows that the table is made of; by default the columns of any table are known.
+        records: the rows that the table is made of: their columns that are absent get their defaults, and their key is
+            that of the table. By default the columns of any table are known.
         given: columns without empty fields.
         key: columns that together are never the same in two lines where the first of them is not empty; those of them
             that are there count.
@@ -90,12 +84,12 @@ def read_table(
         values, messages = _parsed(field, text[name].unique())
         table[name] = text[name].map(values).astype(_DTYPES[field["type"]])
         wrong += [(int(str(line)), message) for line, message in text[name].map(messages).dropna().items()]
-    wrong += _repeated(table, key)
+    wrong += _repeated(table, key or (records.KEY if records else ()))
     _refuse(path, wrong)
-    return table
+    return _complete(table, records) if records else table
 
 
-def read_records(path: Path, needed: Sequence[str], kind: type[R], *, key: Sequence[str] = ()) -> list[R]:
+def read_records(path: Path, needed: Sequence[str], kind: type[R]) -> list[R]:
     """The rows of a table as objects.
 
     Raises:
@@ -103,7 +97,7 @@ def read_records(path: Path, needed: Sequence[str], kind: type[R], *, key: Seque
     """
     rows: list[R] = []
     wrong: list[tuple[int, str]] = []
-    for line, record in enumerate(plain_records(read_table(path, needed, kind, key=key))):
+    for line, record in enumerate(plain_records(read_table(path, needed, kind))):
         try:
             rows.append(kind(**{name: value for name, value in record.items() if value is not None}))
         except ValueError as error:
@@ -116,6 +110,20 @@ def plain_records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The lines of a table as dictionaries of plain values; None where a field is empty."""
     records = table.astype(object).where(table.notna(), None).to_dict("records")
     return [{str(name): value for name, value in record.items()} for record in records]
+
+
+def frame_of(rows: Iterable[R], kind: type[R]) -> pd.DataFrame:
+    """Rows as a table with the types of :func:`read_table`, a line each in their order."""
+    import pandas as pd
+
+    return _complete(pd.DataFrame([row.to_dict() for row in rows], dtype=object), kind)
+
+
+def _complete(table: pd.DataFrame, kind: type[Record]) -> pd.DataFrame:
+    """The table with all columns of its rows, in their order and with their types."""
+    absent: dict[str, Any] = {column.name: column.default for column in fields(kind) if column.name not in table}
+    dtypes = {name: _DTYPES[column_field(name, kind)["type"]] for name in kind.columns()}
+    return table.assign(**absent)[[*dtypes]].astype(dtypes)
 
 
 def read_text(path: Path, *, listed: bool = True) -> pd.DataFrame:

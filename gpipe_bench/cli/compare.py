@@ -140,6 +140,6 @@ def _read(path: Path) -> list[AnyRow]:
 
 def _tables(paths: list[Path]) -> list[Path]:
     """Those with the columns of rows."""
-    return [
-        path for path in paths if set(_NEEDED) <= set(path.read_text(encoding="utf-8").partition("\n")[0].split(","))
-    ]
+    from gpipe_bench.tables import read_text
+
+    return [path for path in paths if set(_NEEDED) <= set(read_text(path).columns)]

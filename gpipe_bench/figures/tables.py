@@ -40,7 +40,7 @@ def read_rows(path: Path, needed: Sequence[str]) -> list[Row]:
     Raises:
         ConfigError: as :func:`gpipe_bench.tables.read_table`.
     """
-    return read_records(path, needed, Row, key=("cell", "experiment", "evidence", "profile", "repeat"))
+    return read_records(path, needed, Row)
 
 
 def read_peers(path: Path) -> list[PeerRow]:
@@ -50,7 +50,7 @@ def read_peers(path: Path) -> list[PeerRow]:
         ConfigError: as :func:`read_rows`.
     """
     needed = (*_PEER_KEYS, "status", "throughput_samples_per_s", "host_time_per_cell_us")
-    return read_records(path, needed, PeerRow, key=("case", "evidence", "profile", "contender"))
+    return read_records(path, needed, PeerRow)
 
 
 def is_race(path: Path) -> bool:

@@ -60,7 +60,7 @@ def _results(values: pd.DataFrame) -> dict[str, Any]:
     if len(failed):
         metric, status = failed[["metric", "status"]].iloc[-1]
         return {"status": status, "reason": f"{metric} was published as {status}"}
-    return values.groupby("column")["value"].sum().to_dict()
+    return {str(name): value for name, value in values.groupby("column")["value"].sum().items()}
 
 
 def published_for(rows: Iterable[Row], folder: Path = PUBLISHED_FOLDER) -> list[Row]:

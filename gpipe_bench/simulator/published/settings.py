@@ -81,7 +81,7 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
     """The values that torchgpipe's benchmarks print, and how each of their rows was run.
 
     Raises:
-        ConfigError: a table cannot be read or is not whole, or there are values without settings or the reverse.
+        ConfigError: a table cannot be read or is not whole, or the two do not belong together.
     """
     needed = (*_CELL, "source", "metric", "value", "status")
     values = read_table(folder / "published.csv", needed, given=needed[:-2])
@@ -92,6 +92,9 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
         cell = " ".join(lone.iloc[0][[*_CELL]])
         rule = f"published.csv and settings.csv in {folder} must have the same cells"
         raise ConfigError([f"{rule}, got {cell} in only one of them; restore the folder"])
+    if len(blank := values[(values["status"] == "ok") & values["value"].isna()]):
+        rule = f"{folder / 'published.csv'}, line {blank.index[0] + 2}: value must be given where status is ok"
+        raise ConfigError([f"{rule}, got nothing; restore the file"])
     return values, settings
 
 
