@@ -39,6 +39,7 @@ DESCRIPTOR: Final = "datapackage.json"
 
 _DTYPES: Final[Mapping[str, Any]] = {"string": "str", "integer": "Int64", "number": "float64", "boolean": "boolean"}
 _SHOWN_PROBLEMS: Final = 5
+_MANY_COLUMNS: Final = 20
 _DAMAGED: Final = "it may be cut short or damaged: make it again"
 
 R = TypeVar("R", bound=Record)
@@ -50,6 +51,7 @@ def read_table(
     records: type[Record] | None = None,
     *,
     given: Sequence[str] = (),
+    numbers: Sequence[str] = (),
     key: Sequence[str] = (),
     empty: bool = False,
 ) -> pd.DataFrame:
@@ -61,6 +63,7 @@ def read_table(
         records: the rows that the table is made of: their columns that are absent get their defaults, and their key is
             that of the table. By default the columns of any table are known.
         given: columns without empty fields.
+        numbers: columns of numbers whose names stand for texts in other tables.
         key: columns that together are never the same in two lines where the first of them is not empty; those of them
             that are there count.
         empty: whether there may be no lines.
@@ -79,6 +82,8 @@ def read_table(
     table = text[known].copy()
     for name in known:
         field = column_field(name, records)
+        if name in numbers:
+            field = {**field, "type": "number"}
         if name in given:
             field = {**field, "constraints": {**field.get("constraints", {}), "required": True}}
         values, messages = _parsed(field, text[name].unique())
@@ -233,11 +238,12 @@ def _header_problems(
     path: Path, names: Sequence[str], needed: Sequence[str], records: type[Record] | None
 ) -> list[str]:
     """Needed columns that are absent, and strange ones that look like a known column which is absent."""
+    lost = [name for name in needed if name not in names]
     problems = [
-        f"columns of {path} must include {name!r}, got none of that name; {nearest(name, names)}"
-        for name in needed
-        if name not in names
+        f"columns of {path} must include {name!r}, got none of that name; {nearest(name, names)}" for name in lost
     ]
+    if len(lost) > _MANY_COLUMNS:
+        problems = [f"columns of {path} must include {', '.join(lost)}, got none of them; name another table"]
     absent = [name for name in (records.columns() if records else ()) if name not in (*names, *needed)]
     for name in names:
         close = [] if is_known(name, records) else difflib.get_close_matches(name, absent, n=1, cutoff=0.8)
