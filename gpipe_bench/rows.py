@@ -28,10 +28,10 @@ class Record:
     """What rows of every kind can do; their columns are fields made by :func:`column`.
 
     Attributes:
-        KEY: columns that together are never the same in two rows of a table, where the first of them is not empty.
+        NAMED_BY: column that names the run of a row. Rows with a name are never the same in all columns.
     """
 
-    KEY: ClassVar[tuple[str, ...]] = ()
+    NAMED_BY: ClassVar[str] = ""
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class Record:
 class Row(Record):
     """One row of a result table; ``None`` means that the value was not taken or does not apply."""
 
-    KEY = ("cell", "experiment", "evidence", "profile", "repeat")
+    NAMED_BY = "cell"
 
     experiment: str = column("", "experiment that asked for the cell", "")
     evidence: str = column("", "published, simulated or measured", "measured")

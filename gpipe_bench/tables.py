@@ -60,8 +60,8 @@ def read_table(
     Args:
         path: a CSV file.
         needed: columns that must be there.
-        records: the rows that the table is made of: their columns that are absent get their defaults, and their key is
-            that of the table. By default the columns of any table are known.
+        records: the rows that the table is made of: their columns that are absent get their defaults, and no row with
+            a name may be there twice. By default the columns of any table are known.
         given: columns without empty fields.
         numbers: columns of numbers whose names stand for texts in other tables.
         key: columns that together are never the same in two lines where the first of them is not empty; those of them
@@ -89,7 +89,9 @@ def read_table(
         values, messages = _parsed(field, text[name].unique())
         table[name] = text[name].map(values).astype(_DTYPES[field["type"]])
         wrong += [(int(str(line)), message) for line, message in text[name].map(messages).dropna().items()]
-    wrong += _repeated(table, key or (records.KEY if records else ()))
+    if records and records.NAMED_BY in table:
+        key = (records.NAMED_BY, *(name for name in table.columns if name != records.NAMED_BY))
+    wrong += _repeated(table, key)
     _refuse(path, wrong)
     return _complete(table, records) if records else table
 
@@ -266,12 +268,13 @@ def _parsed(field: Field, texts: Iterable[str]) -> tuple[dict[str, Any], dict[st
 
 
 def _repeated(table: pd.DataFrame, key: Sequence[str]) -> list[tuple[int, str]]:
-    """Lines of a run that an earlier line has already."""
-    if not key or key[0] not in table:
+    """Lines that are the same as an earlier one in the columns of a key."""
+    if not key:
         return []
     key = [name for name in key if name in table]
     again = table.duplicated(key) & (table[key[0]] != "")
-    message = f"{', '.join(key)} must differ from line to line, got those of an earlier line; drop one of the two"
+    what = "" if len(key) == len(table.columns) else f" in {' or '.join(key)}"
+    message = f"line must differ{what} from those above, got the same; drop one of the two"
     return [(line, message) for line in table.index[again]]
 
 
