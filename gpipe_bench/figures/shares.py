@@ -21,10 +21,11 @@ from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.figures.from_rows import draw_rows
-from gpipe_bench.figures.groups import Group, group_rows, published_beside, setting_words
+from gpipe_bench.figures.groups import ordered_groups, setting_words
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, INK, LEFT_IN, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import significant
+from gpipe_bench.outcomes import Group, published_beside
 from gpipe_bench.rows import Row
 from gpipe_bench.shapley import Share, shapley_shares
 
@@ -73,7 +74,7 @@ def draw_shares(rows_csv: Path, out_stem: Path) -> list[Path]:
 def shares_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    groups = group_rows(rows)
+    groups = ordered_groups(rows)
     complete = [group for group in groups if _complete(group)]
     for k, group in enumerate(complete):
         if k:

@@ -1,10 +1,11 @@
-from gpipe_bench.figures.groups import failure_notes, group_rows, setting_words, short_reason
+from gpipe_bench.figures.groups import failure_notes, ordered_groups, setting_words, short_reason
+from gpipe_bench.outcomes import group_rows
 from tests.figures.synthetic import ablation_row, accelerator_ablation, cpu_ablation, published_ablation
 
 
 def test_groups_come_published_simulated_measured():
     rows = [*cpu_ablation(), *accelerator_ablation(1, "simulated"), *published_ablation()]
-    assert [group.head.evidence for group in group_rows(rows)] == ["published", "simulated", "measured"]
+    assert [group.head.evidence for group in ordered_groups(rows)] == ["published", "simulated", "measured"]
 
 
 def test_runs_of_different_settings_are_never_compared():
