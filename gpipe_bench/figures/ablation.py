@@ -27,10 +27,6 @@ from gpipe_bench.tables import nearest
 
 __all__ = ["ablation_figure", "draw_ablation"]
 
-_NEEDED: Final = (
-    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "repeat"),
-    *("status", "reason", "throughput_samples_per_s", "peak_allocated_gib", "peak_reserved_gib", "device"),
-)
 _FEW: Final = 5
 
 
@@ -45,7 +41,7 @@ def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
         _check_setting(rows, rows_csv)
         return ablation_figure(rows)
 
-    return draw_rows(figure, _NEEDED, rows_csv, out_stem)
+    return draw_rows(figure, rows_csv, out_stem)
 
 
 def ablation_figure(rows: Sequence[Row]) -> Figure:

@@ -31,10 +31,6 @@ from gpipe_bench.shapley import Share, shapley_shares
 
 __all__ = ["draw_shares", "shares_figure"]
 
-_NEEDED: Final = (
-    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
-    *("status", "reason", "throughput_samples_per_s", "peak_allocated_gib", "peak_reserved_gib", "device"),
-)
 _COMPONENTS: Final = tuple(field.name for field in fields(Components))
 _ROW_IN: Final = 0.27
 _AXIS_IN: Final = 0.34
@@ -68,7 +64,7 @@ class _Panel:
 
 def draw_shares(rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw the shares of the components; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(shares_figure, _NEEDED, rows_csv, out_stem)
+    return draw_rows(shares_figure, rows_csv, out_stem)
 
 
 def shares_figure(rows: Sequence[Row]) -> Figure:

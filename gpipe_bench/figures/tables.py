@@ -13,7 +13,14 @@ from gpipe_bench.rows import Row
 from gpipe_bench.tables import header_of, plain_records, read_records, read_table
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["RecordedEvent", "is_race", "read_events", "read_peers", "read_rows"]
+__all__ = ["NEEDED", "RecordedEvent", "is_race", "read_events", "read_peers", "read_rows"]
+
+NEEDED: Final = (
+    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
+    *("repeat", "status", "reason", "throughput_samples_per_s", "step_time_ms", "peak_allocated_gib"),
+    *("peak_reserved_gib", "bubble_fraction", "copy_fraction", "recompute_fraction", "imbalance_fraction", "device"),
+)
+"""Columns of rows that figures read."""
 
 _EVENT_KEYS: Final = ("cell", "variant", "repeat", "evidence")
 _PEER_KEYS: Final = ("evidence", "workload", "contender", "model", "variant", "partitions", "chunks", "checkpoint")
@@ -30,7 +37,7 @@ class RecordedEvent:
     event: TimelineEvent
 
 
-def read_rows(path: Path, needed: Sequence[str]) -> list[Row]:
+def read_rows(path: Path, needed: Sequence[str] = NEEDED) -> list[Row]:
     """The rows of a result table.
 
     Args:
