@@ -24,7 +24,7 @@ from gpipe_bench.rows import EVIDENCE, STATUSES, Record, Row
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.transparency_rows import TransparencyRow
 
-__all__ = ["Field", "check_value", "column_field", "is_known", "parse_value"]
+__all__ = ["Field", "check_value", "column_field", "known_columns", "parse_value"]
 
 Field = Mapping[str, Any]
 
@@ -51,25 +51,25 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re
 _TRUTH: Final = {"true": True, "false": False, "1": True, "0": False}
 
 
-def is_known(name: str, records: type[Record] | None = None) -> bool:
-    """Whether a column is described, for rows of one kind or else for any table."""
-    if records is not None:
-        return name in records.columns()
-    return name in _glossary() or any(name in kind.columns() for kind in _RECORDS)
+def known_columns(records: type[Record] | None = None) -> frozenset[str]:
+    """The columns that are described, of rows of one kind or else of any table."""
+    kinds = [records] if records else _RECORDS
+    return frozenset([*(() if records else _glossary()), *(name for kind in kinds for name in kind.columns())])
 
 
-def column_field(name: str, records: type[Record] | None = None) -> Field:
+def column_field(name: str, records: type[Record] | None = None, table: str = "") -> Field:
     """The field of a column.
 
     Args:
         name: of the column.
         records: the rows that it belongs to. Without them, or where they have no such column, the glossary
             ``columns.yaml`` decides, and then the first kind of rows that has it.
+        table: kind of table, for names that mean something else in one kind.
 
     Raises:
         ConfigError: nothing describes it.
     """
-    words = _glossary().get(name)
+    words = _glossary().get(f"{table}.{name}", _glossary().get(name))
     kinds = [kind for kind in _RECORDS if name in kind.columns()]
     if records in kinds:
         return _record_field(name, records)

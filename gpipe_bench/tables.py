@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gpipe_bench.columns import Field, column_field, is_known, parse_value
+from gpipe_bench.columns import Field, column_field, known_columns, parse_value
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Record
 
@@ -51,7 +51,7 @@ def read_table(
     records: type[Record] | None = None,
     *,
     given: Sequence[str] = (),
-    numbers: Sequence[str] = (),
+    kind: str = "",
     key: Sequence[str] = (),
     empty: bool = False,
 ) -> pd.DataFrame:
@@ -63,7 +63,7 @@ def read_table(
         records: the rows that the table is made of: their columns that are absent get their defaults, and no row with
             a name may be there twice. By default the columns of any table are known.
         given: columns without empty fields.
-        numbers: columns of numbers whose names stand for texts in other tables.
+        kind: of the table, where a name of a column means something else in it than in others.
         key: columns that together are never the same in two lines where the first of them is not empty; those of them
             that are there count.
         empty: whether there may be no lines.
@@ -77,13 +77,12 @@ def read_table(
         raise ConfigError([f"table must have at least one row, got a header alone at {path}; run and collect it first"])
     if problems := _header_problems(path, list(text.columns), needed, records):
         raise ConfigError(problems)
-    known = [name for name in text.columns if is_known(name, records)]
+    described = known_columns(records)
+    known = [name for name in text.columns if name in described]
     wrong: list[tuple[int, str]] = []
     table = text[known].copy()
     for name in known:
-        field = column_field(name, records)
-        if name in numbers:
-            field = {**field, "type": "number"}
+        field = column_field(name, records, kind)
         if name in given:
             field = {**field, "constraints": {**field.get("constraints", {}), "required": True}}
         values, messages = _parsed(field, text[name].unique())
@@ -246,9 +245,10 @@ def _header_problems(
     ]
     if len(lost) > _MANY_COLUMNS:
         problems = [f"columns of {path} must include {', '.join(lost)}, got none of them; name another table"]
-    absent = [name for name in (records.columns() if records else ()) if name not in (*names, *needed)]
+    known = known_columns(records)
+    absent = sorted(known - {*names, *needed})
     for name in names:
-        close = [] if is_known(name, records) else difflib.get_close_matches(name, absent, n=1, cutoff=0.8)
+        close = [] if name in known else difflib.get_close_matches(name, absent, n=1, cutoff=0.8)
         problems += [f"columns of {path} must be known, got {name!r}; did you mean {near!r}?" for near in close]
     return problems
 

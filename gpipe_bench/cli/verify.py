@@ -116,10 +116,12 @@ def _of_table(table: Path, reference: Path, *, allowed: bool) -> list[Check]:
     import pandas as pd
 
     from gpipe_bench.bench.evaluation.verify import checks_of_rows, missing_cells
+    from gpipe_bench.bench.evaluation.verify_tables import check_configurations
     from gpipe_bench.rows import Row
     from gpipe_bench.tables import frame_of, read_table
 
     rows = read_table(table, _NEEDED, Row)
+    check_configurations(table, rows)
     olds = [path for path in reference_tables(reference) if path.stem == table.stem]
     known = pd.concat([read_table(old, _NEEDED, Row) for old in olds]) if olds else frame_of([], Row)
     found = list(checks_of_rows(table.stem, rows, known))

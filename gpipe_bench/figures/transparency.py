@@ -54,9 +54,10 @@ def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[P
     problems: list[str] = []
     for suffix, columns in _COLUMNS.items():
         path = rows_csv.with_name(f"{rows_csv.stem}{suffix}{rows_csv.suffix}")
-        kind, key = (None, columns[: columns.index(_LAST_KEY[suffix]) + 1]) if suffix else (TransparencyRow, ())
+        records, name = None if suffix else TransparencyRow, f"transparency{suffix.replace('_', '-')}"
+        key = columns[: columns.index(_LAST_KEY[suffix]) + 1] if suffix else ()
         try:
-            tables[suffix] = read_table(path, columns, kind, numbers=("loss",), key=key, empty=suffix == "_layers")
+            tables[suffix] = read_table(path, columns, records, kind=name, key=key, empty=suffix == "_layers")
         except ConfigError as error:
             problems += error.problems
     if problems:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -275,6 +277,27 @@ def test_rows_that_stand_twice_are_refused(tmp_path, capsys):
         main(["verify", str(path), "--out", str(tmp_path / "v.csv")])
     assert ended.value.code == 2
     assert f"{path}, line {len(lines) + 1}: line must differ from those above" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["speed", "predictions"])
+def test_a_digest_without_its_configuration_is_refused(tmp_path, capsys, name):
+    for suffix in ("", "_configurations"):
+        shutil.copy(REFERENCE.with_name(f"{name}{suffix}.csv"), tmp_path)
+    path = tmp_path / f"{name}.csv"
+    call = ["verify", *(["--predictions"] if name == "predictions" else []), str(path)]
+    call += ["--reference", str(ROOT / "results/reference"), "--out", str(tmp_path / "v.csv")]
+    with pytest.raises(SystemExit) as ended:
+        main(call)
+    assert ended.value.code in (0, None)
+    text = path.read_text()
+    key = re.search("[0-9a-f]{64}", text).group()
+    path.write_text(text.replace(key, key[:-1] + ("0" if key[-1] != "0" else "1"), 1))
+    with pytest.raises(SystemExit) as ended:
+        main(call)
+    assert ended.value.code == 2
+    assert (
+        f"{path}, line 2 must have a digest of a configuration in {name}_configurations.csv" in capsys.readouterr().err
+    )
 
 
 def test_a_claim_that_is_held_to_something_must_be_there_for_each_model(tmp_path):

@@ -160,7 +160,7 @@ def test_verdicts_of_transparency_stand_inside_the_figure(texts_of, model):
     (rows,) = (ROOT / "results/reference").glob("measured/*/transparency.csv")
     tables = {}
     for suffix in ("", "_steps", "_layers", "_verdict"):
-        table = read_table(rows.with_name(f"transparency{suffix}.csv"), numbers=("loss",))
+        table = read_table(rows.with_name(f"transparency{suffix}.csv"), kind="transparency-steps")
         tables[suffix] = table[table["model"] == model]
     tables["_verdict"] = tables["_verdict"].assign(verdict="not established")
     with drawing():

@@ -72,7 +72,7 @@ def test_text_is_written_as_it_is():
 def test_reference_tables_keep_their_limits_and_their_bytes(path):
     text = read_text(path)
     kind = kind_of(list(text.columns), path)
-    table = read_table(path, kind.columns, kind.records)
+    table = read_table(path, kind.columns, kind.records, kind=kind.name)
     assert csv_text(kind.columns, text).encode() == path.read_bytes()
     # Predictions have six digits, which are not always the shortest.
     if kind.name != "predictions":

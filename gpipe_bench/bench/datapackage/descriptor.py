@@ -191,4 +191,4 @@ def _provenance(table: pd.DataFrame) -> Mapping[str, Any]:
 
 def table_schema(kind: TableKind) -> dict[str, Any]:
     """The Frictionless table schema of a kind: a field per column, and missing values."""
-    return {"fields": [column_field(name, kind.records) for name in kind.columns], "missingValues": [""]}
+    return {"fields": [column_field(name, kind.records, kind.name) for name in kind.columns], "missingValues": [""]}

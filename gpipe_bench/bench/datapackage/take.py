@@ -121,7 +121,7 @@ def _checked(path: Path) -> pd.DataFrame:
     """The texts of a table whose values keep the limits of their columns, each line once."""
     table = read_text(path)
     kind = kind_of(list(table.columns), path)
-    read_table(path, kind.columns, kind.records, empty=True)
+    read_table(path, kind.columns, kind.records, kind=kind.name, empty=True)
     return table
 
 

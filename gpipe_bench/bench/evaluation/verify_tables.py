@@ -6,15 +6,20 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.evaluation.verify import Check, Tolerance, lacking, origin_of
+from gpipe_bench.bench.storage.tables import companion_path
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.tables import plain_records, read_table
 from gpipe_bench.transparency_rows import GROUP
 
-__all__ = ["changed_predictions", "checks_of_claims", "checks_of_predictions", "missing_claims", "missing_predictions",
-           "read_tolerances"]  # fmt: skip
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["changed_predictions", "check_configurations", "checks_of_claims", "checks_of_predictions", "missing_claims",
+           "missing_predictions", "read_tolerances"]  # fmt: skip
 
 _TOLERANCES: Final = ("against", "table", "cell", "metric", "tolerance", "reason")
 _PREDICTIONS: Final = ("table", "experiment", "metric", "published", "simulated")
@@ -39,6 +44,23 @@ def read_tolerances(path: Path) -> list[Tolerance]:
     return [Tolerance(**line) for line in plain_records(table[[*_TOLERANCES]])]
 
 
+def check_configurations(path: Path, table: pd.DataFrame) -> None:
+    """Check that the configurations beside a table have those of its lines, where they are there.
+
+    Raises:
+        ConfigError: a line has a digest that leads to no configuration; all of them.
+    """
+    beside = companion_path(path, CONFIGURATIONS)
+    if not beside.is_file() or "config_sha256" not in table:
+        return
+    known = read_table(beside, CONFIGURATION_COLUMNS, key=CONFIGURATION_COLUMNS[:1])
+    lines = table[(table["config_sha256"] != "") & ~table["config_sha256"].isin(known["configuration"].map(digest))]
+    rule = f"must have a digest of a configuration in {beside.name}"
+    if len(lines):
+        raise ConfigError([f"{path}, line {int(str(line)) + 2} {rule}, got {text!r}; make the table again"
+                           for line, text in lines["config_sha256"].items()])  # fmt: skip
+
+
 def checks_of_predictions(path: Path) -> list[Check]:
     """Every published cell and its simulated value, from the table that the predictions wrote.
 
@@ -46,7 +68,9 @@ def checks_of_predictions(path: Path) -> list[Check]:
         ConfigError: it cannot be read, or holds words where numbers belong; all problems.
     """
     found = []
-    for line in plain_records(read_table(path, _PREDICTIONS, key=_PLACE)):
+    table = read_table(path, _PREDICTIONS, key=_PLACE)
+    check_configurations(path, table)
+    for line in plain_records(table):
         expected, got = line["published"], line["simulated"]
         # Print leaves a cell empty that ran out of memory; a prediction is empty for that reason where print is.
         printed = "oom" if expected is None else "ok"
