@@ -23,6 +23,17 @@ def test_a_failed_run_that_did_not_learn_its_machine_joins_its_setting():
     assert group.head.device == "cpu Imaginary 9000"
 
 
+def test_a_failed_run_joins_the_machine_that_it_names_and_no_other_type_of_device():
+    rows = [ablation_row("baseline"), ablation_row("baseline", device="cpu Other")]
+    failed = {"status": "error", "reason": "no"}
+    rows += [ablation_row("dep-x-x", **failed), ablation_row("dep-x-ptl", device="cuda", profile="", **failed)]
+    assert [list(group.outcomes) for group in group_rows(rows)] == [
+        ["baseline", "dep-x-x"],
+        ["baseline"],
+        ["dep-x-ptl"],
+    ]
+
+
 def test_failed_runs_alone_make_a_group():
     (group,) = group_rows([ablation_row(v, status="oom", reason="no") for v in ("baseline", "dep-x-x")])
     assert len(group.outcomes) == 2
