@@ -24,6 +24,8 @@ RATIO_COLUMNS: Final = (*KEYS, "baseline", "rounds", "time_ratio", "low", "high"
 class PeerRow(Record):
     """One contender on one workload; ``None`` means that the value was not taken or does not apply."""
 
+    NAMED_BY = "case"
+
     experiment: str = like("experiment", text="experiment that asked for the run", default="peers")
     evidence: str = like("evidence", text="always measured")
     workload: str = column(

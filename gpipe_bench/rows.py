@@ -7,7 +7,7 @@ One schema serves all three kinds of evidence. A failed cell is a row too: its `
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from gpipe_bench.schedule import ideal_bubble
 
@@ -25,7 +25,13 @@ def column(unit: str, text: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What rows of every kind can do; their columns are fields made by :func:`column`."""
+    """What rows of every kind can do; their columns are fields made by :func:`column`.
+
+    Attributes:
+        NAMED_BY: column that names the run of a row. Rows with a name are never the same in all columns.
+    """
+
+    NAMED_BY: ClassVar[str] = ""
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
@@ -45,6 +51,8 @@ class Record:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Record):
     """One row of a result table; ``None`` means that the value was not taken or does not apply."""
+
+    NAMED_BY = "cell"
 
     experiment: str = column("", "experiment that asked for the cell", "")
     evidence: str = column("", "published, simulated or measured", "measured")

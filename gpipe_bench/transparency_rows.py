@@ -43,6 +43,8 @@ value that occurs, and the start of the first. The configuration of a claim is i
 class TransparencyRow(Record):
     """One training run; ``None`` means that the value does not apply."""
 
+    NAMED_BY = "arm"
+
     experiment: str = like("experiment", text="experiment that asked for the run", default="transparency")
     evidence: str = like("evidence", text="always measured")
     model: str = like("model")

@@ -120,8 +120,9 @@ def _usual(rows: Sequence[AnyRow], metric: str, *, throughput_alone: bool) -> li
 def _rows(place: Path) -> list[AnyRow]:
     """The rows of a table, or of all tables of rows in a folder; of those below it where it has none itself."""
     from gpipe_bench.errors import ConfigError
+    from gpipe_bench.files import is_folder
 
-    if not place.is_dir():
+    if not is_folder(place):
         return _read(place)
     paths = _tables(sorted(place.glob("*.csv"))) or _tables(sorted(place.rglob("*.csv")))
     if not paths:
@@ -140,6 +141,6 @@ def _read(path: Path) -> list[AnyRow]:
 
 def _tables(paths: list[Path]) -> list[Path]:
     """Those with the columns of rows."""
-    return [
-        path for path in paths if set(_NEEDED) <= set(path.read_text(encoding="utf-8").partition("\n")[0].split(","))
-    ]
+    from gpipe_bench.tables import read_text
+
+    return [path for path in paths if set(_NEEDED) <= set(read_text(path).columns)]

@@ -92,11 +92,15 @@ def _report_missing(name: str, checks: Sequence[Check]) -> None:
 
 
 def _of_predictions(path: Path, reference: Path, *, allowed: bool) -> list[Check]:
-    """The checks of the predictions, and the lines that the reference predictions have beyond them."""
-    from gpipe_bench.bench.evaluation.verify_tables import checks_of_predictions, missing_predictions
+    """The checks of the predictions, against print and reference, and the lines that the reference has beyond them."""
+    from gpipe_bench.bench.evaluation.verify_tables import (
+        changed_predictions,
+        checks_of_predictions,
+        missing_predictions,
+    )
 
-    found = checks_of_predictions(path)
-    return [*found, *missing_predictions(found, reference_companions("predictions", reference), allowed=allowed)]
+    found, olds = checks_of_predictions(path), reference_companions("predictions", reference)
+    return [*found, *changed_predictions(found, olds), *missing_predictions(found, olds, allowed=allowed)]
 
 
 def _of_claims(path: Path, reference: Path, limits: Sequence[Tolerance], *, allowed: bool) -> list[Check]:
@@ -109,12 +113,17 @@ def _of_claims(path: Path, reference: Path, limits: Sequence[Tolerance], *, allo
 
 def _of_table(table: Path, reference: Path, *, allowed: bool) -> list[Check]:
     """The checks of a table of rows against the reference tables of its name; lacking cells may be allowed."""
-    from gpipe_bench.bench.evaluation.verify import checks_of_rows, missing_cells
-    from gpipe_bench.figures.tables import read_rows
+    import pandas as pd
 
-    rows = read_rows(table, _NEEDED)
+    from gpipe_bench.bench.evaluation.verify import checks_of_rows, missing_cells
+    from gpipe_bench.bench.evaluation.verify_tables import check_configurations
+    from gpipe_bench.rows import Row
+    from gpipe_bench.tables import frame_of, read_table
+
+    rows = read_table(table, _NEEDED, Row)
+    check_configurations(table, rows)
     olds = [path for path in reference_tables(reference) if path.stem == table.stem]
-    known = [row for old in olds for row in read_rows(old, _NEEDED)]
+    known = pd.concat([read_table(old, _NEEDED, Row) for old in olds]) if olds else frame_of([], Row)
     found = list(checks_of_rows(table.stem, rows, known))
     if not found:
         typer.echo(f"{table}: no cell of it is among the reference rows", err=True)

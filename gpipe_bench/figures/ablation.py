@@ -16,20 +16,17 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.factorial import add_factorial
 from gpipe_bench.figures.from_rows import draw_rows
-from gpipe_bench.figures.groups import Group, failure_notes, group_rows, published_beside, setting_words
+from gpipe_bench.figures.groups import failure_notes, ordered_groups, setting_words
 from gpipe_bench.figures.marks import draw_failure
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.published import PUBLISHED_MARK, add_published
 from gpipe_bench.figures.style import FAINT
-from gpipe_bench.figures.tables import nearest
+from gpipe_bench.outcomes import Group, group_rows, published_beside
 from gpipe_bench.rows import Row
+from gpipe_bench.tables import nearest
 
 __all__ = ["ablation_figure", "draw_ablation"]
 
-_NEEDED: Final = (
-    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "repeat"),
-    *("status", "reason", "throughput_samples_per_s", "peak_allocated_gib", "peak_reserved_gib", "device"),
-)
 _FEW: Final = 5
 
 
@@ -44,13 +41,13 @@ def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
         _check_setting(rows, rows_csv)
         return ablation_figure(rows)
 
-    return draw_rows(figure, _NEEDED, rows_csv, out_stem)
+    return draw_rows(figure, rows_csv, out_stem)
 
 
 def ablation_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    groups = group_rows(rows)
+    groups = ordered_groups(rows)
     beside = [published_beside(group, groups) for group in groups]
     shown = [(group, twin) for group, twin in zip(groups, beside, strict=True) if group not in beside]
     for k, (group, published) in enumerate(shown):

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.points import NEEDED, Point, points_of
+from gpipe_bench.figures.points import Point, points_of
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN
 from gpipe_bench.figures.sweep import machine_words
 from gpipe_bench.figures.text import listing, significant
@@ -37,7 +37,7 @@ _STYLES: Final[dict[str, dict[str, Any]]] = {
 
 def draw_advice(rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw what ``advise --rows`` tried; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(advice_figure, (*NEEDED, "balance"), rows_csv, out_stem)
+    return draw_rows(advice_figure, rows_csv, out_stem)
 
 
 def advice_figure(rows: Sequence[Row]) -> Figure:

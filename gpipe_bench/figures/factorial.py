@@ -15,10 +15,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import Components
-from gpipe_bench.figures.groups import Group, Outcome
 from gpipe_bench.figures.marks import OTHER_MARK, VARIANT_MARKS, draw_failure, draw_median
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import INK, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
+from gpipe_bench.outcomes import Group, Outcome
 
 __all__ = ["add_factorial"]
 

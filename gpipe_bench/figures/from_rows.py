@@ -14,14 +14,11 @@ from gpipe_bench.rows import Row
 __all__ = ["draw_rows"]
 
 
-def draw_rows(
-    figure_of: Callable[[Sequence[Row]], Figure], needed: Sequence[str], rows_csv: Path, out_stem: Path
-) -> list[Path]:
+def draw_rows(figure_of: Callable[[Sequence[Row]], Figure], rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw the figure of a result table.
 
     Args:
         figure_of: makes the figure of some rows.
-        needed: columns that it reads.
         rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
         out_stem: path of the figure without its suffix.
 
@@ -32,6 +29,6 @@ def draw_rows(
         ConfigError: the table cannot be read, lacks a column, or ``figure_of`` refuses it.
         OutputError: the figure cannot be written.
     """
-    rows = read_rows(rows_csv, needed)
+    rows = read_rows(rows_csv)
     with drawing():
         return save(figure_of(rows), out_stem)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.race import LOOKS, MODES, Record, add_absent, add_head, draw_race, present
+from gpipe_bench.figures.race import LOOKS, MODES, add_absent, add_head, draw_race, present
 from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.peer_rows import TINY
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["draw_host_time", "host_time_figure"]
 
 _LEFT_IN: Final = 0.5
+_TIME: Final = "host_time_per_cell_us"
 
 
 def draw_host_time(rows_csv: Path, out_stem: Path) -> list[Path]:
@@ -26,44 +29,42 @@ def draw_host_time(rows_csv: Path, out_stem: Path) -> list[Path]:
     return draw_race(host_time_figure, rows_csv, out_stem)
 
 
-def host_time_figure(rows: Sequence[Record]) -> Figure:
+def host_time_figure(rows: pd.DataFrame) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
     add_head(page, "Host time of pipelines and the plain module", rows)
-    cells = [row for row in rows if row["workload"] == "cells"]
-    if any(row["status"] == "ok" for row in cells):
+    cells = rows[rows["workload"] == "cells"]
+    if any(cells["status"] == "ok"):
         _add_cells(page, cells)
         page.paragraph("A mark for each m and n with so many cells; lines: their median.", colour=FAINT)
     else:
         page.paragraph("No tiny layers in this table.")
-    _add_combinations(page, [row for row in rows if row["workload"] == "combinations" and row["ratio"]])
-    add_absent(page, [row for row in rows if row["workload"] in TINY])
+    _add_combinations(page, rows[(rows["workload"] == "combinations") & rows["ratio"].notna()])
+    add_absent(page, rows[rows["workload"].isin(TINY)])
     return page.render()
 
 
-def _add_combinations(page: Page, rows: Sequence[Record]) -> None:
+def _add_combinations(page: Page, rows: pd.DataFrame) -> None:
     """A line per way to drive the backward pass: the least and the most of all combinations of components."""
     for name in (name for name in present(rows) if name.startswith("engine")):
-        ratios = [float(row["ratio"]) for row in rows if row["contender"] == name]
-        base = next(row["baseline"] for row in rows if row["contender"] == name)
-        count = len({row["variant"] for row in rows if row["contender"] == name})
-        page.paragraph(f"{name}, {count} combinations: {min(ratios):.2f} to {max(ratios):.2f} of {base}'s.")
+        own = rows[rows["contender"] == name]
+        span = f"{own['ratio'].min():.2f} to {own['ratio'].max():.2f} of {own['baseline'].iloc[0]}'s"
+        page.paragraph(f"{name}, {len(own['variant'].unique())} combinations: {span}.")
 
 
-def _add_cells(page: Page, rows: Sequence[Record]) -> None:
-    modes = [mode for mode in MODES if any(row["checkpoint"] == mode for row in rows)]
+def _add_cells(page: Page, rows: pd.DataFrame) -> None:
+    modes = [mode for mode in MODES if mode in set(rows["checkpoint"])]
     names = [name for name in present(rows) if not name.endswith("-threads")]
-    times = [float(row["host_time_per_cell_us"]) for row in rows if row["host_time_per_cell_us"]]
-    low, high = min(times) / 1.5, max(times) * 1.5
+    low, high = rows[_TIME].min() / 1.5, rows[_TIME].max() * 1.5
     for k, mode in enumerate(modes):
-        own = [row for row in rows if row["checkpoint"] == mode]
+        own = rows[rows["checkpoint"] == mode]
         title = "Time per cell of tiny layers, µs; checkpoint " if k == 0 else "checkpoint "
         _cells_strip(page, title + mode, own, names, (low, high), last=k == len(modes) - 1)
     _add_legend(page, names)
 
 
 def _cells_strip(
-    page: Page, title: str, rows: Sequence[Record], names: Sequence[str], reach: tuple[float, float], *, last: bool
+    page: Page, title: str, rows: pd.DataFrame, names: Sequence[str], reach: tuple[float, float], *, last: bool
 ) -> None:
     height = 0.95
 
@@ -73,8 +74,8 @@ def _cells_strip(
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         for name in names:
-            _plot_cells(axes, name, [row for row in rows if row["contender"] == name and row["status"] == "ok"])
-        sizes = sorted({int(row["partitions"]) * int(row["chunks"]) for row in rows})
+            _plot_cells(axes, name, rows[(rows["contender"] == name) & (rows["status"] == "ok")])
+        sizes = sorted({int(size) for size in rows["partitions"] * rows["chunks"]})
         axes.xaxis.set_major_locator(FixedLocator(sizes))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
@@ -91,16 +92,12 @@ def _cells_strip(
     page.strip(0.24 + height + (0.36 if last else 0.17), body)
 
 
-def _plot_cells(axes: Axes, name: str, rows: Sequence[Record]) -> None:
+def _plot_cells(axes: Axes, name: str, rows: pd.DataFrame) -> None:
     colour, line, marker = LOOKS[name]
-    points: dict[int, list[float]] = {}
-    for row in rows:
-        size = int(row["partitions"]) * int(row["chunks"])
-        points.setdefault(size, []).append(float(row["host_time_per_cell_us"]))
-    sizes = sorted(points)
-    axes.plot(sizes, [median(points[size]) for size in sizes], color=colour, linestyle=line, linewidth=0.7)
-    flat = [(size, value) for size in sizes for value in points[size]]
-    axes.plot([x for x, _ in flat], [y for _, y in flat], marker, color=colour, markersize=2.4, markeredgewidth=0.6)
+    points = rows.assign(size=(rows["partitions"] * rows["chunks"]).astype(int)).sort_values("size", kind="stable")
+    medians = points.groupby("size")[_TIME].median()
+    axes.plot(medians.index, medians, color=colour, linestyle=line, linewidth=0.7)
+    axes.plot(points["size"], points[_TIME], marker, color=colour, markersize=2.4, markeredgewidth=0.6)
 
 
 def _add_legend(page: Page, names: Sequence[str]) -> None:

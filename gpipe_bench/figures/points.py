@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.rows import Row
 from gpipe_bench.schedule import CHECKPOINT_MODES, ideal_bubble
+from gpipe_bench.tables import frame_of
 
-__all__ = ["NEEDED", "SHARES", "Point", "Series", "points_of", "series_of"]
+if TYPE_CHECKING:
+    import pandas as pd
 
-NEEDED: Final = (
-    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "microbatches", "checkpoint", "batch_size"),
-    *("repeat", "status", "reason", "throughput_samples_per_s", "step_time_ms", "bubble_fraction", "copy_fraction"),
-    *("recompute_fraction", "imbalance_fraction", "device"),
-)
-"""Columns that figures of a sweep read."""
+__all__ = ["SHARES", "Point", "Series", "points_of", "series_of"]
 
 SHARES: Final = ("compute", "recompute", "copy", "imbalance", "bubble")
 """Parts of a device's time, which add up to all of it."""
+
+
+_CELL: Final = ("partitions", "chunks", "batch_size", "checkpoint", "balance")
+_THROUGHPUT: Final = "throughput_samples_per_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,21 @@ class Series:
 
 def points_of(rows: Iterable[Row]) -> list[Point]:
     """A point per cell, in the order of the rows."""
-    cells: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        cells.setdefault((row.partitions, row.chunks, row.batch_size, row.checkpoint, row.balance), []).append(row)
-    return [_point(group) for group in cells.values()]
+    found = list(rows)
+    cells = frame_of(found, Row).groupby([*_CELL], sort=False, dropna=False)
+    return [_point(found, cell) for _, cell in cells]
+
+
+def _point(rows: Sequence[Row], cell: pd.DataFrame) -> Point:
+    good = cell[(cell["status"] == "ok") & (cell[_THROUGHPUT] > 0) & (cell["step_time_ms"] > 0)]
+    if good.empty:
+        return Point(rows[cell.index[0]], None, 0.0, dict.fromkeys(SHARES, 0.0))
+    head = rows[good.index[0]]
+    parts = {name: f"{name}_fraction" for name in SHARES[1:]}
+    middle = good[[_THROUGHPUT, "step_time_ms", *parts.values()]].fillna(0.0).median()
+    known = {name: float(middle[column]) for name, column in parts.items()}
+    device_ms = (head.partitions or 1) * float(middle["step_time_ms"]) / (head.batch_size or 1)
+    return Point(head, float(middle[_THROUGHPUT]), device_ms, {"compute": max(0.0, 1 - sum(known.values())), **known})
 
 
 def series_of(points: Sequence[Point]) -> list[Series]:
@@ -106,15 +117,3 @@ def series_of(points: Sequence[Point]) -> list[Series]:
 def _modes(points: Sequence[Point]) -> dict[str, list[Point]]:
     modes = [mode for mode in CHECKPOINT_MODES if any(p.row.checkpoint == mode for p in points)]
     return {mode: [p for p in points if p.row.checkpoint == mode] for mode in modes}
-
-
-def _point(rows: Sequence[Row]) -> Point:
-    good = [row for row in rows if row.status == "ok" and row.throughput_samples_per_s and row.step_time_ms]
-    if not good:
-        return Point(rows[0], None, 0.0, dict.fromkeys(SHARES, 0.0))
-    head = good[0]
-    step_ms = median(row.step_time_ms or 0.0 for row in good)
-    known = {name: median(getattr(row, f"{name}_fraction") or 0.0 for row in good) for name in SHARES[1:]}
-    shares = {"compute": max(0.0, 1 - sum(known.values())), **known}
-    device_ms = (head.partitions or 1) * step_ms / (head.batch_size or 1)
-    return Point(head, median(row.throughput_samples_per_s or 0.0 for row in good), device_ms, shares)

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import PUBLISHED
-from gpipe_bench.figures.groups import Group, Outcome
 from gpipe_bench.figures.marks import VARIANT_MARKS, draw_failure, draw_interval, draw_samples
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, FONT_PT, INK, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import TIMES, significant, text_width_pt
+from gpipe_bench.outcomes import Group, Outcome
 
 __all__ = ["PUBLISHED_MARK", "add_published"]
 

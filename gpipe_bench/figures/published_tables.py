@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,6 +17,10 @@ from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE, WIDTH_IN
 from gpipe_bench.rows import EVIDENCE, Row
+from gpipe_bench.tables import frame_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["METRICS", "draw_published_tables", "printed_metric", "published_tables_figure"]
 
@@ -27,10 +30,7 @@ METRICS: Final = {
 }
 """What can be drawn, with its name on the axis."""
 
-_NEEDED: Final = (
-    *("evidence", "model", "model_args", "partitions", "chunks", "checkpoint", "batch_size", "balance", "status"),
-    *("reason", "device"),
-)
+_SETTING: Final = ("partitions", "chunks", "batch_size", "checkpoint", "model_args")
 _LEFT_IN: Final = 0.98
 _RIGHT_IN: Final = 0.55
 _ROW_IN: Final = 0.17
@@ -47,14 +47,14 @@ class _Line:
     """One row of print: its name, and for each evidence its value or why there is none."""
 
     name: str
-    values: dict[str, float]
+    known: dict[str, float]
     failures: dict[str, str]
 
     @property
     def error(self) -> str:
         """Simulated over published, minus 1."""
-        if {"published", "simulated"} <= set(self.values):
-            return f"{self.values['simulated'] / self.values['published'] - 1:+.1%}"
+        if {"published", "simulated"} <= set(self.known):
+            return f"{self.known['simulated'] / self.known['published'] - 1:+.1%}"
         return ", ".join(f"{evidence}: {status}" for evidence, status in self.failures.items())
 
 
@@ -76,7 +76,7 @@ def draw_published_tables(rows_csv: Path, out_stem: Path, metric: str = "") -> l
         _check_lines(rows, rows_csv)
         return published_tables_figure(rows, metric or printed_metric(rows))
 
-    return draw_rows(figure, (*_NEEDED, *METRICS), rows_csv, out_stem)
+    return draw_rows(figure, rows_csv, out_stem)
 
 
 def printed_metric(rows: Sequence[Row]) -> str:
@@ -111,17 +111,11 @@ def published_tables_figure(rows: Sequence[Row], metric: str) -> Figure:
 
 
 def _check_lines(rows: Sequence[Row], rows_csv: Path) -> None:
-    variants: dict[tuple[Any, ...], set[str]] = {}
-    for row in rows:
-        variants.setdefault((row.evidence, row.model, *_setting(row)), set()).add(row.variant)
-    most = max(map(len, variants.values()))
+    lines = frame_of(rows, Row).groupby(["evidence", "model", *_SETTING], dropna=False)
+    most = lines["variant"].nunique().max()
     if most > 1:
         rule = f"rows of {rows_csv} must have one variant for each setting"
         raise ConfigError([f"{rule}, got {most} for one; draw the ablation of them, or leave one of them"])
-
-
-def _setting(row: Row) -> tuple[Any, ...]:
-    return row.partitions, row.chunks, row.batch_size, row.checkpoint, row.model_args
 
 
 def _devices(rows: Sequence[Row]) -> list[str]:
@@ -144,24 +138,17 @@ def _brackets(rows: Sequence[Row]) -> list[str]:
 
 
 def _lines(rows: Sequence[Row], metric: str) -> list[_Line]:
-    settings: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        settings.setdefault(_setting(row), []).append(row)
-    several = _sizes_vary(rows)
-    return [_line(key, group, metric, several) for key, group in settings.items()]
+    lines = frame_of(rows, Row).groupby([*_SETTING], sort=False, dropna=False)
+    return [_line(line, metric, several=_sizes_vary(rows)) for _, line in lines]
 
 
-def _line(key: tuple[Any, ...], group: Sequence[Row], metric: str, several: bool) -> _Line:
-    values, failures = {}, {}
-    for kind in dict.fromkeys(row.evidence for row in group):
-        own = [row for row in group if row.evidence == kind]
-        known = [float(value) for value in (getattr(row, metric) for row in own) if value is not None]
-        if known:
-            values[kind] = median(known)
-        elif own[0].status != "ok":
-            failures[kind] = own[0].status
-    name = f"n={key[0]} ({', '.join(_sizes(key[4]).values())})" if several else f"n={key[0]} m={key[1]}"
-    return _Line(name, values, failures)
+def _line(line: pd.DataFrame, metric: str, *, several: bool) -> _Line:
+    kinds = line.groupby("evidence", sort=False)
+    values, first = kinds[metric].median().dropna(), kinds["status"].first()
+    failures = {str(kind): status for kind, status in first.items() if status != "ok" and kind not in values}
+    head = line.iloc[0]
+    size = f"({', '.join(_sizes(head['model_args']).values())})" if several else f"m={head['chunks']}"
+    return _Line(f"n={head['partitions']} {size}", {str(kind): value for kind, value in values.items()}, failures)
 
 
 def _draw(frame: Frame, lines: Sequence[_Line], label: str) -> None:
@@ -171,9 +158,9 @@ def _draw(frame: Frame, lines: Sequence[_Line], label: str) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", linewidth=0.3, color=RULE)
     axes.set_axisbelow(True)
-    axes.set_xlim(0, max((value for line in lines for value in line.values.values()), default=1.0) * 1.08)
+    axes.set_xlim(0, max((value for line in lines for value in line.known.values()), default=1.0) * 1.08)
     for y, line in enumerate(lines):
-        for kind, value in line.values.items():
+        for kind, value in line.known.items():
             axes.plot(value, y, linestyle="none", zorder=4 if kind == "published" else 3, **_MARKS[kind])
         _note(axes, y, line)
     axes.set_xlabel(label)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
@@ -13,8 +12,12 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.style import FAINT, OKABE_ITO, drawing, save
 from gpipe_bench.peer_rows import PeerRow
+from gpipe_bench.tables import plain_records, read_table
 
-__all__ = ["LOOKS", "MODES", "Record", "add_absent", "add_head", "draw_race", "present", "read_race"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["LOOKS", "MODES", "add_absent", "add_head", "draw_race", "present", "read_race"]
 
 MODES: Final = ("never", "except_last", "always")
 LOOKS: Final = {
@@ -32,10 +35,8 @@ LOOKS: Final = {
 }
 """Colour, line and marker of each contender; none shares more than the colour with another."""
 
-Record = Mapping[str, str]
 
-
-def read_race(rows_csv: Path) -> list[dict[str, str]]:
+def read_race(rows_csv: Path) -> pd.DataFrame:
     """The rows of a race.
 
     Args:
@@ -44,28 +45,13 @@ def read_race(rows_csv: Path) -> list[dict[str, str]]:
     Raises:
         ConfigError: the table cannot be read, lacks columns, or has nothing to draw; all such problems.
     """
-    try:
-        with rows_csv.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            missing = sorted(set(PeerRow.columns()) - set(reader.fieldnames or ()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(
-            [f"table must be a readable CSV file, got {rows_csv} ({error}); run the race first"]
-        ) from error
-    problems = []
-    if missing:
-        problems = [
-            f"columns of {rows_csv} must include {', '.join(missing)}, got none; name a table that peers run wrote"
-        ]
-    if not problems and not any(row["status"] == "ok" for row in rows):
-        problems = [f"table must have a row that is ok, got none in {rows_csv}; read their reasons"]
-    if problems:
-        raise ConfigError(problems)
+    rows = read_table(rows_csv, PeerRow.columns(), PeerRow)
+    if not any(rows["status"] == "ok"):
+        raise ConfigError([f"table must have a row that is ok, got none in {rows_csv}; read their reasons"])
     return rows
 
 
-def draw_race(figure_of: Callable[[Sequence[Record]], Figure], rows_csv: Path, out_stem: Path) -> list[Path]:
+def draw_race(figure_of: Callable[[pd.DataFrame], Figure], rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw a figure of a race.
 
     Args:
@@ -85,26 +71,26 @@ def draw_race(figure_of: Callable[[Sequence[Record]], Figure], rows_csv: Path, o
         return save(figure_of(rows), out_stem)
 
 
-def add_head(page: Page, title: str, rows: Sequence[Record]) -> None:
+def add_head(page: Page, title: str, rows: pd.DataFrame) -> None:
     """Add the title, and on what was raced."""
-    head = next(row for row in rows if row["status"] == "ok")
+    (head,) = plain_records(rows[rows["status"] == "ok"].head(1))
     page.heading(title, head["evidence"])
-    page.paragraph(f"{head['device']}, {head['cores']} cores, torch {head['torch']}; {_versions(rows)}", colour=FAINT)
+    cores = f"{head['cores'] or '?'} cores"
+    page.paragraph(f"{head['device']}, {cores}, torch {head['torch']}; {_versions(rows)}", colour=FAINT)
 
 
-def add_absent(page: Page, rows: Sequence[Record]) -> None:
+def add_absent(page: Page, rows: pd.DataFrame) -> None:
     """Add who could not take part everywhere."""
-    absent = sorted({f"{row['contender']}: {row['status']}" for row in rows if row["status"] != "ok"})
-    if absent:
+    failed = rows[rows["status"] != "ok"]
+    if absent := sorted({*(failed["contender"] + ": " + failed["status"])}):
         page.paragraph(f"Not everywhere here: {', '.join(absent)}; the table has the reasons.", colour=FAINT)
 
 
-def present(rows: Sequence[Record]) -> list[str]:
+def present(rows: pd.DataFrame) -> list[str]:
     """Contenders with a row, in the order of the legend."""
-    known = {row["contender"] for row in rows}
-    return [name for name in LOOKS if name in known]
+    return [name for name in LOOKS if name in set(rows["contender"])]
 
 
-def _versions(rows: Sequence[Record]) -> str:
-    peers = {row["package"]: row["package_version"] for row in rows if row["package"] in {"torchgpipe", "fairscale"}}
-    return ", ".join(f"{name} {version or '-'}" for name, version in peers.items())
+def _versions(rows: pd.DataFrame) -> str:
+    peers = rows[rows["package"].isin(["torchgpipe", "fairscale"])].groupby("package", sort=False)["package_version"]
+    return ", ".join(f"{name} {version or '-'}" for name, version in peers.last().items())

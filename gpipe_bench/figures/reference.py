@@ -31,10 +31,6 @@ from gpipe_bench.rows import Row
 
 __all__ = ["draw_reference", "with_published"]
 
-_NEEDED: Final = (
-    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
-    *("status", "reason", "throughput_samples_per_s", "peak_reserved_gib"),
-)
 _SETTING: Final = ("model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
 _FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], Figure]]] = {
     "ablation": ablation_figure,
@@ -64,7 +60,7 @@ def draw_reference(out: Path, folder: Path = REFERENCE, processes: int = 1) -> I
     figures = reference_figures(folder)
     if not figures:
         raise ConfigError([f"reference must hold tables of rows, got none below {folder}; restore the folder"])
-    published = read_rows(folder / PUBLISHED_ROWS.relative_to(REFERENCE), _NEEDED)
+    published = read_rows(folder / PUBLISHED_ROWS.relative_to(REFERENCE))
     yield from spread(lambda figure: _draw(figure, out / figure.place / figure.name, published), figures, processes)
 
 
@@ -83,7 +79,7 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
         return draw_peers(figure.table, stem)
     if figure.kind == "host":
         return draw_host_time(figure.table, stem)
-    rows = read_rows(figure.table, _NEEDED)
+    rows = read_rows(figure.table)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = with_published(rows, [replace(row, experiment=rows[0].experiment) for row in published])
     with drawing():

@@ -21,19 +21,16 @@ from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.figures.from_rows import draw_rows
-from gpipe_bench.figures.groups import Group, group_rows, published_beside, setting_words
+from gpipe_bench.figures.groups import ordered_groups, setting_words
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, INK, LEFT_IN, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import significant
+from gpipe_bench.outcomes import Group, published_beside
 from gpipe_bench.rows import Row
 from gpipe_bench.shapley import Share, shapley_shares
 
 __all__ = ["draw_shares", "shares_figure"]
 
-_NEEDED: Final = (
-    *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
-    *("status", "reason", "throughput_samples_per_s", "peak_allocated_gib", "peak_reserved_gib", "device"),
-)
 _COMPONENTS: Final = tuple(field.name for field in fields(Components))
 _ROW_IN: Final = 0.27
 _AXIS_IN: Final = 0.34
@@ -67,13 +64,13 @@ class _Panel:
 
 def draw_shares(rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw the shares of the components; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(shares_figure, _NEEDED, rows_csv, out_stem)
+    return draw_rows(shares_figure, rows_csv, out_stem)
 
 
 def shares_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    groups = group_rows(rows)
+    groups = ordered_groups(rows)
     complete = [group for group in groups if _complete(group)]
     for k, group in enumerate(complete):
         if k:

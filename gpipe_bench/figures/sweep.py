@@ -20,7 +20,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.boxes import Box, add_boxes
 from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.points import NEEDED, Point, Series, points_of, series_of
+from gpipe_bench.figures.points import Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, WIDTH_IN
 from gpipe_bench.figures.text import significant
 from gpipe_bench.rows import Row
@@ -49,7 +49,7 @@ def draw_sweep(rows_csv: Path, out_stem: Path) -> list[Path]:
         _check_cells(rows, rows_csv)
         return sweep_figure(rows)
 
-    return draw_rows(figure, NEEDED, rows_csv, out_stem)
+    return draw_rows(figure, rows_csv, out_stem)
 
 
 def _check_cells(rows: Sequence[Row], rows_csv: Path) -> None:

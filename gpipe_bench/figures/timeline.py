@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from matplotlib.figure import Figure
 
@@ -16,8 +15,6 @@ from gpipe_bench.figures.tables import read_events, read_rows
 from gpipe_bench.rows import Row
 
 __all__ = ["draw_timeline", "timeline_figure"]
-
-_NEEDED: Final = ("evidence", "model", "model_args", "variant", "repeat", "status", "reason", "step_time_ms", "device")
 
 
 def draw_timeline(
@@ -40,7 +37,7 @@ def draw_timeline(
         ConfigError: a table cannot be read or lacks a column, or the variant is unknown or was not recorded.
         OutputError: the figure cannot be written.
     """
-    run = choose_run(read_events(events_csv), read_rows(rows_csv, _NEEDED), variant, evidence)
+    run = choose_run(read_events(events_csv), read_rows(rows_csv), variant, evidence)
     with drawing():
         return save(timeline_figure(run, variant), out_stem)
 

@@ -25,10 +25,6 @@ from gpipe_bench.timeline import KINDS
 
 __all__ = ["draw_timelines", "timelines_figure"]
 
-_NEEDED: Final = (
-    *("evidence", "model", "model_args", "variant", "repeat", "status", "reason", "step_time_ms", "device"),
-    *("throughput_samples_per_s", "peak_allocated_gib", "peak_reserved_gib"),
-)
 _ADDED: Final = {
     "baseline": "no edges between micro-batches: autograd's ready queue decides the order of the backward pass",
     "dep-x-x": "+ Fork and Join: every partition goes backward from the last micro-batch to the first",
@@ -54,7 +50,7 @@ def draw_timelines(events_csv: Path, rows_csv: Path, out_stem: Path, evidence: s
         ConfigError: a table cannot be read or lacks a column, or holds no published variant of that evidence.
         OutputError: the figure cannot be written.
     """
-    events, rows = read_events(events_csv), read_rows(rows_csv, _NEEDED)
+    events, rows = read_events(events_csv), read_rows(rows_csv)
     known = {row.variant for row in rows if row.evidence == evidence}
     asked: list[str] = [variant for variant in PUBLISHED if variant in known]
     runs = {variant: choose_run(events, rows, variant, evidence) for variant in asked}

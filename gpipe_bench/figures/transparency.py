@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,14 +13,26 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.claims import ARM_STYLES, add_claims
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN, drawing, save
+from gpipe_bench.tables import plain_records, read_table
 from gpipe_bench.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["draw_transparency", "transparency_figure"]
 
 _LEFT_IN: Final = 0.55
 _FLOOR: Final = 1e-18
-Record = Mapping[str, str]
-Tables = Mapping[str, Sequence[Record]]
+_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "": TransparencyRow.columns(),
+    "_steps": STEP_COLUMNS,
+    "_layers": LAYER_COLUMNS,
+    "_verdict": CLAIM_COLUMNS,
+}
+_LAST_KEY: Final = {"_steps": "step", "_layers": "layer", "_verdict": "reference"}
+"""The last of the columns by which lines of a companion differ; all before it count too."""
+
+Tables = Mapping[str, "pd.DataFrame"]
 
 
 def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[Path]:
@@ -40,29 +50,24 @@ def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[P
         ConfigError: a table cannot be read or lacks a column, or there is no such model; all such problems.
         OutputError: the figure cannot be written.
     """
-    needed = {"": TransparencyRow.columns(), "_steps": STEP_COLUMNS, "_layers": LAYER_COLUMNS}
-    tables: dict[str, Sequence[Record]] = {}
+    tables: dict[str, pd.DataFrame] = {}
     problems: list[str] = []
-    for suffix, columns in {**needed, "_verdict": CLAIM_COLUMNS}.items():
+    for suffix, columns in _COLUMNS.items():
         path = rows_csv.with_name(f"{rows_csv.stem}{suffix}{rows_csv.suffix}")
+        records, name = None if suffix else TransparencyRow, f"transparency{suffix.replace('_', '-')}"
+        key = columns[: columns.index(_LAST_KEY[suffix]) + 1] if suffix else ()
         try:
-            with path.open(newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file)
-                tables[suffix] = list(reader)
-                missing = sorted(set(columns) - set(reader.fieldnames or ()))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            problems.append(f"table must be a readable CSV file, got {path} ({error}); collect the results first")
-            continue
-        if missing:
-            problems.append(f"columns of {path} must include {', '.join(missing)}, got none; collect the results again")
+            tables[suffix] = read_table(path, columns, records, kind=name, key=key, empty=suffix == "_layers")
+        except ConfigError as error:
+            problems += error.problems
     if problems:
         raise ConfigError(problems)
-    known = dict.fromkeys(row["model"] for row in tables[""])
+    known = tables[""]["model"].unique()
     if model and model not in known:
         raise ConfigError([f"model must be one of {', '.join(known)}, got {model!r}; use one of them"])
     if model:
-        tables = {name: [record for record in table if record["model"] == model] for name, table in tables.items()}
-    if not any(row["status"] == "ok" for row in tables[""]):
+        tables = {name: table[table["model"] == model] for name, table in tables.items()}
+    if not any(tables[""]["status"] == "ok"):
         raise ConfigError([f"table must have a row that is ok, got none in {rows_csv}; read their reasons"])
     with drawing():
         return save(transparency_figure(tables), out_stem)
@@ -71,32 +76,34 @@ def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[P
 def transparency_figure(tables: Tables) -> Figure:
     """The figure of some tables, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    good = [row for row in tables[""] if row["status"] == "ok"]
-    for k, model in enumerate(dict.fromkeys(row["model"] for row in good)):
+    good = tables[""][tables[""]["status"] == "ok"]
+    for k, model in enumerate(good["model"].unique()):
         if k:
             page.space(0.15)
-        own = {name: [record for record in table if record["model"] == model] for name, table in tables.items()}
-        _add_model(page, model, own, next(row for row in good if row["model"] == model))
+        _add_model(page, model, {name: table[table["model"] == model] for name, table in tables.items()})
     return page.render()
 
 
-def _add_model(page: Page, model: str, tables: Tables, head: Record) -> None:
+def _add_model(page: Page, model: str, tables: Tables) -> None:
+    rows = tables[""]
+    (head,) = plain_records(rows[rows["status"] == "ok"].head(1))
     page.heading(f"{model}: training with and without the pipeline", head["evidence"])
-    seeds = len({row["seed"] for row in tables[""]})
+    seeds = len(rows["seed"].unique())
     setting = f"batch {head['batch_size']}, {head['chunks']} chunks, {head['partitions']} partitions, {seeds} seeds"
     page.paragraph(f"{head['data']}; {head['model_args'].replace(';', ', ')}; {setting}", colour=FAINT)
-    steps = [r for r in tables["_steps"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
+    steps, layers, claims = (
+        table[(table["precision"] == "float32") & (table["normalisation"] == "batch")]
+        for table in (tables["_steps"], tables["_layers"], tables["_verdict"])
+    )
     _strip(page, "Training loss", lambda axes: _losses(axes, steps), 0.7)
     _strip(page, "Gradient difference at each step (relative)", lambda axes: _gradients(axes, steps), 0.65)
-    layers = [r for r in tables["_layers"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
-    if layers:
+    if len(layers):
         title = "Running variance after step 1, difference to plain"
         _strip(page, title, lambda axes: _statistics(axes, layers), 0.75)
-    claims = [r for r in tables["_verdict"] if (r["precision"], r["normalisation"]) == ("float32", "batch")]
     # Without running statistics there is nothing to defer: the runs that ask for it repeat the others.
-    add_claims(page, claims if layers else [r for r in claims if r["deferred_batch_norm"] != "True"])
+    add_claims(page, claims if len(layers) else claims[~claims["deferred_batch_norm"].fillna(False)])
     page.space(0.04)
-    if not layers:
+    if layers.empty:
         page.paragraph("No batch normalisation in this model: deferring it changes nothing, and is left out.")
     reading = "Lines: medians of the seeds; thin: each. Bars: 95% intervals of paired differences; grey: margin."
     page.paragraph(f"{reading} 'pipeline': all checkpoint modes, the same to the bit.")
@@ -120,42 +127,39 @@ def _strip(page: Page, title: str, draw: Callable[[Axes], None], height_in: floa
 
 
 def _line(
-    axes: Axes, records: Sequence[Record], xy: tuple[str, str], style: str, label: str, *, beneath: bool = False
+    axes: Axes, records: pd.DataFrame, xy: tuple[str, str], style: str, label: str, *, beneath: bool = False
 ) -> None:
     """Draw the median over seeds; ``beneath``: broad, to be seen where another line lies on it."""
     x, y = xy
-    by_seed: dict[str, dict[int, float]] = {}
-    for record in records:
-        by_seed.setdefault(record["seed"], {})[int(record[x])] = max(float(record[y]), _FLOOR)
     colour, dash, marker = ARM_STYLES[style]
-    places = sorted(next(iter(by_seed.values()), {}))
+    by_seed = records.pivot_table(index=x, columns="seed", values=y, aggfunc="first").clip(lower=_FLOOR)
+    places = [int(place) for place in by_seed.index]
     if x == "step":
-        for values in by_seed.values():
-            axes.plot(places, [values[k] for k in places], color=colour, linewidth=0.3, alpha=0.5)
-    middle = [median(values[k] for values in by_seed.values()) for k in places]
+        for seed in by_seed:
+            axes.plot(places, by_seed[seed], color=colour, linewidth=0.3, alpha=0.5)
     every = max(1, len(places) // 8)
     width, size = (2.4, 4.0) if beneath else (0.9, 2.4)
     axes.plot(
-        places, middle, color=colour, linestyle=dash, linewidth=width,
+        places, by_seed.median(axis=1), color=colour, linestyle=dash, linewidth=width,
         marker=marker, markersize=size, markevery=every, label=label,
     )  # fmt: skip
 
 
-def _of(records: Sequence[Record], arm: str, checkpoint: str = "", deferred: str = "") -> list[Record]:
-    key = (arm, checkpoint, deferred)
-    return [r for r in records if (r["arm"], r["checkpoint"], r["deferred_batch_norm"]) == key]
+def _of(records: pd.DataFrame, arm: str, checkpoint: str = "", *, deferred: bool = False) -> pd.DataFrame:
+    own = (records["arm"] == arm) & (records["checkpoint"] == checkpoint)
+    return records[own & (records["deferred_batch_norm"].fillna(False) == deferred)]
 
 
-def _losses(axes: Axes, steps: Sequence[Record]) -> None:
+def _losses(axes: Axes, steps: pd.DataFrame) -> None:
     _line(axes, _of(steps, "plain"), ("step", "loss"), "plain", "plain", beneath=True)
     _line(axes, _of(steps, "accumulated"), ("step", "loss"), "accumulated", "accumulated micro-batches", beneath=True)
-    _line(axes, _of(steps, "pipeline", "except_last", "True"), ("step", "loss"), "deferred", "pipeline")
+    _line(axes, _of(steps, "pipeline", "except_last", deferred=True), ("step", "loss"), "deferred", "pipeline")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("step")
 
 
-def _gradients(axes: Axes, steps: Sequence[Record]) -> None:
-    pipeline = _of(steps, "pipeline", "except_last", "True")
+def _gradients(axes: Axes, steps: pd.DataFrame) -> None:
+    pipeline = _of(steps, "pipeline", "except_last", deferred=True)
     _line(axes, pipeline, ("step", "gradient_difference_plain"), "plain", "to plain")
     _line(axes, pipeline, ("step", "gradient_difference_accumulated"), "accumulated", "to accumulated micro-batches")
     axes.set_yscale("log")
@@ -165,12 +169,12 @@ def _gradients(axes: Axes, steps: Sequence[Record]) -> None:
     axes.set_xlabel("step")
 
 
-def _statistics(axes: Axes, layers: Sequence[Record]) -> None:
-    first = [record for record in layers if record["step"] == "0"]
+def _statistics(axes: Axes, layers: pd.DataFrame) -> None:
+    first = layers[layers["step"] == 0]
     for mode in ("always", "except_last", "never"):
-        records = _of(first, "pipeline", mode, "False")
+        records = _of(first, "pipeline", mode)
         _line(axes, records, ("layer", "variance_difference"), mode, mode)
-    records = _of(first, "pipeline", "except_last", "True")
+    records = _of(first, "pipeline", "except_last", deferred=True)
     _line(axes, records, ("layer", "variance_difference"), "deferred", "deferred")
     axes.set_yscale("log")
     axes.set_ylim(1e-8, 10)

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from gpipe_bench.figures.boxes import Box, add_boxes
 from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.points import NEEDED, SHARES, Point, Series, points_of, series_of
+from gpipe_bench.figures.points import SHARES, Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN
 from gpipe_bench.figures.sweep import machine_words, sweep_groups
 from gpipe_bench.figures.text import TIMES, significant
@@ -45,7 +45,7 @@ _LOOK: Final[dict[str, dict[str, Any]]] = {
 
 def draw_why(rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw where device time goes in a sweep; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(why_figure, NEEDED, rows_csv, out_stem)
+    return draw_rows(why_figure, rows_csv, out_stem)
 
 
 def why_figure(rows: Sequence[Row]) -> Figure:

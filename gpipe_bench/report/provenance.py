@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from gpipe_bench.tables import read_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Origin", "origin"]
 
@@ -40,20 +42,19 @@ def origin(path: Path, folder: Path) -> Origin:
         path: a CSV file that was read before.
         folder: its name is given below this.
     """
-    content = path.read_bytes()
-    records = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
-    facts = [(name, _values([record.get(name) or "" for record in records])) for name in _FACTS]
-    started = sorted(record["started_utc"] for record in records if record.get("started_utc"))
+    table = read_text(path)
+    facts = [(name, _values(table[name])) for name in _FACTS if name in table]
+    started = sorted({*table.get("started_utc", ())} - {""})
     if started:
         facts.append(("started", started[0] if started[0] == started[-1] else f"{started[0]} to {started[-1]}"))
     return Origin(
         path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name,
-        hashlib.sha256(content).hexdigest(),
-        len(records),
+        hashlib.sha256(path.read_bytes()).hexdigest(),
+        len(table),
         [(name, text) for name, text in facts if text],
     )
 
 
-def _values(values: Sequence[str]) -> str:
-    found = list(dict.fromkeys(value for value in values if value))
+def _values(values: pd.Series) -> str:
+    found = [value for value in values.unique() if value]
     return ", ".join(found) if len(found) <= _NAMED_AT_MOST else f"{len(found)} different"

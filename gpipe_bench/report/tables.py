@@ -5,15 +5,15 @@ What every line says alike stands above the table, once; what names a line stays
 
 from __future__ import annotations
 
-import csv
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.text import significant
+from gpipe_bench.tables import read_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Field", "PageTable", "lifted", "number_words", "plain_tables"]
 
@@ -105,45 +105,34 @@ def plain_tables(path: Path) -> list[PageTable]:
     Raises:
         ConfigError: it cannot be read.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            records = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); make it anew"]) from error
-    header, lines = (records[0], records[1:]) if records else ([], [])
-    models = header.index(_SPLIT) if _SPLIT in header else None
-    groups: dict[str, list[list[str]]] = {} if lines else {"": []}
-    for line in lines:
-        groups.setdefault("" if models is None else line[models], []).append(line)
-    return [_plain_table(path.stem, name, header, members) for name, members in groups.items()]
+    table = read_text(path)
+    if _SPLIT not in table or table.empty:
+        return [_plain_table(path.stem, "", table)]
+    return [_plain_table(path.stem, str(model), own) for model, own in table.groupby(_SPLIT, sort=False)]
 
 
-def _plain_table(stem: str, model: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> PageTable:
-    kinds = {line[header.index("evidence")] for line in lines} if "evidence" in header else set()
-    lines, counts = _worst_first(header, lines)
-    note = f"The first {_LINES_AT_MOST} of {len(lines)} lines. " if len(lines) > _LINES_AT_MOST else ""
-    note = f"{note}{counts}" if lines else "No line: nothing was run, or nothing gave a value."
-    shown = [[_plain(text) for text in line] for line in lines[:_LINES_AT_MOST]]
-    numbers = [any(line[place].number is not None for line in shown) for place in range(len(header))]
+def _plain_table(stem: str, model: str, table: pd.DataFrame) -> PageTable:
+    kinds = list(table["evidence"].unique()) if "evidence" in table else []
+    ordered, counts = _worst_first(table)
+    note = f"The first {_LINES_AT_MOST} of {len(table)} lines. " if len(table) > _LINES_AT_MOST else ""
+    note = f"{note}{counts}" if len(table) else "No line: nothing was run, or nothing gave a value."
+    shown = [[_plain(text) for text in line] for line in ordered.head(_LINES_AT_MOST).itertuples(index=False)]
+    numbers = [any(line[place].number is not None for line in shown) for place in range(len(table.columns))]
     title = f"{stem.replace('_', ' ')}{f': {model}' if model else ''}"
-    names = [name.replace("_", " ") for name in header]
-    evidence = kinds.pop() if len(kinds) == 1 else ""
+    names = [name.replace("_", " ") for name in table.columns]
+    evidence = kinds[0] if len(kinds) == 1 else ""
     # Texts name a line, up to the first number.
     keys = numbers.index(True) if True in numbers else 1
     return PageTable(title, evidence, names, shown, note, keys=max(1, keys))
 
 
-def _worst_first(header: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], str]:
+def _worst_first(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Lines of checks with those that are not ok first, and how many there are of each; others as they are."""
-    if _VERDICT not in header:
-        return lines, ""
-    place = header.index(_VERDICT)
-    counts = Counter(line[place] for line in lines)
-    if _FINE not in counts:
-        return lines, ""
-    ordered = sorted(lines, key=lambda line: line[place] == _FINE)
-    verdicts = sorted(counts, key=lambda verdict: verdict == _FINE)
-    return ordered, f"Verdicts: {', '.join(f'{counts[verdict]} {verdict}' for verdict in verdicts)}."
+    if _VERDICT not in table or _FINE not in set(table[_VERDICT]):
+        return table, ""
+    ordered = table.sort_values(_VERDICT, key=lambda verdicts: verdicts == _FINE, kind="stable")
+    counts = ordered[_VERDICT].value_counts(sort=False)
+    return ordered, f"Verdicts: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
 
 
 def number_words(value: float) -> str:

@@ -69,15 +69,35 @@ def test_published_rows_go_before_the_collected_ones(tmp_path):
     assert RawResult.read(tmp_path / "a.json") == result
 
 
-def test_a_folder_without_values_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="published values must be two CSV files, got FileNotFoundError"):
-        published_rows(tmp_path)
-
-
-def test_a_lost_column_is_refused(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
     for name in ("published.csv", "settings.csv"):
         shutil.copy(PUBLISHED_FOLDER / name, tmp_path / name)
-    text = (tmp_path / "settings.csv").read_text()
-    (tmp_path / "settings.csv").write_text(text.replace("checkpoint", "checkpiont", 1))
-    with pytest.raises(ConfigError, match="KeyError: 'checkpoint'"):
+    return tmp_path
+
+
+def test_a_folder_without_values_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"table must be a readable CSV file, got .*published\.csv"):
         published_rows(tmp_path)
+
+
+def test_a_lost_column_is_refused(folder):
+    text = (folder / "settings.csv").read_text()
+    (folder / "settings.csv").write_text(text.replace("checkpoint", "checkpiont", 1))
+    with pytest.raises(ConfigError, match=r"must include 'checkpoint', got none .*; did you mean 'checkpiont'"):
+        published_rows(folder)
+
+
+@pytest.mark.parametrize("name", ["published.csv", "settings.csv"])
+def test_published_values_that_were_cut_at_the_end_of_a_line_are_refused(folder, name):
+    lines = (folder / name).read_text().splitlines(keepends=True)
+    (folder / name).write_text("".join(lines[:20]))
+    with pytest.raises(ConfigError, match=r"must have the same cells, got .* in only one of them"):
+        published_rows(folder)
+
+
+def test_a_published_value_that_is_ok_and_not_there_is_refused(folder):
+    text = (folder / "published.csv").read_text()
+    (folder / "published.csv").write_text(text.replace(",30.662,", ",,"))
+    with pytest.raises(ConfigError, match="line 2: value must be given where status is ok, got nothing"):
+        published_rows(folder)

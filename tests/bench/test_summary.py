@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gpipe_bench.bench.evaluation.outcomes import group_outcomes
 from gpipe_bench.bench.evaluation.summary import print_summary, result_files
 from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.intervals import ratio_interval
+from gpipe_bench.outcomes import group_rows
 from tests.bench.cells_of import cell, ok_result
 
 
@@ -92,7 +92,7 @@ def test_reasons_are_shown_as_they_are():
 
 def test_published_variants_come_first_whatever_the_order_of_rows():
     rows = [ok_result(variant).row for variant in ("x-x-x-x-x", "dep-x-ptl", "dep-x-x", "baseline")]
-    (group,) = group_outcomes([unsupported("dep-str-ptl"), *rows])
+    (group,) = group_rows([unsupported("dep-str-ptl"), *rows])
     labels = [outcome.variant for outcome in group.ordered()]
     assert labels == ["baseline", "dep-x-x", "dep-str-ptl", "dep-x-ptl", "x-x-x-x-x"]
 
@@ -101,16 +101,16 @@ def test_what_must_not_be_compared_stands_in_tables_of_its_own():
     other_machine = [replace(row, device="cpu Model Y") for row in BASE]
     simulated = [replace(row, evidence="simulated") for row in BASE]
     other_model = [replace(row, model_args="depth=3") for row in BASE]
-    groups = group_outcomes([*BASE, *other_machine, *simulated, *other_model, *FAST])
+    groups = group_rows([*BASE, *other_machine, *simulated, *other_model, *FAST])
     assert [len(group.outcomes) for group in groups] == [2, 1, 1, 1]
     assert printed([*BASE, *simulated]).count("samples/s") == 2
 
 
 def test_a_failed_run_joins_the_machines_that_ran_its_setting():
     """It may know only the type of its device."""
-    groups = group_outcomes([unsupported("dep-str-ptl"), *BASE, *(replace(row, device="cpu Model Y") for row in BASE)])
+    groups = group_rows([unsupported("dep-str-ptl"), *BASE, *(replace(row, device="cpu Model Y") for row in BASE)])
     assert [list(group.outcomes) for group in groups] == [["baseline", "dep-str-ptl"]] * 2
-    (alone,) = group_outcomes([unsupported("dep-str-ptl")])
+    (alone,) = group_rows([unsupported("dep-str-ptl")])
     assert alone.outcomes["dep-str-ptl"].failed
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from gpipe_bench.bench.evaluation.verify import (
     records,
 )
 from gpipe_bench.bench.evaluation.verify_tables import (
+    changed_predictions,
     checks_of_claims,
     checks_of_predictions,
     missing_claims,
@@ -27,6 +30,7 @@ from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
+from gpipe_bench.tables import frame_of
 from tests.bench.cells_of import ok_result
 from tests.bench.test_config import ROOT
 
@@ -36,6 +40,10 @@ ROW = replace(ok_result("dep-x-ptl").row, evidence="simulated", profile="p40")
 CLAIMS = "model,precision,normalisation,arm,checkpoint,deferred_batch_norm,quantity,estimate,low,high\n"
 REFERENCE = ROOT / "results/reference/simulated/p40/predictions.csv"
 EVERYTHING = [Tolerance("reference", "*", "*", "*", 1e-6)]
+
+
+def table(*rows):
+    return frame_of(rows, Row)
 
 
 def check(expected, got):
@@ -79,19 +87,44 @@ def test_what_no_tolerance_covers_is_a_problem():
 
 def test_wrong_tolerances_are_all_named(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text(HEAD + "published,*,*,*,-1,\nrumour,*,*,*,0.1,\npublished,*,*,*,x,\npublished,*,*,*,,\n")
+    path.write_text(HEAD + "published,a,*,*,-1,\nrumour,*,*,*,0.1,\npublished,b,*,*,x,\npublished,*,*,*,,\n")
     with pytest.raises(ConfigError) as caught:
         read_tolerances(path)
-    assert [problem.split(" must")[0].rpartition(", ")[2] for problem in caught.value.problems] == [
-        "line 2",
-        "line 3",
-        "line 4",
+    assert [problem.removeprefix(f"{path}, ").partition(" must")[0] for problem in caught.value.problems] == [
+        "line 2: tolerance",
+        "line 3: against",
+        "line 4: tolerance",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must have at least one row, got an empty file"),
+        (HEAD, "must have at least one row, got a header alone"),
+        (HEAD + "published,*,*,*,Infinity,\n", "tolerance must be of type float, got 'Infinity'"),
+        (HEAD + "published,*,*,*,1e999,\n", "tolerance must be a finite number, got '1e999'"),
+        (HEAD + "published,*,*,*,0.1", "without a line end after its last line"),
+        (HEAD + "published,*,*,*\n", "line 2: line must have 6 fields, got fewer"),
+        (HEAD + "published,*,*,*,0.1,,x\n", "Expected 6 fields in line 2, saw 7"),
+        (HEAD + "published,*,*,*,\0,\n", "with NUL bytes"),
+        (
+            HEAD + "published,*,*,*,0.1,\npublished,*,*,*,0.9,\n",
+            "line 3: line must differ in against or table or cell or metric from",
+        ),
+        (HEAD.replace("cell", "metric"), "columns of .* must differ, got 'metric' twice"),
+    ],
+)
+def test_damaged_tolerances_are_refused(tmp_path, text, words):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_tolerances(path)
 
 
 def test_rows_are_compared_with_those_of_the_same_cell():
     reference = [ROW, replace(ROW, chunks=64), replace(ROW, evidence="measured")]
-    checks = list(checks_of_rows("sweep", [replace(ROW, throughput_samples_per_s=9.0)], reference))
+    checks = list(checks_of_rows("sweep", table(replace(ROW, throughput_samples_per_s=9.0)), table(*reference)))
     assert {found.cell for found in checks} == {"n2-m2-b4-except_last-dep-x-ptl"}
     outside = [found for found in judge(checks, EVERYTHING) if found.verdict == "OUTSIDE"]
     assert [found.metric for found in outside] == ["throughput_samples_per_s"]
@@ -100,11 +133,11 @@ def test_rows_are_compared_with_those_of_the_same_cell():
 
 def test_a_reference_cell_that_is_not_here_is_missing():
     reference = [ROW, replace(ROW, chunks=64), replace(ROW, evidence="measured", chunks=32)]
-    (missing,) = missing_cells("sweep", [ROW], reference)
+    (missing,) = missing_cells("sweep", table(ROW), table(*reference))
     assert (missing.verdict, missing.cell) == ("MISSING", "n2-m64-b4-except_last-dep-x-ptl")
     assert judge([missing], []) == [missing]
     assert missing.line() == f"MISSING: sweep {missing.cell}: a cell of the reference that is not here"
-    (allowed,) = missing_cells("sweep", [ROW], reference, allowed=True)
+    (allowed,) = missing_cells("sweep", table(ROW), table(*reference), allowed=True)
     assert allowed.verdict == "left out"
 
 
@@ -112,7 +145,9 @@ def test_a_blank_says_why_it_is_blank():
     failed = replace(ROW, status="oom", reason="memory", throughput_samples_per_s=None)
     blank = replace(ROW, throughput_samples_per_s=None)
     for new, word in ((failed, "oom"), (blank, "no value")):
-        (found,) = [c for c in checks_of_rows("sweep", [new], [ROW]) if c.metric == "throughput_samples_per_s"]
+        (found,) = [
+            c for c in checks_of_rows("sweep", table(new), table(ROW)) if c.metric == "throughput_samples_per_s"
+        ]
         assert f": {word}, reference 10, off by inf" in found.line()
 
 
@@ -128,7 +163,7 @@ def test_a_check_says_by_which_code_its_numbers_came_and_by_which_it_was_made(tm
     """Of the number that is checked, of the one that it is held to, and of the check itself."""
     new, old = replace(ROW, commit="b" * 40, dirty=True), replace(ROW, commit="a" * 40)
     facts = {"commit": "c" * 40, "dirty": False, "started_utc": "2026-01-01T00:00:00+00:00"}
-    found = records(checks_of_rows("sweep", [new], [old]), {**facts, "torch": "2", "python": "3"})[0]
+    found = records(checks_of_rows("sweep", table(new), table(old)), {**facts, "torch": "2", "python": "3"})[0]
     assert tuple(found) == CHECK_COLUMNS
     assert (found["evidence"], found["commit"], found["dirty"]) == ("simulated", "b" * 40, True)
     assert (found["config_sha256"], found["expected_commit"]) == (ROW.config_sha256, "a" * 40)
@@ -165,11 +200,12 @@ def test_the_reference_predictions_are_inside_the_tolerances():
     assert sum(found.verdict == "not required" for found in checks) == 1
 
 
-def test_a_claim_of_which_one_end_is_no_number_is_none(tmp_path):
+@pytest.mark.parametrize("end", ["nan", "inf", "1e999"])
+def test_a_claim_of_which_one_end_is_no_number_is_refused(tmp_path, end):
     path = tmp_path / "verdict.csv"
-    path.write_text(CLAIMS + "unet,float32,batch,accumulated,,,loss,0,nan,0.1\n")
-    (judged,) = judge(checks_of_claims(path), [Tolerance("claim", "*", "*", "*", float("inf"))])
-    assert judged.verdict == "OUTSIDE"
+    path.write_text(CLAIMS + f"unet,float32,batch,accumulated,,,loss,0,{end},0.1\n")
+    with pytest.raises(ConfigError, match="line 2: low must be"):
+        checks_of_claims(path)
 
 
 @pytest.mark.parametrize(
@@ -177,18 +213,26 @@ def test_a_claim_of_which_one_end_is_no_number_is_none(tmp_path):
     [
         (
             checks_of_predictions,
-            PREDICTIONS + "a,b,c,1,1,0,x\na,b,c,1,fast,0,x\n",
-            "3 must hold a number in simulated, got 'fast'",
+            PREDICTIONS + "a,b,c,1,1,0,fitted\na,b,d,1,fast,0,fitted\n",
+            "line 3: simulated must be of type float, got 'fast'",
         ),
-        (checks_of_predictions, PREDICTIONS + "a,b,c,many,1,0,x\n", "2 must hold a number in published, got 'many'"),
-        (checks_of_claims, CLAIMS + "unet,f,b,plain,,,loss,0,low,0\n", "2 must hold a number in low, got 'low'"),
+        (
+            checks_of_predictions,
+            PREDICTIONS + "a,b,c,many,1,0,fitted\n",
+            "published must be of type float, got 'many'",
+        ),
         (
             checks_of_claims,
-            CLAIMS + "unet,f,b,plain,,,loss,,,\n",
+            CLAIMS + "unet,float32,batch,plain,,,loss,0,low,0\n",
+            "low must be of type float, got 'low'",
+        ),
+        (
+            checks_of_claims,
+            CLAIMS + "unet,float32,batch,plain,,,loss,,,\n",
             "2 must hold a number in one of .*, got none for loss",
         ),
-        (checks_of_claims, CLAIMS + "unet,f,b,plain,,,loss\n", "2 must hold a number in one of .*, got none for loss"),
-        (checks_of_claims, CLAIMS, "table of claims must have lines, got none"),
+        (checks_of_claims, CLAIMS + "unet,float32,batch,plain,,,loss\n", "line 2: line must have 10 fields, got fewer"),
+        (checks_of_claims, CLAIMS, "table must have at least one row, got a header alone"),
     ],
 )
 def test_what_is_no_number_is_named(tmp_path, reader, text, words):
@@ -208,21 +252,69 @@ def test_a_line_of_the_reference_predictions_that_is_not_here_is_missing():
     assert list(missing_predictions(checks, [REFERENCE])) == []
 
 
+def test_predictions_are_held_to_those_of_the_reference_too(tmp_path):
+    """A wrong digit may be nearer to print than the tolerance of print."""
+    path = tmp_path / "predictions.csv"
+    number = checks_of_predictions(REFERENCE)[0].got
+    path.write_text(REFERENCE.read_text().replace(f",{number:.6g},", f",{number * 1.01:.6g},", 1))
+    checks = list(changed_predictions(checks_of_predictions(path), [REFERENCE]))
+    assert len(checks) == len(checks_of_predictions(REFERENCE))
+    outside = [found for found in judge(checks, EVERYTHING) if found.verdict == "OUTSIDE"]
+    assert [(found.expected, found.got) for found in outside] == [(number, pytest.approx(number * 1.01, rel=1e-5))]
+
+
+@pytest.mark.parametrize("column", ["microbatches", "device_count"])
+def test_what_follows_from_the_setting_is_compared(column):
+    checks = list(checks_of_rows("sweep", table(replace(ROW, **{column: 7})), table(replace(ROW, **{column: 2}))))
+    assert [found.metric for found in judge(checks, EVERYTHING) if found.verdict == "OUTSIDE"] == [column]
+
+
+def test_rows_that_stand_twice_are_refused(tmp_path, capsys):
+    path = tmp_path / "speed.csv"
+    lines = (ROOT / "results/reference/simulated/p40/speed.csv").read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, *lines[2:4]]))
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(path), "--out", str(tmp_path / "v.csv")])
+    assert ended.value.code == 2
+    assert f"{path}, line {len(lines) + 1}: line must differ from those above" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["speed", "predictions"])
+def test_a_digest_without_its_configuration_is_refused(tmp_path, capsys, name):
+    for suffix in ("", "_configurations"):
+        shutil.copy(REFERENCE.with_name(f"{name}{suffix}.csv"), tmp_path)
+    path = tmp_path / f"{name}.csv"
+    call = ["verify", *(["--predictions"] if name == "predictions" else []), str(path)]
+    call += ["--reference", str(ROOT / "results/reference"), "--out", str(tmp_path / "v.csv")]
+    with pytest.raises(SystemExit) as ended:
+        main(call)
+    assert ended.value.code in (0, None)
+    text = path.read_text()
+    key = re.search("[0-9a-f]{64}", text).group()
+    path.write_text(text.replace(key, key[:-1] + ("0" if key[-1] != "0" else "1"), 1))
+    with pytest.raises(SystemExit) as ended:
+        main(call)
+    assert ended.value.code == 2
+    assert (
+        f"{path}, line 2 must have a digest of a configuration in {name}_configurations.csv" in capsys.readouterr().err
+    )
+
+
 def test_a_claim_that_is_held_to_something_must_be_there_for_each_model(tmp_path):
-    held, free = "unet,f,b,accumulated,,,loss,0,0,0\n", "unet,f,b,accumulated,,,time,1,1,1\n"
-    tolerances = [Tolerance("claim", "*", "*-f-*", "loss", 0.0), Tolerance("claim", "*", "*", "*", float("inf"))]
+    held, free = "unet,float32,batch,accumulated,,,loss,0,0,0\n", "unet,float32,batch,accumulated,,,time,1,1,1\n"
+    tolerances = [Tolerance("claim", "*", "*-float32-*", "loss", 0.0), Tolerance("claim", "*", "*", "*", float("inf"))]
     reference, path = tmp_path / "reference.csv", tmp_path / "verdict.csv"
     reference.write_text(CLAIMS + held + free + held.replace("unet", "vit"))
     path.write_text(CLAIMS + free.replace("time", "updates"))
     (missing,) = missing_claims(path, [reference], tolerances)
-    assert (missing.cell, missing.metric, missing.verdict) == ("unet-f-b-accumulated", "loss", "MISSING")
+    assert (missing.cell, missing.metric, missing.verdict) == ("unet-float32-batch-accumulated", "loss", "MISSING")
     path.write_text(CLAIMS + held)
     assert list(missing_claims(path, [reference], tolerances)) == []
 
 
 def test_a_quantity_that_the_tolerances_require_must_be_there_without_a_reference_too(tmp_path):
     path = tmp_path / "verdict.csv"
-    path.write_text(CLAIMS + "vit,f,b,accumulated,,,time,1,1,1\n")
+    path.write_text(CLAIMS + "vit,float32,batch,accumulated,,,time,1,1,1\n")
     found = list(missing_claims(path, [], read_tolerances(ROOT / "config/tolerances.csv")))
     assert {check.metric for check in found} == {
         "gradient_difference_accumulated_largest",
@@ -267,7 +359,7 @@ def test_the_command_fails_and_names_the_cell(tmp_path, capsys):
 def test_the_command_fails_where_cells_are_missing_unless_a_part_is_allowed(tmp_path, capsys):
     reference = tmp_path / "reference" / "simulated" / "p40"
     reference.mkdir(parents=True)
-    cells = [replace(ROW, chunks=m) for m in range(1, 10)]
+    cells = [replace(ROW, chunks=m, cell=f"m{m}") for m in range(1, 10)]
     for folder, rows in ((reference, cells), (tmp_path, cells[:2])):
         (folder / "sweep.csv").write_text(csv_text(Row.columns(), [row.to_dict() for row in rows]))
     (tmp_path / "t.csv").write_text(HEAD + "reference,*,*,*,0,\n")
@@ -283,8 +375,8 @@ def test_the_command_fails_where_cells_are_missing_unless_a_part_is_allowed(tmp_
     printed = capsys.readouterr().err
     assert printed.count("MISSING: sweep n2-m") == 5
     assert "and 2 more cells of sweep that are not here" in printed
-    assert "7 MISSING, 16 ok" in printed
+    assert "7 MISSING, 20 ok" in printed
     assert status("--part", "other") == 2
     assert "--part must be one of all, sweep, got other" in capsys.readouterr().err
     assert status("--part", "sweep") == 0
-    assert "7 left out, 16 ok" in capsys.readouterr().out
+    assert "7 left out, 20 ok" in capsys.readouterr().out

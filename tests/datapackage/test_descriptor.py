@@ -8,8 +8,13 @@ import re
 
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, REFERENCE_FOLDER, describe_folder, write_descriptor
-from gpipe_bench.bench.datapackage.fields import table_schema
+from gpipe_bench.bench.datapackage.descriptor import (
+    DESCRIPTOR,
+    REFERENCE_FOLDER,
+    describe_folder,
+    table_schema,
+    write_descriptor,
+)
 from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError

@@ -1,10 +1,11 @@
-from gpipe_bench.figures.groups import failure_notes, group_rows, setting_words, short_reason
+from gpipe_bench.figures.groups import failure_notes, ordered_groups, setting_words, short_reason
+from gpipe_bench.outcomes import group_rows
 from tests.figures.synthetic import ablation_row, accelerator_ablation, cpu_ablation, published_ablation
 
 
 def test_groups_come_published_simulated_measured():
     rows = [*cpu_ablation(), *accelerator_ablation(1, "simulated"), *published_ablation()]
-    assert [group.head.evidence for group in group_rows(rows)] == ["published", "simulated", "measured"]
+    assert [group.head.evidence for group in ordered_groups(rows)] == ["published", "simulated", "measured"]
 
 
 def test_runs_of_different_settings_are_never_compared():
@@ -20,6 +21,17 @@ def test_a_failed_run_that_did_not_learn_its_machine_joins_its_setting():
     (group,) = group_rows(rows)
     assert set(group.outcomes) == {"baseline", "dep-str-x"}
     assert group.head.device == "cpu Imaginary 9000"
+
+
+def test_a_failed_run_joins_the_machine_that_it_names_and_no_other_type_of_device():
+    rows = [ablation_row("baseline"), ablation_row("baseline", device="cpu Other")]
+    failed = {"status": "error", "reason": "no"}
+    rows += [ablation_row("dep-x-x", **failed), ablation_row("dep-x-ptl", device="cuda", profile="", **failed)]
+    assert [list(group.outcomes) for group in group_rows(rows)] == [
+        ["baseline", "dep-x-x"],
+        ["baseline"],
+        ["dep-x-ptl"],
+    ]
 
 
 def test_failed_runs_alone_make_a_group():

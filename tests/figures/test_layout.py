@@ -1,7 +1,5 @@
 """What a reader sees: every text inside the figure, large enough, none over another."""
 
-import csv
-
 import pytest
 from matplotlib.text import Text
 
@@ -10,6 +8,7 @@ from gpipe_bench.figures.runs import Run
 from gpipe_bench.figures.style import FONT_PT, WIDTH_IN, drawing
 from gpipe_bench.figures.timeline import timeline_figure
 from gpipe_bench.figures.transparency import transparency_figure
+from gpipe_bench.tables import read_table
 from tests.figures.synthetic import (
     ablation_row,
     accelerator_ablation,
@@ -161,10 +160,9 @@ def test_verdicts_of_transparency_stand_inside_the_figure(texts_of, model):
     (rows,) = (ROOT / "results/reference").glob("measured/*/transparency.csv")
     tables = {}
     for suffix in ("", "_steps", "_layers", "_verdict"):
-        with rows.with_name(f"transparency{suffix}.csv").open(newline="") as file:
-            tables[suffix] = [record for record in csv.DictReader(file) if record["model"] == model]
-    for record in tables["_verdict"]:
-        record["verdict"] = "not established"
+        table = read_table(rows.with_name(f"transparency{suffix}.csv"), kind="transparency-steps")
+        tables[suffix] = table[table["model"] == model]
+    tables["_verdict"] = tables["_verdict"].assign(verdict="not established")
     with drawing():
         figure = transparency_figure(tables)
         check(figure, texts_of(figure))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 from gpipe_bench.bench.peers.contenders import CONTENDERS
@@ -15,6 +15,8 @@ from gpipe_bench.figures.host_time import draw_host_time, host_time_figure
 from gpipe_bench.figures.peers import draw_peers, peers_figure
 from gpipe_bench.figures.race import LOOKS
 from gpipe_bench.figures.style import drawing
+from gpipe_bench.peer_rows import PeerRow
+from gpipe_bench.tables import csv_text, read_table
 from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
 
 FACTS = {"device": "cpu Some CPU", "torch": "2.13.0"}
@@ -37,8 +39,7 @@ def table(tmp_path):
 
 
 def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_table(path, records=PeerRow)
 
 
 def texts(figure):
@@ -58,7 +59,7 @@ def test_combinations_are_a_line_per_backward_mode(table, tmp_path):
         done.append(raced(case, [outcome(case, "engine-autograd", [seconds]), outcome(case, "torchgpipe", [0.04])]))
     write_race(done, FACTS, 1e-4, tmp_path / "combinations.csv", "{}")
     with drawing():
-        figure = host_time_figure(read(table) + read(tmp_path / "combinations.csv"))
+        figure = host_time_figure(pd.concat([read(table), read(tmp_path / "combinations.csv")]))
     assert "engine-autograd, 2 combinations: 0.25 to 0.50 of torchgpipe's." in texts(figure)
 
 
@@ -95,8 +96,8 @@ def test_what_the_figure_of_tiny_layers_says(table):
 def test_the_limit_is_drawn(table):
     with drawing():
         figure = peers_figure(read(table))
-    rows = [row for row in read(table) if row["workload"] == "unet" and row["contender"] == "loop"]
-    limit = float(rows[0]["limit_samples_per_s"]) / float(rows[0]["throughput_samples_per_s"])
+    loop = read(table).query("workload == 'unet' and contender == 'loop'").iloc[0]
+    limit = loop["limit_samples_per_s"] / loop["throughput_samples_per_s"]
     assert limit == pytest.approx(8 / 5)
     drawn = [line.get_xdata()[0] for axes in figure.axes for line in axes.lines if len(set(line.get_xdata())) == 1]
     assert any(abs(x - limit) < 1e-9 for x in drawn)
@@ -111,28 +112,24 @@ def test_everybody_looks_different():
 def test_tables_without_cells_or_without_networks(table):
     rows = read(table)
     with drawing():
-        assert "No network in this table." in texts(peers_figure([row for row in rows if row["workload"] == "cells"]))
-        kept = [row for row in rows if row["workload"] != "cells"]
-        assert "No tiny layers in this table." in texts(host_time_figure(kept))
+        assert "No network in this table." in texts(peers_figure(rows[rows["workload"] == "cells"]))
+        assert "No tiny layers in this table." in texts(host_time_figure(rows[rows["workload"] != "cells"]))
 
 
 def test_without_the_plain_loop_there_is_no_limit(table):
     with drawing():
-        said = texts(peers_figure([row for row in read(table) if row["contender"] == "torchgpipe"]))
+        said = texts(peers_figure(read(table).query("contender == 'torchgpipe'")))
     assert "torchgpipe" in said
 
 
 def test_a_table_with_nothing_to_draw_is_refused(table, tmp_path):
     rows = read(table)
     for name, kept, said in (
-        ("failed", [row for row in rows if row["status"] != "ok"], "must have a row that is ok"),
-        ("cut", [{"workload": "cells", "status": "ok"}], " ratio, "),
+        ("failed", rows[rows["status"] != "ok"], "must have a row that is ok"),
+        ("cut", rows[["workload", "status"]], " ratio, "),
     ):
         path = tmp_path / f"{name}.csv"
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(kept[0]))
-            writer.writeheader()
-            writer.writerows(kept)
+        path.write_text(csv_text(list(kept.columns), kept))
         with pytest.raises(ConfigError, match=said) as refused:
             draw_peers(path, tmp_path / name)
         assert len(refused.value.problems) == 1

@@ -7,16 +7,20 @@ values come from.
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder
 from gpipe_bench.bench.datapackage.kinds import KINDS
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.tables import header_of, read_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["check_folder"]
 
@@ -67,42 +71,30 @@ def _invalid(path: Path) -> list[str]:
 
 def _false_digests(folder: Path) -> Iterator[str]:
     """Configurations that are not what their digest says."""
-    for path in sorted(folder.rglob(f"*_{CONFIGURATIONS}.csv")):
-        _, lines = _read(path)
-        for number, line in enumerate(lines, start=2):
-            key, text = (line.get(name) or "" for name in CONFIGURATION_COLUMNS)
-            if digest(text) != key:
-                place = f"{path.relative_to(folder).as_posix()}, line {number}"
-                yield f"{place}: config_sha256 must be the digest of the configuration, got {key!r}; take it again"
+    for path, table in _tables(folder, f"*_{CONFIGURATIONS}.csv", [CONFIGURATION_COLUMNS]):
+        wrong = table[table["configuration"].map(digest) != table["config_sha256"]]
+        for line, key in wrong["config_sha256"].items():
+            place = f"{path.relative_to(folder).as_posix()}, line {int(str(line)) + 2}"
+            yield f"{place}: config_sha256 must be the digest of the configuration, got {key!r}; take it again"
 
 
 def _without_origin(folder: Path) -> Iterator[str]:
     """Columns of provenance that rows with values leave empty; companions lead to rows that have them."""
-    headers = [kind.columns for kind in KINDS if kind.records]
-    for path in sorted(folder.rglob("*.csv")):
-        header, lines = _read(path)
-        if header not in headers:
-            continue
-        blank: dict[tuple[str, str], list[int]] = {}
-        for number, line in enumerate(lines, start=2):
-            evidence = line.get("evidence") or ""
-            for name in _ORIGIN.get(evidence, ()) if line.get("status") == "ok" else ():
-                if not line.get(name):
-                    blank.setdefault((evidence, name), []).append(number)
-        for (evidence, name), numbers in blank.items():
-            place = f"{path.relative_to(folder).as_posix()}, line {numbers[0]}"
-            more = f" and in {len(numbers) - 1} more" if len(numbers) > 1 else ""
-            yield f"{place}{more}: {name} must be given in a {evidence} row that is ok, got none; take it again"
+    for path, table in _tables(folder, "*.csv", [kind.columns for kind in KINDS if kind.records]):
+        for evidence, members in table[table["status"] == "ok"].groupby("evidence", sort=False):
+            for name in _ORIGIN.get(str(evidence), ()):
+                if len(blank := members.index[members[name] == ""]):
+                    place = f"{path.relative_to(folder).as_posix()}, line {blank[0] + 2}"
+                    more = f" and in {len(blank) - 1} more" if len(blank) > 1 else ""
+                    yield f"{place}{more}: {name} must be given in a {evidence} row that is ok, got none; take it again"
 
 
-def _read(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
-    """Header and lines of a table; nothing of one that cannot be read, of which Frictionless says so."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            return tuple(reader.fieldnames or ()), list(reader)
-    except (UnicodeDecodeError, csv.Error):
-        return (), []
+def _tables(folder: Path, pattern: str, headers: Sequence[tuple[str, ...]]) -> Iterator[tuple[Path, pd.DataFrame]]:
+    """Tables with one of these headers; none that cannot be read, of which the descriptor says so."""
+    for path in sorted(folder.rglob(pattern)):
+        if tuple(header_of(path)) in headers:
+            with suppress(ConfigError):
+                yield path, read_text(path, listed=False)
 
 
 def _outdated(written: dict[str, Any], expected: dict[str, Any]) -> list[str]:

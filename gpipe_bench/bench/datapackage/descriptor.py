@@ -6,23 +6,24 @@ reads. It holds no date and no path of a machine, so the same files always give 
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench import __version__
-from gpipe_bench.bench.datapackage.fields import table_schema
 from gpipe_bench.bench.datapackage.kinds import CONFIGURATIONS_BESIDE, ROWS_BESIDE, TableKind, kind_of
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.columns import column_field
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import json_text, write_files
+from gpipe_bench.tables import DESCRIPTOR, read_text
 
-__all__ = ["DESCRIPTOR", "REFERENCE_FOLDER", "describe_folder", "write_descriptor"]
+if TYPE_CHECKING:
+    import pandas as pd
 
-DESCRIPTOR: Final = "datapackage.json"
+__all__ = ["DESCRIPTOR", "REFERENCE_FOLDER", "describe_folder", "table_schema", "write_descriptor"]
+
 REFERENCE_FOLDER: Final = Path(__file__).resolve().parents[3] / "results" / "reference"
 
 _PAPERS: Final = (
@@ -93,13 +94,9 @@ def write_descriptor(folder: Path) -> Path:
 
 def _resource(folder: Path, place: Path, places: Collection[Path]) -> dict[str, Any]:
     path = folder / place
-    try:
-        content = path.read_bytes()
-        records = list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); make it anew"]) from error
-    header, lines = (records[0], records[1:]) if records else ([], [])
-    kind = kind_of(header, path)
+    table = read_text(path, listed=False)
+    content = path.read_bytes()
+    kind = kind_of(list(table.columns), path)
     evidence = place.parts[0] if len(place.parts) > 1 and place.parts[0] in _EVIDENCE else ""
     return {
         "profile": "tabular-data-resource",
@@ -115,7 +112,7 @@ def _resource(folder: Path, place: Path, places: Collection[Path]) -> dict[str, 
         "hash": f"sha256:{hashlib.sha256(content).hexdigest()}",
         "bytes": len(content),
         "sources": _sources(evidence, place),
-        "provenance": _provenance(header, lines),
+        "provenance": _provenance(table),
         "schema": {**table_schema(kind), **_keys(kind, place, places)},
     }
 
@@ -182,14 +179,16 @@ def _papers() -> list[dict[str, str]]:
     return [{"title": paper["title"], "path": f"https://{paper['path']}"} for paper in _PAPERS]
 
 
-def _provenance(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Mapping[str, Any]:
+def _provenance(table: pd.DataFrame) -> Mapping[str, Any]:
     """How many lines there are, and the values of the columns that say what was run; many only as their number."""
-    table = list(lines)
     found: dict[str, Any] = {"rows": len(table)}
     for name in _PROVENANCE:
-        if name in header:
-            position = header.index(name)
-            values = sorted({line[position] for line in table if position < len(line) and line[position]})
-            if values:
-                found[name] = values if len(values) <= _NAMED_AT_MOST else f"{len(values)} different"
+        values = sorted({*table[name].unique()} - {""}) if name in table else []
+        if values:
+            found[name] = values if len(values) <= _NAMED_AT_MOST else f"{len(values)} different"
     return found
+
+
+def table_schema(kind: TableKind) -> dict[str, Any]:
+    """The Frictionless table schema of a kind: a field per column, and missing values."""
+    return {"fields": [column_field(name, kind.records, kind.name) for name in kind.columns], "missingValues": [""]}

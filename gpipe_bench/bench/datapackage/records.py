@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.datapackage.fields import table_schema
+from gpipe_bench.bench.datapackage.descriptor import table_schema
 from gpipe_bench.bench.datapackage.kinds import KINDS
 
 __all__ = ["record_problems", "table_problems"]

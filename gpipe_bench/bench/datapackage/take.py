@@ -7,26 +7,25 @@ are made from ``<folder>/published`` whenever they are needed.
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
-from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
+from gpipe_bench.tables import csv_text, read_table, read_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["place_name", "result_tables", "take_reference"]
 
 _TAKEN: Final = ("simulated", "measured")
 _PREDICTIONS: Final = "predictions"
 _PUBLISHED_ON: Final = "p40"  # the hardware of the published runs
-
-Record = dict[str, str]
 
 
 def result_tables(folder: Path) -> list[Path]:
@@ -37,7 +36,7 @@ def result_tables(folder: Path) -> list[Path]:
     """
     paths = [path for path in sorted(folder.glob("*.csv")) if not path.stem.endswith(COMPANION_SUFFIXES)]
     wanted = {kind.columns for kind in KINDS if kind.records or kind.name == _PREDICTIONS}
-    tables = [path for path in paths if tuple(_read(path)[0]) in wanted]
+    tables = [path for path in paths if tuple(read_text(path).columns) in wanted]
     if not tables:
         raise ConfigError([f"folder must hold tables of rows, got none in {folder}; run an experiment first"])
     return tables
@@ -60,28 +59,26 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
         ConfigError: a table cannot be read, is of another kind, or has nothing to take.
         OutputError: a file cannot be written.
     """
-    header, records = _read(rows)
-    kind = kind_of(header, rows)
+    table = _checked(rows)
+    kind = kind_of(list(table.columns), rows)
     if kind.name == _PREDICTIONS:
         target = folder / "simulated" / _PUBLISHED_ON / rows.name
-        texts = {target: csv_text(header, records), **_companions(rows, target, records, alone=True)}
+        texts = {target: csv_text(kind.columns, table), **_companions(rows, target, table, alone=True)}
         write_files(texts)
         return list(texts)
     if kind.records is None:
         raise ConfigError([f"table must be one of rows, got {kind.name} in {rows}; name <experiment>.csv itself"])
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record["evidence"] in _TAKEN:
-            where = machine if machine and record["evidence"] == "measured" else record["profile"]
-            groups.setdefault((record["evidence"], place_name(where, rows)), []).append(record)
-    if not groups:
+    taken = table[table["evidence"].isin(_TAKEN)]
+    if taken.empty:
         raise ConfigError([f"rows must hold simulated or measured ones, got none in {rows}; run the experiment first"])
+    hardware = taken["profile"].mask(taken["evidence"] == "measured", machine) if machine else taken["profile"]
+    places = taken["evidence"] + "/" + hardware.map(lambda name: place_name(name, rows))
     texts, targets = {}, []
-    for (evidence, where), members in groups.items():
-        target = folder / evidence / where / rows.name
+    for place, members in taken.groupby(places, sort=False):
+        target = folder / str(place) / rows.name
         targets.append(target)
-        texts[target] = csv_text(header, members)
-        texts |= _companions(rows, target, members, alone=len(groups) == 1)
+        texts[target] = csv_text(kind.columns, members)
+        texts |= _companions(rows, target, members, alone=len(members) == len(taken))
     write_files(texts)
     for target in targets:
         # What an earlier run left would lead to rows that are gone.
@@ -91,7 +88,7 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
     return list(texts)
 
 
-def _companions(rows: Path, target: Path, members: Sequence[Record], *, alone: bool) -> dict[Path, str]:
+def _companions(rows: Path, target: Path, members: pd.DataFrame, *, alone: bool) -> dict[Path, str]:
     """The companions of ``rows`` for ``target``: of these members alone, by their cells.
 
     Args:
@@ -100,25 +97,32 @@ def _companions(rows: Path, target: Path, members: Sequence[Record], *, alone: b
         members: rows of one evidence and hardware.
         alone: whether these are all rows; needed where companions do not name cells.
     """
-    cells, digests = ({record.get(name, "") for record in members} for name in ("cell", "config_sha256"))
+    digests = {*members["config_sha256"]}
     texts: dict[Path, str] = {}
     for suffix in COMPANION_SUFFIXES:
         companion = _companion(rows, suffix)
         if not companion.exists():
             continue
-        header, lines = _read(companion)
-        if tuple(header) == CONFIGURATION_COLUMNS:
-            own = [line for line in lines if line["config_sha256"] in digests]
-        elif "cell" in header:
-            own = [line for line in lines if line["cell"] in cells]
+        own = _checked(companion)
+        if tuple(own.columns) == CONFIGURATION_COLUMNS:
+            own = own[own["config_sha256"].isin(digests)]
+        elif "cell" in own:
+            own = own[own["cell"].isin(members["cell"])]
         elif alone:
-            own = lines
-            digests |= {line.get("config_sha256", "") for line in lines}
+            digests |= {*own.get("config_sha256", ())}
         else:
             raise ConfigError([f"rows must be of one machine where {companion} names no cells, got several; part them"])
-        if own:
-            texts[_companion(target, suffix)] = csv_text(header, own)
+        if len(own):
+            texts[_companion(target, suffix)] = csv_text(list(own.columns), own)
     return texts
+
+
+def _checked(path: Path) -> pd.DataFrame:
+    """The texts of a table whose values keep the limits of their columns, each line once."""
+    table = read_text(path)
+    kind = kind_of(list(table.columns), path)
+    read_table(path, kind.columns, kind.records, kind=kind.name, empty=True)
+    return table
 
 
 def _companion(rows: Path, suffix: str) -> Path:
@@ -137,13 +141,3 @@ def place_name(text: str, rows: Path) -> str:
             [f"rows must name their hardware in the column profile, got {text!r} in {rows}; pass --machine NAME"]
         )
     return name
-
-
-def _read(path: Path) -> tuple[Sequence[str], list[Record]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restval="")
-            lines: list[Mapping[str, str]] = list(reader)
-            return list(reader.fieldnames or ()), [dict(line) for line in lines]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); collect it first"]) from error

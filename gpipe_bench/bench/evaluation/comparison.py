@@ -8,8 +8,8 @@ from typing import Final
 
 from rich.table import Table
 
-from gpipe_bench.bench.evaluation.outcomes import THROUGHPUT, OutcomeGroup
 from gpipe_bench.components import Components
+from gpipe_bench.outcomes import THROUGHPUT, Group
 from gpipe_bench.shapley import Share, shapley_shares
 
 __all__ = ["comparison_table", "shares_table"]
@@ -22,7 +22,7 @@ _METRICS: Final[Mapping[str, tuple[str, str]]] = {
 _COMPONENTS: Final = tuple(field.name for field in fields(Components))
 
 
-def comparison_table(simulated: OutcomeGroup, published: OutcomeGroup) -> Table:
+def comparison_table(simulated: Group, published: Group) -> Table:
     """Published value, simulated value and error of every variant that was published."""
     table = _new(f"simulated on {simulated.head.profile}, against what was published")
     table.add_column("variant", no_wrap=True)
@@ -41,7 +41,7 @@ def comparison_table(simulated: OutcomeGroup, published: OutcomeGroup) -> Table:
     return table
 
 
-def shares_table(group: OutcomeGroup, scale: float = 1.0, unit: str = "GiB") -> Table | None:
+def shares_table(group: Group, scale: float = 1.0, unit: str = "GiB") -> Table | None:
     """What each component contributes on the mean over all orders; None where a combination has no throughput.
 
     Args:
@@ -67,7 +67,7 @@ def _new(title: str) -> Table:
     return Table(title=title.replace("[", r"\["), title_justify="left", title_style="bold", box=None, pad_edge=False)
 
 
-def _shares(group: OutcomeGroup, column: str, scale: float) -> dict[str, Share]:
+def _shares(group: Group, column: str, scale: float) -> dict[str, Share]:
     middles = {outcome.variant: outcome.middle(column) for outcome in group.outcomes.values()}
     known = {variant: scale * value for variant, value in middles.items() if value is not None}
     if not all(components.label in known for components in Components.factorial()):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gpipe_bench.intervals import Interval, ratio_interval
 
-__all__ = ["Comparison", "Shift", "compare_samples", "enough_repeats", "holm", "repeats_needed", "shift"]
+__all__ = ["Comparison", "Shift", "compare_samples", "differ", "enough_repeats", "holm", "repeats_needed", "shift"]
 
 _LEVEL: Final = 0.05
 _DRAWS: Final = 9999
@@ -75,6 +75,11 @@ def enough_repeats(n: int, n_reference: int, tests: int = 1) -> bool:
         tests: how many are made together.
     """
     return tests * 2 / math.comb(n + n_reference, n) <= _LEVEL
+
+
+def differ(samples: Sequence[float], reference: Sequence[float]) -> bool:
+    """Whether a difference between two sides is shown."""
+    return enough_repeats(len(samples), len(reference)) and compare_samples(samples, reference).verdict == "differs"
 
 
 def repeats_needed(tests: int = 1) -> int:

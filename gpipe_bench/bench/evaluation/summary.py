@@ -12,10 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gpipe_bench.bench.evaluation.comparison import comparison_table, shares_table
-from gpipe_bench.bench.evaluation.outcomes import THROUGHPUT, Outcome, OutcomeGroup, group_outcomes, published_beside
+from gpipe_bench.bench.evaluation.statistics import differ
 from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
 from gpipe_bench.configurations import CONFIGURATIONS
 from gpipe_bench.intervals import Interval
+from gpipe_bench.outcomes import THROUGHPUT, Outcome, group_rows, published_beside
+from gpipe_bench.outcomes import Group as OutcomeGroup
 from gpipe_bench.rows import Row
 
 __all__ = ["print_summary", "result_files", "summary"]
@@ -55,7 +57,7 @@ def print_summary(rows: Iterable[Row], files: Sequence[Path] = (), console: Cons
 def summary(rows: Sequence[Row]) -> RenderableType:
     """The tables of ``rows``, each with the reasons of what failed below it."""
     parts: list[RenderableType] = []
-    groups = group_outcomes(rows)
+    groups = group_rows(rows, seeds=True)
     pairs = [(group, published_beside(group, groups)) for group in groups]
     beside = [published for _, published in pairs if published]
     for group in (group for group in groups if group not in beside):
@@ -170,7 +172,8 @@ def _interval(interval: Interval | None) -> str:
 def _ratio(outcome: Outcome, baseline: Outcome | None) -> str:
     if outcome is baseline and outcome.ok:
         return "1"
-    return _interval(outcome.ratio(baseline)) + ("*" if outcome.differs(baseline) else "")
+    sides = outcome.samples(THROUGHPUT), baseline.samples(THROUGHPUT) if baseline else []
+    return _interval(outcome.ratio(baseline)) + ("*" if differ(*sides) else "")
 
 
 def _digits(value: float) -> str:

@@ -10,22 +10,24 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import SCHEMA_VERSION, Row
+from gpipe_bench.rows import SCHEMA_VERSION
+from gpipe_bench.tables import plain_records
 
-__all__ = ["AGAINST", "CHECK_COLUMNS", "Check", "Tolerance", "checks_of_rows", "judge", "lacking", "missing_cells",
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["CHECK_COLUMNS", "Check", "Tolerance", "checks_of_rows", "judge", "lacking", "missing_cells",
            "origin_of", "records"]  # fmt: skip
-
-AGAINST: Final = ("published", "reference", "claim")
-"""What a number is held to: print, a committed row of the same cell, or a promise of the engine."""
 
 _METRICS: Final = ("throughput_samples_per_s", "step_time_ms", "peak_allocated_gib", "peak_reserved_gib",
                    "utilization_fraction", "bubble_fraction", "copy_fraction", "recompute_fraction",
-                   "imbalance_fraction")  # fmt: skip
+                   "imbalance_fraction", "microbatches", "device_count")  # fmt: skip
 _CELL: Final = ("model", "model_args", "variant", "backward", "transfer", "flavour", "partitions", "chunks",
                 "checkpoint", "batch_size", "balance", "profile")  # fmt: skip
+_OLD: Final = "_expected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Tolerance:
     """How far a number may be off; patterns are those of a shell.
 
     Attributes:
-        against: one of :data:`AGAINST`.
+        against: what a number is held to: ``published``, print; ``reference``, a committed value of the same cell;
+            ``claim``, a promise of the engine.
         table: pattern of the table's name.
         cell: pattern of the cell's name.
         metric: pattern of the column.
@@ -59,7 +62,7 @@ class Check:
     """One number and what it is held to.
 
     Attributes:
-        against: one of :data:`AGAINST`.
+        against: as in :class:`Tolerance`.
         table: name of the table.
         cell: name of the cell.
         metric: the column; empty for a cell of a table of rows that is missing.
@@ -122,33 +125,33 @@ _CHECKED: Final = {"checked_commit": "commit", "checked_dirty": "dirty", "checke
 CHECK_COLUMNS: Final = (*(column.name for column in fields(Check)), *_CHECKED, "schema_version")
 
 
-def checks_of_rows(table: str, rows: Iterable[Row], reference: Iterable[Row]) -> Iterator[Check]:
+def checks_of_rows(table: str, rows: pd.DataFrame, reference: pd.DataFrame) -> Iterator[Check]:
     """Every value of every simulated reference row, and the same cell's here; :func:`missing_cells` has the others."""
-    here = {_key(row): row for row in rows if row.evidence == "simulated"}
-    for old in reference:
-        new = here.get(_key(old))
-        if old.evidence != "simulated" or new is None:
-            continue
+    pairs = _beside(rows, reference)
+    for pair in plain_records(pairs[pairs["_merge"] == "both"]):
         for metric in _METRICS:
-            expected, got = getattr(old, metric), getattr(new, metric)
+            expected, got = pair[f"{metric}{_OLD}"], pair[metric]
             if expected is not None or got is not None:
-                check = Check("reference", table, _name(old), metric, expected, got, **origin_of(new.to_dict()))
-                yield replace(check, expected_status=old.status, status=new.status, expected_commit=old.commit)
+                check = Check("reference", table, _name(pair), metric, expected, got, **origin_of(pair))
+                whole = {"expected_status": pair[f"status{_OLD}"], "expected_commit": pair[f"commit{_OLD}"]}
+                yield replace(check, status=pair["status"], **whole)
 
 
-def missing_cells(
-    table: str, rows: Iterable[Row], reference: Iterable[Row], *, allowed: bool = False
-) -> Iterator[Check]:
+def missing_cells(table: str, rows: pd.DataFrame, reference: pd.DataFrame, *, allowed: bool = False) -> Iterator[Check]:
     """The simulated reference cells that are not here, each once, as ``MISSING``, or where allowed as ``left out``."""
-    here = {_key(row) for row in rows if row.evidence == "simulated"}
-    for key, old in {_key(row): row for row in reference if row.evidence == "simulated"}.items():
-        if key not in here:
-            yield lacking("reference", table, _name(old), "", allowed=allowed, old=old)
+    pairs = _beside(rows, reference).drop_duplicates([*_CELL])
+    for line in plain_records(pairs[pairs["_merge"] == "left_only"]):
+        known = {"evidence": "simulated", "profile": line["profile"], "expected_commit": line[f"commit{_OLD}"]}
+        yield lacking("reference", table, _name(line), "", allowed=allowed, **known)
 
 
-def lacking(
-    against: str, table: str, cell: str, metric: str, *, allowed: bool, old: Row | Check | None = None
-) -> Check:
+def _beside(rows: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
+    """Simulated reference rows, their columns marked by :data:`_OLD`, beside the rows of the same cell."""
+    old, new = (table[table["evidence"] == "simulated"] for table in (reference, rows))
+    return old.merge(new, on=[*_CELL], how="left", suffixes=(_OLD, ""), indicator=True)
+
+
+def lacking(against: str, table: str, cell: str, metric: str, *, allowed: bool, **known: Any) -> Check:
     """The check of what is not here: ``MISSING``, or where that is allowed ``left out``.
 
     Args:
@@ -157,13 +160,10 @@ def lacking(
         cell: as there.
         metric: as there.
         allowed: whether it may be left out.
-        old: what the reference has.
+        known: other attributes of the check: what the reference says of its number.
     """
     verdict = "left out" if allowed else "MISSING"
-    check = Check(against, table, cell, metric, None, None, tolerance=0.0, verdict=verdict)
-    if old is None:
-        return check
-    return replace(check, evidence=old.evidence, profile=old.profile, expected_commit=old.commit)
+    return Check(against, table, cell, metric, None, None, tolerance=0.0, verdict=verdict, **known)
 
 
 def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Check]:
@@ -205,8 +205,8 @@ def records(checks: Iterable[Check], facts: Mapping[str, Any]) -> list[dict[str,
 
 def origin_of(line: Mapping[str, Any]) -> dict[str, Any]:
     """What a line says of the run that gave its number; a table from elsewhere may say less."""
-    found = {name: str(line.get(name) or "") for name in ("evidence", "profile", "commit", "config_sha256")}
-    return {**found, "dirty": {"True": True, "False": False}.get(str(line.get("dirty")))}
+    found = {name: line.get(name, "") for name in ("evidence", "profile", "commit", "config_sha256")}
+    return {**found, "dirty": line.get("dirty")}
 
 
 def _said(value: float | None, status: str) -> str:
@@ -216,9 +216,6 @@ def _said(value: float | None, status: str) -> str:
     return f"{value:.6g}"
 
 
-def _name(row: Row) -> str:
-    return f"n{row.partitions}-m{row.chunks}-b{row.batch_size}-{row.checkpoint}-{row.variant}"
-
-
-def _key(row: Row) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in _CELL)
+def _name(line: Mapping[str, Any]) -> str:
+    pipeline = f"n{line['partitions']}-m{line['chunks']}-b{line['batch_size']}"
+    return f"{pipeline}-{line['checkpoint']}-{line['variant']}"

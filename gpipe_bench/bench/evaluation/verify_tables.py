@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from gpipe_bench.bench.evaluation.verify import AGAINST, Check, Tolerance, lacking, origin_of
+from gpipe_bench.bench.evaluation.verify import Check, Tolerance, lacking, origin_of
+from gpipe_bench.bench.storage.tables import companion_path
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.tables import plain_records, read_table
+from gpipe_bench.transparency_rows import GROUP
 
-__all__ = ["checks_of_claims", "checks_of_predictions", "missing_claims", "missing_predictions", "read_tolerances"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["changed_predictions", "check_configurations", "checks_of_claims", "checks_of_predictions", "missing_claims",
+           "missing_predictions", "read_tolerances"]  # fmt: skip
 
 _TOLERANCES: Final = ("against", "table", "cell", "metric", "tolerance", "reason")
 _PREDICTIONS: Final = ("table", "experiment", "metric", "published", "simulated")
+_CLAIM: Final = ("model", *(name for name in GROUP if name != "model"), "quantity", "reference")
 _CLAIMS: Final = (
     *("model", "precision", "normalisation", "arm", "checkpoint", "deferred_batch_norm"),
     *("quantity", "estimate", "low", "high"),
 )
 
-_Line = tuple[dict[str, str], dict[str, float | None]]
-"""A line and the numbers in some of its columns, None where one is empty."""
+_ENDS: Final = ["estimate", "low", "high"]
+_PLACE: Final = ("table", "experiment", "metric")
 
 
 def read_tolerances(path: Path) -> list[Tolerance]:
@@ -31,20 +39,26 @@ def read_tolerances(path: Path) -> list[Tolerance]:
     Raises:
         ConfigError: it cannot be read, or lines are wrong; all problems.
     """
-    lines = _read(path, _TOLERANCES)
-    found, problems = [], []
-    for number, line in enumerate(lines, start=2):
-        limit = _limit(line["tolerance"])
-        if limit is None or line["against"] not in AGAINST:
-            rule = f"must hold a tolerance of at least 0 and one of {', '.join(AGAINST)}"
-            got = f"{line['tolerance']!r} and {line['against']!r}"
-            problems.append(f"{path}, line {number} {rule}, got {got}; correct it")
-            continue
-        place = {name: line[name] for name in ("against", "table", "cell", "metric")}
-        found.append(Tolerance(**place, tolerance=limit, reason=line["reason"]))
-    if problems:
-        raise ConfigError(problems)
-    return found
+    table = read_table(path, _TOLERANCES, given=_TOLERANCES[:4], key=_TOLERANCES[:4])
+    table["tolerance"] = table["tolerance"].fillna(math.inf)
+    return [Tolerance(**line) for line in plain_records(table[[*_TOLERANCES]])]
+
+
+def check_configurations(path: Path, table: pd.DataFrame) -> None:
+    """Check that the configurations beside a table have those of its lines, where they are there.
+
+    Raises:
+        ConfigError: a line has a digest that leads to no configuration; all of them.
+    """
+    beside = companion_path(path, CONFIGURATIONS)
+    if not beside.is_file() or "config_sha256" not in table:
+        return
+    known = read_table(beside, CONFIGURATION_COLUMNS, key=CONFIGURATION_COLUMNS[:1])
+    lines = table[(table["config_sha256"] != "") & ~table["config_sha256"].isin(known["configuration"].map(digest))]
+    rule = f"must have a digest of a configuration in {beside.name}"
+    if len(lines):
+        raise ConfigError([f"{path}, line {int(str(line)) + 2} {rule}, got {text!r}; make the table again"
+                           for line, text in lines["config_sha256"].items()])  # fmt: skip
 
 
 def checks_of_predictions(path: Path) -> list[Check]:
@@ -54,8 +68,10 @@ def checks_of_predictions(path: Path) -> list[Check]:
         ConfigError: it cannot be read, or holds words where numbers belong; all problems.
     """
     found = []
-    for line, numbers in _numbered(path, _PREDICTIONS, ("published", "simulated")):
-        expected, got = numbers["published"], numbers["simulated"]
+    table = read_table(path, _PREDICTIONS, key=_PLACE)
+    check_configurations(path, table)
+    for line in plain_records(table):
+        expected, got = line["published"], line["simulated"]
         # Print leaves a cell empty that ran out of memory; a prediction is empty for that reason where print is.
         printed = "oom" if expected is None else "ok"
         status = "oom" if got is None and expected is None else "ok"
@@ -63,6 +79,20 @@ def checks_of_predictions(path: Path) -> list[Check]:
         check = Check("published", *place, expected, got, expected_status=printed, status=status)
         found.append(replace(check, **origin_of(line)))
     return found
+
+
+def changed_predictions(checks: Iterable[Check], references: Iterable[Path]) -> Iterator[Check]:
+    """The simulated values of ``checks`` held to those of the reference predictions.
+
+    Raises:
+        ConfigError: as :func:`checks_of_predictions`.
+    """
+    olds = {(old.table, old.cell, old.metric): old for path in references for old in checks_of_predictions(path)}
+    for check in checks:
+        if old := olds.get((check.table, check.cell, check.metric)):
+            status = "ok" if old.got is not None else "oom"
+            held = replace(check, against="reference", expected=old.got, expected_status=status)
+            yield replace(held, expected_commit=old.commit)
 
 
 def checks_of_claims(path: Path) -> list[Check]:
@@ -115,77 +145,34 @@ def missing_claims(
 
 def _claims(path: Path) -> dict[str, list[Check]]:
     """The checks of a table of claims, by model."""
-    found: dict[str, list[Check]] = {}
-    problems = []
-    ends = ("estimate", "low", "high")
-    for number, (line, numbers) in enumerate(_numbered(path, _CLAIMS, ends), start=2):
-        sizes = [abs(value) for value in numbers.values() if value is not None]
-        if not sizes:
-            rule = f"must hold a number in one of {', '.join(ends)}"
-            problems.append(f"{path}, line {number} {rule}, got none for {line['quantity']}; make the table again")
-            continue
-        deferred = "deferred" if line["deferred_batch_norm"] == "True" else "plain"
-        way = f"{line['checkpoint']}-{deferred}" if line["arm"] == "pipeline" else line["arm"]
-        cell = f"{line['model']}-{line['precision']}-{line['normalisation']}-{way}"
-        # The largest of numbers among which one is none would hide it.
-        largest = math.nan if any(map(math.isnan, sizes)) else max(sizes)
-        check = Check("claim", "transparency", cell, line["quantity"], 0.0, largest)
-        found.setdefault(line["model"], []).append(replace(check, **origin_of(line)))
-    if not found and not problems:
-        problems.append(f"table of claims must have lines, got none in {path}; make the table again")
-    if problems:
-        raise ConfigError(problems)
-    return found
+    table = read_table(path, _CLAIMS, key=_CLAIM)
+    table["largest"] = table[_ENDS].abs().max(axis=1)
+    if len(blank := table[table["largest"].isna()]):
+        rule = f"must hold a number in one of {', '.join(_ENDS)}"
+        quantities = blank["quantity"].items()
+        raise ConfigError([f"{path}, line {int(str(k)) + 2} {rule}, got none for {name}; make the table again"
+                           for k, name in quantities])  # fmt: skip
+    deferred = table["deferred_batch_norm"].fillna(False).map({True: "-deferred", False: "-plain"})
+    way = table["arm"].where(table["arm"] != "pipeline", table["checkpoint"] + deferred)
+    table["name"] = table["model"] + "-" + table["precision"] + "-" + table["normalisation"] + "-" + way
+    return {
+        str(model): [_claim(line) for line in plain_records(own)] for model, own in table.groupby("model", sort=False)
+    }
+
+
+def _claim(line: dict[str, Any]) -> Check:
+    place = "transparency", line["name"], line["quantity"]
+    return Check("claim", *place, 0.0, line["largest"], **origin_of(line))
 
 
 def _missing(checks: Iterable[Check], reference: Iterable[Check], *, allowed: bool) -> Iterator[Check]:
     here = {(check.table, check.cell, check.metric) for check in checks}
     for key, old in {(old.table, old.cell, old.metric): old for old in reference}.items():
         if key not in here:
-            yield lacking("reference", *key, allowed=allowed, old=old)
+            known = {"evidence": old.evidence, "profile": old.profile, "expected_commit": old.commit}
+            yield lacking("reference", *key, allowed=allowed, **known)
 
 
 def _is_held(check: Check, tolerances: Iterable[Tolerance]) -> bool:
     """Whether a number is required of it."""
     return next((math.isfinite(one.tolerance) for one in tolerances if one.fits(check)), False)
-
-
-def _numbered(path: Path, needed: Sequence[str], columns: Sequence[str]) -> list[_Line]:
-    """The lines of a table and the numbers in ``columns``."""
-    found, problems = [], []
-    for number, line in enumerate(_read(path, needed), start=2):
-        numbers: dict[str, float | None] = {}
-        for name in columns:
-            try:
-                numbers[name] = float(line[name]) if line[name] else None
-            except ValueError:
-                rule = f"must hold a number in {name}"
-                problems.append(f"{path}, line {number} {rule}, got {line[name]!r}; make the table again")
-        found.append((line, numbers))
-    if problems:
-        raise ConfigError(problems)
-    return found
-
-
-def _limit(text: str) -> float | None:
-    """A tolerance; infinite for none, None for what is no tolerance."""
-    try:
-        limit = float(text or "inf")
-    except ValueError:
-        return None
-    return limit if limit >= 0 else None
-
-
-def _read(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restval="")
-            lines = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); make it first"]) from error
-    missing = [name for name in needed if name not in (reader.fieldnames or ())]
-    if missing:
-        raise ConfigError(
-            [f"columns of {path} must include {name!r}, got none; make the table again" for name in missing]
-        )
-    return lines

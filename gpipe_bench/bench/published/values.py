@@ -6,16 +6,19 @@ a published, a simulated and a measured value of one cell stand side by side.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS, format_arguments, parse_arguments
 from gpipe_bench.rows import Row
+from gpipe_bench.simulator.published.settings import published_tables
+from gpipe_bench.tables import plain_records
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["PUBLISHED_FOLDER", "published_for", "published_rows"]
 
@@ -37,24 +40,27 @@ def published_rows(folder: Path = PUBLISHED_FOLDER) -> list[Row]:
         folder: holds ``published.csv`` and ``settings.csv``.
 
     Raises:
-        ConfigError: a file cannot be read or lacks a column.
+        ConfigError: see :func:`gpipe_bench.simulator.published.settings.published_tables`.
     """
-    metrics = {column.name for column in fields(Row) if str(column.type).startswith("float")}
-    try:
-        values: dict[tuple[str, str], dict[str, Any]] = {}
-        for line in _lines(folder / "published.csv"):
-            metric = _RESERVED if line["metric"] in _PARTS else line["metric"]
-            if metric in metrics and line["source"].startswith("torchgpipe:benchmarks"):
-                facts = values.setdefault((line["table"], line["experiment"]), {"source": line["source"]})
-                before = facts.get(metric, 0.0) if line["metric"] in _PARTS else 0.0
-                facts |= {metric: before + float(line["value"])} if line["status"] == "ok" else _failure(line)
-        lines = [line for line in _lines(folder / "settings.csv") if (line["table"], line["experiment"]) in values]
-        return [_row(line, values[line["table"], line["experiment"]]) for line in lines]
-    except (OSError, KeyError, ValueError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(
-            [f"published values must be two CSV files, got {reason} in {folder}; restore the folder"]
-        ) from error
+    values, settings = published_tables(folder)
+    metrics = [column.name for column in fields(Row) if str(column.type).startswith("float")]
+    values = values.assign(column=values["metric"].replace(dict.fromkeys(_PARTS, _RESERVED)))
+    values = values[values["column"].isin(metrics)]
+    rows = []
+    for line in plain_records(settings):
+        own = values[(values["table"] == line["table"]) & (values["experiment"] == line["experiment"])]
+        if len(own):
+            rows.append(replace(_row(line), source=own["source"].iloc[0], **_results(own)))
+    return rows
+
+
+def _results(values: pd.DataFrame) -> dict[str, Any]:
+    """The columns of one cell; a row that failed has no results, whatever part of it was printed."""
+    failed = values[values["status"] != "ok"]
+    if len(failed):
+        metric, status = failed[["metric", "status"]].iloc[-1]
+        return {"status": status, "reason": f"{metric} was published as {status}"}
+    return {str(name): value for name, value in values.groupby("column")["value"].sum().items()}
 
 
 def published_for(rows: Iterable[Row], folder: Path = PUBLISHED_FOLDER) -> list[Row]:
@@ -67,38 +73,26 @@ def published_for(rows: Iterable[Row], folder: Path = PUBLISHED_FOLDER) -> list[
     return [row for row in published_rows(folder) if _setting(row) in asked]
 
 
-def _lines(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def _failure(line: dict[str, str]) -> dict[str, Any]:
-    return {"status": line["status"], "reason": f"{line['metric']} was published as {line['status']}"}
-
-
-def _row(line: dict[str, str], values: dict[str, Any]) -> Row:
+def _row(line: dict[str, Any]) -> Row:
     label = line["experiment"] if line["experiment"] in PUBLISHED and line["table"] == "ablation" else _COMPLETE
     components = Components.from_label(label)
     model, arguments = line["model"], line["model_args"]
-    row = Row(
+    return Row(
         experiment=line["table"],
         evidence="published",
         model=model,
         model_args=format_arguments(parse_arguments(model, arguments)) if model in MODELS else arguments,
         variant=label,
-        partitions=int(line["partitions"]),
-        chunks=int(line["chunks"]),
-        microbatches=int(line["microbatches"]),
+        partitions=line["partitions"],
+        chunks=line["chunks"],
+        microbatches=line["microbatches"],
         checkpoint=line["checkpoint"],
-        batch_size=int(line["batch_size"]),
+        batch_size=line["batch_size"],
         balance=line["balance"] or _one_partition(model, arguments),
         device=_DEVICE,
-        device_count=int(line["partitions"]),
+        device_count=line["partitions"],
         **{name: getattr(components, name) for name in components.__slots__},
     )
-    # A row that failed has no results, whatever part of it was printed.
-    known = values if "status" not in values else {name: values[name] for name in ("source", "status", "reason")}
-    return replace(row, **known)
 
 
 def _one_partition(model: str, arguments: str) -> str:

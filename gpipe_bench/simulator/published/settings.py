@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.configurations import canonical
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.tables import plain_records, read_table
 
-__all__ = ["PUBLISHED_FOLDER", "Setting", "published_cells", "published_settings", "published_value"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "PUBLISHED_FOLDER",
+    "Setting",
+    "published_cells",
+    "published_settings",
+    "published_tables",
+    "published_value",
+]
 
 PUBLISHED_FOLDER: Final = Path(__file__).resolve().parents[3] / "results" / "reference" / "published"
 
@@ -61,43 +72,52 @@ class Setting:
         return canonical({**asdict(self), "balance": balance, "profile": profile, "flavour": "published"})
 
 
+_SETTINGS: Final = tuple(column.name for column in fields(Setting))
+_CELL: Final = ("table", "experiment")
+
+
+@cache
+def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The values that torchgpipe's benchmarks print, and how each of their rows was run.
+
+    Raises:
+        ConfigError: a table cannot be read or is not whole, or the two do not belong together.
+    """
+    needed = (*_CELL, "source", "metric", "value", "status")
+    values = read_table(folder / "published.csv", needed, given=needed[:-2])
+    values = values[values["source"].str.startswith("torchgpipe:benchmarks")]
+    settings = read_table(folder / "settings.csv", _SETTINGS, given=_SETTINGS[:4], key=_CELL)
+    both = settings[[*_CELL]].merge(values[[*_CELL]].drop_duplicates(), how="outer", indicator=True)
+    if len(lone := both[both["_merge"] != "both"]):
+        cell = " ".join(lone.iloc[0][[*_CELL]])
+        rule = f"published.csv and settings.csv in {folder} must have the same cells"
+        raise ConfigError([f"{rule}, got {cell} in only one of them; restore the folder"])
+    if len(blank := values[(values["status"] == "ok") & values["value"].isna()]):
+        rule = f"{folder / 'published.csv'}, line {blank.index[0] + 2}: value must be given where status is ok"
+        raise ConfigError([f"{rule}, got nothing; restore the file"])
+    return values, settings
+
+
 @cache
 def published_settings(folder: Path = PUBLISHED_FOLDER) -> tuple[Setting, ...]:
-    """All rows of torchgpipe's benchmarks."""
-    with (folder / "settings.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(
-            Setting(
-                table=row["table"],
-                experiment=row["experiment"],
-                model=row["model"],
-                model_args=row["model_args"],
-                partitions=int(row["partitions"]),
-                chunks=int(row["chunks"]),
-                checkpoint=row["checkpoint"],
-                batch_size=int(row["batch_size"]),
-                balance=tuple(int(count) for count in row["balance"].split("-")) if row["balance"] else _UNCUT,
-                full_steps=int(row["full_steps"] or 0),
-                rest_batch_size=int(row["rest_batch_size"] or 0),
-                optimizer=row["optimizer"],
-            )
-            for row in csv.DictReader(file)
-        )
+    """All rows of torchgpipe's benchmarks.
+
+    Raises:
+        ConfigError: as :func:`published_tables`.
+    """
+    lines = plain_records(published_tables(folder)[1][[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0}))
+    return tuple(Setting(**{**line, "balance": _layers(line["balance"])}) for line in lines)
 
 
-@cache
-def _values(folder: Path) -> dict[tuple[str, str], dict[str, float | None]]:
-    found: dict[tuple[str, str], dict[str, float | None]] = {}
-    with (folder / "published.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["source"].startswith("torchgpipe:benchmarks"):
-                value = float(row["value"]) if row["value"] else None
-                found.setdefault((row["table"], row["experiment"]), {})[row["metric"]] = value
-    return found
+def _layers(balance: str) -> tuple[int, ...]:
+    return tuple(int(count) for count in balance.split("-")) if balance else _UNCUT
 
 
 def published_cells(row: Setting, folder: Path = PUBLISHED_FOLDER) -> dict[str, float | None]:
     """What torchgpipe's benchmarks print for a row: metric -> value, None for out of memory."""
-    return dict(_values(folder).get((row.table, row.experiment), {}))
+    values = published_tables(folder)[0]
+    own = values[(values["table"] == row.table) & (values["experiment"] == row.experiment)]
+    return {line["metric"]: line["value"] for line in plain_records(own)}
 
 
 def published_value(row: Setting, metric: str, folder: Path = PUBLISHED_FOLDER) -> float:

@@ -1,0 +1,136 @@
+"""Rows sorted into groups that differ in their variant and repeat alone, and in each the outcome of every variant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.intervals import Interval, median_interval, ratio_interval
+from gpipe_bench.rows import Row
+
+__all__ = ["FAILURES", "THROUGHPUT", "Group", "Outcome", "group_rows", "published_beside"]
+
+FAILURES: Final = ("unsupported", "oom", "error", "skipped")
+THROUGHPUT: Final = "throughput_samples_per_s"
+_BASELINE: Final = "baseline"
+_SMALL_GIB: Final = 0.25
+_SETTING: Final = (
+    *("evidence", "model", "model_args", "backward", "transfer", "flavour"),
+    *("partitions", "chunks", "checkpoint", "batch_size", "balance"),
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All repeats of one variant in one group."""
+
+    variant: str
+    ok: list[Row] = field(default_factory=list)
+    failed: list[Row] = field(default_factory=list)
+
+    def samples(self, column: str) -> list[float]:
+        """The values of a column, one per repeat that ended well and has one, in the order of the repeats."""
+        values = (getattr(row, column) for row in sorted(self.ok, key=lambda row: row.repeat or 0))
+        return [float(value) for value in values if value is not None]
+
+    def interval(self, column: str) -> Interval | None:
+        """Median and 95 % interval of a column; None without a value."""
+        samples = self.samples(column)
+        return median_interval(samples) if samples else None
+
+    def middle(self, column: str) -> float | None:
+        """Median of a column; None without a value."""
+        samples = self.samples(column)
+        return median(samples) if samples else None
+
+    def ratio(self, reference: Outcome | None) -> Interval | None:
+        """Throughput over that of another variant; None where either has none, and of a variant to itself."""
+        ours, base = self.samples(THROUGHPUT), reference.samples(THROUGHPUT) if reference else []
+        return ratio_interval(ours, base) if ours and base and reference is not self else None
+
+
+@dataclass(slots=True)
+class Group:
+    """Runs of one model on one machine with one setting: all that may be compared with each other."""
+
+    head: Row
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> Outcome | None:
+        """What ratios refer to."""
+        return self.outcomes.get(_BASELINE)
+
+    @property
+    def memory_column(self) -> str:
+        """What memory is taken from: reserved, as in print, where every run has it; else live tensor bytes."""
+        rows = [row for outcome in self.outcomes.values() for row in outcome.ok]
+        reserved = bool(rows) and all(row.peak_reserved_gib is not None for row in rows)
+        return "peak_reserved_gib" if reserved else "peak_allocated_gib"
+
+    @property
+    def memory_scale(self) -> tuple[float, str]:
+        """Factor and unit that keep memory legible: GiB, or MiB where all of it is small."""
+        values = [value for outcome in self.outcomes.values() for value in outcome.samples(self.memory_column)]
+        return (1024.0, "MiB") if values and max(values) < _SMALL_GIB else (1.0, "GiB")
+
+    @property
+    def repeats(self) -> tuple[int, int]:
+        """Fewest and most repeats that ended well among the variants that have any."""
+        counts = [len(outcome.ok) for outcome in self.outcomes.values() if outcome.ok] or [0]
+        return min(counts), max(counts)
+
+    def ordered(self) -> list[Outcome]:
+        """The published variants in the order of publication, then the others in that of the factorial."""
+        order = [*PUBLISHED, *(components.label for components in Components.factorial())]
+        return sorted(self.outcomes.values(), key=lambda outcome: order.index(outcome.variant))
+
+    def ranked(self) -> tuple[list[Outcome], list[Outcome]]:
+        """Outcomes with a throughput, fastest first, and those without, by kind of failure and label."""
+        middles = {variant: outcome.middle(THROUGHPUT) for variant, outcome in sorted(self.outcomes.items())}
+        fast = sorted((-middle, variant) for variant, middle in middles.items() if middle is not None)
+        without = [self.outcomes[variant] for variant, middle in middles.items() if middle is None]
+        return [self.outcomes[variant] for _, variant in fast], sorted(without, key=_failure_order)
+
+
+def _failure_order(outcome: Outcome) -> int:
+    return FAILURES.index(outcome.failed[0].status) if outcome.failed else len(FAILURES)
+
+
+def group_rows(rows: Iterable[Row], *, seeds: bool = False) -> list[Group]:
+    """The groups of ``rows``, in the order in which they begin.
+
+    A run that failed may not have learnt its machine's full name: it joins every group of its setting and device type.
+
+    Args:
+        rows: of one or more experiments.
+        seeds: whether runs of different seeds are apart.
+    """
+    names = (*_SETTING, "seed") if seeds else _SETTING
+    groups: dict[tuple[object, ...], Group] = {}
+    for row in sorted(rows, key=lambda row: row.status != "ok"):
+        setting = tuple(getattr(row, name) for name in names)
+        key = (*setting, row.device, row.profile)
+        homes = [group for known, group in groups.items() if known[:-2] == setting and _may_be_of(row, group)]
+        if row.status == "ok" or key in groups or not homes:
+            homes = [groups.setdefault(key, Group(row))]
+        for group in homes:
+            outcome = group.outcomes.setdefault(row.variant, Outcome(row.variant))
+            (outcome.ok if row.status == "ok" else outcome.failed).append(row)
+    return list(groups.values())
+
+
+def _may_be_of(row: Row, group: Group) -> bool:
+    return not row.device or row.device.split(" ")[0] == group.head.device.split(" ")[0]
+
+
+def published_beside(group: Group, groups: Iterable[Group]) -> Group | None:
+    """The published values of the same pipeline, to be set against a simulated group; None without any."""
+    if group.head.evidence != "simulated":
+        return None
+    same = [name for name in _SETTING if name not in ("evidence", "transfer", "flavour")]
+    printed = [other for other in groups if other.head.evidence == "published"]
+    return next((o for o in printed if all(getattr(o.head, name) == getattr(group.head, name) for name in same)), None)
