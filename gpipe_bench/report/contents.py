@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,9 @@ from gpipe_bench.figures.tables import is_race, read_peers, read_rows
 from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.sources import Source
 from gpipe_bench.rows import Row
+from gpipe_bench.tables import read_text
 
-__all__ = ["Contents", "read_contents", "read_text"]
+__all__ = ["Contents", "read_contents"]
 
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
 
@@ -72,24 +72,3 @@ def read_contents(sources: Iterable[Source]) -> Contents:
 def _published_name(row: Row) -> str:
     """The table that published values belong to: ``speed`` of the experiment ``unet-speed``."""
     return row.experiment.rpartition("-")[2] or "published"
-
-
-def read_text(path: Path) -> pd.DataFrame:
-    """A table as text, once it is found to be whole.
-
-    Raises:
-        ConfigError: it cannot be read, has no header, or lines of another length than its header.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = [line for line in csv.reader(file, strict=True) if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"table must be a readable CSV file, got {path} ({error}); collect it again"]) from error
-    if not lines:
-        raise ConfigError([f"table must have a header and rows, got an empty file at {path}; collect it again"])
-    header, *rest = lines
-    for number, line in enumerate(rest, start=2):
-        if len(line) != len(header):
-            rule = f"lines of {path} must have {len(header)} fields, as its header"
-            raise ConfigError([f"{rule}, got {len(line)} in line {number}; collect it again"])
-    return pd.DataFrame(rest, columns=header, dtype=str)

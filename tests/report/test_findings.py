@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.figures.groups import group_rows
+from gpipe_bench.outcomes import group_rows
 from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.contents import Contents
 from gpipe_bench.report.findings.ablation import ablation_findings, effects

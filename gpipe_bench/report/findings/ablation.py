@@ -9,8 +9,9 @@ from math import exp, fsum, log
 from typing import Final
 
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.figures.groups import Group, group_rows, published_beside
+from gpipe_bench.figures.groups import ordered_groups
 from gpipe_bench.figures.text import TIMES, significant
+from gpipe_bench.outcomes import Group, published_beside
 from gpipe_bench.report.findings.finding import NBSP, Finding, percent, setting
 from gpipe_bench.rows import Row
 
@@ -55,7 +56,7 @@ class Effect:
 
 def ablation_findings(rows: Sequence[Row], section: str) -> Iterator[Finding]:
     """A finding per simulated or measured group of runs that differ in their components."""
-    groups = group_rows(rows)
+    groups = ordered_groups(rows)
     beside = [published_beside(group, groups) for group in groups]
     for group, published in zip(groups, beside, strict=True):
         # Published values stand beside simulated ones; alone they are a finding of their own.
