@@ -12,11 +12,18 @@ __all__ = ["report"]
 
 def report(
     out: Annotated[Path, typer.Option(help="The page to write, one HTML file.")],
-    results: Annotated[Path, typer.Option(help="Folder of tables, as the workflow leaves it.")] = Path("results"),
-    figures: Annotated[Path, typer.Option(help="Folder of figures, SVG.")] = Path("figures"),
-    captions: Annotated[Path, typer.Option(help="Folder of captions, reStructuredText.")] = Path("workflows/report"),
+    results: Annotated[
+        Path, typer.Option(help="Folder of tables: of a run, or results/reference with the committed results.")
+    ] = Path("results"),
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Folder of figures, SVG.", show_default="the path of --results, 'figures' for 'results'"),
+    ] = None,
+    captions: Annotated[
+        Path | None, typer.Option(help="Folder of captions, reStructuredText.", show_default="workflows/report")
+    ] = None,
 ) -> None:
-    """Write tables, figures, interactive timelines and provenance as one HTML file that needs no network."""
+    """Write findings, tables, figures and interactive timelines as one HTML file that needs no network."""
     from gpipe_bench.report.page import write_report
 
     typer.echo(f"wrote {write_report(results, figures, captions, out)}")

@@ -12,21 +12,21 @@ from markupsafe import Markup
 __all__ = ["caption"]
 
 
-def caption(folder: Path, stem: str, experiment: str, rows: str) -> Markup:
+def caption(folder: Path, stem: str, experiment: str, table: Path | None) -> Markup:
     """The caption of a figure as HTML; empty where there is none.
 
     Args:
         folder: holds ``<name>.rst``: named like the figure, or like the part after or before a ``_`` in its name.
         stem: name of the figure, such as ``ablation_shares`` or ``timeline_dep-x-x``.
         experiment: name of the experiment, for captions that speak of it.
-        rows: path of the table of rows, for captions that name it.
+        table: the table of rows that the figure shows, for captions that name it; None where it is not known.
     """
     path = next((path for path in (folder / f"{name}.rst" for name in _names(stem)) if path.is_file()), None)
     if path is None:
         return Markup("")
     rest = stem.partition("_")[2]
     words = {
-        "input": {"rows": rows, "events": rows.replace(".csv", "_events.csv")},
+        "input": {"rows": str(table)} if table else {},
         "wildcards": {"variant": rest, "experiment": experiment, "model": rest, "sweep": rest},
     }
     # The captions are files of this project, and what they give goes through docutils, which escapes it.

@@ -91,7 +91,8 @@ def _common(rows: Sequence[Row]) -> list[str]:
 
 def _title(row: Row, shown: Sequence[str], common: Sequence[str]) -> str:
     machine = row.profile if row.evidence == "simulated" else row.device or row.profile
-    facts = [f"{getattr(row, name)} {name}" for name in ("partitions", "chunks") if name not in shown]
+    counts = {name: getattr(row, name) for name in ("partitions", "chunks") if name not in shown}
+    facts = [f"{count} {name if count != 1 else name.removesuffix('s')}" for name, count in counts.items()]
     facts += [f"batch {row.batch_size}"] if "batch_size" not in shown else []
     facts += [f"checkpoint {row.checkpoint}"] if "checkpoint" not in shown else []
     flavour = ", autograd of PyTorch 1.3" if row.flavour == "published" else ""

@@ -62,7 +62,7 @@ def results(tmp_path_factory):
     for name in ("ablation", "ablation_shares", "timeline_dep-x-x", "stray"):
         (place / "figures" / f"{name}.svg").write_text(SVG)
     (place / "captions").mkdir()
-    (place / "captions" / "shares.rst").write_text("What *each* brings; rows: ``{{ snakemake.input.rows }}``.\n")
+    (place / "captions" / "shares.rst").write_text("What *each* brings. Rows: ``{{ snakemake.input.rows }}``.\n")
     (place / "captions" / "timeline.rst").write_text("One step of {{ snakemake.wildcards.variant }}.\n")
     return place
 
@@ -98,5 +98,7 @@ def tab(browser, page):
     opened.on("request", lambda request: opened.faults.append(request.url) if "://" in request.url[4:9] else None)
     opened.goto(page.as_uri())
     opened.faults = [fault for fault in opened.faults if fault != page.as_uri()]
+    # The mouse reaches only what the window shows; some tests turn the wheel once without zooming.
+    opened.evaluate("window.scrollTo(0, document.getElementById('timeline').offsetTop - 200)")
     yield opened
     context.close()

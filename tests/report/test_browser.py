@@ -13,6 +13,12 @@ def state(tab):
     return {**found, "from": float(found["from"]), "to": float(found["to"]), "drawn": int(found["drawn"])}
 
 
+def wait_until(tab, expression):
+    """Wait until an expression holds in a frame of the page, whose policy lets nothing be evaluated later on."""
+    look = f"const look = () => ({expression}) ? done() : requestAnimationFrame(look); look();"
+    tab.evaluate(f"new Promise((done) => {{ {look} }})")
+
+
 def turn_wheel(tab, times=1):
     """Turn the wheel forward above the canvas, and wait until the page has heard of it each time."""
     for _ in range(times):
@@ -204,7 +210,18 @@ def test_what_names_a_line_stays_in_view(tab):
 
 def test_columns_stick_only_where_the_table_is_wider_than_the_window(tab):
     tab.set_viewport_size({"width": 3000, "height": 800})
-    tab.wait_for_function("!document.querySelector('#table-ablation-3 .stuck')")
+    wait_until(tab, "!document.querySelector('#table-ablation-3 .stuck')")
+
+
+def test_the_status_of_a_line_stays_in_view(tab):
+    tab.set_viewport_size({"width": 420, "height": 800})
+    table = tab.locator("#table-ablation-3")
+    hidden = """(table) => {
+      const box = table.closest(".scroll").getBoundingClientRect();
+      const ends = [...table.querySelectorAll(".outcome")].map((cell) => cell.getBoundingClientRect().right);
+      return [table.offsetWidth > box.width, ends.length, ends.filter((end) => Math.abs(end - box.right) > 20).length];
+    }"""
+    assert table.evaluate(hidden) == [True, 33, 0]
 
 
 def test_a_reason_is_told_on_its_line(tab):
@@ -216,3 +233,75 @@ def test_a_narrow_window_needs_no_sideways_scrolling(tab):
     tab.set_viewport_size({"width": 420, "height": 800})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 420
     assert state(tab)["drawn"] > 0
+
+
+def test_the_findings_come_first(tab):
+    sections = tab.evaluate("[...document.querySelectorAll('section')].map((section) => section.id)")
+    assert sections[:3] == ["findings", "provenance", "timelines"]
+    card = tab.locator("#findings .findings > li").first
+    assert card.locator(".badge").all_inner_texts()
+    assert card.locator(".lead").inner_text()
+
+
+def test_a_figure_is_enlarged_zoomed_and_closed_again(tab):
+    tab.locator("#figure-ablation .enlarge").click()
+    viewer, picture = tab.locator("#viewer"), tab.locator("#viewer-view img")
+    tab.wait_for_selector('#viewer[data-scale="1"]')
+    assert tab.locator("#viewer-title").inner_text() == "ablation"
+    whole = picture.bounding_box()["width"]
+    tab.click("#viewer-in")
+    assert picture.bounding_box()["width"] == pytest.approx(1.5 * whole, abs=1)
+    viewer.press("+")
+    assert picture.bounding_box()["width"] == pytest.approx(2.25 * whole, abs=1)
+    viewer.press("0")
+    assert picture.bounding_box()["width"] == pytest.approx(whole, abs=1)
+    viewer.press("Escape")
+    assert viewer.is_hidden()
+
+
+def test_a_figure_is_enlarged_by_the_keyboard(tab):
+    tab.locator("#figure-ablation .enlarge").focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator("#viewer").is_visible()
+
+
+def test_figures_take_the_width_of_the_page(tab):
+    spots = tab.evaluate(
+        "[...document.querySelectorAll('#section-ablation figure')].map((f) => f.getBoundingClientRect())"
+    )
+    assert len({round(spot["top"]) for spot in spots}) == 1
+    assert sum(spot["width"] for spot in spots) > 0.9 * tab.evaluate("document.querySelector('main').clientWidth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(tab, scheme):
+    """Contrast of 4.5 and more for text, and of 3 and more for the badges, whose colours are those of the figures."""
+    tab.emulate_media(color_scheme=scheme)
+    luminance = """(selector) => {
+      const seen = (value) => {
+        const part = value.match(/[0-9.]+/g).slice(0, 3).map((c) => c / 255)
+          .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2];
+      };
+      const [ink, paper] = [document.querySelector(selector), document.body]
+        .map((element, index) => seen(getComputedStyle(element)[index ? "backgroundColor" : "color"]));
+      return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    }"""
+    dark = tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(23, 23, 23)"
+    assert dark == (scheme == "dark")
+    contrast = {name: tab.evaluate(luminance, name) for name in ("p", "nav a", ".where", "td", ".badge.published")}
+    assert {name: value for name, value in contrast.items() if value < 4.5} == {}
+    badges = {name: tab.evaluate(luminance, f".badge.{name}") for name in ("measured", "simulated")}
+    assert {name: value for name, value in badges.items() if value < 3} == {}
+
+
+def test_the_timeline_is_drawn_in_the_colours_of_the_scheme(tab):
+    tab.emulate_media(color_scheme="dark")
+    idle = """() => {
+      const canvas = document.getElementById("timeline-canvas");
+      const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      let count = 0;
+      for (let k = 0; k < pixels.length; k += 4) count += pixels[k] === 44 && pixels[k + 1] === 44;
+      return count;
+    }"""
+    wait_until(tab, f"({idle})() > 0")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from gpipe_bench.cli import main
-from gpipe_bench.errors import ConfigError
 from gpipe_bench.report.cells import cell_tables
 from gpipe_bench.report.page import write_report
+from gpipe_bench.report.sections import table_of
 from gpipe_bench.report.timelines import EVENT_FIELDS
-from tests.figures.synthetic import ablation_row
+from gpipe_bench.rows import Row
+from tests.figures.synthetic import ablation_row, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +65,54 @@ def test_every_figure_and_table_is_there(text):
         "stray",
     ]
     assert re.findall(r'<section id="([^"]+)"', text) == [
-        *("timelines", "section-ablation", "section-timeline", "section-predictions", "section-figures", "provenance"),
+        *("findings", "provenance", "timelines", "section-ablation", "section-timeline", "section-predictions"),
+        "section-figures",
     ]
 
 
 def test_evidence_is_named(text):
-    opened = re.findall(r'<summary><span class="badge"[^>]*>(\w+)</span>', text)
+    opened = re.findall(r'<summary><span class="badge \w+">(\w+)</span>', text)
     assert opened == ["published", "simulated", "measured"]
 
 
 def test_captions_stand_below_their_figures(text, results):
     assert "What <em>each</em> brings" in text
-    assert f"{results / 'results' / 'ablation.csv'}" in text
     assert "One step of dep-x-x." in text
 
 
-def test_figures_keep_the_width_they_were_drawn_for(text):
-    assert 'id="figure-ablation" style="width: 465px"' in text
+def test_captions_name_the_table_that_was_drawn(text, results):
+    assert re.findall(r"Rows: .*?>([^<>]+\.csv)<", text) == [f"{results / 'results' / 'ablation.csv'}"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "table"),
+    [
+        ("ablation_shares", "ablation"),
+        ("timeline_dep-x-x", "ablation"),
+        ("why_unet", "sweep_unet"),
+        ("sweep_unet", "sweep_unet"),
+        ("peers_host", "peers"),
+        ("transparency_unet", "transparency"),
+        ("stray", None),
+        ("why_vit", None),
+    ],
+)
+def test_a_figure_has_the_table_that_it_was_drawn_from(figure, table):
+    tables = [
+        Path(f"{name}.csv") for name in ("ablation", "sweep_unet", "peers", "transparency", "transparency_verdict")
+    ]
+    found = table_of(figure, tables)
+    assert (found.stem if found else None) == table
+
+
+def test_figures_have_room_for_their_letters(text):
+    """2.6 pixels for a point: letters of 7 points have 18 pixels at most."""
+    assert re.search(r'id="figure-ablation"[^>]* style="--width: 636px"', text)
 
 
 def test_medians_stand_with_their_intervals(text):
-    cells = re.search(r"<tr><td>baseline</td>(.*?)</tr>", text[text.index(">measured</span> testnet") :]).group(1)
+    section = text[text.index('id="section-ablation"') :]
+    cells = re.search(r"<tr><td>baseline</td>(.*?)</tr>", section[section.index(">measured</span> testnet") :]).group(1)
     assert re.search(r">3</td>", cells)
     assert re.search(r">\d+\.\d \[\d+\.\d, \d+\.\d\]</td>", cells)
 
@@ -143,28 +173,70 @@ def test_the_same_files_give_the_same_bytes(page, results, tmp_path):
     assert again.read_bytes() == page.read_bytes()
 
 
-def test_figures_alone_make_a_page(results, tmp_path):
-    (tmp_path / "none").mkdir()
-    out = write_report(tmp_path / "none", results / "figures", tmp_path / "none", tmp_path / "report.html")
-    written = out.read_text(encoding="utf-8")
-    assert 'id="figure-stray"' in written
-    assert "<canvas" not in written
-
-
-def test_a_table_without_lines_says_so(results, tmp_path):
-    from gpipe_bench.rows import Row
-
+def test_a_table_without_lines_says_so(tmp_path):
     (tmp_path / "sweep_mine.csv").write_text(",".join(Row.columns()) + "\n")
-    out = write_report(tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    write_rows(tmp_path / "sweep_other.csv", [ablation_row("baseline")])
+    out = write_report(tmp_path, None, tmp_path, tmp_path / "report.html")
     written = out.read_text(encoding="utf-8")
     assert 'id="section-sweep"' in written
     assert "No line: nothing was run" in written
 
 
-def test_nothing_to_show_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="folders must hold tables or figures, got none"):
-        write_report(tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
-    assert not (tmp_path / "report.html").exists()
+def refusal(capsys, *arguments):
+    """What ``report`` says of bad input: one line, with status 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(["report", *map(str, arguments)])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path, capsys):
+    out = tmp_path / "report.html"
+    line = refusal(capsys, "--results", tmp_path / "nope", "--out", out)
+    assert f"--results must be a folder, got {tmp_path / 'nope'} (no such folder)" in line
+    assert "snakemake --cores 1 ablation" in line
+    assert not out.exists()
+    (tmp_path / "file").write_text("")
+    assert "(a file)" in refusal(capsys, "--results", tmp_path / "file", "--out", out)
+
+
+@pytest.mark.parametrize("option", ["--figures", "--captions"])
+def test_another_folder_that_does_not_exist_is_refused(results, tmp_path, capsys, option):
+    words = ["--results", results / "results", option, tmp_path / "nope", "--out", tmp_path / "report.html"]
+    assert f"{option} must be a folder, got {tmp_path / 'nope'} (no such folder)" in refusal(capsys, *words)
+
+
+def test_a_folder_without_tables_is_refused(results, tmp_path, capsys):
+    (tmp_path / "ablation_events.csv").write_text("cell\n")
+    words = ["--results", tmp_path, "--figures", results / "figures", "--out", tmp_path / "report.html"]
+    line = refusal(capsys, *words)
+    assert "--results must be a folder with tables (*.csv), got none" in line
+    assert "snakemake --cores 1 ablation" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty file"),
+        (b"evidence,model\nmeasured,\xff\n", "utf-8"),
+        (b"evidence,model\nmeasured,a,b\n", "fields"),
+        (b"evidence,model\nmeasured\n", "fields"),
+        (b"evidence,model\n", "at least one row"),
+    ],
+)
+def test_a_damaged_table_is_refused_by_name(tmp_path, capsys, content, words):
+    (tmp_path / "mine.csv").write_bytes(content)
+    line = refusal(capsys, "--results", tmp_path, "--out", tmp_path / "report.html")
+    assert str(tmp_path / "mine.csv") in line
+    assert words in line
+
+
+def test_a_damaged_table_of_events_is_refused_by_name(results, tmp_path, capsys):
+    shutil.copytree(results / "results", tmp_path / "results")
+    damaged = tmp_path / "results" / "ablation_events.csv"
+    damaged.write_bytes(damaged.read_bytes() + b"\xff\n")
+    assert str(damaged) in refusal(capsys, "--results", tmp_path / "results", "--out", tmp_path / "report.html")
 
 
 def test_a_broken_table_is_refused(results, tmp_path, capsys):
@@ -182,6 +254,14 @@ def test_a_place_that_cannot_be_written_is_refused(results, tmp_path, capsys):
         main(["report", "--results", str(results / "results"), "--out", str(tmp_path / "taken" / "report.html")])
     assert caught.value.code == 2
     assert "output must be writable" in capsys.readouterr().err
+
+
+def test_a_link_in_the_place_of_a_draft_is_not_followed(results, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".report.html.writing").symlink_to(victim)
+    write_report(results / "results", None, tmp_path, tmp_path / "report.html")
+    assert victim.read_text() == "mine"
 
 
 def test_the_report_needs_no_torch(results, tmp_path):

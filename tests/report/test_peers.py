@@ -48,7 +48,7 @@ def test_who_did_not_run_has_a_reason():
 
 def test_the_page_has_them(tmp_path):
     (tmp_path / "peers.csv").write_text(csv_text(PeerRow.columns(), [row.to_dict() for row in race()]))
-    text = write_report(tmp_path, tmp_path, tmp_path, tmp_path / "report.html").read_text()
+    text = write_report(tmp_path, None, tmp_path, tmp_path / "report.html").read_text()
     assert 'id="section-peers"' in text
     assert all(text.count(f"<td>{name}</td>") == 2 for name in NAMES)
     assert "host us per cell" in text

@@ -64,7 +64,7 @@ def test_many_reasons_are_folded(tmp_path):
     failed = [ablation_row("baseline", chunks=m, status="oom", reason=f"needed {m} GiB") for m in range(1, 9)]
     for count, folded in ((5, False), (8, True)):
         write_rows(tmp_path / "sweep_mine.csv", failed[:count])
-        text = write_report(tmp_path, tmp_path, tmp_path, tmp_path / "report.html").read_text()
+        text = write_report(tmp_path, None, tmp_path, tmp_path / "report.html").read_text()
         assert (f"<summary>{count} reasons</summary>" in text) == folded
         assert f"[{count}] needed {count} GiB" in text
 

@@ -6,15 +6,22 @@
   const find = (id) => document.getElementById(`timeline${id ? `-${id}` : ""}`);
   const [root, canvas, tip] = [find(), find("canvas"), find("tip")];
   const at = Object.fromEntries(data.fields.map((name, index) => [name, index]));
-  const INK = "#222222", FAINT = "#6b6b6b", IDLE = "#ececec", RULE = "#cccccc", SELECTED = "#d55e00";
-  const LEFT = 128, RIGHT = 12, LANE = { compute: 26, copy: 18 }, GAP = 7, TITLE = 22, AXIS = 30;
+  // Colours of the page, light or dark; the kinds of task have the colours of the figures in both.
+  const colours = () => {
+    const style = getComputedStyle(root);
+    return Object.fromEntries(["ink", "faint", "idle", "grid", "selected"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
+  };
+  let colour = {};
+  const NARROW = 560, RIGHT = 12, LANE = { compute: 26, copy: 18 }, GAP = 7, TITLE = 22, AXIS = 30;
   const SHORTEST_US = 1;
   const state = { set: data.sets[0], runs: [], from: 0, to: 1, hidden: new Set(), hover: null, places: [] };
 
   const span = () => Math.max(...state.runs.map((run) => run.span_us));
-  const width = () => canvas.clientWidth - LEFT - RIGHT;
-  const x = (time) => LEFT + ((time - state.from) / (state.to - state.from)) * width();
-  const time = (pixel) => state.from + ((pixel - LEFT) / width()) * (state.to - state.from);
+  const narrow = () => canvas.clientWidth < NARROW;
+  const left = () => (narrow() ? 44 : 128);
+  const width = () => canvas.clientWidth - left() - RIGHT;
+  const x = (time) => left() + ((time - state.from) / (state.to - state.from)) * width();
+  const time = (pixel) => state.from + ((pixel - left()) / width()) * (state.to - state.from);
 
   // Three digits in the unit that fits.
   const unit = (length) => (length >= 2e6 ? [1e6, "s"] : length >= 2e3 ? [1e3, "ms"] : [1, "µs"]);
@@ -48,61 +55,62 @@
   function box(place, event) {
     const lane = place.lanes[event[at.lane]];
     const height = lane.height / event[at.tracks];
-    const left = x(event[at.start_us]);
+    const start = x(event[at.start_us]);
     return {
-      left, width: Math.max(x(event[at.end_us]) - left, 0.75),
+      left: start, width: Math.max(x(event[at.end_us]) - start, 0.75),
       top: lane.top + event[at.track] * height + 1, height: height - 2,
     };
   }
 
   function drawRun(pen, place) {
     const { run, lanes } = place;
-    pen.fillStyle = INK;
+    const edge = left();
+    pen.fillStyle = colour.ink;
     pen.font = "bold 12px sans-serif";
     pen.textAlign = "left";
     pen.fillText(`${run.name}: ${duration(run.span_us)}`, 0, place.title + 14);
     pen.font = "11px sans-serif";
-    const right = LEFT + width();
-    const end = Math.min(Math.max(x(run.span_us), LEFT), right);
-    const start = Math.min(Math.max(x(0), LEFT), right);
+    const right = edge + width();
+    const end = Math.min(Math.max(x(run.span_us), edge), right);
+    const start = Math.min(Math.max(x(0), edge), right);
     run.lanes.forEach((lane, index) => {
       const first = !index || lane.partition !== run.lanes[index - 1].partition;
-      pen.fillStyle = first ? INK : FAINT;
-      const label = first ? `partition ${lane.partition}, ${lane.device}` : lane.stream;
-      pen.fillText(label, 0, lanes[index].top + lanes[index].height / 2 + 4, LEFT - 8);
-      pen.fillStyle = IDLE;
+      pen.fillStyle = first ? colour.ink : colour.faint;
+      const label = !first ? lane.stream : narrow() ? `part. ${lane.partition}` : `partition ${lane.partition}, ${lane.device}`;
+      pen.fillText(label, 0, lanes[index].top + lanes[index].height / 2 + 4, edge - 6);
+      pen.fillStyle = colour.idle;
       pen.fillRect(start, lanes[index].top, end - start, lanes[index].height);
     });
     pen.save();
     pen.beginPath();
-    pen.rect(LEFT, place.title, width(), lanes.at(-1).top + lanes.at(-1).height - place.title + 1);
+    pen.rect(edge, place.title, width(), lanes.at(-1).top + lanes.at(-1).height - place.title + 1);
     pen.clip();
     let drawn = 0;
     for (const event of run.events) {
       if (state.hidden.has(event[at.kind]) || event[at.end_us] < state.from || event[at.start_us] > state.to) continue;
       const kind = data.kinds[event[at.kind]];
-      const { left, top, width: wide, height } = box(place, event);
+      const { left: start, top, width: wide, height } = box(place, event);
       pen.fillStyle = kind.colour;
-      pen.fillRect(left, top, wide, height);
+      pen.fillRect(start, top, wide, height);
       drawn += 1;
       if (wide > 3) {
         pen.strokeStyle = "#00000055";
         pen.lineWidth = 1;
-        pen.strokeRect(left + 0.5, top + 0.5, wide - 1, height - 1);
+        pen.strokeRect(start + 0.5, top + 0.5, wide - 1, height - 1);
       }
       const word = `${kind.letter}${event[at.microbatch]}`;
       if (wide > 9 * word.length && height > 10) {
         pen.fillStyle = kind.name.endsWith("_grad") ? "#ffffff" : "#000000";
         pen.textAlign = "center";
         // In the part of the box that can be seen.
-        const middle = (Math.max(left, LEFT) + Math.min(left + wide, right)) / 2;
+        const middle = (Math.max(start, edge) + Math.min(start + wide, right)) / 2;
         pen.fillText(word, middle, top + height / 2 + 4);
         pen.textAlign = "left";
       }
       if (state.hover && state.hover.event === event) {
-        pen.strokeStyle = SELECTED;
+        pen.strokeStyle = colour.selected;
         pen.lineWidth = 2.5;
-        pen.strokeRect(left, top, wide, height);
+        pen.strokeRect(start, top, wide, height);
       }
     }
     pen.restore();
@@ -115,8 +123,8 @@
     const rough = length / Math.max(width() / 90, 1);
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough);
-    pen.strokeStyle = RULE;
-    pen.fillStyle = INK;
+    pen.strokeStyle = colour.grid;
+    pen.fillStyle = colour.ink;
     pen.lineWidth = 1;
     pen.textAlign = "center";
     const digits = Math.max(0, -Math.floor(Math.log10(step / scale) + 1e-9));
@@ -133,6 +141,7 @@
 
   function draw() {
     const height = layOut();
+    colour = colours();
     const ratio = window.devicePixelRatio || 1;
     canvas.style.height = `${height}px`;
     canvas.width = Math.round(canvas.clientWidth * ratio);
@@ -176,8 +185,8 @@
     ].join("\n");
   }
 
-  function hit(left, top) {
-    if (left < LEFT || left > LEFT + width()) return null;
+  function hit(pixel, top) {
+    if (pixel < left() || pixel > left() + width()) return null;
     for (const place of state.places) {
       // The last one drawn lies on top.
       for (let index = place.run.events.length - 1; index >= 0; index -= 1) {
@@ -185,7 +194,7 @@
         if (state.hidden.has(event[at.kind])) continue;
         const spot = box(place, event);
         const slack = Math.max(0, (3 - spot.width) / 2);
-        if (left >= spot.left - slack && left <= spot.left + spot.width + slack && top >= spot.top && top <= spot.top + spot.height) {
+        if (pixel >= spot.left - slack && pixel <= spot.left + spot.width + slack && top >= spot.top && top <= spot.top + spot.height) {
           return { run: place.run, event };
         }
       }
@@ -215,9 +224,8 @@
     find("other").replaceChildren(option("nothing", ""), ...names.map((name) => option(name)));
     if (names.includes("dep-str-ptl") && names.includes("baseline")) find("other").value = "dep-str-ptl";
     const badge = find("badge");
-    badge.className = "badge";
+    badge.className = `badge ${state.set.evidence}`;
     badge.textContent = state.set.evidence;
-    badge.style.setProperty("--evidence", data.colours[state.set.evidence]);
     chooseRuns();
   }
   function chooseRuns() {
@@ -282,5 +290,7 @@
     keys[event.key]();
   });
   new ResizeObserver(draw).observe(root);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", draw);
   chooseSet(0);
 })();
