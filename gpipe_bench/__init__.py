@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Components", "GPipe", "GpipeBenchError", "Pipe", "__version__", "is_checkpointing", "is_recomputing"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "GPipe": "gpipe_bench.engine.gpipe",

@@ -19,6 +19,7 @@ from gpipe_bench.cli import (
     figure,
     measure,
     peers,
+    predictions,
     report,
     results,
     simulate,
@@ -55,6 +56,7 @@ app.command("simulate-cells")(simulations.simulate_cells)
 app.command("simulate-published")(simulations.simulate_published)
 app.command("advise")(advise.advise)
 app.command("balance")(balance.balance)
+app.command("predictions")(predictions.predictions)
 app.command("collect")(results.collect)
 app.command("published")(results.published)
 app.command("table")(results.table)

@@ -11,6 +11,7 @@ from gpipe_bench.bench.experiments.config import load_config
 from gpipe_bench.bench.experiments.config_files import CONFIG_PATH, SCHEMA_PATH, default_config_yaml, json_schema_text
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.bench.storage.files import write_files
+from gpipe_bench.data import DEFAULT_CONFIG
 
 __all__ = ["app"]
 
@@ -24,7 +25,7 @@ def check(
     ] = None,
 ) -> None:
     """Check configuration files and say what they ask for on this machine; every problem gets a line."""
-    config = load_config(files or [Path(CONFIG_PATH)])
+    config = load_config(files or [DEFAULT_CONFIG])
     machine = find_machine(config.device, config.device_count)
     typer.echo(f"device: {machine.device}, {machine.count} {'of each job' if config.device_count else 'here'}")
     for name, experiment in config.experiments().items():

@@ -7,19 +7,21 @@ from typing import Annotated
 
 import typer
 
+from gpipe_bench.data import REFERENCE_FOLDER, needed_checkout
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Describe and check the reference results as a Frictionless data package.", no_args_is_help=True)
 
-Folder = Annotated[Path | None, typer.Option(help="Folder of tables.  [default: results/reference of this checkout]")]
+Folder = Annotated[Path | None, typer.Option(help="Folder of tables.  [default: the reference results]")]
 
 
 @app.command("write")
 def write(folder: Folder = None) -> None:
     """Write datapackage.json: every table with its columns, types, units, constraints, sources and hash."""
-    from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER, write_descriptor
+    from gpipe_bench.bench.datapackage.descriptor import write_descriptor
 
-    typer.echo(f"wrote {write_descriptor(folder or REFERENCE_FOLDER)}")
+    typer.echo(f"wrote {write_descriptor(folder or _committed())}")
 
 
 @app.command("take")
@@ -32,11 +34,11 @@ def take(
     folder: Folder = None,
 ) -> None:
     """Take simulated and measured rows of a run into the reference results, and describe them."""
-    from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER, write_descriptor
+    from gpipe_bench.bench.datapackage.descriptor import write_descriptor
     from gpipe_bench.bench.datapackage.take import result_tables, take_reference
     from gpipe_bench.files import is_folder
 
-    target = folder or REFERENCE_FOLDER
+    target = folder or _committed()
     tables = [table for place in results for table in (result_tables(place) if is_folder(place) else [place])]
     written = [path for table in tables for path in take_reference(table, target, machine)]
     typer.echo("\n".join(f"wrote {path}" for path in [*written, write_descriptor(target)]))
@@ -46,11 +48,17 @@ def take(
 def check(folder: Folder = None) -> None:
     """Check every table against datapackage.json; exit status 1 and a line per problem where one is not as it says."""
     from gpipe_bench.bench.datapackage.check import check_folder
-    from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER
 
-    problems = check_folder(folder or REFERENCE_FOLDER)
+    target = folder or _committed()
+    problems = check_folder(target)
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"{folder or REFERENCE_FOLDER}: every table is as its descriptor says")
+    typer.echo(f"{target}: every table is as its descriptor says")
+
+
+def _committed() -> Path:
+    """The committed reference results; an installed package has a part of them."""
+    needed_checkout("datapackage without --folder")
+    return REFERENCE_FOLDER

@@ -102,13 +102,16 @@ def advice(rows: Rows, out: Out) -> None:
 @app.command("reference")
 def reference(
     out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures/reference"),
-    tables: Annotated[Path, typer.Option(help="Folder of the reference tables.")] = Path("results/reference"),
+    tables: Annotated[
+        Path | None, typer.Option(help="Folder of the reference tables.  [default: results/reference]")
+    ] = None,
     processes: Processes = 1,
 ) -> None:
     """Draw every figure of the reference tables."""
+    from gpipe_bench.data import REFERENCE_FOLDER
     from gpipe_bench.figures.reference import draw_reference
 
-    for paths in draw_reference(out, tables, processes):
+    for paths in draw_reference(out, tables or REFERENCE_FOLDER, processes):
         _say(paths)
 
 

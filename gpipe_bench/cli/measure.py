@@ -11,6 +11,7 @@ from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
 from gpipe_bench.cli.options import running, settings_of, tell_loss
+from gpipe_bench.data import checkout_folder
 from gpipe_bench.errors import BalanceError, ConfigError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def gpu(
     profile_s: Annotated[float, typer.Option(min=0.001, help="Seconds for the profile of the device.")] = 40,
     device: Annotated[str, typer.Option(help="cuda, or cpu to rehearse the session.")] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", help="A workload of seconds instead of the published one.")] = False,
-    tests: Annotated[Path | None, typer.Option(help="Folder of the GPU tests.  [default: beside the package]")] = None,
+    tests: Annotated[Path | None, typer.Option(help="Folder of the GPU tests.  [default: of the checkout]")] = None,
     no_tests: Annotated[bool, typer.Option("--no-tests", help="Leave the GPU tests out.")] = False,
     bundle: Annotated[
         bool, typer.Option("--bundle", help="Pack all into bundle.tar.gz, and raw results and timelines only there.")
@@ -164,7 +165,10 @@ def gpu(
     """
     from gpipe_bench.cli.gpu import GpuOptions, run_session
 
-    folder = None if no_tests else tests or Path(__file__).resolve().parents[2] / "tests"
+    root = checkout_folder()
+    folder = None if no_tests else tests or (root and root / "tests")
+    if folder is None and not no_tests:
+        typer.echo("GPU tests are left out: an installed package has none; name their folder with --tests", err=True)
     options = GpuOptions(out, budget_s, profile_s, device, tiny, folder, bundle, tuple(config or ()))
     raise typer.Exit(run_session(options))
 

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from gpipe_bench.catalogue import PUBLISHED_ROWS
+from gpipe_bench.data import PUBLISHED_FOLDER
 
 __all__ = ["collect", "published", "table", "trace"]
 
@@ -44,7 +45,9 @@ def collect(
 
 def published(
     out: Annotated[Path, typer.Option(help="Table of rows to write.")] = PUBLISHED_ROWS,
-    folder: Annotated[Path, typer.Option(help="Folder of published values.")] = PUBLISHED_ROWS.parent,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of published values.  [default: results/reference/published]")
+    ] = None,
 ) -> None:
     """Write the published values as rows like all others, so that figures can stand them beside simulated ones."""
     from gpipe_bench.bench.published.values import published_rows
@@ -52,7 +55,7 @@ def published(
     from gpipe_bench.bench.storage.tables import csv_text
     from gpipe_bench.rows import Row
 
-    rows = published_rows(folder)
+    rows = published_rows(folder or PUBLISHED_FOLDER)
     write_files({out: csv_text(Row.columns(), [row.to_dict() for row in rows])})
     typer.echo(f"wrote {out} with {len(rows)} rows")
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpipe_bench.catalogue import REFERENCE, reference_companions, reference_tables
+from gpipe_bench.catalogue import reference_companions, reference_tables
+from gpipe_bench.data import REFERENCE_FOLDER, TOLERANCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +31,14 @@ def verify(
     ] = None,
     *,
     out: Annotated[Path, typer.Option(help="Table of all checks.")] = Path("results/verify.csv"),
-    tolerances: Annotated[Path, typer.Option(help="What may be off by how much.")] = Path("config/tolerances.csv"),
+    tolerances: Annotated[
+        Path | None, typer.Option(help="What may be off by how much.  [default: config/tolerances.csv]")
+    ] = None,
     predictions: Annotated[Path | None, typer.Option(help="Table of published and simulated values.")] = None,
     claims: Annotated[Path | None, typer.Option(help="Verdicts of the transparency experiment.")] = None,
-    reference: Annotated[Path, typer.Option(help="Folder of the reference results.")] = REFERENCE,
+    reference: Annotated[
+        Path | None, typer.Option(help="Folder of the reference results.  [default: results/reference]")
+    ] = None,
     part: Annotated[
         list[str] | None,
         typer.Option(help="Name of a table that may lack cells of the reference, predictions, claims, or all; repeat."),
@@ -51,7 +56,8 @@ def verify(
     if unknown := sorted(set(part or ()) - known):
         raise typer.BadParameter(f"--part must be one of {', '.join(sorted(known))}, got {', '.join(unknown)}")
     check_writable(out)
-    limits = read_tolerances(tolerances)
+    limits = read_tolerances(tolerances or TOLERANCES)
+    reference = reference or REFERENCE_FOLDER
 
     def allowed(name: str) -> bool:
         return bool({"all", name} & set(part or ()))

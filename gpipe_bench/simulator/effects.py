@@ -7,6 +7,7 @@ python -m gpipe_bench.simulator.effects --write      puts it into docs/simulator
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.components import Components
+from gpipe_bench.data import needed_checkout
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.simulator.fit import FITTED
 from gpipe_bench.simulator.hardware.profile import Profile, load_profile
@@ -288,18 +291,25 @@ def with_table(text: str, made: str) -> str:
     return f"{head}{first}\n{made}\n{last}{rest.split(last)[1]}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the table."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the table; gives the exit status, 2 where the document is to be written and there is no checkout."""
     parser = argparse.ArgumentParser(
         prog="python -m gpipe_bench.simulator.effects", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--write", action="store_true", help=f"put it into {DOCUMENT.name}")
     options = parser.parse_args(arguments)
+    if options.write:
+        try:
+            needed_checkout("effects --write")
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     made = table(dict(effects(load_profile("p40"))))
     if options.write:
         write_files({DOCUMENT: with_table(DOCUMENT.read_text(encoding="utf-8"), made)})
     print(made)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -29,7 +29,7 @@ from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitt
 from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
 from gpipe_bench.simulator.tracing.trace_cache import default_folder
 
-__all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "summary", "write"]
+__all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "print_predictions", "summary", "write"]
 
 COLUMNS: Final = (
     *("table", "experiment", "metric", "published", "simulated", "error_fraction", "role"),
@@ -193,6 +193,28 @@ def _line(row: Prediction) -> str:
     return _LINE.format(row.table, row.experiment, row.metric, *numbers, error, row.role)
 
 
+def print_predictions(out: Path, tables: Sequence[str] = TABLES, cache: Path | None = None) -> None:
+    """Simulate the published cells, print a line for each as it is done, write the file and print its mean errors.
+
+    Args:
+        out: the file.
+        tables: some of :data:`TABLES`.
+        cache: folder of stored traces; the user's cache folder by default.
+
+    Raises:
+        OutputError: see :func:`write`.
+    """
+    print(_LINE.format("table", "experiment", "metric", "published", "simulated", "error", "role"))
+    rows: list[Prediction] = []
+    # Traces and workloads are many objects without cycles, and all of them are needed until the end.
+    with no_collection():
+        for row in predictions(tables, cache):
+            print(_line(row), flush=True)
+            rows.append(row)
+    write(rows, out)
+    print(f"\n{summary(rows)}\n\nwritten: {out}")
+
+
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m gpipe_bench.simulator.predictions",
@@ -210,19 +232,11 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Write the file and print the table; gives the exit status, 2 if the file cannot be written."""
     arguments = _arguments(words)
-    print(_LINE.format("table", "experiment", "metric", "published", "simulated", "error", "role"))
-    rows: list[Prediction] = []
     try:
-        # Traces and workloads are many objects without cycles, and all of them are needed until the end.
-        with no_collection():
-            for row in predictions(arguments.table or TABLES, arguments.cache):
-                print(_line(row), flush=True)
-                rows.append(row)
-        write(rows, arguments.out)
+        print_predictions(arguments.out, arguments.table or TABLES, arguments.cache)
     except GpipeBenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"\n{summary(rows)}\n\nwritten: {arguments.out}")
     return 0
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gpipe_bench.bench.evaluation.collect import collect
-from gpipe_bench.bench.published.values import PUBLISHED_FOLDER, published_for, published_rows
+from gpipe_bench.bench.published.values import published_for, published_rows
 from gpipe_bench.bench.spec.simulated_cells import SimulatedWorkload
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from tests.bench.cells_of import ok_result

@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER
 from gpipe_bench.bench.evaluation.compare import common_scatter, compare_rows
 from gpipe_bench.bench.evaluation.pooled import FEWEST_CELLS, compare_pooled, pool_of
 from gpipe_bench.bench.evaluation.statistics import holm
+from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.figures.tables import read_rows
 
 SCATTER = 0.04

@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import REFERENCE_FOLDER, write_descriptor
+from gpipe_bench.bench.datapackage.descriptor import write_descriptor
 from gpipe_bench.bench.evaluation.collect import write_tables
+from gpipe_bench.data import REFERENCE_FOLDER
 from tests.bench.cells_of import ok_result
 
 

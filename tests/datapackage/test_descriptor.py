@@ -8,15 +8,10 @@ import re
 
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import (
-    DESCRIPTOR,
-    REFERENCE_FOLDER,
-    describe_folder,
-    table_schema,
-    write_descriptor,
-)
+from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder, table_schema, write_descriptor
 from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from tests.project.tree import ROOT

@@ -22,9 +22,8 @@ from gpipe_bench.tables import DESCRIPTOR, read_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DESCRIPTOR", "REFERENCE_FOLDER", "describe_folder", "table_schema", "write_descriptor"]
+__all__ = ["DESCRIPTOR", "describe_folder", "table_schema", "write_descriptor"]
 
-REFERENCE_FOLDER: Final = Path(__file__).resolve().parents[3] / "results" / "reference"
 
 _PAPERS: Final = (
     {

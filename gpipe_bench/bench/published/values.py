@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.models.table import MODELS, format_arguments, parse_arguments
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.published.settings import published_tables
@@ -20,9 +21,7 @@ from gpipe_bench.tables import plain_records
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PUBLISHED_FOLDER", "published_for", "published_rows"]
-
-PUBLISHED_FOLDER: Final = Path(__file__).resolve().parents[3] / "results" / "reference" / "published"
+__all__ = ["published_for", "published_rows"]
 
 _DEVICE: Final = "cuda Tesla P40"
 # Every other benchmark of torchgpipe ran with all of its components.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.configurations import canonical
+from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.tables import plain_records, read_table
 
@@ -15,15 +16,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "PUBLISHED_FOLDER",
     "Setting",
     "published_cells",
     "published_settings",
     "published_tables",
     "published_value",
 ]
-
-PUBLISHED_FOLDER: Final = Path(__file__).resolve().parents[3] / "results" / "reference" / "published"
 
 
 _UNCUT: Final = (10**6,)
