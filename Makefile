@@ -13,45 +13,58 @@ CHECKS ?=
 OUT ?= results/gpu
 # What `make reference` runs: all but the check against the rows that it is to replace.
 EXPERIMENTS := ablation speed memory sweep advice timeline transparency
+# What `make setup` installs: workflow, models (workflow and published networks) or dev (all of it and the checks).
+LAYER ?= models
 # The Python that .venv is made with; empty: the first suitable one in PATH.
 PYTHON ?=
 export PYTHON
 
 BIN := $(CURDIR)/.venv/bin
+# Adds to .venv what a target needs and is not there; a line of its recipe names the layer.
+SETUP := @scripts/setup.sh --quiet
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' Makefile
 
-setup: ## make .venv and install the pinned dependencies; nothing when that is done
-	@scripts/setup.sh
+setup: ## make .venv with the pinned packages that every target of the workflow needs; LAYER=dev: all
+	@scripts/setup.sh $(LAYER)
 
-ablation: setup ## measure every combination of the components here: table, CSV, figures, traces
+ablation: ## measure every combination of the components here: table, CSV, figures, traces
+	$(SETUP) workflow
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation $(ARGS)
+	@scripts/setup.sh --next
 
-test: setup ## run every check: ruff, mypy, snakefmt, snakemake --lint, pytest
+test: ## run every check: ruff, mypy, snakefmt, snakemake --lint, the wheel, pytest
+	$(SETUP) dev
 	@PATH="$(BIN):$$PATH" python -m scripts.check $(CHECKS)
+	@scripts/setup.sh --next
 
-test-slurm: setup ## run a small sweep through a Slurm that is installed, started on loopback and stopped again (root)
+test-slurm: ## run a small sweep through a Slurm that is installed, started on loopback and stopped again (root)
+	$(SETUP) dev
 	@PATH="$(BIN):$$PATH" scripts/test_slurm.sh
 
-peers: setup ## install the other pipelines that snakemake --cores 1 peers compares with
-	@$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-peers.txt
+peers: ## install the other pipelines that snakemake --cores 1 peers compares with
+	$(SETUP) workflow
+	@$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/peers.lock
 
-reference: setup ## run every experiment, take the results into results/reference, draw its figures and the README's tables
+reference: ## run every experiment, take the results into results/reference, draw its figures and the README's tables
+	$(SETUP) workflow
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) $(EXPERIMENTS) $(ARGS)
 	@$(BIN)/python -m gpipe_bench datapackage take results
 	@$(BIN)/python -m gpipe_bench figure reference --out figures/reference
 	@$(BIN)/python -m scripts.readme
 
-readme: setup ## write the tables of the README anew from results/reference
+readme: ## write the tables of the README anew from results/reference
+	$(SETUP) workflow
 	@$(BIN)/python -m scripts.readme
 
-format: setup ## format Python and Snakemake files, and fix what ruff can fix
+format: ## format Python and Snakemake files, and fix what ruff can fix
+	$(SETUP) dev
 	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format . && $(BIN)/snakefmt Snakefile workflows
 
 gpu: ## GPU tests, the measured ablation and a device profile, into OUT; takes the Python that has torch
 	@python="$${PYTHON:-$(BIN)/python}"; command -v "$$python" > /dev/null || python=python3; \
 	  "$$python" -m gpipe_bench gpu --out "$(OUT)"
 
-lock: ## resolve requirements.lock and environment.yml anew (Python 3.11, network)
+lock: ## resolve the locks in requirements/ anew (Python 3.11, network)
 	@python=$$(scripts/find_python.sh 3.11 3.11) && "$$python" -m scripts.lock

@@ -1,6 +1,6 @@
 # From the configuration to tables, figures and traces: snakemake --cores 1 ablation
 # What is run stands in config/, how in workflows/rules/, where in profiles/; functions live in the package.
-import shlex
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +11,9 @@ from gpipe_bench.bench.storage.sources import source_digest
 from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan
 from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.processes import PROCESSES, usable_processes
+from snakemake.utils import min_version
+
+min_version("9.14")
 
 
 configfile: "config/config.yaml"
@@ -30,11 +33,14 @@ except GpipeBenchError as error:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(2)
 
-# The Python that runs Snakemake runs the jobs, whatever stands first in PATH. A job that is not timed may use its share
-# of all processors, for results that are the same with one.
-shell.prefix(
-    f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; '
-    f"export {PROCESSES}={usable_processes(workflow.resource_settings.cores or 1)}; "
+# The Python that runs Snakemake runs the jobs, whatever stands first in PATH; with `--sdm conda` the environment of a
+# rule comes before it. (A shell.prefix would stand after the activation of that environment, and hide its Python.)
+# A job that is not timed may use its share of all processors, for results that are the same with one.
+os.environ.update(
+    {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        PROCESSES: str(usable_processes(workflow.resource_settings.cores or 1)),
+    }
 )
 
 

@@ -1,18 +1,41 @@
 #!/usr/bin/env bash
-# Makes .venv hold what requirements.lock pins, and this checkout in editable form. Says nothing when it already does.
+# Makes .venv hold a layer of the pinned packages, with the layers below it, and this checkout in editable form.
 #
-# Safe to interrupt and to run again:
-#   .venv/.complete    written last; a digest of all that the environment was made from, and where it stands
+#   scripts/setup.sh [--quiet] LAYER    workflow, models or dev: requirements/LAYER.lock; --quiet says nothing when it
+#                                       is there already
+#   scripts/setup.sh --next             say how to run what was installed
+#
+# A larger layer stays when a smaller one is asked for. Safe to interrupt and to run again:
+#   .venv/.complete    written last; the layer, and a digest of all that it was made from and where it stands
 #   .venv/.unfinished  there while an installation runs; found later, the environment is made anew, since an
 #                      interrupted pip may leave a package that only looks installed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+layers=(run workflow models dev)
 venv=$PWD/.venv
 complete=$venv/.complete
 unfinished=$venv/.unfinished
-digest="$(cat requirements.lock pyproject.toml scripts/setup.sh | cksum) $PWD"
+digest="$(cat requirements/{run,workflow,models,dev}.lock pyproject.toml scripts/setup.sh | cksum) $PWD"
 step="start"
+
+say_next() {
+  if [ "${VIRTUAL_ENV:-}" != "$venv" ]; then
+    printf 'Next, once in every terminal: source .venv/bin/activate\n'
+  fi
+  printf 'Then: snakemake --cores 1 TARGET (README.md lists the targets), or gpipe-bench --help\n'
+}
+
+# The place of a layer among all, from 0; -1 for none.
+rank() {
+  for place in "${!layers[@]}"; do
+    if [ "${layers[$place]}" = "$1" ]; then
+      echo "$place"
+      return
+    fi
+  done
+  echo -1
+}
 
 # Runs, has a supported version, and was not moved here: the scripts in .venv/bin carry the path it was made at.
 usable() {
@@ -33,7 +56,33 @@ report() {
   fi
 }
 
-if usable && [ "$(cat "$complete" 2> /dev/null)" = "$digest" ]; then
+if [ "${1:-}" = --next ]; then
+  say_next
+  exit 0
+fi
+quiet=false
+if [ "${1:-}" = --quiet ]; then
+  quiet=true
+  shift
+fi
+layer=${1:-}
+if [ "$(rank "$layer")" -lt 0 ]; then
+  echo "layer must be one of ${layers[*]}, got '$layer'; the larger ones contain the smaller" >&2
+  exit 2
+fi
+
+installed="" made_from=""
+if usable && [ -e "$complete" ]; then
+  read -r installed made_from < "$complete" || true
+fi
+if [ "$(rank "$installed")" -gt "$(rank "$layer")" ]; then
+  layer=$installed
+fi
+if [ "$installed" = "$layer" ] && [ "$made_from" = "$digest" ]; then
+  if ! "$quiet"; then
+    echo "set-up: .venv has the layer $layer, nothing to do"
+    say_next
+  fi
   exit 0
 fi
 trap report EXIT
@@ -57,12 +106,15 @@ fi
 
 rm -f "$complete"
 touch "$unfinished"
-say "install $(grep -c '^[a-z].*==' requirements.lock) pinned packages from requirements.lock (minutes the first time)"
-"$venv/bin/python" -m pip install --disable-pip-version-check --requirement requirements.lock
+lock=requirements/$layer.lock
+say "install what $lock pins, and the layers below it (minutes the first time)"
+"$venv/bin/python" -m pip install --disable-pip-version-check --requirement "$lock"
 say "install this checkout in editable form"
-# The lock has everything, the build backend too: nothing unpinned comes in here.
+# The locks have everything, the build backend too: nothing unpinned comes in here.
 "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 "$venv/bin/python" -m pip check --disable-pip-version-check
 rm -f "$unfinished"
-printf '%s' "$digest" > "$complete"
-printf '\n== set-up: done, .venv is complete\n\n'
+printf '%s %s' "$layer" "$digest" > "$complete"
+printf '\n== set-up: done, .venv has the layer %s\n' "$layer"
+say_next
+echo

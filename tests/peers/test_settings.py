@@ -128,6 +128,6 @@ def test_names_of_contenders():
 
 
 def test_the_pins_of_optional_peers_are_said_once_each():
-    pins = [line for line in (ROOT / "requirements-peers.txt").read_text().splitlines() if "==" in line]
+    pins = [line for line in (ROOT / "requirements" / "peers.lock").read_text().splitlines() if "==" in line]
     assert pins == [f"{c.package}=={c.version}" for c in CONTENDERS.values() if c.kind == "rival"]
-    assert "requirements-peers.txt" in (ROOT / "Makefile").read_text()
+    assert "requirements/peers.lock" in (ROOT / "Makefile").read_text()

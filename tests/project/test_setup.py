@@ -1,4 +1,4 @@
-"""Set-up is done once, repaired when it was interrupted, and says what failed.
+"""Set-up installs the layer that is asked for once, is repaired when it was interrupted, and says what failed.
 
 The Python here is a shell script that makes empty environments and writes down what it was asked to do.
 """
@@ -21,7 +21,7 @@ case "$*" in
   "-m venv "*)
     echo "venv" >> "$CALLS"
     mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "#!$3/bin/python" > "$3/bin/pip" ;;
-  *--requirement*) echo "install" >> "$CALLS"; exit "${PIP_STATUS:-0}" ;;
+  *--requirement*) echo "install:$(basename "${@: -1}" .lock)" >> "$CALLS"; exit "${PIP_STATUS:-0}" ;;
   *--editable*) echo "project" >> "$CALLS" ;;
   "-c import pip"*) ;;
   -c*) echo "$0" ;;
@@ -33,37 +33,76 @@ esac
 def checkout(tmp_path):
     place = tmp_path / "checkout"
     (place / "scripts").mkdir(parents=True)
-    for name in ("scripts/setup.sh", "scripts/find_python.sh", "requirements.lock", "pyproject.toml"):
+    for name in ("scripts/setup.sh", "scripts/find_python.sh", "pyproject.toml"):
         shutil.copy(ROOT / name, place / name)
+    shutil.copytree(ROOT / "requirements", place / "requirements")
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     return place
 
 
-def set_up(place: Path, **environment: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+def set_up(place: Path, *words: str, **environment: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
     """What the Python of the new environment was asked to do, and how set-up ended."""
     calls = place.parent / "calls"
     calls.write_text("")
     given = {"PATH": os.environ["PATH"], "PYTHON": str(place.parent / "python"), "CALLS": str(calls), **environment}
-    run = subprocess.run(["scripts/setup.sh"], cwd=place, env=given, capture_output=True, text=True, check=False)
+    command = ["scripts/setup.sh", *(words or ["--quiet", "dev"])]
+    run = subprocess.run(command, cwd=place, env=given, capture_output=True, text=True, check=False)
     return calls.read_text().split(), run
 
 
 def test_set_up_is_done_once(checkout):
-    assert set_up(checkout)[0] == ["venv", "install", "project"]
+    assert set_up(checkout)[0] == ["venv", "install:dev", "project"]
     calls, run = set_up(checkout)
     assert (calls, run.returncode, run.stdout, run.stderr) == ([], 0, "", "")
 
 
+def test_a_layer_is_added_to_what_is_there(checkout):
+    assert set_up(checkout, "workflow")[0] == ["venv", "install:workflow", "project"]
+    (checkout / ".venv" / "left").touch()
+    assert set_up(checkout, "dev")[0] == ["install:dev", "project"]
+    assert (checkout / ".venv" / "left").exists()
+    assert set_up(checkout, "workflow")[0] == []
+
+
+def test_a_larger_layer_that_is_there_is_kept_up_to_date(checkout):
+    set_up(checkout, "dev")
+    with (checkout / "requirements" / "dev.lock").open("a") as lock:
+        lock.write("extra==1\n")
+    assert set_up(checkout, "workflow")[0] == ["install:dev", "project"]
+
+
+@pytest.mark.parametrize("words", [("",), ("--quiet",), ("tests",)])
+def test_a_layer_must_be_known(checkout, words):
+    calls, run = set_up(checkout, *words)
+    assert (calls, run.returncode) == ([], 2)
+    assert run.stderr.startswith("layer must be one of run workflow models dev, got ")
+
+
+def test_set_up_ends_with_what_to_do_next(checkout):
+    activate = "Next, once in every terminal: source .venv/bin/activate"
+    for _ in range(2):
+        _, run = set_up(checkout, "models")
+        first, last = run.stdout.strip().splitlines()[-2:]
+        assert first == activate
+        assert last.startswith("Then: snakemake --cores 1 TARGET")
+
+
+def test_who_has_activated_the_environment_is_not_told_to(checkout):
+    _, run = set_up(checkout, "--next", VIRTUAL_ENV=str(checkout / ".venv"))
+    assert "activate" not in run.stdout
+    assert run.stdout.startswith("Then: ")
+
+
 def test_a_failed_installation_says_so_and_is_made_anew(checkout):
     calls, run = set_up(checkout, PIP_STATUS="7")
-    assert calls == ["venv", "install"]
+    assert calls == ["venv", "install:dev"]
     assert run.returncode == 7
     assert "set-up failed at: install" in run.stderr
     (checkout / ".venv" / "left").touch()
 
     calls, run = set_up(checkout)
-    assert calls == ["venv", "install", "project"]
+    assert calls == ["venv", "install:dev", "project"]
     assert run.returncode == 0
     assert not (checkout / ".venv" / "left").exists()
 
@@ -71,22 +110,22 @@ def test_a_failed_installation_says_so_and_is_made_anew(checkout):
 def test_a_new_lock_is_installed_in_place(checkout):
     set_up(checkout)
     (checkout / ".venv" / "left").touch()
-    with (checkout / "requirements.lock").open("a") as lock:
+    with (checkout / "requirements" / "run.lock").open("a") as lock:
         lock.write("extra==1\n")
-    assert set_up(checkout)[0] == ["install", "project"]
+    assert set_up(checkout)[0] == ["install:dev", "project"]
     assert (checkout / ".venv" / "left").exists()
 
 
 def test_an_environment_whose_python_is_gone_is_made_anew(checkout):
     set_up(checkout)
     (checkout / ".venv" / "bin" / "python").unlink()
-    assert set_up(checkout)[0] == ["venv", "install", "project"]
+    assert set_up(checkout)[0] == ["venv", "install:dev", "project"]
 
 
 def test_a_moved_checkout_is_set_up_anew(checkout):
     set_up(checkout)
     moved = checkout.rename(checkout.parent / "moved")
-    assert set_up(moved)[0] == ["venv", "install", "project"]
+    assert set_up(moved)[0] == ["venv", "install:dev", "project"]
 
 
 def test_no_python_is_one_line_that_says_what_to_do(checkout):
@@ -95,6 +134,13 @@ def test_no_python_is_one_line_that_says_what_to_do(checkout):
     assert run.returncode == 1
     assert "python must be a version from 3.11 to 3.13" in run.stderr
     assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize(("target", "layer"), [("ablation", "workflow"), ("test", "dev")])
+def test_a_make_target_installs_what_it_needs_and_ends_with_what_to_do_next(target, layer):
+    run = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, *_, last = run.stdout.splitlines()
+    assert (first, last) == (f"scripts/setup.sh --quiet {layer}", "scripts/setup.sh --next")
 
 
 def test_continuous_integration_starts_from_a_clean_environment(tmp_path):

@@ -17,8 +17,8 @@ PARTS = (
     "config",
     "profiles",
     "workflows",
-    "environment.yml",
     "gpipe_bench",
+    "models",
     "results/reference",
 )
 MODEL = "depth=1;B=1;C=2;size=4"
@@ -85,7 +85,7 @@ def checkout(place: Path) -> Path:
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
-            shutil.copytree(source, place / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, place / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, place / part)
     (place / "tiny.yaml").write_text(yaml.safe_dump(TINY))

@@ -64,7 +64,7 @@ rule figure_ablation:
     log:
         "logs/figure_ablation.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),
@@ -88,7 +88,7 @@ rule figure_shares:
     log:
         "logs/figure_shares.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),
@@ -113,7 +113,7 @@ rule figure_timelines:
     log:
         "logs/figure_timelines.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),
@@ -140,7 +140,7 @@ rule figure_timeline:
     log:
         "logs/figure_timeline/{variant}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),

@@ -19,7 +19,7 @@ rule advise:
     log:
         "logs/advise/{advice}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         arguments=lookup(dpath="{advice}", within=PLAN.advice),
         model=lookup(dpath="{advice}", within=PLAN.advice_models),
@@ -48,7 +48,7 @@ rule figure_advice:
     log:
         "logs/figure_advice/{advice}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),

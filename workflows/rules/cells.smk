@@ -8,7 +8,7 @@ rule run_cell:
     log:
         "logs/run_cell/{cell}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     resources:
         timing_slot=1,
         gpu=lookup(dpath="{cell}", within=PLAN.devices),
@@ -31,7 +31,7 @@ rule simulate:
     log:
         "logs/simulate/{group}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         arguments=lookup(dpath="{group}", within=PLAN.simulations),
         sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
@@ -50,7 +50,7 @@ rule simulate_published:
     log:
         "logs/simulate_published/{table}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         sources=source_digest("gpipe_bench.bench.published.simulations", "gpipe_bench.simulator"),
         torch=version("torch"),
@@ -73,7 +73,7 @@ rule collect:
     log:
         "logs/collect/{experiment}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         cells=lookup(dpath="{experiment}", within=PLAN.cells),
         published=subpath(input.published, parent=True),
@@ -92,7 +92,7 @@ rule trace:
     log:
         "logs/trace/{experiment}/{variant}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         sources=source_digest("gpipe_bench.bench.storage.trace"),
     shell:
@@ -108,7 +108,7 @@ rule trace_simulated:
     log:
         "logs/trace_simulated/{experiment}/{variant}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         sources=source_digest("gpipe_bench.bench.storage.trace"),
     shell:

@@ -16,7 +16,7 @@ rule redraw:
     log:
         "logs/redraw.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         sources=source_digest("gpipe_bench.figures"),
     shell:

@@ -18,7 +18,7 @@ rule race_peers:
     log:
         "logs/race_peers.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     resources:
         timing_slot=1,
         gpu=PLAN.racing_gpus,
@@ -54,7 +54,7 @@ rule figure_peers:
     log:
         "logs/figure_peers.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),

@@ -12,7 +12,7 @@ rule predictions:
     log:
         "logs/predictions.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         sources=source_digest("gpipe_bench.simulator"),
         torch=version("torch"),

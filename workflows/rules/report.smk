@@ -21,7 +21,7 @@ rule report:
     log:
         "logs/report.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         sources=source_digest("gpipe_bench.report"),
     shell:

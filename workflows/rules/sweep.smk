@@ -30,7 +30,7 @@ rule figure_sweep:
     log:
         "logs/figure_sweep/{sweep}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),
@@ -55,7 +55,7 @@ rule figure_why:
     log:
         "logs/figure_why/{sweep}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),

@@ -31,7 +31,7 @@ rule figure_speed:
     log:
         "logs/figure_speed.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),
@@ -55,7 +55,7 @@ rule figure_memory:
     log:
         "logs/figure_memory.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),

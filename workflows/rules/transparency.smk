@@ -22,7 +22,7 @@ rule run_transparency:
     log:
         "logs/run_transparency/{workload}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         changes=lookup(dpath="{workload}", within=PLAN.training_options),
         sources=source_digest("gpipe_bench.bench.transparency"),
@@ -45,7 +45,7 @@ rule collect_transparency:
     log:
         "logs/collect_transparency.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         margin=PLAN.margin,
         loss_margin=PLAN.loss_margin,
@@ -74,7 +74,7 @@ rule figure_transparency:
     log:
         "logs/figure_transparency/{model}.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),

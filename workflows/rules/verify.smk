@@ -20,7 +20,7 @@ rule check_results:
     log:
         "logs/check_results.log",
     conda:
-        "../../environment.yml"
+        "../envs/gpipe_bench.yaml"
     params:
         parts=PLAN.allowed_parts,
         sources=source_digest("gpipe_bench.bench.evaluation.verify_tables"),
