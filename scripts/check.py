@@ -27,6 +27,7 @@ CHECKS: Final[dict[str, tuple[str, ...]]] = {
     "mypy": ("mypy",),
     "snakefmt": ("snakefmt", "--check", *WORKFLOW),
     "snakemake-lint": ("snakemake", "--lint"),
+    "wheel": ("scripts.check_wheel",),
     "pytest": ("pytest",),
 }
 _RULE: Final = "=" * 78

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +45,7 @@ def run(
     from gpipe_bench.bench.storage.kept import KeptParts
     from gpipe_bench.bench.transparency.run import run_seeds
 
+    _check_images()
     settings = _settings(changes)
     names = [name for name, value in settings if not isinstance(value, float)]
     if workload not in names:
@@ -63,6 +65,7 @@ def everything(out: Out = Path("results/transparency.csv"), changes: Set = None,
     from gpipe_bench.bench.transparency.run import collect_transparency, run_transparency
     from gpipe_bench.bench.transparency.verdict import Margins
 
+    _check_images()
     settings = _settings(changes)
     check_writable(out)
     paths = []
@@ -96,6 +99,13 @@ def figure(
     from gpipe_bench.figures.transparency import draw_transparency
 
     typer.echo(f"wrote {', '.join(map(str, draw_transparency(rows, out, model)))}")
+
+
+def _check_images() -> None:
+    """Refuse to train without the package that has the images, before anything is written."""
+    if find_spec("sklearn") is None:
+        install = "pip install 'gpipe-bench[data]'"
+        raise ConfigError([f"scikit-learn must be installed for its images, got no such package; {install}"])
 
 
 def _settings(changes: list[str] | None) -> TransparencySettings:

@@ -49,5 +49,13 @@ def test_an_interruption_ends_the_checks(monkeypatch, capsys):
 
 def test_every_tool_is_checked():
     commands = [" ".join(command) for command in check.CHECKS.values()]
-    for wanted in ("ruff check", "ruff format --check", "mypy", "snakefmt --check", "snakemake --lint", "pytest"):
+    for wanted in (
+        "ruff check",
+        "ruff format --check",
+        "mypy",
+        "snakefmt --check",
+        "snakemake --lint",
+        "scripts.check_wheel",
+        "pytest",
+    ):
         assert any(command.startswith(wanted) for command in commands)

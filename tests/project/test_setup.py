@@ -138,7 +138,14 @@ def test_no_python_is_one_line_that_says_what_to_do(checkout):
 
 @pytest.mark.parametrize(("target", "layer"), [("ablation", "workflow"), ("test", "dev")])
 def test_a_make_target_installs_what_it_needs_and_ends_with_what_to_do_next(target, layer):
-    run = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        ["make", "--dry-run", target],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     first, *_, last = run.stdout.splitlines()
     assert (first, last) == (f"scripts/setup.sh --quiet {layer}", "scripts/setup.sh --next")
 

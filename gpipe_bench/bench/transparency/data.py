@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from gpipe_bench.bench.transparency.settings import TransparencyCell
-from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import parse_arguments
 
 __all__ = ["Images", "load_images"]
@@ -44,13 +43,9 @@ def load_images(cell: TransparencyCell) -> Images:
     """The images of a cell; split, order, places and shades follow from its seed alone.
 
     Raises:
-        ConfigError: scikit-learn is not installed.
+        ImportError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        install = "pip install 'gpipe-bench[data]'"
-        raise ConfigError([f"scikit-learn must be installed for its images, got no such package; {install}"]) from error
+    from sklearn.datasets import load_digits
 
     digits = load_digits()
     ink = torch.from_numpy(np.asarray(digits.images, dtype=np.float32) / 16)[:, None]

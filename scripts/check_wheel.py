@@ -1,0 +1,183 @@
+"""Build sdist and wheel, install the wheel where nothing but its dependencies is, and run its commands there.
+
+    python -m scripts.check_wheel            about a minute, no network
+
+The environment is clean without a download: a new virtual environment gets the wheel itself and links to the installed
+packages that the wheel depends on, no others. Commands run in a folder whose own modules fail when they are imported.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from shutil import copytree
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts.wheel_commands import run_commands
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_BACKEND: Final = "from setuptools import build_meta; print(build_meta.build_{kind}({out!r}))"
+# In the root of the checkout only; the package has folders of the same names.
+_LEFT_OUT: Final = {"build", "dist", "figures", "logs"}
+IN_SDIST: Final = (
+    *("CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "README.md", "Snakefile", "environment.yml"),
+    *("config/config.yaml", "docs", "examples", "models/unet.py", "gpipe_bench/models/unet.py", "profiles/default"),
+    *("requirements/run.lock", "results/reference/published/published.csv", "scripts/setup.sh", "tests/conftest.py"),
+    *("workflows/envs/gpipe_bench.yaml", "workflows/rules/cells.smk"),
+)
+OWN_MODULES: Final = ("models.py", "scripts.py", "tests/__init__.py", "data.py", "config.py")
+
+
+class WheelError(Exception):
+    """A built file, or a command of the installed package, must be as promised."""
+
+
+def copied(target: Path) -> Path:
+    """A copy of the checkout, without outputs: a build leaves folders behind, and takes in what earlier ones left."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        hidden = {name for name in names if name.startswith(".") or name in ("__pycache__", "gpipe_bench.egg-info")}
+        hidden -= {".ci", ".gitignore"}
+        if Path(folder) == ROOT:
+            return hidden | _LEFT_OUT.intersection(names)
+        return set(names) - {"reference"} if Path(folder) == ROOT / "results" else hidden
+
+    return Path(copytree(ROOT, target, symlinks=True, ignore=ignored))
+
+
+def built(source: Path, kind: str, out: Path) -> Path:
+    """The sdist or wheel that the build backend makes of ``source``, in ``out``."""
+    command = [sys.executable, "-c", _BACKEND.format(kind=kind, out=str(out))]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WheelError(f"{kind} must build, got\n{done.stdout[-1000:]}{done.stderr[-4000:]}")
+    return out / done.stdout.splitlines()[-1]
+
+
+def unpacked_sdist(sdist: Path, target: Path) -> Path:
+    """The folder in an sdist, after a look at what it holds."""
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+        if links := [member.name for member in members if not (member.isfile() or member.isdir())]:
+            raise WheelError(f"sdist must hold files themselves, got links: {', '.join(links[:5])}")
+        top = members[0].name.partition("/")[0]
+        names = {member.name.partition("/")[2] for member in members}
+        if missing := [name for name in IN_SDIST if name not in names]:
+            raise WheelError(f"sdist must hold {', '.join(missing)}; add to MANIFEST.in")
+        archive.extractall(target, filter="data")
+    return target / top
+
+
+def check_contents(wheel: Path, source: Path) -> None:
+    """Look whether a wheel has one top-level name, and every file of the package but the steps of races."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    if tops != {"gpipe_bench"}:
+        raise WheelError(f"wheel must install gpipe_bench alone, got {', '.join(sorted(tops))}")
+    files = (path.relative_to(source).as_posix() for path in (source / "gpipe_bench").rglob("*") if path.is_file())
+    if missing := sorted(name for name in set(files) - names if not name.endswith("/peers_steps.csv")):
+        raise WheelError(f"wheel must hold every file of the package, got none of {', '.join(missing[:5])}")
+
+
+def dependencies(requirements: Iterable[str]) -> set[str]:
+    """Names of all packages that ``requirements`` lead to, with the extras that each asks for."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    waiting = list(_applying(requirements))
+    while waiting:
+        asked = waiting.pop()
+        key = canonicalize_name(asked.name), frozenset(asked.extras)
+        if key not in found:
+            found.add(key)
+            waiting += _applying(_requires(asked.name), key[1])
+    return {name for name, _ in found}
+
+
+def _applying(requirements: Iterable[str], extras: Iterable[str] = ()) -> Iterator[Requirement]:
+    """The requirements that hold on this machine."""
+    for requirement in map(Requirement, requirements):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield requirement
+
+
+def _requires(name: str) -> list[str]:
+    try:
+        return distribution(name).requires or []
+    except PackageNotFoundError as error:
+        raise WheelError(f"{name} must be installed, since the wheel depends on it; make setup LAYER=dev") from error
+
+
+def installed(wheel: Path, place: Path) -> Path:
+    """The Python of a new environment with the wheel, and with links to the packages it depends on."""
+    venv.create(place, with_pip=False)
+    python = place / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+    (target,) = place.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(metadata).decode().partition("\n\n")[0].splitlines()
+    asked = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    for name in sorted(dependencies(asked)):
+        found = distribution(name)
+        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            if not (target / top).exists():
+                (target / top).symlink_to(Path(str(found.locate_file(top))))
+    return python
+
+
+def collect_tests(source: Path) -> None:
+    """Look whether pytest finds the tests of an unpacked sdist, with the packages of this environment."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WheelError(f"tests of the sdist must be collected, got\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+
+
+def check(place: Path) -> None:
+    """Build, install and run in ``place``.
+
+    Raises:
+        WheelError: something is not as promised.
+    """
+    sdist = built(copied(place / "source"), "sdist", place / "dist")
+    source = unpacked_sdist(sdist, place / "sdist")
+    wheel = built(source, "wheel", place / "dist")
+    check_contents(wheel, source)
+    print(f"built {sdist.name} and {wheel.name}", flush=True)
+    python = installed(wheel, place / "environment")
+    folder = place / "elsewhere"
+    for name in OWN_MODULES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"raise SystemExit('{name} of the user must not be imported')\n", encoding="utf-8")
+    if problems := run_commands(python, folder):
+        raise WheelError("\n".join(problems))
+    collect_tests(source)
+    print("collected the tests of the sdist", flush=True)
+
+
+def main() -> int:
+    """Check in a temporary folder; exit status 1 with what is wrong."""
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            check(Path(place))
+        except WheelError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    print("the wheel works")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
