@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from gpipe_bench import __version__
+from gpipe_bench.data import CAPTIONS_FOLDER
 from gpipe_bench.figures.style import EVIDENCE_COLOURS
 from gpipe_bench.figures.tables import read_events
 from gpipe_bench.files import write_files
@@ -25,7 +26,6 @@ from gpipe_bench.rows import EVIDENCE, Row
 __all__ = ["write_report"]
 
 _PARTS: Final = ("page.css", "tables.js", "figures.js", "timeline.js")
-_CAPTIONS: Final = Path("workflows/report")
 
 
 def write_report(results: Path, figures: Path | None, captions: Path | None, out: Path) -> Path:
@@ -34,7 +34,7 @@ def write_report(results: Path, figures: Path | None, captions: Path | None, out
     Args:
         results: folder of CSV tables: those of a run, or reference results in a folder per evidence and hardware.
         figures: folder of SVG files; None for the one that belongs to ``results``.
-        captions: reStructuredText files named like figures; None for those of the workflow, where they are there.
+        captions: reStructuredText files named like figures; None for those of the workflow.
         out: the HTML file.
 
     Raises:
@@ -45,7 +45,7 @@ def write_report(results: Path, figures: Path | None, captions: Path | None, out
         check_folder("--captions", captions)
     sources = find_sources(results, figures)
     contents = read_contents(sources)
-    sections = make_sections(sources, contents, captions or _CAPTIONS)
+    sections = make_sections(sources, contents, captions or CAPTIONS_FOLDER)
     stems = [path.stem for source in sources for path in source.tables]
     text = _render(
         findings=[(finding, section_name(finding.section, stems)) for finding in findings_of(contents)],

@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, REFERENCE_FOLDER, write_descriptor
+from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, write_descriptor
 from gpipe_bench.cli import main
+from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.tables import read_rows
 
