@@ -1,7 +1,7 @@
 # Each target sets up what it needs first: nothing but Python 3.11 to 3.13 has to be there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup peers ablation test test-slurm format gpu lock readme reference
+.PHONY: help setup peers ablation test test-slurm format gpu lock tables reference
 
 # Cores for the workflow. Timed jobs run one at a time whatever this is.
 CORES ?= 1
@@ -37,14 +37,14 @@ test-slurm: setup ## run a small sweep through a Slurm that is installed, starte
 peers: setup ## install the other pipelines that snakemake --cores 1 peers compares with
 	@$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-peers.txt
 
-reference: setup ## run every experiment, take the results into results/reference, draw its figures and the README's tables
+reference: setup ## run every experiment, take the results into results/reference, draw its figures and write the tables of README and docs
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) $(EXPERIMENTS) $(ARGS)
 	@$(BIN)/python -m gpipe_bench datapackage take results
 	@$(BIN)/python -m gpipe_bench figure reference --out figures/reference
-	@$(BIN)/python -m scripts.readme
+	@$(BIN)/python -m scripts.tables
 
-readme: setup ## write the tables of the README anew from results/reference
-	@$(BIN)/python -m scripts.readme
+tables: setup ## write the tables of README and docs from results/reference
+	@$(BIN)/python -m scripts.tables
 
 format: setup ## format Python and Snakemake files, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format . && $(BIN)/snakefmt Snakefile workflows
