@@ -28,6 +28,7 @@ NOT_RUN = {
     "make": "makes or changes .venv, then runs for minutes; the target must be in the Makefile",
     "snakemake": "runs for minutes; all targets of all pages are tried in dry runs",
     "python -m pytest": "other jobs run the tests; the paths must exist",
+    "conda": "downloads an environment; a test of the locks reads its file",
     "pip install": "installs; the job of the wheel does so in an environment of its own",
     "diff -r figures/redrawn": "compares what Snakemake drew; tests/figures redraws and compares every figure",
     "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",

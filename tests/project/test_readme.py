@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from tests.project.pages import PAGES, blocks, commands
+from tests.project.tree import ROOT
 
 README = PAGES["README.md"]
 QUICKSTARTS = re.split(r"^## Quickstart: ", README, flags=re.MULTILINE)[1:]
@@ -35,6 +37,14 @@ def test_quickstarts_are_short(quickstart):
     found = [block for language in ("sh", "python") for block in blocks(quickstart.split("\n## ")[0], language)]
     assert found
     assert all(block.count("\n") <= 12 for block in found)
+
+
+def test_the_citation_is_that_of_the_citation_file():
+    (shown,) = blocks(README, "bibtex")
+    stated = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    values = [stated["version"], stated["url"], str(stated["date-released"])[:4]]
+    assert [value for value in values if f"{{{value}}}" not in shown] == []
+    assert stated["title"].replace("_", r"\_") in shown
 
 
 def test_every_claim_has_a_command_an_expectation_and_a_time():
