@@ -24,9 +24,15 @@ def lines(text: str) -> list[str]:
     return [line for line in found if line and not line.startswith("#")]
 
 
+def parts(line: str) -> list[list[str]]:
+    """Words of each command in ``a && b``. ``gpipe-bench`` stands for ``python -m gpipe_bench``, too."""
+    found = [shlex.split(part) for part in line.split(" && ")]
+    return [["gpipe-bench", *words[3:]] if words[:3] == ["python", "-m", "gpipe_bench"] else words for words in found]
+
+
 def commands(text: str) -> list[list[str]]:
-    """Words of each command; the parts of ``a && b`` are commands of their own."""
-    return [shlex.split(part) for line in lines(text) for part in line.split(" && ")]
+    """Words of each command of a page, in order."""
+    return [words for line in lines(text) for words in parts(line)]
 
 
 def slug(heading: str) -> str:
