@@ -141,27 +141,30 @@ def test_make_targets_exist_and_say_what_they_do():
     assert set(re.findall(r"^([a-z-]+):.* ## \S", text, re.MULTILINE)) == targets
 
 
-def test_workflow_targets_exist(clone):
-    """One dry run for all commands with the same options."""
+def workflow_runs() -> list[tuple[tuple[str, ...], list[str]]]:
+    """The targets of all pages by the other options that stand beside them: one dry run can try them all."""
     runs: dict[tuple[str, ...], set[str]] = {}
     for words in all_commands("snakemake"):
         found = re.fullmatch(r"(?P<before>(--\S+ \S+ )?)(?P<targets>[a-z][^-]*?)?(?P<after>( ?--.*)?)", " ".join(words))
         assert found, words
         options = f"{found['before']} {found['after']}".replace("--dry-run", "").split()
         runs.setdefault(tuple(options), set()).update((found["targets"] or "").split())
-    assert len(runs) > 2
-    for options, targets in runs.items():
-        command = [sys.executable, "-m", "snakemake", *sorted(targets), *options]
-        done = subprocess.run(
-            [*command, "--dry-run"] if targets else command,
-            cwd=clone,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}"
+    return [(options, sorted(targets)) for options, targets in runs.items()]
+
+
+@pytest.mark.parametrize(("options", "targets"), workflow_runs(), ids=" ".join)
+def test_workflow_targets_exist(options, targets, clone):
+    command = [sys.executable, "-m", "snakemake", *targets, *options, *(["--dry-run"] if targets else [])]
+    done = subprocess.run(
+        command,
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
 
 
 def test_paths_of_tests_exist():
