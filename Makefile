@@ -1,7 +1,7 @@
 # Each target sets up what it needs first: nothing but Python 3.11 to 3.13 has to be there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup peers ablation test test-slurm format gpu lock readme reference
+.PHONY: help setup peers ablation test test-slurm format gpu lock tables reference
 
 # Cores for the workflow. Timed jobs run one at a time whatever this is.
 CORES ?= 1
@@ -47,16 +47,16 @@ peers: ## install the other pipelines that snakemake --cores 1 peers compares wi
 	$(SETUP) workflow
 	@$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/peers.lock
 
-reference: ## run every experiment, take the results into results/reference, draw its figures and the README's tables
+reference: ## run every experiment, take the results into results/reference, draw its figures and write the tables of README and docs
 	$(SETUP) workflow
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) $(EXPERIMENTS) $(ARGS)
 	@$(BIN)/python -m gpipe_bench datapackage take results
 	@$(BIN)/python -m gpipe_bench figure reference --out figures/reference
-	@$(BIN)/python -m scripts.readme
+	@$(BIN)/python -m scripts.tables
 
-readme: ## write the tables of the README anew from results/reference
+tables: ## write the tables of README and docs from results/reference
 	$(SETUP) workflow
-	@$(BIN)/python -m scripts.readme
+	@$(BIN)/python -m scripts.tables
 
 format: ## format Python and Snakemake files, and fix what ruff can fix
 	$(SETUP) dev

@@ -23,7 +23,7 @@ say_next() {
   if [ "${VIRTUAL_ENV:-}" != "$venv" ]; then
     printf 'Next, once in every terminal: source .venv/bin/activate\n'
   fi
-  printf 'Then: snakemake --cores 1 TARGET (README.md lists the targets), or gpipe-bench --help\n'
+  printf 'Then: snakemake --cores 1 TARGET (docs/workflow.md lists the targets), or gpipe-bench --help\n'
 }
 
 # The place of a layer among all, from 0; -1 for none.

@@ -1,26 +1,18 @@
-"""Write the tables of the README from the reference results.
-
-    python -m scripts.readme            write them into README.md
-    python -m scripts.readme --check    exit status 1 where they are not what the results give
-
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; what stands there is replaced.
-"""
+"""The tables of README and docs: Markdown made from the reference results."""
 
 from __future__ import annotations
 
 import csv
-import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-README: Final = ROOT / "README.md"
 REFERENCE: Final = ROOT / "results" / "reference"
+MACHINE: Final = "2x-intel-xeon-processor"
+"""Folder of the measured ablation that the README shows."""
 
-_BLOCK: Final = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
     "peak_reserved_gib": "memory GiB",
@@ -29,13 +21,15 @@ _NAMES: Final = {
     "activation_memory_gib": "activations GiB",
 }
 
+_SUMMARISED: Final = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl", "dep-x-ptl")
+"""The published variants, and the one with all components that a CPU has."""
+
 Record = Mapping[str, str]
 
 
 def predictions(folder: Path = REFERENCE) -> list[Record]:
     """Published cells and what the simulator says of them."""
-    with (folder / "simulated" / "p40" / "predictions.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return _read(folder / "simulated" / "p40" / "predictions.csv")
 
 
 def cells_table(*tables: str) -> Callable[[Sequence[Record]], str]:
@@ -74,9 +68,7 @@ def errors_table(records: Sequence[Record]) -> str:
 
 def races(folder: Path = REFERENCE) -> list[Record]:
     """Rows of the race of pipelines, of the first machine that has some."""
-    path = min(folder.glob("measured/*/peers.csv"))
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return _read(min(folder.glob("measured/*/peers.csv")))
 
 
 def peers_table(records: Sequence[Record]) -> str:
@@ -112,39 +104,50 @@ def host_table(records: Sequence[Record]) -> str:
     return markdown(["cells", *(f"`{name}`, m = {m}" for name, m in columns)], lines)
 
 
-TABLES: Final[Mapping[str, Callable[[Sequence[Record]], str]]] = {
-    "errors": errors_table,
-    "ablation": cells_table("ablation"),
-    "speed": cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed"),
-    "unet-memory": cells_table("unet-memory"),
-    "amoebanet-d-memory": cells_table("amoebanet-d-memory"),
-    "peers": peers_table,
-    "peers-host": host_table,
+def summary_table(folder: Path) -> str:
+    """A line per published variant and one for a CPU: published, simulated and measured side by side."""
+    simulated = {row["variant"]: row for row in _read(folder / "simulated" / "p40" / "ablation.csv")}
+    measured = _read(folder / "measured" / MACHINE / "ablation.csv")
+    printed = _read(folder / "published" / "published.csv")
+    metrics = ("throughput_samples_per_s", "peak_reserved_gib")
+    lines = []
+    for variant in _SUMMARISED:
+        rows = [row for row in measured if row["variant"] == variant]
+        line = [f"`{variant}`"]
+        for metric in metrics:
+            found = [row["value"] for row in printed if (row["experiment"], row["metric"]) == (variant, metric)]
+            line += [f"{float(found[0]):.1f}" if found else "-", f"{float(simulated[variant][metric]):.1f}"]
+        line += [_median(rows, "throughput_samples_per_s"), _median(rows, "peak_allocated_gib", 1024)]
+        lines.append(line)
+    kinds = [f"{name}, {kind}" for name in ("samples/s", "GiB") for kind in ("published", "simulated")]
+    return markdown(["variant", *kinds, "CPU samples/s", "CPU MiB"], lines)
+
+
+def _predicted(table: Callable[[Sequence[Record]], str]) -> Callable[[Path], str]:
+    return lambda folder: table(predictions(folder))
+
+
+def _raced(table: Callable[[Sequence[Record]], str]) -> Callable[[Path], str]:
+    return lambda folder: table(races(folder))
+
+
+TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
+    "summary": summary_table,
+    "errors": _predicted(errors_table),
+    "ablation": _predicted(cells_table("ablation")),
+    "speed": _predicted(cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed")),
+    "unet-memory": _predicted(cells_table("unet-memory")),
+    "amoebanet-d-memory": _predicted(cells_table("amoebanet-d-memory")),
+    "peers": _raced(peers_table),
+    "peers-host": _raced(host_table),
 }
-"""Makes each table from predictions, or those named after the peers from their race."""
+"""Makes each table from the folder of reference results."""
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table, its first column to the left and the others to the right."""
     rule = ["---", *("---:" for _ in header[1:])]
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *lines))
-
-
-def rendered(text: str, folder: Path = REFERENCE) -> str:
-    """``text`` with its tables as the results in ``folder`` give them.
-
-    Raises:
-        ValueError: a table that is not known, or one of those known is not there.
-    """
-    names = [found.group(2) for found in _BLOCK.finditer(text)]
-    if sorted(names) != sorted(TABLES):
-        raise ValueError(f"tables must be {', '.join(TABLES)}, each once, got {', '.join(names)}; mend the marks")
-    predicted, raced = predictions(folder), races(folder)
-
-    def table(name: str) -> str:
-        return TABLES[name](raced if name.startswith("peers") else predicted)
-
-    return _BLOCK.sub(lambda found: f"{found.group(1)}\n{table(found.group(2))}\n{found.group(3)}", text)
 
 
 def _ratio(record: Record | None) -> str:
@@ -175,23 +178,12 @@ def _value(text: str, *, share: bool) -> str:
     return f"{value:.0%}" if share else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write or check; exit status 2 for an unknown option."""
-    if unknown := [word for word in arguments if word != "--check"]:
-        print(f"option must be --check or none, got {unknown[0]}", file=sys.stderr)
-        return 2
-    text = README.read_text(encoding="utf-8")
-    wanted = rendered(text)
-    if text == wanted:
-        print("README.md: its tables are those of results/reference")
-        return 0
-    if arguments:
-        print("README.md: tables differ from results/reference; write them anew: make readme", file=sys.stderr)
-        return 1
-    README.write_text(wanted, encoding="utf-8")
-    print("wrote the tables of README.md")
-    return 0
+def _median(rows: Sequence[Record], column: str, factor: float = 1) -> str:
+    """Median over the repeats that succeeded, or their status."""
+    values = [float(row[column]) for row in rows if row["status"] == "ok"]
+    return f"{median(values) * factor:.1f}" if values else rows[0]["status"]
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _read(path: Path) -> list[Record]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

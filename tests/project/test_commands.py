@@ -1,0 +1,181 @@
+"""Each command and example of README and docs works as printed, in a copy of the repository as a clone would give it.
+
+Quick commands run. Slow ones do not, but all targets, options and files that a command names must exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from click import Command
+from typer.testing import CliRunner
+
+from gpipe_bench.bench.experiments.config import parse_config
+from tests.project.pages import PAGES, blocks, commands, lines, parts
+from tests.project.tree import ROOT
+
+# What the first words of a command say, and why such a command is not run here.
+NOT_RUN = {
+    "make": "makes or changes .venv, then runs for minutes; the target must be in the Makefile",
+    "snakemake": "runs for minutes; all targets of all pages are tried in dry runs",
+    "python -m pytest": "other jobs run the tests; the paths must exist",
+    "conda": "downloads an environment; a test of the locks reads its file",
+    "pip install": "installs; the job of the wheel does so in an environment of its own",
+    "diff -r figures/redrawn": "compares what Snakemake drew; tests/figures redraws and compares every figure",
+    "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
+    "gpipe-bench predictions": "20 s; tests/simulator_costs/test_predictions.py runs it",
+    "gpipe-bench gpu": "ten minutes, on a GPU; tests/bench/test_session.py rehearses it on the CPU",
+    "gpipe-bench peers run": "wants the optional packages; tests/peers rehearse it",
+    "gpipe-bench datapackage check": "17 s; tests/datapackage/test_check.py checks the reference results",
+    "gpipe-bench datapackage take": "changes the reference results; tests/datapackage tries it on a copy",
+    "gpipe-bench datapackage write": "rewrites the descriptor; tests/datapackage tries it on a copy",
+}
+EXAMPLES = [(page, index) for page, text in PAGES.items() for index, _ in enumerate(blocks(text, "python"))]
+WITH_COMMANDS = [page for page, text in PAGES.items() if lines(text)]
+
+
+def is_run(words: list[str]) -> bool:
+    return not any(words[: len(start.split())] == start.split() for start in NOT_RUN)
+
+
+def all_commands(*start: str) -> list[list[str]]:
+    """The words after ``start`` of every command that begins with them."""
+    found = [words for text in PAGES.values() for words in commands(text)]
+    return [words[len(start) :] for words in found if tuple(words[: len(start)]) == start]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A copy of all tracked files, docs/workflow.md's ``my.yaml``, and the tables that ``make ablation`` leaves."""
+    place = tmp_path_factory.mktemp("clone")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip("needs git, to know which files a clone has")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name, follow_symlinks=False)
+    for table in (place / "results/reference/simulated/p40").glob("ablation*.csv"):
+        shutil.copy(table, place / "results")
+    (settings,) = blocks(PAGES["docs/workflow.md"], "yaml")
+    (place / "my.yaml").write_text(settings)
+    return place
+
+
+@pytest.mark.parametrize(("page", "index"), EXAMPLES)
+def test_examples_run(page, index, clone, monkeypatch):
+    monkeypatch.chdir(clone)
+    names = {"__name__": "example"}
+    exec(compile(blocks(PAGES[page], "python")[index], page, "exec"), names)
+    assert set(names) > {"__name__", "__builtins__"}
+    if "loss" in names:
+        assert names["loss"].isfinite()
+        gradients = [parameter.grad for parameter in names["layers"].parameters()]
+        assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_quick_commands_run(page, clone, monkeypatch):
+    from gpipe_bench.cli import app
+
+    monkeypatch.chdir(clone)
+    for line in lines(PAGES[page]):
+        # What follows a command that is not run may need what it makes.
+        for words in takewhile(is_run, parts(line)):
+            if words[0] == "gpipe-bench":
+                done = CliRunner().invoke(app, words[1:])
+                assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+            elif words != ["source", ".venv/bin/activate"]:
+                subprocess.run(words, check=True)
+
+
+def test_what_is_not_run_is_there():
+    for start in NOT_RUN:
+        assert all_commands(*start.split()), f"no page has {start}: take it from the list"
+
+
+def test_the_installed_program_is_the_one_of_the_pages():
+    script = Path(sys.executable).parent / "gpipe-bench"
+    program = [
+        [str(script)] if script.exists() else [sys.executable, "-m", "gpipe_bench"],
+        [sys.executable, "-m", "gpipe_bench"],
+    ]
+    versions = {subprocess.run([*start, "--version"], stdout=subprocess.PIPE, check=True).stdout for start in program}
+    assert len(versions) == 1
+
+
+@pytest.mark.parametrize("words", all_commands("gpipe-bench"), ids=shlex.join)
+def test_commands_and_options_exist(words):
+    from gpipe_bench.cli import app
+
+    command: Command = typer.main.get_command(app)
+    while getattr(command, "commands", None) and words[:1] and not words[0].startswith("-"):
+        name, *words = words
+        assert name in command.commands
+        command = command.commands[name]
+    options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_make_targets_exist_and_say_what_they_do():
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
+    inline = {name for page in PAGES.values() for name in re.findall(r"`make ([a-z-]+)", page)}
+    assert {words[0] for words in all_commands("make")} | inline <= targets
+    assert set(re.findall(r"^([a-z-]+):.* ## \S", text, re.MULTILINE)) == targets
+
+
+def workflow_runs() -> list[tuple[tuple[str, ...], list[str]]]:
+    """The targets of all pages by the other options that stand beside them: one dry run can try them all."""
+    runs: dict[tuple[str, ...], set[str]] = {}
+    for words in all_commands("snakemake"):
+        found = re.fullmatch(r"(?P<before>(--\S+ \S+ )?)(?P<targets>[a-z][^-]*?)?(?P<after>( ?--.*)?)", " ".join(words))
+        assert found, words
+        options = f"{found['before']} {found['after']}".replace("--dry-run", "").split()
+        runs.setdefault(tuple(options), set()).update((found["targets"] or "").split())
+    return [(options, sorted(targets)) for options, targets in runs.items()]
+
+
+@pytest.mark.parametrize(("options", "targets"), workflow_runs(), ids=" ".join)
+def test_workflow_targets_exist(options, targets, clone):
+    command = [sys.executable, "-m", "snakemake", *targets, *options, *(["--dry-run"] if targets else [])]
+    done = subprocess.run(
+        command,
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
+
+
+def test_paths_of_tests_exist():
+    paths = [word for words in all_commands("python", "-m", "pytest") for word in words if not word.startswith("-")]
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_configurations_are_valid(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shown = [block for text in PAGES.values() for block in blocks(text, "yaml")]
+    assert shown
+    for block in shown:
+        assert parse_config(yaml.safe_load(block)).experiments()

@@ -1,0 +1,54 @@
+"""The tables of README and docs are those that the reference results give."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from scripts import tables
+from scripts.tables import read_pages, rendered
+from tests.project.tree import ROOT
+
+
+def changed(page: str, old: str, new: str) -> dict[str, str]:
+    pages = read_pages()
+    assert old in pages[page]
+    return {**pages, page: pages[page].replace(old, new, 1)}
+
+
+def test_tables_are_those_of_the_reference_results():
+    assert rendered(read_pages()) == read_pages(), "run: make tables"
+
+
+def test_the_table_of_errors_says_what_the_predictions_are_off():
+    with (ROOT / "results/reference/simulated/p40/predictions.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["role"] == "predicted" and row["error_fraction"]]
+    errors = [abs(float(row["error_fraction"])) for row in rows]
+    pages = read_pages()
+    assert f"| **all** | {len(rows)} | {sum(errors) / len(errors):.1%} |" in pages["docs/claims.md"]
+    stated = f"over {len(rows)} published cells that the simulator was not fitted to is {sum(errors) / len(errors):.1%}"
+    assert stated.replace("%", " %") in " ".join(pages["README.md"].split())
+    assert f"the largest is {max(errors):.1%}".replace("%", " %") in " ".join(pages["README.md"].split())
+
+
+def test_a_changed_number_is_noticed():
+    assert rendered(changed("docs/claims.md", "| 30.7 |", "| 31.7 |")) == read_pages()
+
+
+def test_a_lost_mark_is_noticed():
+    with pytest.raises(ValueError, match=r"tables must be summary, errors, .* each once, got summary, ablation"):
+        rendered(changed("docs/claims.md", "<!-- table: errors -->", ""))
+
+
+def test_the_command_that_writes_the_tables_can_check_them(capsys):
+    assert tables.main(["--check"]) == 0
+    assert tables.main(["--chek"]) == 2
+    assert "option must be --check or none, got --chek" in capsys.readouterr().err
+
+
+def test_the_check_fails_where_a_number_differs(monkeypatch, capsys):
+    wrong = changed("README.md", "| 30.7 |", "| 31.7 |")
+    monkeypatch.setattr(tables, "read_pages", lambda: wrong)
+    assert tables.main(["--check"]) == 1
+    assert "README.md: tables differ from results/reference" in capsys.readouterr().err
