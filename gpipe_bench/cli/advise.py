@@ -13,16 +13,14 @@ from gpipe_bench.bench.storage.files import check_writable
 from gpipe_bench.cli.options import Processes, settings_of, tell_loss
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from gpipe_bench.bench.advice.advice import Advice
     from gpipe_bench.bench.storage.raw import RawResult
+    from gpipe_bench.console import Grid
 
 __all__ = ["advise"]
 
 _DEFAULT: Final = AdviceRequest()
 _setting: Final = settings_of(AdviceRequest)
-_WIDTH: Final = 150
 _TITLE: Final = "recommended, and the best of each other choice"
 
 
@@ -76,11 +74,10 @@ def advise(
 
 
 def _print(advice: Advice) -> None:
-    from rich.console import Console
-
+    from gpipe_bench.console import output
     from gpipe_bench.models.table import format_arguments, parse_arguments
 
-    console = Console(highlight=False, width=_WIDTH)
+    console = output()
     best, request = advice.best, advice.request
     arguments = format_arguments(parse_arguments(request.model, request.model_args))
     what = f"{request.model} ({arguments or 'no arguments'}), batch {request.batch_size}"
@@ -109,19 +106,15 @@ def _needed(reason: str) -> float:
     return float(words[words.index("needs") + 1]) if "needs" in words else float("inf")
 
 
-def _table(advice: Advice, best: RawResult) -> Table:
-    from rich.table import Table
+def _table(advice: Advice, best: RawResult) -> Grid:
+    from gpipe_bench.console import Column, Grid
 
-    table = Table(
-        box=None, pad_edge=False, title="recommended, and the best of each other choice", title_justify="left"
-    )
-    for name in ("choice", "devices", "chunks", "checkpoint"):
-        table.add_column(name, no_wrap=True)
-    for name in ("samples/s", "cost", "GiB, fullest\ndevice", "recompute", "bubble", "imbalance"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_row(*_cells("recommended", best, best), style="bold")
+    settings = [Column("choice", text=True), *map(Column, ("devices", "chunks")), Column("checkpoint", text=True)]
+    values = ("samples/s", "cost", "GiB, fullest\ndevice", "recompute", "bubble", "imbalance")
+    table = Grid([*settings, *map(Column, values)], _TITLE)
+    table.add(*_cells("recommended", best, best), style="bold")
     for name, result in advice.alternatives():
-        table.add_row(*_cells(name if len(name) <= 40 else f"{name[:37]}...", result, best))
+        table.add(*_cells(name, result, best))
     return table
 
 
@@ -130,7 +123,7 @@ def _cells(name: str, result: RawResult, best: RawResult) -> list[str]:
     setting = [name, str(row.partitions), str(row.chunks), row.checkpoint]
     if speed is None:
         # It stands for all of its kind that were tried; a balance for itself.
-        unfit = "does not fit" if name.startswith("balance") else "none of those tried fits"
+        unfit = "does not fit" if name.startswith("balance") else "none fits"
         return [*setting, unfit if row.status == "oom" else row.status, "", *[""] * 4]
     fullest = max((record["peak_reserved_gib"] or 0.0 for record in result.devices), default=0.0)
     reference: Any = best.row.throughput_samples_per_s

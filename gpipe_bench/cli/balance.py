@@ -96,19 +96,16 @@ def _costs(
 
 
 def _print(costs: list[float], splits: dict[str, list[int]], unit: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("partition")
-    for name in splits:
-        table.add_column(name, justify="right")
-        table.add_column(unit, justify="right")
+    from gpipe_bench.console import Column, Grid, output
+
+    columns = [Column(heading) for name in splits for heading in (name, unit)]
+    table = Grid([Column("partition", text=True), *columns])
     rows = {name: _rows(costs, sizes) for name, sizes in splits.items()}
     for j in range(len(next(iter(splits.values())))):
-        table.add_row(str(j), *(cell for shown in rows.values() for cell in shown[j]))
-    console = Console(width=100, highlight=False)
+        table.add(str(j), *(cell for shown in rows.values() for cell in shown[j]))
+    console = output()
     console.print(table)
     largest = {name: max(_sums(costs, sizes)) for name, sizes in splits.items()}
     found, even = largest["balance"], largest["even split"]

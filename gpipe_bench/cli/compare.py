@@ -56,8 +56,6 @@ def compare(
     more test asks all measured cells together. Where nothing differs, not even the machine, each of the two finds
     something once in twenty times at most. Simulated cells are equal within 1e-9 of each value, or differ.
     """
-    from rich.console import Console
-
     from gpipe_bench.bench.evaluation.compare import distinct_rows
     from gpipe_bench.bench.evaluation.compare_table import (
         RECORD_COLUMNS,
@@ -69,11 +67,10 @@ def compare(
     )
     from gpipe_bench.bench.storage.files import write_files
     from gpipe_bench.bench.storage.tables import csv_text
+    from gpipe_bench.console import output
 
     compared = _compared(distinct_rows(_rows(b)), distinct_rows(_rows(a)), metric, tuple(across or ()))
-    console = Console(highlight=False)
-    if not console.is_terminal or console.width < 120:
-        console = Console(highlight=False, width=150)
+    console = output()
     for name, cells in compared.items():
         console.print(comparison_view(cells, name, every=every))
     console.print(verdict_view(compared))

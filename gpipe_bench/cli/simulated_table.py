@@ -6,22 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.console import Column, Grid, output
 from gpipe_bench.rows import Row
 
 __all__ = ["print_simulation"]
 
-_WIDTH: Final = 120
 _SHARES: Final = {
     "busy": "utilization",
     "compute": "compute",
-    "recompute": "recompute",
+    "recomp.": "recompute",
     "copy": "copy",
     "bubble": "bubble",
-    "imbalance": "imbalance",
+    "imbal.": "imbalance",
 }
 _COMPARED: Final = {
     "throughput_samples_per_s": "throughput, samples/s",
@@ -38,7 +37,7 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
         published: rows of the same settings.
         console: where to print; by default standard output.
     """
-    console = console or _console()
+    console = console or output()
     row = result.row
     console.print(Text(_title(row), style="bold"))
     if row.status == "ok":
@@ -58,14 +57,12 @@ def _title(row: Row) -> str:
     return f"{row.model} ({row.model_args})\n{pipeline}; {how}\n{where}"
 
 
-def _devices(devices: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("device", "layers", "allocated\nGiB", "reserved\nGiB", *_SHARES):
-        table.add_column(name, justify="right", no_wrap=True)
+def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:
+    table = Grid([Column(name) for name in ("device", "layers", "allocated\nGiB", "reserved\nGiB", *_SHARES)])
     for use in devices:
         memory = [_number(use[f"peak_{name}_gib"]) for name in ("allocated", "reserved")]
         shares = [f"{use[f'{name}_fraction']:.1%}" for name in _SHARES.values()]
-        table.add_row(str(use["device"]), str(use["layers"]), *memory, *shares)
+        table.add(str(use["device"]), str(use["layers"]), *memory, *shares)
     return table
 
 
@@ -75,13 +72,11 @@ def _totals(row: Row) -> str:
     return f"{throughput:.2f} samples/s simulated, {step:.2f} ms per step; {memory} over all devices"
 
 
-def _comparison(row: Row, published: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "published", "simulated", "error"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+def _comparison(row: Row, published: Sequence[Row]) -> Grid:
+    table = Grid([Column("", text=True), *map(Column, ("published", "simulated", "error"))])
     for printed in published:
         for cells in _lines(row, printed):
-            table.add_row(*cells)
+            table.add(*cells)
     return table
 
 
@@ -107,9 +102,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def _console() -> Console:
-    """Standard output; wide where nobody's window sets the width, so that no column is cut in a log."""
-    console = Console(highlight=False)
-    return console if console.is_terminal and console.width >= _WIDTH else Console(highlight=False, width=_WIDTH)

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gpipe_bench.bench.evaluation.compare import (
@@ -23,6 +22,7 @@ from gpipe_bench.bench.evaluation.compare import (
     shifted,
     whole_shift,
 )
+from gpipe_bench.console import Column, Grid
 from gpipe_bench.intervals import Interval
 
 __all__ = ["RECORD_COLUMNS", "comparison_records", "comparison_view", "differ", "undecided", "verdict_view"]
@@ -141,7 +141,7 @@ def _apart(cell: CellComparison) -> Sequence[str]:
     return _APART[:2] if key_of(cell.row, "workload") else _APART
 
 
-def _table(cells: Sequence[CellComparison], metric: str) -> Table:
+def _table(cells: Sequence[CellComparison], metric: str) -> Grid:
     """The cells of one model, with the columns in which they differ."""
     keys = [{name: str(key_of(cell.row, name)) for name in CELL_KEYS} for cell in cells]
     always = "contender" if keys[0]["contender"] else ""
@@ -152,15 +152,12 @@ def _table(cells: Sequence[CellComparison], metric: str) -> Table:
             shown = rest
     pipeline = [f"{name} {keys[0][name]}" for name in _TITLE if name not in shown]
     title = f"{metric}; {', '.join([*_facts(cells[0]), *pipeline])}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in shown:
-        table.add_column(name, no_wrap=True)
-    for name in ("n A, B", "A", "B", "ratio B/A\n\\[95 % CI]", "p"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    names = ("n A, B", "A", "B", "ratio B/A\n[95 % CI]", "p")
+    columns = [*(Column(name, text=True) for name in shown), *map(Column, names), Column("verdict", text=True)]
+    table = Grid(columns, title, keys=len(shown))
     for cell, key in zip(cells, keys, strict=True):
         words = [_short(key[name]) for name in shown]
-        table.add_row(*words, *_numbers(cell), _words(cell), style=_STYLES.get(cell.verdict, ""))
+        table.add(*words, *_numbers(cell), _words(cell), style=_STYLES.get(cell.verdict, ""))
     return table
 
 
@@ -204,7 +201,7 @@ def _ratio(cell: CellComparison) -> str:
 def _interval(ratio: Interval) -> str:
     if math.isnan(ratio.low):
         return f"{ratio.median:.4f}"
-    return rf"{ratio.median:.3f} \[{ratio.low:.3f}, {ratio.high:.3f}]"
+    return f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def _words(cell: CellComparison) -> str:
@@ -226,7 +223,7 @@ def _summary(cells: Sequence[CellComparison], metric: str) -> Text:
         among, each = (f" among these {tests} cells", " of each") if tests > 1 else ("", "")
         text.append(f"\nToo few repeats: a difference{among} can show from {needed} repeats{each} on each side on.")
     if whole := whole_shift(cells):
-        ratio = _interval(whole.ratio).replace("\\", "")
+        ratio = _interval(whole.ratio)
         words = "geometric mean of ratios; permutation test within cells"
         said = "differs" if shifted(whole) else "no difference shown"
         text.append(f"\nAll {whole.cells} measured cells together: ratio {ratio}, p = {whole.p_value:.4f} ({words}): ")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
 
-from rich.table import Table
-
 from gpipe_bench.components import Components
+from gpipe_bench.console import Column, Grid
 from gpipe_bench.outcomes import THROUGHPUT, Group
 from gpipe_bench.shapley import Share, shapley_shares
 
@@ -22,13 +21,12 @@ _METRICS: Final[Mapping[str, tuple[str, str]]] = {
 _COMPONENTS: Final = tuple(field.name for field in fields(Components))
 
 
-def comparison_table(simulated: Group, published: Group) -> Table:
+def comparison_table(simulated: Group, published: Group) -> Grid:
     """Published value, simulated value and error of every variant that was published."""
-    table = _new(f"simulated on {simulated.head.profile}, against what was published")
-    table.add_column("variant", no_wrap=True)
-    for name, _ in _METRICS.values():
-        for kind in ("published", "simulated", "error"):
-            table.add_column(f"{name}\n{kind}", justify="right", no_wrap=True)
+    kinds = ("published", "simulated", "error")
+    columns = [Column(f"{name}\n{kind}") for name, _ in _METRICS.values() for kind in kinds]
+    title = f"simulated on {simulated.head.profile}, against what was published"
+    table = Grid([Column("variant", text=True), *columns], title)
     for variant, printed in published.outcomes.items():
         if variant not in simulated.outcomes:
             continue
@@ -37,11 +35,11 @@ def comparison_table(simulated: Group, published: Group) -> Table:
             old, new = printed.middle(column), ours.middle(column)
             words += [_word(old, form), _word(new, form) or _failure(ours.failed and ours.failed[0].status)]
             words.append("" if old is None or new is None else f"{new / old - 1:+.1%}")
-        table.add_row(*words)
+        table.add(*words)
     return table
 
 
-def shares_table(group: Group, scale: float = 1.0, unit: str = "GiB") -> Table | None:
+def shares_table(group: Group, scale: float = 1.0, unit: str = "GiB") -> Grid | None:
     """What each component contributes on the mean over all orders; None where a combination has no throughput.
 
     Args:
@@ -54,17 +52,12 @@ def shares_table(group: Group, scale: float = 1.0, unit: str = "GiB") -> Table |
     speed, size = _shares(group, THROUGHPUT, 1.0), _shares(group, memory, scale)
     if not speed:
         return None
-    table = _new(f"share of each component, {group.head.evidence} (Shapley)")
-    table.add_column("component", no_wrap=True)
-    table.add_column("samples/s\n\\[least, most]", justify="right", no_wrap=True)
-    table.add_column(f"memory {unit}\n\\[least, most]", justify="right", no_wrap=True)
+    names = ("samples/s\n[least, most]", f"memory {unit}\n[least, most]")
+    columns = [Column("component", text=True), *map(Column, names)]
+    table = Grid(columns, f"share of each component, {group.head.evidence} (Shapley)")
     for name in _COMPONENTS:
-        table.add_row(name, _range(speed[name]), _range(size[name]) if size else "")
+        table.add(name, _range(speed[name]), _range(size[name]) if size else "")
     return table
-
-
-def _new(title: str) -> Table:
-    return Table(title=title.replace("[", r"\["), title_justify="left", title_style="bold", box=None, pad_edge=False)
 
 
 def _shares(group: Group, column: str, scale: float) -> dict[str, Share]:
@@ -84,4 +77,4 @@ def _failure(status: object) -> str:
 
 
 def _range(share: Share) -> str:
-    return rf"{share.value:+.1f} \[{share.low:+.1f}, {share.high:+.1f}]"
+    return f"{share.value:+.1f} [{share.low:+.1f}, {share.high:+.1f}]"

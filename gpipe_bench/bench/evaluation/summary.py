@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gpipe_bench.bench.evaluation.comparison import comparison_table, shares_table
 from gpipe_bench.bench.evaluation.statistics import differ
 from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
 from gpipe_bench.configurations import CONFIGURATIONS
+from gpipe_bench.console import Column, Grid, output
 from gpipe_bench.intervals import Interval
 from gpipe_bench.outcomes import THROUGHPUT, Outcome, group_rows, published_beside
 from gpipe_bench.outcomes import Group as OutcomeGroup
@@ -22,7 +22,6 @@ from gpipe_bench.rows import Row
 
 __all__ = ["print_summary", "result_files", "summary"]
 
-_WIDTH: Final = 150
 _SMALL_GIB: Final = 0.25
 _SHARES: Final = {
     "busy": "utilization_fraction",
@@ -33,6 +32,8 @@ _SHARES: Final = {
     "recomp.": "recompute_fraction",
 }
 _STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", "error": "bold red"}
+_LISTED: Final = 2
+"""Unsupported variants that are named; the others are counted."""
 _LOUD: Final = ("error", "oom", "skipped")
 _READING: Final = (
     "n repeats; median [bootstrapped 95 % interval, which spans all repeats when they are few]; * differs from the "
@@ -48,7 +49,7 @@ def print_summary(rows: Iterable[Row], files: Sequence[Path] = (), console: Cons
         files: paths to list below.
         console: where to print; by default standard output.
     """
-    console = console or _console()
+    console = console or output()
     console.print(summary(list(rows)))
     if files:
         console.print(Text("\n".join(["Files", *(f"  {path}" for path in files)])), soft_wrap=True)
@@ -62,7 +63,7 @@ def summary(rows: Sequence[Row]) -> RenderableType:
     beside = [published for _, published in pairs if published]
     for group in (group for group in groups if group not in beside):
         notes = _Notes()
-        parts += [_table(group, notes), notes.render(), Text()]
+        parts += [_table(group, notes), *notes.render(), Text()]
     for group, published in pairs:
         if published:
             parts += [comparison_table(group, published), Text()]
@@ -94,40 +95,50 @@ class _Notes:
 
     def __init__(self) -> None:
         self._causes: dict[tuple[str, str], int] = {}
+        self._unsupported: dict[str, list[str]] = {}
 
     def number(self, row: Row) -> int:
         """The footnote of a failed row; the clause before the first ``;`` is its cause."""
         cause = row.reason if row.status in _LOUD else row.reason.partition(";")[0]
         return self._causes.setdefault((row.status, cause), len(self._causes) + 1)
 
-    def render(self) -> Text:
+    def leave_out(self, row: Row) -> None:
+        """A variant that is unsupported as a whole has no line in the table; a line for all of them says why."""
+        self._unsupported.setdefault(row.reason.partition(";")[0], []).append(f"{row.variant}{_stand_in(row)}")
+
+    def render(self) -> list[Text]:
+        """The lines below the table; nothing where all went well."""
         text = Text()
+        for cause, variants in self._unsupported.items():
+            more = len(variants) - _LISTED
+            named = variants[:_LISTED] + [f"and {more} more"] * (more > 0)
+            what = f"{len(variants)} variant{'s' * (len(variants) > 1)}"
+            text.append(f"unsupported, {what}: {cause} ({'; '.join(named)})\n", style=_STYLES["unsupported"])
         for (status, cause), number in self._causes.items():
             text.append(f"[{number}] {status}: {cause}\n", style=_STYLES[status])
         text.rstrip()
-        return text
+        return [text] if text else []
 
 
-def _table(group: OutcomeGroup, notes: _Notes) -> Table:
+def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
     scale, unit = _memory_scale(group)
-    table = Table(title=_title(group.head), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("variant", no_wrap=True)
-    table.add_column("evidence", no_wrap=True)
-    for name in ("n", "samples/s\n\\[95 % CI]", "x baseline\n\\[95 % CI]", f"memory\n{unit}", *_SHARES):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
+    names = ("n", "samples/s\n[95 % CI]", "x baseline\n[95 % CI]", f"memory\n{unit}", *_SHARES)
+    columns = [Column(name, starts_part=name == next(iter(_SHARES))) for name in names]
+    columns = [Column("variant", text=True), *columns, Column("status", text=True)]
+    table = Grid(columns, _title(group.head))
     for outcome in group.ordered():
-        ok = bool(outcome.ok)
-        table.add_row(
+        if not outcome.ok and all(row.status == "unsupported" for row in outcome.failed):
+            notes.leave_out(outcome.failed[0])
+            continue
+        table.add(
             outcome.variant,
-            group.head.evidence,
             str(len(outcome.ok)),
             _interval(outcome.interval(THROUGHPUT)),
             _ratio(outcome, group.baseline),
             _memory(outcome, scale),
             *(_percent(outcome.middle(column)) for column in _SHARES.values()),
             _status(outcome, notes),
-            style="" if ok else _STYLES[outcome.failed[0].status],
+            style="" if outcome.ok else _STYLES[outcome.failed[0].status],
         )
     return table
 
@@ -135,7 +146,7 @@ def _table(group: OutcomeGroup, notes: _Notes) -> Table:
 def _title(row: Row) -> str:
     machine = f"{row.device_count} x {row.device}" if (row.device_count or 1) > 1 else row.device
     pipeline = f"{row.partitions} partitions, {row.chunks} chunks, batch {row.batch_size}, {row.transfer} transfer"
-    return f"{row.experiment or 'rows'}: {row.model} ({row.model_args}); {pipeline}; {machine}"
+    return f"{row.experiment or 'rows'}, {row.evidence}: {row.model} ({row.model_args}); {pipeline}; {machine}"
 
 
 def _memory_scale(group: OutcomeGroup) -> tuple[float, str]:
@@ -153,12 +164,14 @@ def _memory(outcome: Outcome, scale: float) -> str:
 
 def _status(outcome: Outcome, notes: _Notes) -> str:
     parts = ["ok"] if outcome.ok else []
-    for row in outcome.failed:
-        part = f"{row.status} [{notes.number(row)}]"
-        if row.status == "unsupported" and ", see variant " in row.reason:
-            part += f", see {row.reason.rpartition(', see variant ')[2]}"
-        parts.append(part)
-    return ", ".join(dict.fromkeys(parts)).replace("[", r"\[")
+    parts += [f"{row.status} [{notes.number(row)}]{_stand_in(row)}" for row in outcome.failed]
+    return ", ".join(dict.fromkeys(parts))
+
+
+def _stand_in(row: Row) -> str:
+    """The variant that gives what an unsupported one would."""
+    found = row.status == "unsupported" and ", see variant " in row.reason
+    return f": see {row.reason.rpartition(', see variant ')[2]}" if found else ""
 
 
 def _interval(interval: Interval | None) -> str:
@@ -166,7 +179,7 @@ def _interval(interval: Interval | None) -> str:
         return ""
     if interval.n == 1:
         return _digits(interval.median)
-    return rf"{_digits(interval.median)} \[{_digits(interval.low)}, {_digits(interval.high)}]"
+    return f"{_digits(interval.median)} [{_digits(interval.low)}, {_digits(interval.high)}]"
 
 
 def _ratio(outcome: Outcome, baseline: Outcome | None) -> str:
@@ -196,9 +209,3 @@ def _verdict(rows: Sequence[Row]) -> Text:
             f"\nFAILED: {', '.join(f'{counts[status]} {status}' for status in loud)}; reasons above", "bold red"
         )
     return text
-
-
-def _console() -> Console:
-    """Standard output; wide where nobody's window sets the width, so that no column is cut in a log."""
-    console = Console(highlight=False)
-    return console if console.is_terminal and console.width >= _WIDTH else Console(highlight=False, width=_WIDTH)
