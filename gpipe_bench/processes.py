@@ -108,6 +108,8 @@ class Child:
 
 def _serve(work: Callable[..., None], results: Connection, *arguments: Any) -> None:
     *given, caller = arguments
+    # An interrupt of the terminal goes to the caller too, which ends its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if FORKS:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != caller:  # it died before that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, Final, NoReturn, cast
 
 import typer
 
@@ -31,44 +31,52 @@ from gpipe_bench.errors import ConfigError, GpipeBenchError
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED: Final = 130
+_LONGEST: Final = 200
+"""Letters of a word of the command line, or of a name, that an error shows."""
+
 # Typer depends on Click or carries a copy inside, as its version goes; what it exports leads to the class in use.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+
+_CHOOSE: Final = "Simulate and choose"
+_MEASURE: Final = "Measure"
+_RESULTS: Final = "Results and figures"
+_INTERNAL: Final = "Used by the workflow"
 
 app = typer.Typer(
     name="gpipe-bench",
     help=(
-        "Measure pipeline-parallel training, cell by cell, and turn the results into tables, figures and traces.\n\n"
-        "A workflow calls these commands: snakemake --cores 1 ablation. "
-        "On a machine with one GPU and nothing else: python -m gpipe_bench gpu --out DIR."
+        "Simulate and measure pipeline-parallel training, and turn the results into tables, figures and traces.\n\n"
+        "A first simulation: gpipe-bench simulate. All experiments: snakemake --cores 1 ablation. "
+        "One GPU and ten minutes: gpipe-bench gpu --out DIR."
     ),
-    add_completion=False,
     rich_markup_mode="markdown",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(measure.run)
-app.command("gpu")(measure.gpu)
-app.command("profile")(measure.profile)
-app.command("simulate")(simulate.simulate)
-app.command("calibrate")(calibrate.calibrate)
-app.command("simulate-cells")(simulations.simulate_cells)
-app.command("simulate-published")(simulations.simulate_published)
-app.command("advise")(advise.advise)
-app.command("balance")(balance.balance)
-app.command("predictions")(predictions.predictions)
-app.command("collect")(results.collect)
-app.command("published")(results.published)
-app.command("table")(results.table)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("trace")(results.trace)
-app.command("verify")(verify.verify)
-app.add_typer(figure.app, name="figure")
-app.add_typer(config.app, name="config")
-app.add_typer(datapackage.app, name="datapackage")
-app.add_typer(transparency.app, name="transparency")
-app.add_typer(peers.app, name="peers")
+app.command("simulate", rich_help_panel=_CHOOSE)(simulate.simulate)
+app.command("advise", rich_help_panel=_CHOOSE)(advise.advise)
+app.command("balance", rich_help_panel=_CHOOSE)(balance.balance)
+app.command("predictions", rich_help_panel=_CHOOSE)(predictions.predictions)
+app.command("run", rich_help_panel=_MEASURE)(measure.run)
+app.command("gpu", rich_help_panel=_MEASURE)(measure.gpu)
+app.add_typer(peers.app, name="peers", rich_help_panel=_MEASURE)
+app.add_typer(transparency.app, name="transparency", rich_help_panel=_MEASURE)
+app.command("profile", rich_help_panel=_MEASURE)(measure.profile)
+app.command("calibrate", rich_help_panel=_MEASURE)(calibrate.calibrate)
+app.command("table", rich_help_panel=_RESULTS)(results.table)
+app.command("compare", rich_help_panel=_RESULTS)(compare.compare)
+app.command("verify", rich_help_panel=_RESULTS)(verify.verify)
+app.command("report", rich_help_panel=_RESULTS)(report.report)
+app.add_typer(figure.app, name="figure", rich_help_panel=_RESULTS)
+app.add_typer(datapackage.app, name="datapackage", rich_help_panel=_RESULTS)
+app.command("simulate-cells", rich_help_panel=_INTERNAL)(simulations.simulate_cells)
+app.command("simulate-published", rich_help_panel=_INTERNAL)(simulations.simulate_published)
+app.command("collect", rich_help_panel=_INTERNAL)(results.collect)
+app.command("published", rich_help_panel=_INTERNAL)(results.published)
+app.command("trace", rich_help_panel=_INTERNAL)(results.trace)
+app.add_typer(config.app, name="config", rich_help_panel=_MEASURE)
 
 
 @app.callback()
@@ -99,10 +107,22 @@ def _status(arguments: Sequence[str] | None) -> int:
         return _complain(error.problems)
     except GpipeBenchError as error:
         return _complain([str(error)])
+    except (OSError, MemoryError, OverflowError) as error:
+        return _complain([_last_resort(error)])
     except (typer.Abort, KeyboardInterrupt):
+        result = _INTERRUPTED
+    if result == _INTERRUPTED:  # into which Typer turns an interrupt
         typer.echo("interrupted", err=True)
-        return 130
     return result if isinstance(result, int) else 0
+
+
+def _last_resort(error: Exception) -> str:
+    """What a command met in the system, or a number that is too large for it, on one line."""
+    if isinstance(error, OSError):
+        where = f" ({str(error.filename)[:_LONGEST]})" if error.filename else ""
+        return f"files must be readable and writable, got: {error.strerror or error}{where}; use another path or folder"
+    what = "memory" if isinstance(error, MemoryError) else "numbers"
+    return f"{what} must suffice, got: {str(error)[:_LONGEST] or type(error).__name__}; use smaller values"
 
 
 def _usage(error: Any, words: Sequence[str]) -> str:
@@ -112,8 +132,12 @@ def _usage(error: Any, words: Sequence[str]) -> str:
         for word, following in zip(words, [*words[1:], ""], strict=True):
             if word == option or word.startswith(f"{option}="):
                 value = following if word == option else word.removeprefix(f"{option}=")
-                return f"{message}, got {value!r}; --help says what {option} takes"
-    return f"{message}; --help lists commands and options" if message else ""
+                return f"{_short(message)}, got {_short(repr(value))}; --help says what {option} takes"
+    return f"{_short(message)}; --help lists commands and options" if message else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _complain(problems: Sequence[str]) -> int:

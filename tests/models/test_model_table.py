@@ -224,6 +224,7 @@ def test_a_number_is_no_flag() -> None:
         ("amoebanet", "use 'amoebanet-d'"),
         ("UNet", "use 'unet'"),
         ("zzz", "use one of them"),
+        ("resnet", "use one of them"),
         ("Timm/resnet18", "use 'timm/resnet18'"),
         ("torch/resnet18", "use 'torchvision/resnet18'"),
         ("a/b", "use one of them"),
