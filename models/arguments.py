@@ -25,7 +25,7 @@ _LONGEST = 100
 _LARGEST = 1_000_000
 """Largest integer of an argument; a model of more layers would be built for hours."""
 _ALIKE = 0.7
-"""Likeness of two names, by :mod:`difflib`, from which on one is offered for the other: ``resnet`` is no slip of ``unet``."""
+"""Likeness of two names from which on one is offered for the other: ``resnet`` is no slip of ``unet``."""
 _RULES: dict[type[Value], str] = {bool: "true or false", int: "an integer", float: "a number"}
 
 

@@ -10,7 +10,8 @@ import typer
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable
-from gpipe_bench.cli.options import Processes, settings_of, tell_loss
+from gpipe_bench.cli.options import Processes, settings_of, stem, tell_loss
+from gpipe_bench.cli.progress import progress
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.advice.advice import Advice
@@ -37,7 +38,7 @@ def advise(
     variant: Annotated[str, _setting("variant")] = _DEFAULT.variant,
     processes: Processes = 1,
     rows: Annotated[Path | None, typer.Option(help="Write all that was tried as a table, a CSV file.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw it: path without suffix; needs --rows.")] = None,
+    figure: Annotated[Path | None, stem("Draw it: path without suffix; needs --rows.")] = None,
 ) -> None:
     """Recommend a balance, a number of chunks and a checkpoint mode, and say what other choices cost.
 
@@ -52,13 +53,10 @@ def advise(
     if rows is not None:
         check_writable(rows)
     tell_loss(request.model)
-    from rich.progress import Progress
-
     from gpipe_bench.bench.advice.advice import advise as find
 
-    with Progress(transient=True) as progress:
-        task = progress.add_task("simulating", total=None)
-        advice = find(request, lambda done, total: progress.update(task, completed=done, total=total), processes)
+    with progress("simulating") as task:
+        advice = find(request, task.step, processes)
     _print(advice)
     if rows is not None:
         from gpipe_bench.bench.evaluation.collect import write_tables

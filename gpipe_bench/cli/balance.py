@@ -7,7 +7,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.cli.options import running
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.cli.options import complete, named, number, running, tell_microbatches
+from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.table import MODELS, format_arguments, model_digest, model_spec, parse_arguments
@@ -19,20 +21,22 @@ _WAYS: Final = {"time": "s per micro-batch", "size": "GiB", "simulation": "s per
 
 def balance(
     *,
-    partitions: Annotated[int, typer.Option(min=1, help="Contiguous groups of layers.")],
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Contiguous groups of layers.")],
     model: Annotated[
-        str, typer.Option(help="Name in the table of models, timm/<name>, torchvision/<name>, or file.py:function.")
+        str, named("model", "Name in the table of models, timm/<name>, torchvision/<name>, or file.py:function.")
     ] = "unet",
     model_args: Annotated[str, typer.Option(help="Its arguments, 'key=value' joined by ';'.")] = "",
-    by: Annotated[str, typer.Option(help=f"What to make even: {', '.join(_WAYS)}.")] = "simulation",
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a mini-batch.")] = 32,
-    chunks: Annotated[int, typer.Option(min=1, help="Micro-batches.")] = 4,
+    by: Annotated[
+        str, typer.Option(help=f"What to make even: {', '.join(_WAYS)}.", autocompletion=complete(lambda: _WAYS))
+    ] = "simulation",
+    batch_size: Annotated[int, typer.Option(min=1, max=10**9, help="Samples of a mini-batch.")] = 32,
+    chunks: Annotated[int, typer.Option(min=1, max=65_536, help="Micro-batches.")] = 4,
     checkpoint: Annotated[str, typer.Option(help="For simulation: always, except_last or never.")] = "except_last",
-    profile: Annotated[str, typer.Option(help="For simulation: name or file of a hardware profile.")] = "p40",
-    device: Annotated[str, typer.Option(help="For time: where to measure.")] = "cpu",
-    timeout: Annotated[float, typer.Option(min=0, help="For time: seconds to measure.")] = 10.0,
+    profile: Annotated[str, named("profile", "For simulation: name or file of a hardware profile.")] = "p40",
+    device: Annotated[str, named("device", "For time: where to measure.")] = "cpu",
+    timeout: Annotated[float, number("For time: seconds to measure.")] = 10.0,
     param_scale: Annotated[
-        float, typer.Option(min=0, help="For size: copies of a parameter: SGD 2-3, RMSprop 3-5, Adam 4-5.")
+        float, number("For size: copies of a parameter: SGD 2-3, RMSprop 3-5, Adam 4-5.", most=1000.0)
     ] = 2.0,
     cache: Annotated[bool, typer.Option(help="Keep what was found, for the next time.")] = True,
 ) -> None:
@@ -60,7 +64,9 @@ def balance(
         options |= {"chunks": chunks, "param_scale": param_scale}
     else:
         options |= {"device": device, "timeout": timeout}
-    costs = _costs(model, model_args, by, batch_size=batch_size, chunks=chunks, options=options)
+    tell_microbatches([SimulatedCell.model_construct(batch_size=batch_size, chunks=chunks)])
+    with progress(f"finding the cost of {layers} layers by {by}"):
+        costs = _costs(model, model_args, by, batch_size=batch_size, chunks=chunks, options=options)
     found = split_min_max(costs, partitions)
     arguments = format_arguments(parse_arguments(model, model_args))
     typer.echo(f"{model} ({arguments}), {layers} layers by {by}; batch {batch_size} in {chunks} micro-batches")

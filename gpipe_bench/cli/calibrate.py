@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpipe_bench.bench.storage.files import check_writable, write_files
+from gpipe_bench.cli.options import named
+from gpipe_bench.cli.progress import progress
 
 if TYPE_CHECKING:
     from gpipe_bench.simulator.calibration import RowFit
@@ -20,7 +22,7 @@ def calibrate(
     *,
     rows: Annotated[list[Path], typer.Option(help="Tables of measured rows; may be given several times.")],
     out: Annotated[Path, typer.Option(help="The profile to write, a YAML file.")],
-    profile: Annotated[str, typer.Option(help="Profile to start from: a name, or the path of a YAML file.")] = "p40",
+    profile: Annotated[str, named("profile", "Profile to start from: a name, or the path of a YAML file.")] = "p40",
     optimizer: Annotated[str, typer.Option(help="The optimizer of the measured runs.")] = "sgd",
 ) -> None:
     """Fit the efficiencies of a profile to rows of one device and one partition, and write the profile.
@@ -36,7 +38,8 @@ def calibrate(
     measured = [row for path in rows for row in read_rows(path, _COLUMNS)]
     from gpipe_bench.simulator.calibration import calibrate_rows
 
-    fit = calibrate_rows(measured, start, optimizer=optimizer, name=out.stem)
+    with progress(f"fitting the profile to {len(measured)} rows"):
+        fit = calibrate_rows(measured, start, optimizer=optimizer, name=out.stem)
     write_files({out: _yaml(fit.profile)})
     _report(fit, start)
     typer.echo(f"wrote {out}")

@@ -8,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from gpipe_bench.cli.options import Processes
+from gpipe_bench.cli.options import Processes, named, stem
+from gpipe_bench.cli.progress import progress
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Draw figures from tables: SVG, PDF and PNG.", no_args_is_help=True)
 
 Rows = Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")]
-Out = Annotated[Path, typer.Option(help="Path of the figure without its suffix.")]
+Out = Annotated[Path, stem("Path of the figure without its suffix.")]
 
 
 @app.command("ablation")
@@ -39,7 +40,7 @@ def timelines(
     events: Annotated[Path, typer.Option(help="Table of timeline events, as collect wrote it.")],
     rows: Rows,
     out: Out,
-    evidence: Annotated[str, typer.Option(help="Kind of run to draw: measured or simulated.")] = "simulated",
+    evidence: Annotated[str, named("evidence", "Kind of run to draw: measured or simulated.")] = "simulated",
 ) -> None:
     """Draw one step of each published variant above each other, on one axis of time."""
     from gpipe_bench.figures.timelines import draw_timelines
@@ -51,9 +52,9 @@ def timelines(
 def timeline(
     events: Annotated[Path, typer.Option(help="Table of timeline events, as collect wrote it.")],
     rows: Rows,
-    variant: Annotated[str, typer.Option(help="Label of the components, such as dep-str-ptl.")],
+    variant: Annotated[str, named("variant", "Label of the components, such as dep-str-ptl.")],
     out: Out,
-    evidence: Annotated[str, typer.Option(help="Kind of run to draw: measured or simulated.")] = "measured",
+    evidence: Annotated[str, named("evidence", "Kind of run to draw: measured or simulated.")] = "measured",
 ) -> None:
     """Draw one step of one variant: what ran when on each device."""
     from gpipe_bench.figures.timeline import draw_timeline
@@ -108,11 +109,16 @@ def reference(
     processes: Processes = 1,
 ) -> None:
     """Draw every figure of the reference tables."""
+    from gpipe_bench.catalogue import reference_figures
     from gpipe_bench.data import REFERENCE_FOLDER
     from gpipe_bench.figures.reference import draw_reference
 
-    for paths in draw_reference(out, tables or REFERENCE_FOLDER, processes):
-        _say(paths)
+    folder = tables or REFERENCE_FOLDER
+    total = len(reference_figures(folder))
+    with progress("drawing") as task:
+        for number, paths in enumerate(draw_reference(out, folder, processes), start=1):
+            task.line(f"wrote {', '.join(map(str, paths))}")
+            task.step(number, total)
 
 
 def _say(paths: Iterable[Path]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gpipe_bench.bench.evaluation.summary import print_summary
 from gpipe_bench.bench.experiments.config import SuiteConfig, load_config
@@ -14,6 +12,7 @@ from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, ch
 from gpipe_bench.bench.peers.settings import SHORT
 from gpipe_bench.bench.spec.machine import DEVICES, Machine, find_machine
 from gpipe_bench.bench.storage.files import check_writable
+from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 
@@ -42,14 +41,12 @@ def run_session(options: GpuOptions) -> int:
     plan = _plan(options)
     check_unused(plan.out)
     check_writable(plan.out / "ablation.csv")
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("session", total=len(plan.runs) + 3)
+    steps = count(1)
+    with progress("measuring") as task:
 
         def report(line: str) -> None:
-            progress.console.print(line, markup=False, soft_wrap=True)
-            progress.advance(task)
+            task.line(line, err=True)
+            task.step(next(steps), len(plan.runs) + 3)
 
         session = Session(plan, report)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,7 +11,8 @@ import typer
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
-from gpipe_bench.cli.options import running, settings_of, tell_loss
+from gpipe_bench.cli.options import named, number, running, settings_of, tell, tell_loss, tell_microbatches
+from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.data import checkout_folder
 from gpipe_bench.errors import BalanceError, ConfigError
 
@@ -22,13 +24,16 @@ __all__ = ["gpu", "profile", "run"]
 _DEFAULT: Final = Cell()
 _BALANCE: Final = "-".join(map(str, _DEFAULT.balance))
 _setting: Final = settings_of(Cell)
+_MOST_REPEATS: Final = 10_000
 
 
 def run(
     *,
     out: Annotated[Path, typer.Option(help="The raw result to write, a JSON file.")],
-    repeat: Annotated[int, typer.Option(min=0, help="Number of this repeat, 0-based.")] = 0,
-    repeats: Annotated[int, typer.Option(min=0, help="Run so many, each in a fresh process; 0: one in this.")] = 0,
+    repeat: Annotated[int, typer.Option(min=0, max=_MOST_REPEATS, help="Number of this repeat, 0-based.")] = 0,
+    repeats: Annotated[
+        int, typer.Option(min=0, max=_MOST_REPEATS, help="Run so many, each in a fresh process; 0: one in this.")
+    ] = 0,
     key: Annotated[
         str, typer.Option(help="Repeats that an interrupted call left are kept if theirs is the same.")
     ] = "",
@@ -78,6 +83,9 @@ def run(
         raise missing
     check_writable(out)
     tell_loss(cell.model)
+    tell_microbatches([cell])
+    if repeats and repeat:
+        tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats:
         _run_repeats(cell, repeats, out, key)
     else:
@@ -87,9 +95,10 @@ def run(
 def _run_once(cell: Cell, repeat: int, out: Path) -> None:
     from gpipe_bench.bench.running.run import run_cell
 
-    result = run_cell(cell, repeat)
-    write_files({out: result.to_json()})
-    _say(result)
+    with progress(f"measuring {cell.variant}") as task:
+        result = run_cell(cell, repeat)
+        write_files({out: result.to_json()})
+        _say(result, task)
 
 
 def _run_repeats(cell: Cell, repeats: int, out: Path, key: str) -> None:
@@ -97,15 +106,22 @@ def _run_repeats(cell: Cell, repeats: int, out: Path, key: str) -> None:
     from gpipe_bench.bench.storage.kept import KeptParts
     from gpipe_bench.bench.storage.raw import results_json
 
-    kept = KeptParts.beside(out, key)
-    write_files({out: results_json(run_repeats(cell, repeats, kept, _say))})
+    kept, steps = KeptParts.beside(out, key), count(1)
+    with progress(f"measuring {cell.variant}") as task:
+
+        def report(result: RawResult) -> None:
+            _say(result, task)
+            task.step(next(steps), repeats)
+
+        results = run_repeats(cell, repeats, kept, report)
+    write_files({out: results_json(results)})
     kept.remove()
 
 
-def _say(result: RawResult) -> None:
+def _say(result: RawResult, task: Task) -> None:
     row = result.row
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
-    typer.echo(f"{row.status}: {row.variant} repeat {row.repeat}: {value}", err=row.status in ("oom", "error"))
+    task.line(f"{row.status}: {row.variant} repeat {row.repeat}: {value}", err=row.status in ("oom", "error"))
 
 
 def _balance(model: str, model_args: str, partitions: int) -> str:
@@ -130,24 +146,26 @@ def _balance(model: str, model_args: str, partitions: int) -> str:
 
 def profile(
     out: Annotated[Path, typer.Option(help="The profile to write, a JSON file.")],
-    device: Annotated[str, typer.Option(help="Device to profile, such as cuda or cpu.")] = "cuda",
-    seconds: Annotated[float, typer.Option(min=0.001, help="About how long to measure.")] = 40.0,
+    device: Annotated[str, named("device", "Device to profile, such as cuda or cpu.")] = "cuda",
+    seconds: Annotated[float, number("About how long to measure.", least=0.001)] = 40.0,
 ) -> None:
     """Profile a device: kernel-class efficiencies, host and device bandwidth, launch overhead."""
     _check_device(device)
     check_writable(out)
     from gpipe_bench.measure.device_profile import measure_device_profile
 
-    write_files({out: json_text(measure_device_profile(device, seconds=seconds))})
+    with progress(f"measuring {device} for about {seconds:g} s"):
+        found = measure_device_profile(device, seconds=seconds)
+    write_files({out: json_text(found)})
     typer.echo(f"wrote {out}")
 
 
 def gpu(
     *,
     out: Annotated[Path, typer.Option(help="Folder for rows, traces, profile and environment.")],
-    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for everything; what does not fit is skipped.")] = 570,
-    profile_s: Annotated[float, typer.Option(min=0.001, help="Seconds for the profile of the device.")] = 40,
-    device: Annotated[str, typer.Option(help="cuda, or cpu to rehearse the session.")] = "cuda",
+    budget_s: Annotated[float, number("Seconds for everything; what does not fit is skipped.", least=1)] = 570,
+    profile_s: Annotated[float, number("Seconds for the profile of the device.", least=0.001)] = 40,
+    device: Annotated[str, named("device", "cuda, or cpu to rehearse the session.")] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", help="A workload of seconds instead of the published one.")] = False,
     tests: Annotated[Path | None, typer.Option(help="Folder of the GPU tests.  [default: of the checkout]")] = None,
     no_tests: Annotated[bool, typer.Option("--no-tests", help="Leave the GPU tests out.")] = False,
@@ -168,7 +186,11 @@ def gpu(
     root = checkout_folder()
     folder = None if no_tests else tests or (root and root / "tests")
     if folder is None and not no_tests:
-        typer.echo("GPU tests are left out: an installed package has none; name their folder with --tests", err=True)
+        tell("GPU tests are left out: an installed package has none; name their folder with --tests")
+    if tiny and config:
+        tell("config: not used, since --tiny has a workload of its own")
+    if no_tests and tests:
+        tell(f"tests: {tests} is not used, since --no-tests leaves them out")
     options = GpuOptions(out, budget_s, profile_s, device, tiny, folder, bundle, tuple(config or ()))
     raise typer.Exit(run_session(options))
 

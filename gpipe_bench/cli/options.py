@@ -1,30 +1,153 @@
-"""Options of several commands."""
+"""Options of several commands: their limits, their completion, and what is said where a wish is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.own import is_own, uses_default_loss
+from gpipe_bench.models.table import MODELS
 from gpipe_bench.processes import PROCESSES
 
-__all__ = ["Processes", "running", "settings_of", "tell_loss"]
+if TYPE_CHECKING:
+    from gpipe_bench.bench.spec.settings import PipelineSettings
+
+__all__ = [
+    "Processes",
+    "complete",
+    "named",
+    "number",
+    "running",
+    "settings_of",
+    "stem",
+    "tell",
+    "tell_loss",
+    "tell_microbatches",
+]
+
+_DAY_S: Final = 86_400.0
+_MOST_PROCESSES: Final = 1024
 
 Processes = Annotated[
-    int, typer.Option(min=1, envvar=PROCESSES, help="How many processes share the work; results are the same.")
+    int,
+    typer.Option(
+        min=1, max=_MOST_PROCESSES, envvar=PROCESSES, help="How many processes share the work; results are the same."
+    ),
 ]
+
+
+def complete(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Completion of an option that takes one of some values, which are looked up when a shell asks."""
+
+    def completion(incomplete: str) -> list[str]:
+        return [value for value in values() if value.startswith(incomplete)]
+
+    return completion
+
+
+def _models() -> list[str]:
+    return [*MODELS, "timm/", "torchvision/"]
+
+
+def _variants() -> list[str]:
+    from gpipe_bench.components import PUBLISHED, Components
+
+    return list(dict.fromkeys([*PUBLISHED, *(components.label for components in Components.factorial())]))
+
+
+def _profiles() -> list[str]:
+    from gpipe_bench.simulator.hardware.profile import profile_names
+
+    return profile_names()
+
+
+def _devices() -> tuple[str, ...]:
+    from gpipe_bench.bench.spec.machine import DEVICES
+
+    return DEVICES
+
+
+_VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
+    "model": _models,
+    "variant": _variants,
+    "profile": _profiles,
+    "device": _devices,
+    "evidence": lambda: ("measured", "simulated"),
+}
+
+
+def named(name: str, text: str) -> Any:
+    """An option that is completed like the setting ``name``."""
+    return typer.Option(help=text, autocompletion=complete(_VALUES[name]))
+
+
+def settings_of(section: type[BaseModel]) -> Callable[[str], Any]:
+    """Makes options that are named, described and completed like the settings of ``section``."""
+
+    def option(name: str) -> Any:
+        field = section.model_fields[name]
+        values = _VALUES.get(name)
+        if get_origin(field.annotation) is Literal:
+            choices = get_args(field.annotation)
+            values = lambda: choices  # noqa: E731 - a name for it would say nothing more
+        completion = complete(values) if values else None
+        return typer.Option(help=field.description, show_default=True, autocompletion=completion)
+
+    return option
+
+
+def number(text: str, least: float = 0.0, most: float = _DAY_S) -> Any:
+    """An option that takes a number between limits; the default upper one is the seconds of a day."""
+    return typer.Option(help=text, min=least, max=most, callback=_finite)
+
+
+def _finite(value: float) -> float:
+    if math.isnan(value):
+        raise typer.BadParameter("it must be a number")
+    return value
+
+
+def stem(text: str) -> Any:
+    """An option that takes the path of a figure without its suffix."""
+    return typer.Option(help=text, callback=_stem)
+
+
+def _stem(path: Path | None) -> Path | None:
+    if path is not None and path.name in ("", ".."):
+        raise typer.BadParameter("it must end in a name, to which .svg, .pdf and .png are added")
+    return path
+
+
+def tell(text: str) -> None:
+    """Say on stderr that a wish was changed or is of no use."""
+    typer.echo(f"note: {text}", err=True)
+
+
+def tell_microbatches(cells: Iterable[PipelineSettings]) -> None:
+    """Say which numbers of chunks their batches do not give."""
+    said = {}
+    for cell in cells:
+        if cell.microbatches != cell.chunks:
+            said[cell.chunks, cell.batch_size] = cell.microbatches
+    for (chunks, batch_size), used in said.items():
+        size = -(-batch_size // chunks)
+        why = f"the batch has {batch_size} sample{'s' * (batch_size > 1)}"
+        why += "" if size == 1 else f" and the micro-batches {size} each"
+        tell(f"chunks: {chunks} asked for, {used} used, since {why}")
 
 
 def tell_loss(model: str) -> None:
     """Say on stderr what stands in for the loss of a model of one's own that has none."""
     if uses_default_loss(model):
         function = f"{model.rpartition(':')[2]}_loss"
-        typer.echo(f"note: {model} has no function {function}; the loss is the mean of the squared output", err=True)
+        tell(f"{model} has no function {function}; the loss is the mean of the squared output")
 
 
 @contextmanager
@@ -44,12 +167,3 @@ def running(model: str) -> Iterator[None]:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         rule = f"--model must have layers that take what the ones before them give, got {model} with {reason}"
         raise ConfigError([f"{rule}; correct them"]) from error
-
-
-def settings_of(section: type[BaseModel]) -> Callable[[str], Any]:
-    """Makes options that are named and described like the settings of ``section``."""
-
-    def option(name: str) -> Any:
-        return typer.Option(help=section.model_fields[name].description, show_default=True)
-
-    return option

@@ -13,6 +13,8 @@ from gpipe_bench.bench.peers.settings import QUICK, PeersSettings
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable
+from gpipe_bench.cli.options import stem
+from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 
 __all__ = ["app"]
@@ -43,10 +45,11 @@ def run(
     log.write_text("", encoding="utf-8")
     machine = find_machine(device)
     kept = KeptCases(out.with_name(f"{out.stem}_cases.jsonl"), race_key(settings, machine), typer.echo)
-    facts, raced = run_race(
-        settings.cases(machine), contenders_of(settings.contenders), log=log,
-        timeout_s=settings.timeout_s, probe_s=settings.probe_s, report=typer.echo, kept=kept,
-    )  # fmt: skip
+    with progress("racing") as task:
+        facts, raced = run_race(
+            settings.cases(machine), contenders_of(settings.contenders), log=log,
+            timeout_s=settings.timeout_s, probe_s=settings.probe_s, report=task.line, kept=kept, watch=task.step,
+        )  # fmt: skip
     rows = write_race(raced, facts, settings.tolerance, out, settings.configuration)
     kept.remove()
     for name, reason in dict.fromkeys((row.contender, row.reason) for row in rows if row.reason):
@@ -57,7 +60,7 @@ def run(
 @app.command("figure")
 def figure(
     rows: Annotated[Path, typer.Option(help="Table of rows.")],
-    out: Annotated[Path, typer.Option(help="Path of the first figure without its suffix.")],
+    out: Annotated[Path, stem("Path of the first figure without its suffix.")],
 ) -> None:
     """Draw two figures from the table alone: throughput of networks, and, as <out>_host, host time of tiny layers."""
     from gpipe_bench.figures.host_time import draw_host_time

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from gpipe_bench.catalogue import PUBLISHED_ROWS
+from gpipe_bench.cli.options import named
 from gpipe_bench.data import PUBLISHED_FOLDER
 
 __all__ = ["collect", "published", "table", "trace"]
@@ -74,12 +75,12 @@ def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wro
 
 def trace(
     events: Annotated[Path, typer.Option(help="Table of timeline events, <experiment>_events.csv.")],
-    variant: Annotated[str, typer.Option(help="Label of the components, such as dep-str-ptl.")],
+    variant: Annotated[str, named("variant", "Label of the components, such as dep-str-ptl.")],
     out: Annotated[Path, typer.Option(help="The Chrome trace to write, a JSON file.")],
     rows: Annotated[
         Path | None, typer.Option(help="Table of rows of the same runs.  [default: <experiment>.csv beside the events]")
     ] = None,
-    evidence: Annotated[str, typer.Option(help="Kind of run to show: measured or simulated.")] = "measured",
+    evidence: Annotated[str, named("evidence", "Kind of run to show: measured or simulated.")] = "measured",
 ) -> None:
     """Write one step of one variant as a Chrome trace, which Perfetto opens (ui.perfetto.dev).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,7 +11,8 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable, write_files
 from gpipe_bench.bench.storage.tables import companion_path, csv_text
-from gpipe_bench.cli.options import tell_loss
+from gpipe_bench.cli.options import named, settings_of, tell_loss, tell_microbatches
+from gpipe_bench.cli.progress import progress
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS, parse_arguments
@@ -23,11 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["simulate"]
 
 _DEFAULT: Final = SimulatedCell()
-
-
-def _setting(name: str) -> Any:
-    """An option named and described like a setting of a simulation."""
-    return typer.Option(help=SimulatedCell.model_fields[name].description, show_default=True)
+_setting: Final = settings_of(SimulatedCell)
 
 
 def simulate(
@@ -42,7 +39,7 @@ def simulate(
     ] = "",
     chunks: Annotated[int, _setting("chunks")] = 8,
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
-    components: Annotated[str, typer.Option(help="Label of the components that are on.")] = _DEFAULT.variant,
+    components: Annotated[str, named("variant", "Label of the components that are on.")] = _DEFAULT.variant,
     backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
     transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
@@ -71,7 +68,9 @@ def simulate(
     from gpipe_bench.bench.running.simulated import simulate_cells
     from gpipe_bench.cli.simulated_table import print_simulation
 
-    result = simulate_cells([cell])[0]
+    tell_microbatches([cell])
+    with progress(f"simulating {cell.model} on {cell.partitions} devices"):
+        result = simulate_cells([cell])[0]
     print_simulation(result, published_for([result.row]))
     _write(result, trace, rows)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,7 +15,8 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable, write_files
 from gpipe_bench.bench.storage.raw import results_json
-from gpipe_bench.cli.options import Processes, settings_of
+from gpipe_bench.cli.options import Processes, settings_of, tell_microbatches
+from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 
@@ -55,7 +58,9 @@ def simulate_cells(
     check_writable(out)
     from gpipe_bench.bench.running.simulated import simulate_cells as simulate
 
-    results = simulate(cells, _say, timelines, processes=processes)
+    tell_microbatches(cells)
+    with progress("simulating") as task:
+        results = simulate(cells, _teller(task, len(cells)), timelines, processes=processes)
     write_files({out: results_json(results)})
     typer.echo(f"wrote {out} with {len(results)} simulated cells")
 
@@ -68,7 +73,8 @@ def simulate_published(
     from gpipe_bench.bench.published.simulations import simulate_table
 
     check_writable(out)
-    results = simulate_table(table, _say)
+    with progress(f"simulating {table}") as task:
+        results = simulate_table(table, lambda row: task.line(_words(row)))
     write_files({out: results_json(results)})
     typer.echo(f"wrote {out} with {len(results)} simulated rows")
 
@@ -107,7 +113,18 @@ def _name(setting: str) -> str:
     return f"{setting} of --cell" if setting in OWN else f"--{setting.replace('_', '-')}"
 
 
-def _say(row: Row) -> None:
+def _teller(task: Task, total: int) -> Callable[[Row], None]:
+    """Prints each row as it is made."""
+    steps = count(1)
+
+    def say(row: Row) -> None:
+        task.line(_words(row))
+        task.step(next(steps), total)
+
+    return say
+
+
+def _words(row: Row) -> str:
     what = f"n={row.partitions} m={row.chunks} batch={row.batch_size} {row.checkpoint} {row.variant}"
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
-    typer.echo(f"simulated, {row.status}: {what}: {value}")
+    return f"simulated, {row.status}: {what}: {value}"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import track
 
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
 from gpipe_bench.bench.transparency.settings import TransparencySettings
-from gpipe_bench.cli.options import Processes
+from gpipe_bench.cli.options import Processes, complete, number, stem, tell
+from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.transparency_rows import arm_label
@@ -25,18 +25,20 @@ app = typer.Typer(
 
 _DEFAULT = TransparencySettings()
 Out = Annotated[Path, typer.Option(help="Table of rows; its companions go beside it.")]
-Margin = Annotated[float, typer.Option(help="Accuracies that differ by less count as equivalent.")]
-LossMargin = Annotated[float, typer.Option(help="Training losses that differ by less count as equivalent.")]
+Margin = Annotated[float, number("Accuracies that differ by less count as equivalent.", most=1.0)]
+LossMargin = Annotated[float, number("Training losses that differ by less count as equivalent.", most=1e6)]
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting, such as amoebanet.steps=20; may be repeated.")]
 
 
 @app.command("run")
 def run(
-    workload: Annotated[str, typer.Argument(help="amoebanet or unet.")],
+    workload: Annotated[
+        str, typer.Argument(help="amoebanet or unet.", autocompletion=complete(lambda: ("amoebanet", "unet")))
+    ],
     *,
     out: Annotated[Path, typer.Option(help="The raw result to write, a JSON file.")],
-    seed: Annotated[int, typer.Option(min=0, help="Seed of split, order, weights and noise.")] = 0,
-    seeds: Annotated[int, typer.Option(min=0, help="Train seeds 0, 1, ..., so many; 0: the one above.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of split, order, weights and noise.")] = 0,
+    seeds: Annotated[int, typer.Option(min=0, max=1000, help="Train seeds 0, 1, ..., so many; 0: the one above.")] = 0,
     changes: Set = None,
     key: Annotated[str, typer.Option(help="Seeds that an interrupted call left are kept if theirs is the same.")] = "",
     processes: Processes = 1,
@@ -54,7 +56,11 @@ def run(
     check_writable(out)
     kept = KeptParts.beside(out, key)
     cells = [cell.model_copy(update={"seed": number}) for number in (range(seeds) if seeds else [seed])]
-    write_files({out: json_text(run_seeds(cells, kept, processes))})
+    if seed and seeds:
+        tell(f"seed: {seed} is not used, since --seeds {seeds} trains 0 to {seeds - 1}")
+    with progress(f"training {workload}") as task:
+        raw = run_seeds(cells, kept, processes, lambda done: task.step(done, len(cells)))
+    write_files({out: json_text(raw)})
     kept.remove()
     typer.echo(f"wrote {out}")
 
@@ -69,9 +75,12 @@ def everything(out: Out = Path("results/transparency.csv"), changes: Set = None,
     settings = _settings(changes)
     check_writable(out)
     paths = []
-    for cell in track(settings.cells(), description="training"):
-        paths.append(out.parent / "raw" / f"{cell.id}.json")
-        write_files({paths[-1]: json_text(run_transparency(cell, processes))})
+    cells = settings.cells()
+    with progress("training") as task:
+        for done, cell in enumerate(cells):
+            task.step(done, len(cells), cell.id)
+            paths.append(out.parent / "raw" / f"{cell.id}.json")
+            write_files({paths[-1]: json_text(run_transparency(cell, processes))})
     _say(collect_transparency(paths, out, Margins(settings.margin, settings.loss_margin)))
 
 
@@ -92,7 +101,7 @@ def collect(
 @app.command("figure")
 def figure(
     rows: Annotated[Path, typer.Option(help="Table of rows; its companions lie beside it.")],
-    out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
+    out: Annotated[Path, stem("Path of the figure without its suffix.")],
     model: Annotated[str, typer.Option(help="The model to draw.  [default: all, below each other]")] = "",
 ) -> None:
     """Draw losses, gradient differences, statistics and accuracies from the tables alone."""

@@ -28,6 +28,8 @@ _MOST_STEPS: Final = 50
 _WARM_UP_STEPS: Final = 4
 _COUNTED_STEPS: Final = 2
 Report = Callable[[str], None]
+Watch = Callable[[int, int, str], None]
+"""Takes how many rounds are done, of how many, and what comes next; called between what is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def run_race(
     probe_s: float,
     report: Report,
     kept: Kept,
+    watch: Watch | None = None,
 ) -> tuple[dict[str, Any], list[Raced]]:
     """Run all ``cases``, one after the other.
 
@@ -112,6 +115,7 @@ def run_race(
         probe_s: seconds of each measurement beside the race.
         report: takes a line per case.
         kept: has the cases that an earlier run of this race has finished, and takes those of this one.
+        watch: takes each step of the race as it begins.
 
     Returns:
         Facts of machine and software, and the cases with their outcomes.
@@ -124,6 +128,7 @@ def run_race(
             probe.close()
         balances: dict[tuple[Any, ...], tuple[int, ...]] = {}
         raced = []
+        rounds = _Rounds(sum(case.rounds for case in cases if kept.get(case) is None), watch)
         for number, case in enumerate(cases, start=1):
             before = kept.get(case)
             if before is not None:
@@ -133,7 +138,9 @@ def run_race(
             key = _balance_key(case)
             if not case.balance and key not in balances:
                 balances[key] = tuple(_probed(probe, "balance", case, probe_s)["balance"])
-            raced.append(_race(replace(case, balance=case.balance or balances[key]), contenders, made, Path(folder)))
+            rounds.begin(f"case {number} of {len(cases)} ({case.id})")
+            balanced = replace(case, balance=case.balance or balances[key])
+            raced.append(_race(balanced, contenders, made, Path(folder), rounds))
             _add_probes(raced[-1], probe, probe_s)
             kept.add(raced[-1])
             report(f"case {number} of {len(cases)}, {case.id}: {_words(raced[-1])}")
@@ -151,7 +158,27 @@ def _probed(probe: Child, do: str, case: PeerCase, seconds: float) -> dict[str, 
     return answer
 
 
-def _race(case: PeerCase, contenders: Sequence[Contender], made: dict[str, Child], folder: Path) -> Raced:
+@dataclass(slots=True)
+class _Rounds:
+    """How far the race is."""
+
+    total: int
+    watch: Watch | None
+    done: int = 0
+    case: str = ""
+
+    def begin(self, case: str) -> None:
+        self.case = case
+        self.say("getting ready")
+
+    def say(self, what: str) -> None:
+        if self.watch:
+            self.watch(self.done, self.total, f"{self.case}, {what}")
+
+
+def _race(
+    case: PeerCase, contenders: Sequence[Contender], made: dict[str, Child], folder: Path, rounds: _Rounds
+) -> Raced:
     own = [contender for contender in contenders if contender.runs(case.workload)]
     outcomes = {contender.name: Outcome(case, contender) for contender in own}
     going: dict[str, Child] = {}
@@ -166,11 +193,15 @@ def _race(case: PeerCase, contenders: Sequence[Contender], made: dict[str, Child
             going.pop(name, None)
 
     for name in outcomes:
+        rounds.say(f"opening {name}")
         attempt(name, _open)
     order = random.Random(case.seed)  # noqa: S311 - an order, no secret
     for number in range(case.rounds):
         for position, name in enumerate(order.sample(sorted(going), len(going))):
+            rounds.say(f"round {number + 1} of {case.rounds}, {name}")
             attempt(name, lambda child, outcome: _visit(child, outcome, number, position))  # noqa: B023 - called at once
+        rounds.done += 1
+    rounds.say("comparing gradients and counting memory")
     for name in list(going):
         attempt(name, _settle)
     for name in list(going):

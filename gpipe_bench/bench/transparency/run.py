@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,16 +32,24 @@ _KINDS: Final = {
 _TABLES: Final = tuple(_KINDS)
 
 
-def run_seeds(cells: Iterable[TransparencyCell], kept: KeptParts, processes: int = 1) -> Raw:
+def run_seeds(
+    cells: Iterable[TransparencyCell],
+    kept: KeptParts,
+    processes: int = 1,
+    report: Callable[[int], None] | None = None,
+) -> Raw:
     """The raw results of several cells, joined into one; PyTorch and the images are loaded once for all of them.
 
     Args:
         cells: what to train, one after the other.
         kept: where finished ones are, and go.
         processes: see :func:`run_transparency`.
+        report: takes how many are done.
     """
     joined: Raw = {name: [] for name in _TABLES}
-    for cell in cells:
+    for done, cell in enumerate(cells):
+        if report:
+            report(done)
         raw = kept.get(cell.id)
         if raw is None:
             raw = run_transparency(cell, processes)
