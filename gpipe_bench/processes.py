@@ -17,6 +17,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -95,7 +96,8 @@ class Child:
         with warnings.catch_warnings():
             # From Python 3.12 on every fork beside a thread is warned of; those of a BLAS survive it.
             warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
+            with _uninterrupted():
+                process.start()
         theirs.close()
         return cls(process, ours)
 
@@ -106,10 +108,25 @@ class Child:
         self.results.close()
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put an interrupt off until a fork is over: Python drops an exception that is raised in the hooks of a fork."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(work: Callable[..., None], results: Connection, *arguments: Any) -> None:
     *given, caller = arguments
     # An interrupt of the terminal goes to the caller too, which ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if FORKS:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != caller:  # it died before that

@@ -1,0 +1,77 @@
+"""The help shows commands by purpose, and a shell completes them and the values of their options."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpipe_bench.cli import main
+
+WITHOUT_TORCH = (
+    "import sys; sys.modules['torch'] = None; sys.argv[0] = 'gpipe-bench'; from gpipe_bench.cli import main; main()"
+)
+
+
+def helped(capsys, *command):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert not caught.value.code
+    return capsys.readouterr().out
+
+
+def test_internal_commands_stand_apart_and_last(capsys):
+    text = helped(capsys)
+    panels = ["Simulate and choose", "Measure", "Results and figures", "Used by the workflow"]
+    places = [text.index(f"─ {panel} ─") for panel in panels]
+    assert places == sorted(places)
+    for command in ("simulate", "advise", "balance", "run", "gpu", "table", "compare", "figure"):
+        assert f" {command} " in text[: places[-1]]
+    for command in ("simulate-cells", "simulate-published", "collect", "published", "trace"):
+        assert f"│ {command} " not in text[: places[-1]]
+        assert f"│ {command} " in text[places[-1] :]
+
+
+def completed(*words, shell="bash"):
+    """What the shell would offer for the last of the words of a command, as it asks for it."""
+    env = {**os.environ, "_GPIPE_BENCH_COMPLETE": f"complete_{shell}"}
+    env |= {"COMP_WORDS": " ".join(("gpipe-bench", *words)), "COMP_CWORD": str(len(words))}
+    env |= {"_TYPER_COMPLETE_ARGS": " ".join(("gpipe-bench", *words))}
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("simul",), ["simulate", "simulate-cells", "simulate-published"]),
+        (("figure", "ti"), ["timelines", "timeline"]),
+        (("simulate", "--model", "u"), ["unet"]),
+        (("advise", "--model", "amoeba"), ["amoebanet-d"]),
+        (("run", "--checkpoint", ""), ["always", "except_last", "never"]),
+        (("run", "--variant", "dep-str-ptl"),
+         ["dep-str-ptl", "dep-str-ptl-clk-x", "dep-str-ptl-x-rec", "dep-str-ptl-x-x"]),
+        (("simulate", "--profile", "p"), ["p100", "p40"]),
+        (("simulate", "--optimizer", "a"), ["adam"]),
+        (("balance", "--by", ""), ["time", "size", "simulation"]),
+        (("transparency", "run", ""), ["amoebanet", "unet"]),
+    ],
+)  # fmt: skip
+def test_bash_completes_without_pytorch(words, offered):
+    assert completed(*words).split() == offered
+
+
+def test_zsh_completes_commands():
+    assert '"simulate-cells"' in completed("simul", shell="zsh")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_completion_of_a_shell_is_printed(shell):
+    env = {**os.environ, "_GPIPE_BENCH_COMPLETE": f"source_{shell}"}
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert f"_GPIPE_BENCH_COMPLETE=complete_{shell}" in done.stdout
