@@ -137,6 +137,21 @@ def test_ratio_and_verdict_are_shown_beside_long_balances(tmp_path, long_rows, c
     assert "7-9-10-...-14-8 (64)" in lines[3]
 
 
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_no_digit_is_lost_whatever_the_width(tmp_path, long_rows, capsys, monkeypatch, width):
+    names = [*long_rows, *(replace(row, variant="dep-x-ptl-x-rec", checkpoint="never") for row in long_rows)]
+    fast = [replace(row, throughput_samples_per_s=12345.6) for row in names]
+    sides = simulated(tmp_path / "a.csv", names), simulated(tmp_path / "b.csv", fast)
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert call(*sides) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    rows = [line.split() for line in text.splitlines() if line.startswith(("dep-str-ptl ", "dep-x-ptl-x-rec "))]
+    for value in ("1.235e+04", "1234.5600", "differs"):
+        assert sum(value in words for words in rows) == 6
+
+
 @pytest.mark.parametrize(("scale", "ratio"), [(1 + 2e-7, "1 + 2.0e-07"), (1 - 2e-7, "1 - 2.0e-07"), (1.5, "1.5000")])
 def test_digits_are_enough_to_see_a_difference(tmp_path, long_rows, capsys, scale, ratio):
     rows = long_rows[:1]
