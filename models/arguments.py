@@ -24,6 +24,8 @@ _MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
 _LONGEST = 100
 _LARGEST = 1_000_000
 """Largest integer of an argument; a model of more layers would be built for hours."""
+_BEGINNING = 3
+"""Letters of which a name may be the beginning of another one, as ``torch`` of ``torchvision``."""
 _ALIKE = 0.7
 """Likeness of two names from which on one is offered for the other: ``resnet`` is no slip of ``unet``."""
 _RULES: dict[type[Value], str] = {bool: "true or false", int: "an integer", float: "a number"}
@@ -94,7 +96,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if (meant := _MEANT.get(name.lower())) in known:
         return f"use {meant!r}"
     alike = {candidate.lower().translate(_LOOK_ALIKE): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower().translate(_LOOK_ALIKE), alike, n=1, cutoff=_ALIKE)
+    wanted = name.lower().translate(_LOOK_ALIKE)
+    close = difflib.get_close_matches(wanted, alike, n=1, cutoff=_ALIKE)
+    close = close or [candidate for candidate in alike if len(wanted) >= _BEGINNING and candidate.startswith(wanted)]
     return f"use {alike[close[0]]!r}" if close else f"use one of {', '.join(known)}"
 
 

@@ -82,14 +82,19 @@ def run(
     if missing is not None:
         raise missing
     check_writable(out)
-    tell_loss(cell.model)
-    tell_microbatches([cell])
-    if repeats and repeat:
-        tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
+    _tell(cell, repeat, repeats)
     if repeats:
         _run_repeats(cell, repeats, out, key)
     else:
         _run_once(cell, repeat, out)
+
+
+def _tell(cell: Cell, repeat: int, repeats: int) -> None:
+    """Say which wishes were changed."""
+    tell_loss(cell.model)
+    tell_microbatches([cell])
+    if repeats and repeat:
+        tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
 
 
 def _run_once(cell: Cell, repeat: int, out: Path) -> None:

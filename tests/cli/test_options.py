@@ -65,7 +65,7 @@ def test_a_value_beyond_its_limits_is_one_short_line(arguments, tmp_path, capsys
     ("error", "words"),
     [
         (OSError(28, "No space left on device", "/data/x.csv"), "No space left on device (/data/x.csv)"),
-        (PermissionError(13, "Permission denied", "/root/x"), "Permission denied (/root/x)"),
+        (PermissionError(13, "Permission denied", "/data/x"), "Permission denied (/data/x)"),
         (MemoryError(), "memory must suffice, got: MemoryError"),
         (OverflowError("int too large"), "numbers must suffice, got: int too large"),
     ],

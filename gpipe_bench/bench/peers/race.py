@@ -177,8 +177,13 @@ class _Rounds:
 
 
 def _race(
-    case: PeerCase, contenders: Sequence[Contender], made: dict[str, Child], folder: Path, rounds: _Rounds
+    case: PeerCase,
+    contenders: Sequence[Contender],
+    made: dict[str, Child],
+    folder: Path,
+    rounds: _Rounds | None = None,
 ) -> Raced:
+    rounds = rounds or _Rounds(case.rounds, None)
     own = [contender for contender in contenders if contender.runs(case.workload)]
     outcomes = {contender.name: Outcome(case, contender) for contender in own}
     going: dict[str, Child] = {}
