@@ -26,7 +26,7 @@ _LARGEST = 1_000_000
 """Largest integer of an argument; a model of more layers would be built for hours."""
 _BEGINNING = 3
 """Letters of which a name may be the beginning of another one, as ``torch`` of ``torchvision``."""
-_ALIKE = 0.7
+_ALIKE = 0.65
 """Likeness of two names from which on one is offered for the other: ``resnet`` is no slip of ``unet``."""
 _RULES: dict[type[Value], str] = {bool: "true or false", int: "an integer", float: "a number"}
 
