@@ -2,6 +2,7 @@
 
     GpipeBenchError
     ├── ConfigError        (ValueError)    a configuration is wrong; carries *all* problems found
+    ├── ScheduleError      (ValueError)    a schedule cannot run; carries *all* problems found
     ├── BalanceError       (ValueError)    a balance does not fit the model
     ├── DeviceCountError   (IndexError)    fewer devices than partitions
     ├── PlacementError     (TypeError)     the pipeline was asked to move as a whole
@@ -30,6 +31,7 @@ __all__ = [
     "OutputError",
     "PlacementError",
     "RandomnessError",
+    "ScheduleError",
     "SkipLayoutError",
     "SkipUsageError",
     "TraceError",
@@ -46,6 +48,18 @@ class ConfigError(GpipeBenchError, ValueError):
 
     Args:
         problems: one sentence per problem; all of them, not only the first.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems: tuple[str, ...] = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class ScheduleError(GpipeBenchError, ValueError):
+    """A schedule cannot run.
+
+    Args:
+        problems: one sentence per problem, each with the actions that it is about.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:

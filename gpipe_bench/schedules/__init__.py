@@ -1,0 +1,44 @@
+"""Schedules as data: what each device does in which order, checked before anything runs. Plain Python, no PyTorch.
+
+    from gpipe_bench.schedules import check, drawn, named_schedule
+
+    schedule = named_schedule("zb_h1", m=4, n=3, devices=3)
+    print(drawn(schedule))
+    facts = check(schedule)
+    print(facts.in_flight, facts.bubble(forward=1, inputs=1, weights=1))
+
+A schedule of one's own is a list of ``(kind, micro-batch, partition)`` for each device: ``check`` takes it as it is.
+"""
+
+from __future__ import annotations
+
+from gpipe_bench.schedules.actions import KINDS, Action, Schedule
+from gpipe_bench.schedules.check import Facts, check
+from gpipe_bench.schedules.drawing import drawn
+from gpipe_bench.schedules.order import merged_order
+from gpipe_bench.schedules.recompute import with_recomputation
+from gpipe_bench.schedules.table import SCHEDULES, named_schedule
+from gpipe_bench.schedules.timing import Durations, Timing, in_flight, timing
+from gpipe_bench.schedules.torch_csv import read_csv, to_csv
+from gpipe_bench.schedules.transfers import Transfer, with_transfers
+
+__all__ = [
+    "KINDS",
+    "SCHEDULES",
+    "Action",
+    "Durations",
+    "Facts",
+    "Schedule",
+    "Timing",
+    "Transfer",
+    "check",
+    "drawn",
+    "in_flight",
+    "merged_order",
+    "named_schedule",
+    "read_csv",
+    "timing",
+    "to_csv",
+    "with_recomputation",
+    "with_transfers",
+]

@@ -1,0 +1,108 @@
+"""A schedule as data: the actions of each device, in the order in which the device takes them.
+
+    F  forward pass                                   T_F
+    R  recompute the forward pass of a checkpoint     T_F
+    B  backward pass: I and W at once                 T_B + T_W
+    I  backward pass of the inputs alone              T_B
+    W  backward pass of the weights alone             T_W
+
+Every action belongs to one micro-batch i and one partition j. Zero Bubble (arXiv 2401.10241, section 2) splits B into
+I and W, which it calls B and W: only I is waited for by another partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+__all__ = ["KINDS", "Action", "Schedule", "needs"]
+
+KINDS: Final = ("F", "R", "B", "I", "W")
+
+
+class Action(NamedTuple):
+    """One action of a schedule; ``str`` gives it as ``F(i,j)``."""
+
+    kind: str
+    """One of :data:`KINDS`."""
+    i: int
+    """Micro-batch, from 0."""
+    j: int
+    """Partition, from 0."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.i},{self.j})"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The actions of all devices.
+
+    Attributes:
+        devices: for each device its actions, in order.
+    """
+
+    devices: tuple[tuple[Action, ...], ...]
+
+    @classmethod
+    def of(cls, devices: Iterable[Iterable[tuple[str, int, int]]]) -> Schedule:
+        """The schedule of some lists of ``(kind, i, j)``, a list for each device."""
+        return cls(tuple(tuple(Action(*action) for action in row) for row in devices))
+
+    def __iter__(self) -> Iterator[Action]:
+        """All actions, device by device."""
+        for row in self.devices:
+            yield from row
+
+    @property
+    def microbatches(self) -> int:
+        """m: one more than the largest micro-batch that is named."""
+        return 1 + max((action.i for action in self), default=-1)
+
+    @property
+    def partitions(self) -> int:
+        """n: one more than the largest partition that is named."""
+        return 1 + max((action.j for action in self), default=-1)
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The device of each partition; -1 for a partition without any action."""
+        homes = {action.j: device for device, row in enumerate(self.devices) for action in row}
+        return tuple(homes.get(j, -1) for j in range(self.partitions))
+
+    @property
+    def splits(self) -> bool:
+        """Whether a backward pass is split into I and W."""
+        return any(action.kind in "IW" for action in self)
+
+    @property
+    def forwards_first(self) -> bool:
+        """Whether every device takes all of its forward passes before its first other action.
+
+        Such a schedule can stop between the two: ``pipe(x)`` is its first part, ``loss.backward()`` its second.
+        """
+        return all("F" not in _after_first_other(row) for row in self.devices)
+
+
+def _after_first_other(row: Sequence[Action]) -> str:
+    return "".join(action.kind for action in row).lstrip("F")
+
+
+def needs(action: Action, partitions: int) -> tuple[tuple[Action, ...], ...]:
+    """What must have ended before ``action``: of each group in the result, one action.
+
+    Args:
+        action: any action.
+        partitions: n, the number of partitions.
+    """
+    kind, i, j = action
+    if kind == "F":
+        return ((Action("F", i, j - 1),),) if j else ()
+    if kind == "R":
+        return ((Action("F", i, j),),)
+    if kind == "W":
+        return ((Action("I", i, j),),)
+    own: tuple[tuple[Action, ...], ...] = ((Action("F", i, j),),)
+    later = ((Action("B", i, j + 1), Action("I", i, j + 1)),) if j < partitions - 1 else ()
+    return own + later

@@ -1,0 +1,125 @@
+"""Prove that a schedule can run, before anything runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules.actions import KINDS, Action, Schedule
+from gpipe_bench.schedules.order import merged_order
+from gpipe_bench.schedules.timing import Durations, in_flight, timing
+from gpipe_bench.schedules.transfers import meet, with_transfers
+
+__all__ = ["Facts", "check"]
+
+_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a schedule that can run.
+
+    Attributes:
+        schedule: that schedule.
+        microbatches: m.
+        partitions: n.
+        placement: the device of each partition.
+        in_flight: for each device the largest number of forward passes whose activations it holds at once.
+        order: all actions in one order that keeps the order of every device.
+    """
+
+    schedule: Schedule
+    microbatches: int
+    partitions: int
+    placement: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    order: tuple[Action, ...]
+
+    def bubble(self, forward: float = 1.0, inputs: float = 1.0, weights: float = 1.0) -> float:
+        """The idle share of all devices' time for given T_F, T_B, T_W, with free transfers; from 0 to 1.
+
+        Args:
+            forward: T_F, of a forward pass through one partition.
+            inputs: T_B, of the backward pass of its inputs.
+            weights: T_W, of the backward pass of its weights.
+        """
+        return timing(self.schedule, Durations(forward, inputs, weights)).bubble
+
+
+def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]]) -> Facts:
+    """Prove that every action occurs once, that what it needs comes before it, and that no device waits for ever.
+
+    Every micro-batch must pass every partition: F once, and then B once, or I and W once. R may recompute a forward
+    pass once, before its B or I. A transfer is taken to end only when its receiver is there (a rendezvous), which is
+    the strictest rule that communication libraries have.
+
+    Args:
+        schedule: a schedule, or for each device a list of ``(kind, i, j)``.
+
+    Raises:
+        ScheduleError: the schedule cannot run; the message names the actions of the first problems.
+    """
+    if not isinstance(schedule, Schedule):
+        schedule = Schedule.of(schedule)
+    wrong = chain(_incomplete(schedule), _scattered(schedule), _disordered(schedule))
+    if problems := [*islice(_malformed(schedule), _NAMED)] or [*islice(wrong, _NAMED)]:
+        raise ScheduleError(problems)
+    order = merged_order(schedule)
+    meet(with_transfers(schedule, order))
+    held = in_flight(schedule)
+    m, n = schedule.microbatches, schedule.partitions
+    return Facts(schedule, m, n, schedule.placement, held, tuple(order))
+
+
+def _malformed(schedule: Schedule) -> Iterator[str]:
+    if not any(schedule.devices):
+        yield "a schedule must have an action, got none; give each device its list"
+    for action in schedule:
+        if action.kind not in KINDS:
+            yield f"the kind of an action must be one of {', '.join(KINDS)}, got {action}; correct it"
+        if not all(isinstance(k, int) and k >= 0 for k in (action.i, action.j)):
+            yield f"micro-batch and partition must be integers from 0, got {action}; correct it"
+
+
+def _incomplete(schedule: Schedule) -> Iterator[str]:
+    counts = Counter(schedule)
+    for action, count in counts.items():
+        if count > 1:
+            yield f"every action must occur once, got {count} times {action}; drop {count - 1}"
+    m, n = schedule.microbatches, schedule.partitions
+    for i in range(m):
+        for j in range(n):
+            forward, whole, inputs, weights = (Action(kind, i, j) in counts for kind in "FBIW")
+            if not forward:
+                yield f"every micro-batch must pass every partition, got no F({i},{j}); add it"
+            if (whole, inputs, weights) not in ((True, False, False), (False, True, True)):
+                got = [str(Action(kind, i, j)) for kind in "BIW" if Action(kind, i, j) in counts]
+                rule = f"the backward pass of micro-batch {i} on partition {j} must be B, or I and W"
+                yield f"{rule}, got {' and '.join(got) or 'none'}; correct it"
+
+
+def _scattered(schedule: Schedule) -> Iterator[str]:
+    homes: dict[int, int] = {}
+    for device, row in enumerate(schedule.devices):
+        for action in row:
+            if homes.setdefault(action.j, device) != device:
+                place = f"device {homes[action.j]} and with {action} on device {device}"
+                yield f"a partition must be on one device, got partition {action.j} on {place}; move it"
+
+
+def _disordered(schedule: Schedule) -> Iterator[str]:
+    """Actions that come before what they need on the same device; between devices, the merged order decides."""
+    for device, row in enumerate(schedule.devices):
+        place = {action: k for k, action in enumerate(row)}
+        for action in row:
+            kind, i, j = action
+            before = {"F": "", "W": "I"}.get(kind, "F")
+            first = Action(before, i, j)
+            if before and place.get(first, -1) > place[action]:
+                yield f"{first} must come before {action}, got it later on device {device}; exchange them"
+            later = [place.get(Action(other, i, j), -1) for other in "BI"]
+            if kind == "R" and place[action] > max(later):
+                yield f"{action} must come before the backward pass that it is for, got it later; move it"

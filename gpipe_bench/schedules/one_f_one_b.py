@@ -1,0 +1,71 @@
+"""1F1B: each device alternates between a forward and a backward pass, plain and interleaved."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from gpipe_bench.schedules.actions import Action, Schedule
+
+__all__ = ["interleaved", "one_f_one_b"]
+
+
+def one_f_one_b(m: int, n: int) -> Schedule:
+    """1F1B with a flush (Narayanan et al., PipeDream-Flush, arXiv 2006.09503, section 3.2).
+
+    With m = 4 and n = 3:
+
+        device 0  F0 F1 F2             B0    F3 B1       B2       B3
+        device 1     F0 F1       B0    F2 B1    F3 B2       B3
+        device 2        F0 B0    F1 B1    F2 B2    F3 B3
+
+    Device j keeps at most n - j micro-batches; GPipe keeps m.
+
+    Args:
+        m: micro-batches.
+        n: partitions, one on each device.
+    """
+    passes = {(kind, j): [Action(kind, i, j) for i in range(m)] for kind in "FB" for j in range(n)}
+    return Schedule.of(_alternate(passes["F", j], passes["B", j], n - 1 - j) for j in range(n))
+
+
+def interleaved(m: int, n: int, devices: int) -> Schedule:
+    """Interleaved 1F1B (Narayanan et al., Megatron-LM, arXiv 2104.04473, section 2.2).
+
+    With m = 2 and n = 4 on two devices (micro-batch, partition):
+
+        device 0  F0,0 F1,0 F0,2 F1,2           B0,2           B1,2      B0,0      B1,0
+        device 1       F0,1 F1,1 F0,3 B0,3      F1,3 B1,3      B0,1      B1,1
+
+    Partition j is on device j mod p. With v partitions on each device the bubble is v times smaller than with one.
+    Micro-batches go through the pipeline in groups of about p, the largest group first.
+
+    Args:
+        m: micro-batches.
+        n: partitions, a multiple of ``devices``.
+        devices: p.
+    """
+    v = n // devices
+    groups = max(1, m // devices)
+    sizes = [(m + k) // groups for k in reversed(range(groups))]
+    rows = []
+    for d in range(devices):
+        parts = range(d, n, devices)
+        forward = [Action("F", i, j) for group in _grouped(sizes) for j in parts for i in group]
+        backward = [Action("B", i, j) for group in _grouped(sizes) for j in reversed(parts) for i in group]
+        rows.append(_alternate(forward, backward, 2 * (devices - 1 - d) + (v - 1) * sizes[0]))
+    return Schedule.of(rows)
+
+
+def _grouped(sizes: list[int]) -> list[range]:
+    """Consecutive micro-batches in groups of these sizes."""
+    ends = list(accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _alternate(forward: list[Action], backward: list[Action], warm_up: int) -> list[Action]:
+    """Some forward passes first, then one forward and one backward pass in turn, then the remaining backward passes."""
+    warm_up = min(warm_up, len(forward))
+    row = forward[:warm_up]
+    for ahead, behind in zip(forward[warm_up:], backward, strict=False):
+        row += [ahead, behind]
+    return row + backward[len(forward) - warm_up :]

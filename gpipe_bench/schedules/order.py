@@ -1,0 +1,51 @@
+"""One order of all actions that keeps the order of every device: the proof that a schedule ends.
+
+One host thread can run a schedule in this order. If there is none, some devices wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules.actions import Action, Schedule, needs
+
+__all__ = ["merged_order"]
+
+_NAMED = 6
+
+
+def merged_order(schedule: Schedule) -> list[Action]:
+    """All actions in one order, round by round: each device whose next action is ready takes it.
+
+    Raises:
+        ScheduleError: the devices wait for each other; the message names the actions that each one waits for.
+    """
+    n = schedule.partitions
+    rows = [deque(row) for row in schedule.devices]
+    done: set[Action] = set()
+    order: list[Action] = []
+    while any(rows):
+        ready = [row for row in rows if row and not missing(row[0], n, done)]
+        if not ready:
+            raise ScheduleError([_deadlock(rows, n, done)])
+        taken = [row.popleft() for row in ready]
+        order += taken
+        done.update(taken)
+    return order
+
+
+def missing(action: Action, n: int, done: Iterable[Action]) -> list[Action]:
+    """What ``action`` still waits for."""
+    return [group[0] for group in needs(action, n) if not any(one in done for one in group)]
+
+
+def _deadlock(rows: Iterable[deque[Action]], n: int, done: set[Action]) -> str:
+    stuck = [
+        f"device {device} waits with {row[0]} for {', '.join(map(str, missing(row[0], n, done)))}"
+        for device, row in enumerate(rows)
+        if row
+    ]
+    shown = "; ".join(stuck[:_NAMED]) + (f"; and {len(stuck) - _NAMED} more" if len(stuck) > _NAMED else "")
+    return f"devices must not wait for each other, got a deadlock: {shown}; put what is waited for earlier"

@@ -1,0 +1,57 @@
+"""The schedules by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules.actions import Schedule
+from gpipe_bench.schedules.gpipe import gpipe
+from gpipe_bench.schedules.one_f_one_b import interleaved, one_f_one_b
+from gpipe_bench.schedules.v_shape import v_half, zb_v
+from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
+
+__all__ = ["SCHEDULES", "named_schedule"]
+
+_PLAIN: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
+    {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2}
+)
+_V: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType({"zb_v": zb_v, "v_half": v_half})
+
+SCHEDULES: Final = (*_PLAIN, "interleaved", *_V)
+"""Names of the schedules."""
+
+
+def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
+    """The schedule of that name.
+
+    Args:
+        name: one of :data:`SCHEDULES`.
+        m: micro-batches, at least 1.
+        n: partitions: as many as devices; a multiple for ``interleaved``; twice as many for ``zb_v`` and ``v_half``.
+        devices: p, at least 1.
+
+    Raises:
+        ScheduleError: there is no such schedule, or not for these numbers.
+    """
+    if name not in SCHEDULES:
+        raise ScheduleError([f"schedule must be one of {', '.join(SCHEDULES)}, got {name!r}; use one of them"])
+    if min(m, n, devices) < 1:
+        got = f"m = {m}, n = {n}, {devices} devices"
+        raise ScheduleError([f"micro-batches, partitions and devices must be at least 1, got {got}; give more"])
+    if name in _PLAIN:
+        _require(name, n == devices, "as many partitions as devices", n, devices)
+        return _PLAIN[name](m, n)
+    if name in _V:
+        _require(name, n == 2 * devices, "two partitions for each device", n, devices)
+        return _V[name](m, devices)
+    _require(name, n % devices == 0, "the same number of partitions for each device", n, devices)
+    return interleaved(m, n, devices)
+
+
+def _require(name: str, holds: bool, rule: str, n: int, devices: int) -> None:
+    if not holds:
+        got = f"{n} partitions for {devices} devices"
+        raise ScheduleError([f"schedule {name!r} must have {rule}, got {got}; change balance or devices"])

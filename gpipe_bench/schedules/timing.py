@@ -1,0 +1,96 @@
+"""How long a schedule takes when every action has its kind's duration and transfers cost nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpipe_bench.schedules.actions import Action, Schedule, needs
+from gpipe_bench.schedules.order import merged_order
+
+__all__ = ["Durations", "Timing", "in_flight", "timing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Durations of the passes of one micro-batch through one partition, in any one unit.
+
+    Attributes:
+        forward: T_F, of F and of R.
+        inputs: T_B, of I.
+        weights: T_W, of W; B takes T_B + T_W.
+    """
+
+    forward: float = 1.0
+    inputs: float = 1.0
+    weights: float = 1.0
+
+    def of(self, kind: str) -> float:
+        """The duration of an action of this kind."""
+        own = {"F": self.forward, "R": self.forward, "I": self.inputs, "W": self.weights}
+        return own[kind] if kind in own else self.inputs + self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When each action runs.
+
+    Attributes:
+        start: the start of each action.
+        end: the end of each action.
+        makespan: from the first start to the last end.
+        busy: for each device the sum of its durations.
+    """
+
+    start: dict[Action, float]
+    end: dict[Action, float]
+    makespan: float
+    busy: tuple[float, ...]
+
+    @property
+    def bubble(self) -> float:
+        """The idle share of all devices' time, from 0 to 1. GPipe (arXiv 1811.06965, section 2.3) defines it so.
+
+        Megatron-LM (arXiv 2104.04473) gives idle over busy time, which is ``bubble / (1 - bubble)``.
+        """
+        whole = self.makespan * len(self.busy)
+        return 1 - sum(self.busy) / whole if whole else 0.0
+
+
+def timing(schedule: Schedule, durations: Durations | None = None) -> Timing:
+    """Run the schedule in time: every action starts as soon as its device is free and what it needs has ended.
+
+    Args:
+        schedule: any schedule that :func:`gpipe_bench.schedules.check` accepts.
+        durations: by default T_F = T_B = T_W = 1.
+
+    Raises:
+        ScheduleError: the devices wait for each other.
+    """
+    durations = durations or Durations()
+    n = schedule.partitions
+    home = {action: device for device, row in enumerate(schedule.devices) for action in row}
+    free = [0.0] * len(schedule.devices)
+    start: dict[Action, float] = {}
+    end: dict[Action, float] = {}
+    for action in merged_order(schedule):
+        device = home[action]
+        waits = [end[one] for group in needs(action, n) for one in group if one in end]
+        start[action] = max([free[device], *waits])
+        free[device] = end[action] = start[action] + durations.of(action.kind)
+    busy = tuple(sum(durations.of(action.kind) for action in row) for row in schedule.devices)
+    return Timing(start, end, max(free, default=0.0), busy)
+
+
+def in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """For each device the largest number of passes whose activations it holds at once.
+
+    A forward pass (of one micro-batch through one partition) holds its activations until its B, or its W, has ended.
+    """
+    peaks = []
+    for row in schedule.devices:
+        held = peak = 0
+        for action in row:
+            held += (action.kind == "F") - (action.kind in "BW")
+            peak = max(peak, held)
+        peaks.append(peak)
+    return tuple(peaks)

@@ -1,0 +1,69 @@
+"""Schedules as CSV, in the form of PyTorch's pipelining (compute schedules of ``torch.distributed.pipelining``).
+
+A line for each device, an action in each field: stage, kind, micro-batch, such as ``0F3``. A field may be empty.
+
+    0F0,0F1,,0B0,0B1
+    1F0,1B0,1F1,1B1
+
+PyTorch's kinds of compute actions are F, B, I and W. It has no recomputation, and no R.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable
+from io import StringIO
+from typing import Final
+
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules.actions import Action, Schedule
+
+__all__ = ["read_csv", "to_csv"]
+
+_FIELD: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_NAMED: Final = 5
+
+
+def read_csv(text: str) -> Schedule:
+    """The schedule that ``text`` holds; :func:`gpipe_bench.schedules.check` says whether it can run.
+
+    Args:
+        text: a line for each device.
+
+    Raises:
+        ScheduleError: some fields are no compute actions, such as ``0SEND_F1``; the first ones are named.
+    """
+    rows: list[list[Action]] = []
+    problems: list[str] = []
+    for line, fields in enumerate(csv.reader(StringIO(text)), 1):
+        rows.append([])
+        for field in filter(None, map(str.strip, fields)):
+            if found := _FIELD.fullmatch(field):
+                rows[-1].append(Action(found[2], int(found[3]), int(found[1])))
+            else:
+                rule = "a field must be a stage, one of F, B, I, W, and a micro-batch, such as 0F3"
+                problems.append(f"{rule}, got {field[:40]!r} in line {line}; leave out communication, or correct it")
+    if not any(rows) and not problems:
+        problems.append("a schedule must have an action, got none; write a line for each device")
+    if problems:
+        raise ScheduleError(problems[:_NAMED])
+    return Schedule.of(rows)
+
+
+def to_csv(schedule: Schedule) -> str:
+    """The schedule as text that :func:`read_csv` and PyTorch read.
+
+    Raises:
+        ScheduleError: it has R, which PyTorch has not.
+    """
+    recomputed = [action for action in schedule if action.kind == "R"]
+    if recomputed:
+        raise ScheduleError(
+            [f"a schedule for PyTorch must have no R, got {recomputed[0]}; write it before it gets checkpoints"]
+        )
+    return "".join(f"{','.join(_fields(row))}\n" for row in schedule.devices)
+
+
+def _fields(row: Iterable[Action]) -> list[str]:
+    return [f"{j}{kind}{i}" for kind, i, j in row]

@@ -1,0 +1,129 @@
+"""The schedules by name: complete, as drawn, with the memory and the bubble that their papers give."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules import SCHEDULES, Durations, check, drawn, in_flight, named_schedule, timing
+from gpipe_bench.schedules.gpipe import gpipe
+from gpipe_bench.schedules.one_f_one_b import interleaved, one_f_one_b
+from gpipe_bench.schedules.v_shape import v_half, zb_v
+from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
+
+PICTURES = {
+    gpipe: (4, 3),
+    one_f_one_b: (4, 3),
+    interleaved: (2, 4, 2),
+    zb_h1: (4, 3),
+    zb_h2: (5, 3),
+    zb_v: (2, 2),
+    v_half: (2, 2),
+}
+
+
+def partitions(name, devices, v=2):
+    return devices * {"zb_v": 2, "v_half": 2, "interleaved": v}.get(name, 1)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_size_can_run(name):
+    for devices in range(1, 9):
+        for m in range(1, 10):
+            for v in (1, 2, 3) if name == "interleaved" else (2,):
+                n = partitions(name, devices, v)
+                facts = check(named_schedule(name, m, n, devices))
+                assert (facts.microbatches, facts.partitions) == (m, n)
+                assert len(facts.order) == m * n * (3 if facts.schedule.splits else 2)
+
+
+@pytest.mark.parametrize("function", PICTURES, ids=lambda function: function.__name__)
+def test_the_picture_in_the_docstring_is_the_schedule(function):
+    picture = re.findall(r"^ *(device \d.*)$", inspect.getdoc(function), flags=re.MULTILINE)
+    assert "\n".join(picture) == drawn(function(*PICTURES[function]))
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_activations_in_flight(n):
+    m = 3 * n
+    held = {name: check(named_schedule(name, m, partitions(name, n), n)).in_flight for name in SCHEDULES}
+    assert held["gpipe"] == (m,) * n
+    assert held["1f1b"] == tuple(n - j for j in range(n))
+    assert max(held["zb_h1"]) == n
+    assert max(held["zb_h2"]) == 2 * n - 1
+    # Partitions of the schedules with two on each device have half the size.
+    assert max(held["zb_v"]) == 2 * n
+    assert max(held["v_half"]) <= n + 2
+    # Megatron-LM, section 2.2: n (1 + (n - 1) / (2 n)) whole partitions, and one half more.
+    assert max(held["interleaved"]) == 2 * n + n - 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+@pytest.mark.parametrize("m", [8, 16, 24])
+def test_bubbles_are_those_of_the_papers(m, n):
+    idle = {name: _idle(named_schedule(name, m, partitions(name, n), n), m) for name in SCHEDULES}
+    assert idle["gpipe"] == idle["1f1b"] == 3 * (n - 1)
+    assert idle["interleaved"] == 1.5 * (n - 1)
+    # T_F + T_B - T_W for every device but one: a third of 1F1B's.
+    assert idle["zb_h1"] == n - 1
+    # Half a unit for every device that the first micro-batch comes through.
+    assert idle["zb_v"] == 0.5 * (n - 1)
+    # Half of 1F1B's, to half a unit.
+    assert idle["v_half"] <= 1.5 * (n - 1)
+
+
+def _idle(schedule, m):
+    """The makespan less the work of a device, in units of a whole device's forward pass."""
+    v = schedule.partitions // len(schedule.devices)
+    return timing(schedule, Durations(1 / v, 1 / v, 1 / v)).makespan - 3 * m
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_zb_h2_has_no_pause_between_first_and_last_action(n):
+    schedule = zb_h2(3 * n, n)
+    times = timing(schedule)
+    assert [times.end[row[-1]] - times.start[row[0]] for row in schedule.devices] == [9 * n] * n
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 4), (4, 1), (8, 4), (32, 8)])
+def test_the_bubble_of_gpipe_is_the_ideal_one(m, n):
+    assert check(gpipe(m, n)).bubble(2, 3, 1) == pytest.approx((n - 1) / (m + n - 1))
+
+
+def test_gpipe_alone_ends_its_forward_passes_first():
+    assert {name for name in SCHEDULES if named_schedule(name, 4, partitions(name, 2), 2).forwards_first} == {"gpipe"}
+
+
+def test_partitions_lie_where_the_papers_put_them():
+    assert interleaved(2, 6, 3).placement == (0, 1, 2, 0, 1, 2)
+    assert zb_v(2, 3).placement == v_half(2, 3).placement == (0, 1, 2, 2, 1, 0)
+
+
+def test_one_f_one_b_to_the_letter():
+    rows = [" ".join(map(str, row)) for row in one_f_one_b(3, 2).devices]
+    assert rows == [
+        "F(0,0) F(1,0) B(0,0) F(2,0) B(1,0) B(2,0)",
+        "F(0,1) B(0,1) F(1,1) B(1,1) F(2,1) B(2,1)",
+    ]
+
+
+def test_in_flight_counts_until_weights_are_done():
+    assert in_flight(zb_h1(4, 2)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "n", "devices", "words"),
+    [
+        ("1f1c", 1, 1, 1, "schedule must be one of gpipe, 1f1b"),
+        ("gpipe", 0, 1, 1, "at least 1, got m = 0"),
+        ("zb_h1", 4, 4, 2, "as many partitions as devices, got 4 partitions for 2 devices"),
+        ("interleaved", 4, 5, 2, "the same number of partitions for each device"),
+        ("v_half", 4, 6, 2, "two partitions for each device"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name, m, n, devices, words):
+    with pytest.raises(ScheduleError, match=re.escape(words)):
+        named_schedule(name, m, n, devices)

@@ -1,0 +1,52 @@
+"""Schedules in PyTorch's CSV form: read, written, and read by PyTorch."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules import SCHEDULES, check, named_schedule, read_csv, to_csv, with_recomputation
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_is_written_reads_back(name):
+    schedule = named_schedule(name, 3, 4 if name in ("zb_v", "v_half", "interleaved") else 2, 2)
+    assert read_csv(to_csv(schedule)) == schedule
+
+
+def test_the_text_of_a_schedule():
+    assert to_csv(named_schedule("zb_h1", 2, 2, 2)) == "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
+
+
+def test_empty_fields_and_spaces_are_passed_over():
+    schedule = read_csv("0F0, 0F1,,0B0,0B1\n1F0,,1B0,1F1,1B1,,\n")
+    assert schedule == named_schedule("1f1b", 2, 2, 2)
+    check(schedule)
+
+
+def test_pytorch_reads_what_is_written():
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    text = to_csv(named_schedule("zb_v", 2, 4, 2))
+    read = [str(schedules._Action.from_str(field)) for field in text.replace("\n", ",").split(",") if field]
+    assert read == [field for field in text.replace("\n", ",").split(",") if field]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a schedule must have an action, got none"),
+        ("0F0,0SEND_F0\n", "got '0SEND_F0' in line 1; leave out communication"),
+        ("0F0\n1G0\n", "got '1G0' in line 2"),
+        ("0F" + "9" * 5000, "got '0F99"),
+    ],
+)
+def test_other_fields_are_refused(text, words):
+    with pytest.raises(ScheduleError, match=re.escape(words)):
+        read_csv(text)
+
+
+def test_recomputation_cannot_be_written():
+    with pytest.raises(ScheduleError, match=r"must have no R, got R\(0,0\)"):
+        to_csv(with_recomputation(named_schedule("gpipe", 2, 1, 1), 1))
