@@ -9,9 +9,9 @@ import typer
 
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.storage.files import check_writable
 from gpipe_bench.cli.options import Processes, settings_of, stem, tell_loss
 from gpipe_bench.cli.progress import progress
+from gpipe_bench.files import check_writable
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.advice.advice import Advice

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpipe_bench.bench.storage.files import check_writable, write_files
 from gpipe_bench.cli.options import named
 from gpipe_bench.cli.progress import progress
+from gpipe_bench.files import check_writable, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.simulator.calibration import RowFit

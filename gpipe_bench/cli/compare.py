@@ -65,9 +65,9 @@ def compare(
         undecided,
         verdict_view,
     )
-    from gpipe_bench.bench.storage.files import write_files
-    from gpipe_bench.bench.storage.tables import csv_text
     from gpipe_bench.console import output
+    from gpipe_bench.files import write_files
+    from gpipe_bench.tables import csv_text
 
     compared = _compared(distinct_rows(_rows(b)), distinct_rows(_rows(a)), metric, tuple(across or ()))
     console = output()

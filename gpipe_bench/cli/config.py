@@ -10,8 +10,8 @@ import typer
 from gpipe_bench.bench.experiments.config import load_config
 from gpipe_bench.bench.experiments.config_files import CONFIG_PATH, SCHEMA_PATH, default_config_yaml, json_schema_text
 from gpipe_bench.bench.spec.machine import find_machine
-from gpipe_bench.bench.storage.files import write_files
 from gpipe_bench.data import DEFAULT_CONFIG
+from gpipe_bench.files import write_files
 
 __all__ = ["app"]
 

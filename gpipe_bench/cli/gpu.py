@@ -11,9 +11,9 @@ from gpipe_bench.bench.experiments.config import SuiteConfig, load_config
 from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, session_runs
 from gpipe_bench.bench.peers.settings import SHORT
 from gpipe_bench.bench.spec.machine import DEVICES, Machine, find_machine
-from gpipe_bench.bench.storage.files import check_writable
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import check_writable
 from gpipe_bench.models.arguments import nearest
 
 __all__ = ["GpuOptions", "run_session"]

@@ -10,11 +10,11 @@ import typer
 
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
 from gpipe_bench.cli.options import named, number, running, settings_of, tell, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.data import checkout_folder
 from gpipe_bench.errors import BalanceError, ConfigError
+from gpipe_bench.files import check_writable, json_text, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult

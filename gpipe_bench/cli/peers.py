@@ -12,10 +12,10 @@ from gpipe_bench.bench.peers.contenders import contenders_of
 from gpipe_bench.bench.peers.settings import QUICK, PeersSettings
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.storage.files import check_writable
 from gpipe_bench.cli.options import stem
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import check_writable
 
 __all__ = ["app"]
 

@@ -52,9 +52,9 @@ def published(
 ) -> None:
     """Write the published values as rows like all others, so that figures can stand them beside simulated ones."""
     from gpipe_bench.bench.published.values import published_rows
-    from gpipe_bench.bench.storage.files import write_files
-    from gpipe_bench.bench.storage.tables import csv_text
+    from gpipe_bench.files import write_files
     from gpipe_bench.rows import Row
+    from gpipe_bench.tables import csv_text
 
     rows = published_rows(folder or PUBLISHED_FOLDER)
     write_files({out: csv_text(Row.columns(), [row.to_dict() for row in rows])})

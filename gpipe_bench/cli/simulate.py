@@ -9,14 +9,15 @@ import typer
 
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.storage.files import check_writable, write_files
-from gpipe_bench.bench.storage.tables import companion_path, csv_text
+from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.cli.options import named, settings_of, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import check_writable, write_files
 from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.rows import Row
+from gpipe_bench.tables import csv_text
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult

@@ -13,11 +13,11 @@ import typer
 from gpipe_bench.bench.running.simulation_groups import OWN
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.storage.files import check_writable, write_files
 from gpipe_bench.bench.storage.raw import results_json
 from gpipe_bench.cli.options import Processes, settings_of, tell_microbatches
 from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import check_writable, write_files
 from gpipe_bench.models.arguments import nearest
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.storage.files import check_writable, json_text, write_files
 from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.cli.options import Processes, complete, number, stem, tell
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.files import check_writable, json_text, write_files
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.transparency_rows import arm_label
 

@@ -47,9 +47,9 @@ def verify(
     """Check results and say which cell is outside which tolerance, or not there; exit status 1 when there is one."""
     from gpipe_bench.bench.evaluation.verify import CHECK_COLUMNS, judge, records
     from gpipe_bench.bench.evaluation.verify_tables import read_tolerances
-    from gpipe_bench.bench.storage.files import check_writable, write_files
-    from gpipe_bench.bench.storage.tables import csv_text
+    from gpipe_bench.files import check_writable, write_files
     from gpipe_bench.measure.host import host_facts
+    from gpipe_bench.tables import csv_text
 
     others = {_PREDICTIONS: predictions, _CLAIMS: claims}
     known = {"all", *(table.stem for table in tables or []), *(name for name, path in others.items() if path)}

@@ -26,11 +26,10 @@ from gpipe_bench.bench.evaluation.verify_tables import (
     missing_predictions,
     read_tolerances,
 )
-from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
-from gpipe_bench.tables import frame_of
+from gpipe_bench.tables import csv_text, frame_of
 from tests.bench.cells_of import ok_result
 from tests.bench.test_config import ROOT
 

@@ -10,11 +10,11 @@ import pytest
 from gpipe_bench.bench.datapackage.check import check_folder
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, write_descriptor
 from gpipe_bench.bench.datapackage.take import take_reference
-from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
+from gpipe_bench.tables import csv_text
 from tests.bench.cells_of import ok_result
 
 

@@ -11,12 +11,12 @@ from gpipe_bench.bench.datapackage.check import check_folder
 from gpipe_bench.bench.datapackage.descriptor import write_descriptor
 from gpipe_bench.bench.datapackage.take import place_name, result_tables, take_reference
 from gpipe_bench.bench.evaluation.collect import write_tables
-from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, configuration_records
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
+from gpipe_bench.tables import csv_text
 from gpipe_bench.transparency_rows import GROUP, VERDICT_COLUMNS, TransparencyRow
 from tests.bench.cells_of import ok_result
 

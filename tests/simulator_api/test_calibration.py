@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.bench.storage.tables import csv_text
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.simulator.calibration import SHARES, calibrate_rows
 from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.tables import csv_text
 
 H100 = load_profile("h100")
 TRUTH = {"conv3x3_stride1": 0.2, "other_conv_matmul": 0.33, "memory_bound": 0.7}

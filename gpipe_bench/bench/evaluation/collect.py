@@ -10,11 +10,12 @@ from typing import Any, Final
 from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.published.values import published_for
 from gpipe_bench.bench.storage.raw import RawResult, read_results
-from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path, csv_text
+from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.rows import Row
+from gpipe_bench.tables import csv_text
 
 __all__ = ["collect", "read_raw", "write_tables"]
 

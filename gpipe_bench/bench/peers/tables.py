@@ -16,12 +16,13 @@ from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import BASELINES
 from gpipe_bench.bench.peers.race import Outcome, Raced
 from gpipe_bench.bench.peers.split import Gap, limit_s, split_gap
-from gpipe_bench.bench.storage.tables import companion_path, csv_text
+from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.components import Components
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.files import write_files
 from gpipe_bench.intervals import Interval, median_interval
 from gpipe_bench.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
+from gpipe_bench.tables import csv_text
 
 __all__ = ["peer_rows", "ratio_records", "round_ratios", "step_records", "write_race"]
 

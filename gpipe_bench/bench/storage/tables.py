@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS
-from gpipe_bench.tables import csv_text
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["COMPANIONS", "companion_path", "csv_text"]
+__all__ = ["COMPANIONS", "companion_path"]
 
 COMPANIONS: Final[Mapping[str, Sequence[str]]] = {
     "devices": ("cell", "variant", "repeat", *DEVICE_COLUMNS),

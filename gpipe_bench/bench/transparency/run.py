@@ -11,13 +11,14 @@ from typing import Any, Final
 from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.bench.storage.kept import KeptParts
-from gpipe_bench.bench.storage.tables import companion_path, csv_text
+from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.bench.transparency.verdict import Margins, claim_configurations, verdicts
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.measure.host import host_facts
+from gpipe_bench.tables import csv_text
 from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
 
 __all__ = ["collect_transparency", "run_seeds", "run_transparency"]
