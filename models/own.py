@@ -21,13 +21,13 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import Argument, Value
 from gpipe_bench.models.own_files import OwnName, own_digest, portable, split_name
 from gpipe_bench.models.own_functions import OwnFunctions, parameters_of
-from gpipe_bench.models.own_loading import function_of, optional_function
+from gpipe_bench.models.own_loading import function_of, line_of, optional_function
 from gpipe_bench.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["is_own", "own_spec", "uses_default_loss"]
+__all__ = ["is_own", "own_line", "own_spec", "uses_default_loss"]
 
 _TYPES: Final[Mapping[str, type[Value]]] = MappingProxyType({"int": int, "float": float, "bool": bool})
 
@@ -55,6 +55,12 @@ def uses_default_loss(name: str) -> bool:
         ConfigError: as :func:`own_spec`.
     """
     return is_own(name) and own_spec(name).loss is _mean_square
+
+
+def own_line(name: str, error: BaseException) -> str:
+    """The line of a model's files that an exception came from; empty if there is none, or the model is no such."""
+    own = split_name(name)
+    return line_of(own, error) if own else ""
 
 
 @lru_cache(maxsize=64)

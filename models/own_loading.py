@@ -20,7 +20,7 @@ from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.own_files import OwnName, is_installed, own_files
 
-__all__ = ["blamed", "function_of", "optional_function"]
+__all__ = ["blamed", "function_of", "line_of", "optional_function"]
 
 _imported: dict[str, tuple[ModuleType | None, bytes]] = {}
 """Name of a module of the user's -> the module, and its file when it was imported here."""
@@ -64,15 +64,16 @@ def blamed(own: OwnName, rule: str, hint: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
-        line = _line(error, {str(path.absolute()) for path in own_files(own).values()})
+        line = line_of(own, error)
         where = f" ({line})" if line else ""
         raise ConfigError([f"model must {rule}, got {type(error).__name__}: {text[:300]}{where}; {hint}"]) from error
 
 
-def _line(error: BaseException, files: set[str]) -> str:
-    """The last line of the user's that an exception went through."""
+def line_of(own: OwnName, error: BaseException) -> str:
+    """The user's last line that an exception went through, such as ``net.py, line 3``; empty if there is none."""
     if isinstance(error, SyntaxError):
         return ""  # its text says where
+    files = {str(path.absolute()) for path in own_files(own).values()}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 

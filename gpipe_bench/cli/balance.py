@@ -64,12 +64,14 @@ def balance(
         options |= {"chunks": chunks, "param_scale": param_scale}
     else:
         options |= {"device": device, "timeout": timeout}
-    tell_microbatches([SimulatedCell.model_construct(batch_size=batch_size, chunks=chunks)])
+    cell = SimulatedCell.model_construct(batch_size=batch_size, chunks=chunks)
+    tell_microbatches([cell])
     with progress(f"finding the cost of {layers} layers by {by}"):
         costs = _costs(model, model_args, by, batch_size=batch_size, chunks=chunks, options=options)
     found = split_min_max(costs, partitions)
     arguments = format_arguments(parse_arguments(model, model_args))
-    typer.echo(f"{model} ({arguments}), {layers} layers by {by}; batch {batch_size} in {chunks} micro-batches")
+    cut = f"batch {batch_size} in {cell.microbatches} micro-batches"
+    typer.echo(f"{model} ({arguments}), {layers} layers by {by}; {cut}")
     even = [layers // partitions + (j < layers % partitions) for j in range(partitions)]
     _print(costs, {"balance": found, "even split": even}, _WAYS[by])
     typer.echo("-".join(map(str, found)))

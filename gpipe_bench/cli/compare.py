@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from gpipe_bench.cli.progress import progress
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -69,11 +71,13 @@ def compare(
     from gpipe_bench.files import write_files
     from gpipe_bench.tables import csv_text
 
-    compared = _compared(distinct_rows(_rows(b)), distinct_rows(_rows(a)), metric, tuple(across or ()))
+    with progress("comparing"):
+        compared = _compared(distinct_rows(_rows(b)), distinct_rows(_rows(a)), metric, tuple(across or ()))
+        views = [comparison_view(cells, name, every=every) for name, cells in compared.items()]
+        views.append(verdict_view(compared))
     console = output()
-    for name, cells in compared.items():
-        console.print(comparison_view(cells, name, every=every))
-    console.print(verdict_view(compared))
+    for view in views:
+        console.print(view)
     if out:
         records = [record for name, cells in compared.items() for record in comparison_records(cells, name)]
         write_files({out: csv_text(RECORD_COLUMNS, records)})

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpipe_bench.cli.progress import progress
 from gpipe_bench.data import REFERENCE_FOLDER, needed_checkout
 
 __all__ = ["app"]
@@ -50,7 +51,8 @@ def check(folder: Folder = None) -> None:
     from gpipe_bench.bench.datapackage.check import check_folder
 
     target = folder or _committed()
-    problems = check_folder(target)
+    with progress(f"checking {target}"):
+        problems = check_folder(target)
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     if problems:

@@ -144,6 +144,9 @@ def _balance(model: str, model_args: str, partitions: int) -> str:
     from gpipe_bench.models.table import model_spec, parse_arguments
 
     spec, arguments = model_spec(model), parse_arguments(model, model_args)
+    if partitions == 1:
+        # Nothing to weigh: layers that need values, which have none on meta, run as well.
+        return str(spec.layers(arguments))
     with running(model), torch.device("meta"):
         sample, _ = spec.make_batch(2, arguments, device="meta")
         return "-".join(map(str, balance_by_size(partitions, spec.build(**arguments), sample)))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gpipe_bench.cli.progress import progress
+
 __all__ = ["report"]
 
 
@@ -26,4 +28,6 @@ def report(
     """Write findings, tables, figures and interactive timelines as one HTML file that needs no network."""
     from gpipe_bench.report.page import write_report
 
-    typer.echo(f"wrote {write_report(results, figures, captions, out)}")
+    with progress("making the page") as task:
+        written = write_report(results, figures, captions, out, task.step)
+    typer.echo(f"wrote {written}")

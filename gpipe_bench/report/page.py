@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,21 +14,25 @@ from gpipe_bench.data import CAPTIONS_FOLDER
 from gpipe_bench.figures.style import EVIDENCE_COLOURS
 from gpipe_bench.figures.tables import read_events
 from gpipe_bench.files import write_files
-from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.contents import Contents, read_contents
-from gpipe_bench.report.findings.collect import findings_of
+from gpipe_bench.report.findings.collect import findings_of, runs_of
 from gpipe_bench.report.provenance import origin
 from gpipe_bench.report.sections import make_sections, section_name
 from gpipe_bench.report.sources import Source, check_folder, find_sources
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
-from gpipe_bench.rows import EVIDENCE, Row
+from gpipe_bench.rows import EVIDENCE
 
 __all__ = ["write_report"]
 
+Step = Callable[[int, int, str], None]
+
+_STEPS: Final = 4
 _PARTS: Final = ("page.css", "tables.js", "figures.js", "timeline.js")
 
 
-def write_report(results: Path, figures: Path | None, captions: Path | None, out: Path) -> Path:
+def write_report(
+    results: Path, figures: Path | None, captions: Path | None, out: Path, step: Step = lambda *_: None
+) -> Path:
     """Write the report of a run, or of reference results.
 
     Args:
@@ -36,6 +40,7 @@ def write_report(results: Path, figures: Path | None, captions: Path | None, out
         figures: folder of SVG files; None for the one that belongs to ``results``.
         captions: reStructuredText files named like figures; None for those of the workflow.
         out: the HTML file.
+        step: called before each of the page's parts with the parts that are done, their number, and what comes next.
 
     Raises:
         ConfigError: a folder does not exist, no table has a row, or a table cannot be read.
@@ -44,11 +49,16 @@ def write_report(results: Path, figures: Path | None, captions: Path | None, out
     if captions is not None:
         check_folder("--captions", captions)
     sources = find_sources(results, figures)
+    step(0, _STEPS, "(reading tables)")
     contents = read_contents(sources)
+    step(1, _STEPS, "(tables and figures)")
     sections = make_sections(sources, contents, captions or CAPTIONS_FOLDER)
+    step(2, _STEPS, "(findings)")
     stems = [path.stem for source in sources for path in source.tables]
+    findings = [(finding, section_name(finding.section, stems)) for finding in findings_of(contents)]
+    step(3, _STEPS, "(timelines)")
     text = _render(
-        findings=[(finding, section_name(finding.section, stems)) for finding in findings_of(contents)],
+        findings=findings,
         sections=sections,
         origins=[origin(path, results) for source in sources for path in source.tables],
         counts=_counts(contents),
@@ -71,8 +81,7 @@ def _timelines(source: Source, contents: Contents) -> list[dict[str, Any]]:
 
 def _counts(contents: Contents) -> dict[str, int]:
     """How many rows there are of each kind of evidence."""
-    tables: list[Sequence[Row | PeerRow]] = [*contents.read.values(), *contents.races.values()]
-    found = [row.evidence for rows in tables for row in rows]
+    found = [run.evidence for run in runs_of(contents)]
     return {name: found.count(name) for name in EVIDENCE if name in found}
 
 

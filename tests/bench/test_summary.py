@@ -177,3 +177,13 @@ print_summary([ok_result(variant, repeat).row for variant in ("baseline", "dep-x
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "dep-x-x" in done.stdout, done.stderr
+
+
+def test_groups_that_are_apart_have_titles_that_differ():
+    made = BASE[0]
+    others = [
+        *(replace(made, checkpoint="never"), replace(made, backward="scheduled"), replace(made, seed=7)),
+        *(replace(made, balance="1-2-3-11"), replace(made, transfer="direct")),
+    ]
+    titles = [line for line in printed([made, *others], width=400).splitlines() if "batch" in line]
+    assert len(titles) == len(set(titles)) == 1 + len(others)

@@ -49,3 +49,10 @@ def test_bad_input_is_one_line(capsys, arguments, message):
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_micro_batches_are_those_that_the_batch_gives(capsys):
+    status, out, err = call(capsys, *UNET, "--partitions", "2", "--by", "size", "--chunks", "1000")
+    assert not status
+    assert "; batch 8 in 8 micro-batches\n" in out
+    assert err == "note: chunks: 1000 asked for, 8 used, since the batch has 8 samples\n"

@@ -230,6 +230,34 @@ def test_a_loss_that_fails_is_one_line_or_a_row(call, folder):
     assert (result["row"]["status"], "nothing" in result["row"]["reason"]) == ("error", True)
 
 
+def test_a_loss_that_fails_names_its_line_in_place_of_a_traceback(call, folder):
+    text = NET + "\ndef net_loss(output, target): return output.nothing()\n"
+    (folder / "bad.py").write_text(text)
+    given = ("--partitions", 2, *SHARED, "--model-args", "width=4")
+    status, _, err = call("run", "--out", "raw.json", "--model", "bad.py:net", *given)
+    assert (status, err.count("\n")) == (0, 1)
+    assert err.endswith(f"(bad.py, line {text.count(chr(10))})\n")
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"), [("output", "a tensor of shape [8, 2]"), ("output.sum().item()", ""), ("'zero'", "'zero'")]
+)
+def test_a_loss_that_is_no_number_in_a_tensor_is_one_line(call, folder, loss, got):
+    (folder / "bad.py").write_text(f"{NET}\ndef net_loss(output, target): return {loss}\n")
+    given = ("--partitions", 2, *SHARED, "--model-args", "width=4")
+    status, _, err = call("run", "--out", "raw.json", "--model", "bad.py:net", *given)
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(f"error: loss must give one number in a tensor, got {got}")
+
+
+def test_layers_that_need_values_run_on_one_partition_without_a_balance(call, folder):
+    layer = "class Sign(nn.Module):\n    def forward(self, x):\n        return x if x.sum().item() > 0 else -x\n"
+    text = NET.replace("nn.Linear(width, 2)", "nn.Linear(width, 2), Sign()") + layer
+    (folder / "net.py").write_text(text)
+    status, out, _ = call("run", "--out", "raw.json", "--model", "net.py:net", *SHARED, "--partitions", 1)
+    assert (status, out.startswith("ok: ")) == (0, True)
+
+
 def test_wrong_arguments_are_one_line(call):
     status, _, err = call("run", "--out", "a.json", "--model", NAME, "--model-args", "dpth=3", "--partitions", 2)
     assert (status, err) == (

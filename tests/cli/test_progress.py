@@ -11,6 +11,7 @@ import pytest
 
 from gpipe_bench.cli import progress as module
 from gpipe_bench.cli.progress import progress
+from tests.figures.synthetic import ablation_row, write_rows
 
 PROGRAM = """
 from gpipe_bench.cli.progress import progress
@@ -74,3 +75,22 @@ def test_the_race_says_what_it_does():
         (0, 6, "case 1 of 2 (x), getting ready"),
         (1, 6, "case 1 of 2 (x), round 2 of 3, torchgpipe"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("report", "--results", "{folder}", "--out", "{folder}/page.html"), "making the page (findings): 2 of 4"),
+        (("compare", "{folder}", "{folder}"), "comparing"),
+        (("datapackage", "check", "--folder", "{folder}"), "checking {folder}"),
+    ],
+)
+def test_commands_that_read_many_tables_show_progress(tmp_path, arguments, shown):
+    write_rows(tmp_path / "ablation.csv", [ablation_row("baseline", repeat=0)])
+    ours, theirs = pty.openpty()
+    words = [word.format(folder=tmp_path) for word in arguments]
+    command = [sys.executable, "-m", "gpipe_bench", *words]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, check=False, env={**os.environ, "COLUMNS": "500"})
+    os.close(theirs)
+    assert shown.format(folder=tmp_path) in os.read(ours, 1 << 16).decode()
+    os.close(ours)

@@ -18,7 +18,7 @@ from gpipe_bench.report.page import write_report
 from gpipe_bench.report.sections import table_of
 from gpipe_bench.report.timelines import EVENT_FIELDS
 from gpipe_bench.rows import Row
-from tests.figures.synthetic import ablation_row, write_rows
+from tests.figures.synthetic import ablation_row, write_csv, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +269,21 @@ def test_the_report_needs_no_torch(results, tmp_path):
     words = ["report", "--results", str(results / "results"), "--out", str(tmp_path / "report.html")]
     run = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_head_counts_the_rows_that_the_findings_count(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    write_rows(folder / "ablation.csv", [ablation_row("baseline", repeat=0), ablation_row("dep-x-x", repeat=0)])
+    runs = [{"evidence": "measured", "status": "skipped", "reason": f"reason {k}"} for k in range(3)]
+    write_csv(folder / "transparency.csv", ["evidence", "status", "reason"], runs)
+    page = write_report(folder, None, None, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "3 of 5 rows have no value." in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert re.search(r"measured</span> (\d+) rows", page).group(1) == "5"
+
+
+def test_each_part_of_the_page_is_announced(results, tmp_path):
+    said = []
+    write_report(results / "results", None, None, tmp_path / "report.html", lambda *words: said.append(words))
+    names = ("reading tables", "tables and figures", "findings", "timelines")
+    assert said == [(done, 4, f"({name})") for done, name in enumerate(names)]

@@ -144,8 +144,13 @@ def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
 
 
 def _title(row: Row) -> str:
+    """All that tells a group from the others."""
     machine = f"{row.device_count} x {row.device}" if (row.device_count or 1) > 1 else row.device
-    pipeline = f"{row.partitions} partitions, {row.chunks} chunks, batch {row.batch_size}, {row.transfer} transfer"
+    balance = f" ({row.balance})" if row.balance else ""
+    modes = [f"checkpoint {row.checkpoint}" if row.checkpoint else "", f"{row.transfer} transfer"]
+    modes += [f"{row.backward} backward" if row.backward != "autograd" else "", f"seed {row.seed}" if row.seed else ""]
+    sizes = (f"{row.partitions} partitions{balance}", f"{row.chunks} chunks", f"batch {row.batch_size}")
+    pipeline = ", ".join(filter(None, (*sizes, *modes)))
     return f"{row.experiment or 'rows'}, {row.evidence}: {row.model} ({row.model_args}); {pipeline}; {machine}"
 
 

@@ -3,7 +3,8 @@
     unsupported on the device   a row that says so, before PyTorch is loaded
     out of memory               a row with status oom
     fewer devices than it needs a row with status skipped: nothing ran, since the number would be another cell's
-    any other failure           a row with status error; the traceback goes to stderr
+    any other failure           a row with status error; it names the line of a user's model that failed, and for
+                                other code the traceback goes to stderr
     wrong arguments             an exception: there is nothing to measure and no row
 
 A failed cell must not end the experiment that it belongs to, so all but the last count as done; tables show them.
@@ -22,6 +23,7 @@ from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.storage.raw import RawResult, cell_row
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
+from gpipe_bench.models.own import own_line
 
 __all__ = ["Measure", "failed_result", "run_cell"]
 
@@ -50,9 +52,10 @@ def run_cell(cell: Cell, repeat: int, measure: Measure | None = None) -> RawResu
         raise
     except Exception as error:  # noqa: BLE001 - whatever a model, PyTorch or a driver raises becomes a row
         status, reason = status_of(error)
-        if status == "error":
+        line = own_line(cell.model, error) if status == "error" else ""
+        if status == "error" and not line:
             traceback.print_exc()
-        return failed_result(cell, repeat, status, reason)
+        return failed_result(cell, repeat, status, f"{reason} ({line})" if line else reason)
 
 
 def failed_result(cell: Cell, repeat: int, status: str, reason: str) -> RawResult:

@@ -12,7 +12,7 @@ import torch
 
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.engine.gpipe import GPipe
-from gpipe_bench.errors import DeviceCountError
+from gpipe_bench.errors import ConfigError, DeviceCountError
 from gpipe_bench.models.table import MODELS, parse_arguments
 
 __all__ = ["Trial", "prepare_process"]
@@ -57,7 +57,11 @@ class Trial:
         """Train on the batch once; on an accelerator the work is queued, not done, when this returns."""
         for parameter in self._parameters:
             parameter.grad = None
-        torch.autograd.backward(self._loss(self.pipe(self._batch), self._target))
+        loss = self._loss(self.pipe(self._batch), self._target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:60]
+            raise ConfigError([f"loss must give one number in a tensor, got {got}; take its mean or sum"])
+        torch.autograd.backward(loss)
         with torch.no_grad():
             for parameter in self._parameters:
                 if parameter.grad is not None:

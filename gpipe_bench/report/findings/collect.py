@@ -15,7 +15,7 @@ from gpipe_bench.report.findings.sweeps import advice_findings, sweep_findings
 from gpipe_bench.report.findings.training import training_findings
 from gpipe_bench.rows import Row
 
-__all__ = ["findings_of"]
+__all__ = ["findings_of", "runs_of"]
 
 
 def findings_of(contents: Contents) -> list[Finding]:
@@ -37,10 +37,11 @@ def _findings(contents: Contents) -> Iterator[Finding]:
         yield from training_findings(text, path.stem)
     for name, rows in contents.races.items():
         yield from race_findings(rows, name)
-    yield from failure_findings(list(_runs(contents)))
+    yield from failure_findings(list(runs_of(contents)))
 
 
-def _runs(contents: Contents) -> Iterator[Run]:
+def runs_of(contents: Contents) -> Iterator[Run]:
+    """Every row of every table whose rows are runs."""
     tables: list[Sequence[Row | PeerRow]] = [*contents.rows.values(), *contents.races.values()]
     yield from (Run(row.evidence, row.status, row.reason) for rows in tables for row in rows)
     for text in contents.texts.values():

@@ -72,6 +72,7 @@ class Setting:
 
 _SETTINGS: Final = tuple(column.name for column in fields(Setting))
 _CELL: Final = ("table", "experiment")
+_VALUE: Final = (*_CELL, "source", "metric", "model", "model_args", "partitions", "chunks")
 
 
 @cache
@@ -82,7 +83,7 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
         ConfigError: a table cannot be read or is not whole, or the two do not belong together.
     """
     needed = (*_CELL, "source", "metric", "value", "status")
-    values = read_table(folder / "published.csv", needed, given=needed[:-2])
+    values = read_table(folder / "published.csv", needed, given=needed[:-2], key=_VALUE)
     values = values[values["source"].str.startswith("torchgpipe:benchmarks")]
     settings = read_table(folder / "settings.csv", _SETTINGS, given=_SETTINGS[:4], key=_CELL)
     both = settings[[*_CELL]].merge(values[[*_CELL]].drop_duplicates(), how="outer", indicator=True)
@@ -93,6 +94,10 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
     if len(blank := values[(values["status"] == "ok") & values["value"].isna()]):
         rule = f"{folder / 'published.csv'}, line {blank.index[0] + 2}: value must be given where status is ok"
         raise ConfigError([f"{rule}, got nothing; restore the file"])
+    if len(wrong := values[values["value"] <= 0]):
+        line, value = wrong.index[0] + 2, wrong["value"].iloc[0]
+        rule = f"{folder / 'published.csv'}, line {line}: value must be greater than 0"
+        raise ConfigError([f"{rule}, got {value:g}; restore the file"])
     return values, settings
 
 
