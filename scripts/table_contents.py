@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Final
+
+from gpipe_bench.tables import read_text
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
@@ -185,5 +186,4 @@ def _median(rows: Sequence[Record], column: str, factor: float = 1) -> str:
 
 
 def _read(path: Path) -> list[Record]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return [{str(name): value for name, value in record.items()} for record in read_text(path).to_dict("records")]

@@ -10,13 +10,11 @@ memory; then it has no error either, and the printed table says which of the two
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gpipe_bench.checkout import checkout
 from gpipe_bench.collection import no_collection, retire_collection
@@ -28,6 +26,7 @@ from gpipe_bench.simulator.hardware.stored import kept_profile
 from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
 from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
 from gpipe_bench.simulator.tracing.trace_cache import default_folder
+from gpipe_bench.tables import csv_text
 
 __all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "print_predictions", "summary", "write"]
 
@@ -135,17 +134,9 @@ def write(rows: Sequence[Prediction], path: Path) -> None:
     ]
     configurations = configuration_records(row.configuration for row in rows)
     beside = path.with_name(f"{path.stem}_{CONFIGURATIONS}{path.suffix}")
-    texts = {path: _csv(COLUMNS, lines)}
-    texts[beside] = _csv(CONFIGURATION_COLUMNS, [list(record.values()) for record in configurations])
+    texts = {path: csv_text(COLUMNS, [dict(zip(COLUMNS, line, strict=True)) for line in lines])}
+    texts[beside] = csv_text(CONFIGURATION_COLUMNS, configurations)
     write_files(texts)
-
-
-def _csv(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(columns)
-    table.writerows(lines)
-    return text.getvalue()
 
 
 def _text(value: str | float | None) -> str:

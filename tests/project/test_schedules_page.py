@@ -1,0 +1,39 @@
+"""What docs/schedules.md shows is what the code gives: its picture, and the numbers of its table."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpipe_bench.schedules import SCHEDULES, check, drawn, named_schedule
+from tests.project.pages import PAGES, blocks
+
+PAGE = PAGES["docs/schedules.md"]
+ROWS = re.findall(r"^\| `.*http.*$", PAGE, re.MULTILINE)
+LINES = [[field.strip() for field in row.split("|")[1:-1]] for row in ROWS]
+
+
+def test_the_picture_is_drawn_by_the_code():
+    (picture,) = blocks(PAGE, "text")
+    assert picture == drawn(named_schedule("zb_h1", m=4, n=3, devices=3)) + "\n"
+
+
+def test_every_schedule_has_a_line():
+    assert {name.strip("`") for name, *_ in LINES} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line[0])
+def test_numbers_are_those_of_the_schedule(line):
+    name, _, per_device, bubble, rule, largest = line
+    p, m = 4, 8
+    facts = check(named_schedule(name.strip("`"), m, p * int(per_device[0]), p))
+    assert bubble == f"{facts.bubble():.1%}".replace("%", " %")
+    assert int(largest.split()[0]) == max(facts.in_flight)
+    assert eval(re.sub(r"(\d) p", r"\1 * p", rule.removesuffix(" halves")), {"p": p, "m": m}) == max(facts.in_flight)
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line[0])
+def test_halves_are_said_where_devices_have_two_partitions(line):
+    _, _, per_device, _, rule, largest = line
+    assert rule.endswith("halves") == largest.endswith("halves") == per_device.startswith("2")
