@@ -19,7 +19,7 @@ Values = Mapping[str, Value]
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False, "on": True, "off": False}
 _LOOK_ALIKE = str.maketrans("ol", "01")
 """A letter for a digit, as in ``p4O`` or ``a1OO``, is a slip of the finger."""
-_MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
+_MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda", "gpt2-small": "gpt2"}
 """Words for a choice that are spelled like another one."""
 _LONGEST = 100
 _LARGEST = 1_000_000

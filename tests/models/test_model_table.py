@@ -229,6 +229,7 @@ def test_a_number_is_no_flag() -> None:
         ("torch/resnet18", "use 'torchvision/resnet18'"),
         ("a/b", "use one of them"),
         ("gpt-2", "use 'gpt2'"),
+        ("gpt2-small", "use 'gpt2'"),
         ("./net.py", "name a function in it, './net.py:<function>'"),
     ],
 )

@@ -250,7 +250,7 @@ def _advice(error: str) -> str:
         return "PyTorch cannot say what this operator gives without computing it: simulate another one in its place"
     if "more than 1 value per channel" in error:
         return "take fewer chunks, so that a micro-batch has more than one sample"
-    return "check the shape of the sample, and make no step hang on the values of a tensor"
+    return "check the shape of the sample, and let no step depend on the values of a tensor"
 
 
 def _meta_twin(layer: nn.Module) -> nn.Module:
