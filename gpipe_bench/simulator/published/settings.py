@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.configurations import canonical
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.tracing.trace_cache import default_folder, read, write
 from gpipe_bench.tables import plain_records, read_table
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class Setting:
 
 _SETTINGS: Final = tuple(column.name for column in fields(Setting))
 _CELL: Final = ("table", "experiment")
+_READING: Final = ("published/*.py", "../tables.py", "../columns.*")
+"""Files that decide what is read, below the folder of the simulator."""
 _VALUE: Final = (*_CELL, "source", "metric", "model", "model_args", "partitions", "chunks")
 
 
@@ -102,14 +106,28 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
 
 
 @cache
+def _records(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The lines of both tables as plain data, stored until a file changes: checking takes longer than simulating."""
+    paths = (folder / "published.csv", folder / "settings.csv")
+    # What is not there has no lines stored, and reading it says so.
+    key = {str(path): hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest() for path in paths}
+    found = read(default_folder(), key, lambda data: {name: data[name] for name in ("values", "settings")}, _READING)
+    if found is None:
+        values, settings = published_tables(folder)
+        settings = settings[[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0})
+        found = {"values": plain_records(values[[*_CELL, "metric", "value"]]), "settings": plain_records(settings)}
+        write(default_folder(), key, found, _READING)
+    return found
+
+
+@cache
 def published_settings(folder: Path = PUBLISHED_FOLDER) -> tuple[Setting, ...]:
     """All rows of torchgpipe's benchmarks.
 
     Raises:
         ConfigError: as :func:`published_tables`.
     """
-    lines = plain_records(published_tables(folder)[1][[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0}))
-    return tuple(Setting(**{**line, "balance": _layers(line["balance"])}) for line in lines)
+    return tuple(Setting(**{**line, "balance": _layers(line["balance"])}) for line in _records(folder)["settings"])
 
 
 def _layers(balance: str) -> tuple[int, ...]:
@@ -118,9 +136,9 @@ def _layers(balance: str) -> tuple[int, ...]:
 
 def published_cells(row: Setting, folder: Path = PUBLISHED_FOLDER) -> dict[str, float | None]:
     """What torchgpipe's benchmarks print for a row: metric -> value, None for out of memory."""
-    values = published_tables(folder)[0]
-    own = values[(values["table"] == row.table) & (values["experiment"] == row.experiment)]
-    return {line["metric"]: line["value"] for line in plain_records(own)}
+    cell = (row.table, row.experiment)
+    values = _records(folder)["values"]
+    return {line["metric"]: line["value"] for line in values if (line["table"], line["experiment"]) == cell}
 
 
 def published_value(row: Setting, metric: str, folder: Path = PUBLISHED_FOLDER) -> float:
