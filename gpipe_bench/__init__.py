@@ -36,7 +36,7 @@ from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.lazy import lazy
 
 if TYPE_CHECKING:
-    from gpipe_bench.engine.checkpoint import is_checkpointing, is_recomputing
+    from gpipe_bench.engine.context import is_checkpointing, is_recomputing
     from gpipe_bench.engine.gpipe import GPipe
     from gpipe_bench.engine.pipe import Pipe
 
@@ -47,8 +47,8 @@ __version__ = "0.2.0"
 _LAZY = {
     "GPipe": "gpipe_bench.engine.gpipe",
     "Pipe": "gpipe_bench.engine.pipe",
-    "is_checkpointing": "gpipe_bench.engine.checkpoint",
-    "is_recomputing": "gpipe_bench.engine.checkpoint",
+    "is_checkpointing": "gpipe_bench.engine.context",
+    "is_recomputing": "gpipe_bench.engine.context",
 }
 
 __getattr__, __dir__ = lazy(__name__, _LAZY, __all__)

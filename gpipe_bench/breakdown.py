@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpipe_bench.timeline import COPY_KINDS, TimelineEvent
+from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
 
 __all__ = ["Breakdown", "covered", "mean_breakdown", "split_busy_time", "split_device_time"]
 
 Interval = tuple[float, float]
+
+_COMPUTE = tuple(kind for kind in COMPUTE_KINDS if kind != "recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def covered(intervals: Iterable[Interval]) -> float:
 
 
 def _busy(pairs: Sequence[tuple[TimelineEvent, Interval]]) -> tuple[float, float, float]:
-    compute = _union(interval for event, interval in pairs if event.kind in ("forward", "backward"))
+    compute = _union(interval for event, interval in pairs if event.kind in _COMPUTE)
     recompute = _union(interval for event, interval in pairs if event.kind == "recompute")
     copy = _union(interval for event, interval in pairs if event.kind in COPY_KINDS)
     with_recompute = _union([*compute, *recompute])

@@ -20,6 +20,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.rows import EVIDENCE, STATUSES, Record, Row
 from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.transparency_rows import TransparencyRow
 
 __all__ = ["Field", "check_value", "column_field", "known_columns", "parse_value"]
@@ -35,6 +36,7 @@ _ENUMS: Final[Mapping[str, Sequence[str]]] = {
     "status": STATUSES,
     "checkpoint": CHECKPOINT_MODES,
     "backward": ("autograd", "scheduled"),
+    "schedule": SCHEDULES,
     "transfer": ("direct", "host"),
     "flavour": ("current", "published"),
     "precision": ("float32", "float64"),

@@ -18,7 +18,7 @@ THROUGHPUT: Final = "throughput_samples_per_s"
 _BASELINE: Final = "baseline"
 _SMALL_GIB: Final = 0.25
 _SETTING: Final = (
-    *("evidence", "model", "model_args", "backward", "transfer", "flavour"),
+    *("evidence", "model", "model_args", "backward", "schedule", "transfer", "flavour"),
     *("partitions", "chunks", "checkpoint", "batch_size", "balance"),
 )
 

@@ -88,3 +88,4 @@ class PeerRow(Record):
     started_utc: str = like("started_utc")
     schema_version: int = like("schema_version")
     case: str = column("", "name of the setting that was raced; with contender the key of its steps and ratios", "")
+    forward_passes: float | None = column("1", "forward passes per sample in a step, recomputation included")

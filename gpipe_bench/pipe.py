@@ -1,6 +1,6 @@
 """What ``torch.distributed.pipeline.sync`` offered, under the same names; ``docs/migration.md`` says what differs."""
 
-from gpipe_bench.engine.checkpoint import is_checkpointing, is_recomputing
+from gpipe_bench.engine.context import is_checkpointing, is_recomputing
 from gpipe_bench.engine.inputs import NoChunk
 from gpipe_bench.engine.old_state import renamed_state_dict
 from gpipe_bench.engine.pipe import LocalValue, Pipe

@@ -15,23 +15,13 @@ One clock-cycle (torchgpipe, arXiv 2004.09910, sections 3.1-3.3), for its tasks 
              recompute(i, j)      side lane that recomputes (i, j)       if checkpointed  early_recompute
              fork(i, j)           the other end of join(i + 1, j)        if i < m - 1     fork_join
 
-All tasks of a cycle are fenced before the first is launched, and all are launched before the first is collected. A plan
-that looks ahead does not let all partitions wait for the slowest task of a cycle: it collects a task before the next
-partition fences and launches its micro-batch, in the cycle after, and that of the last partition at the end of that
-cycle. Tasks are launched and collected in the same order as without, and the same exception surfaces.
+All tasks of a cycle are fenced before the first is launched, and all are launched before the first is collected.
 
-The backward pass is autograd's, in the order that join, recompute and fork leave it, or it is scheduled: then every
-partition takes the tasks of the cycles in reversed order, and waits for nobody but the next partition:
-
-    recompute_ahead(i, j)  compute (i, j) once more                          if checkpointed  early_recompute
-    await_grads(i, j)      until (i, j + 1) has sent its gradients
-    backward(i, j)         recompute if that is still to be done, and run backward
-    send_grads(i, j)       to partition j - 1, and of skips to where they came from
+The backward pass is autograd's, in the order that join, recompute and fork leave it.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,11 +30,11 @@ from typing import Final, Generic, Protocol, TypeVar
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles, microbatch_major
 
-__all__ = ["HANDED_OVER_BYTES", "BackwardLanes", "Lanes", "Plan", "backward_order", "run_backward_task", "run_forward"]
+__all__ = ["HANDED_OVER_BYTES", "Lanes", "Plan", "run_forward"]
 
 HANDED_OVER_BYTES: Final = 2**16
-"""In a scheduled backward pass a gradient of so many bytes, that of the only output of a task without checkpoint, is
-handed over to it: nobody else holds it. For less, the node that does it is not worth its time."""
+"""In a scheduled backward pass a gradient of so many bytes, that of the only output of a task, is handed over to it:
+nobody else holds it. For less, the node that does it is not worth its time."""
 
 SkipT = TypeVar("SkipT", bound=Hashable)
 SkipT_contra = TypeVar("SkipT_contra", bound=Hashable, contravariant=True)
@@ -84,22 +74,6 @@ class Lanes(Protocol[SkipT_contra]):
         """After an exception, wait until every launched task has ended; nobody will take their results."""
 
 
-class BackwardLanes(Protocol):
-    """What the scheduled backward pass needs of an execution; each partition's worker calls it for its own tasks."""
-
-    def recompute_ahead(self, i: int, j: int) -> None:
-        """Recompute (i, j) before its gradient has come."""
-
-    def await_grads(self, i: int, j: int) -> None:
-        """Wait until the gradients of what (i, j) gave out have been sent."""
-
-    def backward(self, i: int, j: int) -> None:
-        """Run (i, j) backward; a checkpointed task is recomputed first, unless it has been."""
-
-    def send_grads(self, i: int, j: int) -> None:
-        """Send the gradients of what (i, j) took in to where it came from."""
-
-
 @dataclass(frozen=True)
 class Plan(Generic[SkipT]):
     """Everything that decides the order of a forward pass.
@@ -111,9 +85,6 @@ class Plan(Generic[SkipT]):
         checkpoint: ``always``, ``except_last`` or ``never``; what counts is the number of actual micro-batches.
         arrivals: for each partition, the skips that a portal brings there, in layout order.
         backward: whether a backward pass can follow; without one no lane is opened.
-        looks_ahead: whether tasks of a cycle may be launched before all of the cycle before have ended. Not where the
-            order of autograd's nodes hangs on it, nor on streams: what waits there for one task would wait for the
-            next one, too.
     """
 
     m: int
@@ -122,7 +93,6 @@ class Plan(Generic[SkipT]):
     checkpoint: str = "except_last"
     arrivals: Mapping[int, Sequence[SkipT]] = field(default_factory=dict)
     backward: bool = True
-    looks_ahead: bool = False
 
     def cycles(self) -> Iterable[Cycle]:
         """The cycles of this plan: clock-cycles, or one task at a time without them."""
@@ -144,30 +114,18 @@ def run_forward(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
 
     Raises:
         Exception: the first exception of a cycle, after all tasks of that cycle have ended; later cycles do not run.
-            Where ``plan`` looks ahead the next one may have begun, and what was launched of it ends. An interrupt of
-            this thread comes back when every task that was launched has ended, too.
     """
-    run = _run_looking_ahead if plan.looks_ahead else _run_in_cycles
     try:
-        run(plan, lanes)
+        for cycle in plan.cycles():
+            for i, j in cycle:
+                _fence(plan, lanes, i, j)
+            for i, j in cycle:
+                _launch(plan, lanes, i, j)
+            for i, j in cycle:
+                _collect(plan, lanes, i, j)
     except BaseException:
         lanes.drain()
         raise
-
-
-def backward_order(plan: Plan[SkipT]) -> list[tuple[int, int]]:
-    """The tasks (i, j) in the order of a scheduled backward pass: the forward order reversed."""
-    return [task for cycle in plan.cycles() for task in cycle][::-1]
-
-
-def run_backward_task(plan: Plan[SkipT], lanes: BackwardLanes, i: int, j: int) -> None:
-    """Run the backward program of one task; those of a partition are to run in :func:`backward_order`."""
-    if plan.checkpoints(i) and plan.components.early_recompute:
-        lanes.recompute_ahead(i, j)
-    if j < plan.n - 1:
-        lanes.await_grads(i, j)
-    lanes.backward(i, j)
-    lanes.send_grads(i, j)
 
 
 def _fence(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:
@@ -178,35 +136,6 @@ def _fence(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:
             lanes.portal(i, j, skip)
     if j > 0:
         lanes.copy(i, j)
-
-
-def _run_in_cycles(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
-    for cycle in plan.cycles():
-        for i, j in cycle:
-            _fence(plan, lanes, i, j)
-        for i, j in cycle:
-            _launch(plan, lanes, i, j)
-        for i, j in cycle:
-            _collect(plan, lanes, i, j)
-
-
-def _run_looking_ahead(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
-    launched: Cycle = []
-    for cycle in [*plan.cycles(), []]:
-        before, launched = deque(launched), cycle
-        for i, j in cycle:
-            while (i, j - 1) in before:
-                _collect(plan, lanes, *before.popleft())
-            try:
-                _fence(plan, lanes, i, j)
-                _launch(plan, lanes, i, j)
-            except Exception:
-                # If a task of the cycle before has failed, that came first.
-                for task in before:
-                    lanes.collect(*task)
-                raise
-        for i, j in before:
-            _collect(plan, lanes, i, j)
 
 
 def _launch(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:

@@ -105,6 +105,7 @@ class Row(Record):
     started_utc: str = column("", "start of the run, ISO 8601", "")
     schema_version: int = column("", "version of this schema", SCHEMA_VERSION)
     cell: str = column("", "name of the cell; with repeat the key of its devices, steps and events", "")
+    schedule: str = column("", "what orders forward and backward passes, by name", "gpipe")
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:
@@ -116,9 +117,12 @@ class Row(Record):
 
     @property
     def ideal_bubble(self) -> float | None:
-        """The bubble of a balanced pipeline with free copies, (n - 1) / (m + n - 1); None without m or n."""
+        """The bubble of a balanced pipeline with free copies, (n - 1) / (m + n - 1).
+
+        None without m or n, and for schedules other than gpipe and 1f1b, whose bubble is another.
+        """
         m, n = self.microbatches or self.chunks, self.partitions
-        return ideal_bubble(m, n) if m and n else None
+        return ideal_bubble(m, n) if m and n and self.schedule in ("gpipe", "1f1b") else None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:

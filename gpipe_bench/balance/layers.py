@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from gpipe_bench.balance.sample import Sample, map_tensors, takes_several_inputs, tensors_in
 from gpipe_bench.engine.placed import taken_out
-from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.skip.tracker import current_tracker, use_tracker
+from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.tracker import current_tracker, use_tracker
 
 __all__ = ["Stage", "sandbox", "stages"]
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from gpipe_bench.engine.inputs import NoChunk, scatter_arguments
 from gpipe_bench.engine.placed import WithDevice
 from gpipe_bench.engine.sequential import PipeSequential
-from gpipe_bench.engine.skip import verify_skippables
 from gpipe_bench.errors import UnsupportedError
+from gpipe_bench.skip import verify_skippables
 
 __all__ = [
     "Sample",

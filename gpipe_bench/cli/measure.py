@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -49,6 +49,7 @@ def run(
     ] = "",
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
     backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
+    schedule: Annotated[str, _setting("schedule")] = _DEFAULT.schedule,
     threads: Annotated[int, _setting("threads")] = _DEFAULT.threads,
     tf32: Annotated[bool, _setting("tf32")] = _DEFAULT.tf32,
     warmup: Annotated[int, _setting("warmup")] = _DEFAULT.warmup,
@@ -65,12 +66,26 @@ def run(
     status and a reason, and exit status 0, so that one failed cell does not end an experiment. Bad arguments are one
     line on stderr, exit status 2 and no file.
     """
-    given = {name: value for name, value in locals().items() if name in Cell.model_fields}
-    if not model_args and model == _DEFAULT.model:
-        given["model_args"] = model_args = _DEFAULT.model_args
+    cell = _cell({name: value for name, value in locals().items() if name in Cell.model_fields})
+    check_writable(out)
+    _tell(cell, repeat, repeats)
+    if repeats:
+        _run_repeats(cell, repeats, out, key)
+    else:
+        _run_once(cell, repeat, out)
+
+
+def _cell(given: dict[str, Any]) -> Cell:
+    """The cell of these options; model arguments and balance may be empty.
+
+    Raises:
+        ConfigError, BalanceError: options are wrong.
+    """
+    if not given["model_args"] and given["model"] == _DEFAULT.model:
+        given["model_args"] = _DEFAULT.model_args
     missing = None
     try:
-        given["balance"] = balance or _balance(model, model_args, partitions)
+        given["balance"] = given["balance"] or _balance(given["model"], given["model_args"], given["partitions"])
     except (ConfigError, BalanceError) as error:
         missing, given["balance"] = error, "1"
     try:
@@ -81,12 +96,7 @@ def run(
         raise ConfigError(["; ".join(problems or [str(missing)])]) from error
     if missing is not None:
         raise missing
-    check_writable(out)
-    _tell(cell, repeat, repeats)
-    if repeats:
-        _run_repeats(cell, repeats, out, key)
-    else:
-        _run_once(cell, repeat, out)
+    return cell
 
 
 def _tell(cell: Cell, repeat: int, repeats: int) -> None:

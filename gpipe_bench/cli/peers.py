@@ -31,7 +31,7 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="A rehearsal of seconds; its numbers mean nothing.")] = False,
     changes: Set = None,
 ) -> None:
-    """Run the race and write rows, timed steps and ratios; 25 to 35 minutes on two cores.
+    """Run the race and write rows, timed steps and ratios; 35 to 45 minutes on two cores.
 
     A race that is cut off leaves its finished cases beside the table, and the same command goes on with them.
     """

@@ -42,6 +42,7 @@ def simulate(
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
     components: Annotated[str, named("variant", "Label of the components that are on.")] = _DEFAULT.variant,
     backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
+    schedule: Annotated[str, _setting("schedule")] = _DEFAULT.schedule,
     transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,

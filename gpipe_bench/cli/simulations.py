@@ -42,6 +42,7 @@ def simulate_cells(
     model: Annotated[str, _setting("model")] = _DEFAULT.model,
     model_args: Annotated[str, _setting("model_args")] = _DEFAULT.model_args,
     backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
+    schedule: Annotated[str, _setting("schedule")] = _DEFAULT.schedule,
     transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.granularity import WORKERS
 from gpipe_bench.engine.sequential import check_outermost, check_sharing
 from gpipe_bench.engine.transfer import TRANSFERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
@@ -19,10 +18,12 @@ from gpipe_bench.schedule import CHECKPOINT_MODES
 
 __all__ = [
     "check_arguments",
+    "check_backward",
     "check_balance",
     "check_collection",
     "check_components",
     "check_settings",
+    "cuda_devices",
     "named_device",
     "resolve_devices",
     "split_layers",
@@ -31,6 +32,7 @@ __all__ = [
 T = TypeVar("T")
 
 BACKWARDS = ("autograd", "scheduled")
+WORKERS = ("always", "never", "auto")
 
 
 def check_arguments(
@@ -39,7 +41,6 @@ def check_arguments(
     *,
     chunks: int,
     checkpoint: str,
-    backward: str,
     transfer: str,
     workers: str,
     deferred_batch_norm: bool,
@@ -51,7 +52,6 @@ def check_arguments(
     """
     check_outermost(module)
     chunks = check_settings(chunks, checkpoint, workers)
-    _check_choice("backward", backward, BACKWARDS)
     _check_choice("transfer", transfer, TRANSFERS)
     if not isinstance(deferred_batch_norm, bool):
         raise TypeError(f"deferred_batch_norm must be True or False, got {deferred_batch_norm!r}; use one of them")
@@ -83,6 +83,22 @@ def check_components(components: Components | None) -> None:
             f"components must be a gpipe_bench.Components, got {components!r}; write Components(portals=False), or "
             "Components.from_label('dep-str-x')"
         )
+
+
+def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
+    """Check what orders the backward pass.
+
+    Returns:
+        Whether the runtime does, with a schedule.
+
+    Raises:
+        ValueError: ``backward`` is no choice, or contradicts the schedule.
+    """
+    if backward is not None:
+        _check_choice("backward", backward, BACKWARDS)
+    if has_schedule and backward == "autograd":
+        raise ValueError("backward must be 'scheduled' with a schedule, got 'autograd'; leave one of the two out")
+    return has_schedule or backward == "scheduled"
 
 
 def check_settings(chunks: int, checkpoint: str, workers: str) -> int:
@@ -150,17 +166,20 @@ def resolve_devices(devices: Sequence[torch.device | str | int] | None, n: int) 
         ValueError: one has a name that PyTorch does not know.
         TypeError: one is no name of a device.
     """
+    source = "devices given"
     if devices is None:
-        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-        source = "CUDA devices on this machine"
-    else:
-        source = "devices given"
+        devices, source = cuda_devices(), "CUDA devices on this machine"
     if len(devices) < n:
         raise DeviceCountError(
             f"devices must be at least as many as the {n} partitions, got {len(devices)} {source}; pass devices= "
             f"(they may repeat, as in ['cpu'] * {n}) or use fewer partitions"
         )
     return [named_device("devices", device) for device in devices[:n]]
+
+
+def cuda_devices() -> list[torch.device]:
+    """All CUDA devices of this machine."""
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def named_device(argument: str, name: torch.device | str | int) -> torch.device:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gpipe_bench.engine.flags import is_recomputing
+from gpipe_bench.engine.context import is_recomputing
 
 __all__ = ["DeferredBatchNorm", "convert_deferred_batch_norm", "deferring"]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_settings
-from gpipe_bench.engine.microbatch import check_input, gather, scatter
-from gpipe_bench.engine.pipeline import Device, Pipeline
+from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
+from gpipe_bench.engine.pipeline import Pipeline
+from gpipe_bench.engine.runtime.lists import ScheduleLike
+from gpipe_bench.engine.unmovable import Device
 
 __all__ = ["GPipe"]
 
@@ -42,17 +44,23 @@ class GPipe(Pipeline):
             ``except_last``, all but the last; ``never``, none. In evaluation mode none is.
         deferred_batch_norm: whether batch normalization updates its running statistics once per batch, and not once
             per micro-batch. It replaces these layers in ``module``.
-        components: which components of the engine are on; default: all.
-        backward: what orders the backward pass: ``autograd``, PyTorch's engine; ``scheduled``, the reversed schedule,
-            in which partitions on the CPU run at the same time, too.
-        transfer: how tensors go from device to device: ``direct``; ``host``, through host memory, also between
-            partitions that share a device.
+        components: which components of the engine are on; default: all. With a schedule, ``fork_join`` has nothing to
+            switch: the schedule orders the backward pass.
+        schedule: None for the paper's executor, in which autograd orders the backward pass. Else the runtime carries
+            out a schedule: ``gpipe``, ``1f1b``, ``interleaved``, ``zb_h1``, ``zb_h2``, ``zb_v``, ``v_half``, a
+            :class:`gpipe_bench.schedules.Schedule`, a list of (kind, i, j) per device, or a function from (m, n) to a
+            schedule. With ``interleaved``, ``zb_v`` and ``v_half`` each device has several partitions: ``devices`` has
+            one entry per device, and ``balance`` v entries for each of them.
+        backward: ``scheduled`` is another name of ``schedule='gpipe'``, ``autograd`` of the default.
+        transfer: how tensors go from device to device: ``direct``; ``host``, through host memory, also where several
+            devices of the pipeline are one device of the machine.
         workers: which threads run the layers: ``always``, one thread per device, on the CPU one per partition;
-            ``never``, the calling thread; ``auto``, what is faster in the first batches.
+            ``never``, the calling thread. ``auto`` is an older name of ``always``.
 
     Attributes:
         balance: layers per partition.
         devices: device of each partition.
+        backward_mode: ``scheduled`` with a schedule, else ``autograd``.
         chunks: as above. It may be changed between batches, as may ``checkpoint`` and ``workers``.
         partitions: a list with one ``nn.Sequential`` per partition. Use ``pipe[i] = layer`` to replace a layer.
 
@@ -61,6 +69,7 @@ class GPipe(Pipeline):
         ValueError: a layer or a parameter occurs in two places of ``module``, or an argument has a wrong value.
         BalanceError: a ValueError; ``balance`` does not fit ``module``.
         DeviceCountError: an IndexError; there are fewer devices than partitions, or this machine lacks one of them.
+        ScheduleError: a ValueError; the schedule does not exist, or not for these partitions and devices.
     """
 
     def __init__(
@@ -73,9 +82,10 @@ class GPipe(Pipeline):
         checkpoint: str = "except_last",
         deferred_batch_norm: bool = False,
         components: Components | None = None,
-        backward: str = "autograd",
+        schedule: ScheduleLike | Iterable[Iterable[tuple[str, int, int]]] | None = None,
+        backward: str | None = None,
         transfer: str = "direct",
-        workers: str = "auto",
+        workers: str = "always",
     ) -> None:
         super().__init__(
             module,
@@ -85,6 +95,7 @@ class GPipe(Pipeline):
             checkpoint=checkpoint,
             deferred_batch_norm=deferred_batch_norm,
             components=components,
+            schedule=schedule,
             backward=backward,
             transfer=transfer,
             workers=workers,
@@ -106,9 +117,46 @@ class GPipe(Pipeline):
             ValueError: a tensor of ``input`` has no batch dimension, another batch size, or is on another device.
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
+        microbatches = self._scattered(input)
+        return self._forward(microbatches, gather) if self.partitions else input
+
+    def step(
+        self,
+        input: Any,  # noqa: A002 - as in forward
+        target: Any,
+        loss: Callable[[Any, Any], Tensor],
+        *,
+        return_output: bool = False,
+    ) -> Any:
+        """Run one batch forward and backward; gradients are added to those of the parameters.
+
+        The loss of a micro-batch is computed as soon as its output is there, so a schedule may begin its backward pass
+        before the last forward pass.
+
+        Args:
+            input: as for :meth:`forward`.
+            target: a tensor of shape (batch size, ...) on ``devices[-1]``, or a tuple, list or dict of such tensors.
+            loss: gives the mean over a micro-batch, one number, of (output, target). Micro-batches are weighted by
+                their sizes, so gradients and loss are those of the mean over the batch. The paper's executor calls it
+                once, with the whole batch.
+            return_output: whether to return the output, too.
+
+        Returns:
+            The loss, a tensor without dimensions and without a graph, on ``devices[-1]``; or (loss, output). Where grad
+            mode is off nothing runs backward.
+
+        Raises:
+            TypeError: as for :meth:`forward`, or ``loss`` does not give one number.
+            ValueError: as for :meth:`forward`, or ``target`` has another batch size.
+        """
+        microbatches = self._scattered(input)
+        if not self.partitions:
+            raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
+        sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
+        return self._step(microbatches, sizes, target, loss, gather, return_output=return_output)
+
+    def _scattered(self, value: Any) -> list[MicroBatch]:
         self._settle()
         chunks = check_settings(self.chunks, self.checkpoint, self.workers)
-        check_input(input, self.devices[0] if self.devices else None)
-        if not self.partitions:
-            return input
-        return self._through(scatter(input, chunks), gather)
+        check_input(value, self.devices[0] if self.devices else None)
+        return scatter(value, chunks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,21 +19,31 @@ from torch.autograd import Variable
 
 from gpipe_bench.engine.streams import Stream
 
-__all__ = ["Holding"]
+__all__ = ["Holding", "at_end_of_backward"]
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the current backward pass ends.
+
+    DistributedDataParallel and FSDP use the same private name; public would be a hook of the whole backward pass.
+    """
+    Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 - see above
 
 
 class Holding:
-    """What the copies of one batch's backward pass are reading; used by all of autograd's threads."""
+    """What the copies of one batch's backward pass are reading; used by all of its threads.
 
-    def __init__(self) -> None:
+    Args:
+        at_end: is given :meth:`clear`, to call it when the backward pass has been issued.
+    """
+
+    def __init__(self, at_end: Callable[[Callable[[], None]], None] = lambda _: None) -> None:
+        self._at_end = at_end
         self._held: deque[tuple[torch.Event, list[Tensor]]] = deque()
         self._lock = threading.Lock()
 
     def keep(self, values: Sequence[Any], stream: Stream) -> None:
-        """Hold the tensors among ``values`` until the work queued on ``stream`` so far is done.
-
-        Call it within a backward pass.
-        """
+        """Hold the tensors among ``values`` until the work queued on ``stream`` so far is done."""
         tensors = [value for value in values if isinstance(value, Tensor)]
         if stream is None or not tensors:
             return
@@ -47,7 +57,7 @@ class Holding:
                 if not self._held:
                     return
         if first:
-            Variable._execution_engine.queue_callback(self.clear)  # noqa: SLF001 - autograd has no other word for its end
+            self._at_end(self.clear)
 
     def clear(self) -> None:
         """Let go of everything: autograd adds nothing any more."""

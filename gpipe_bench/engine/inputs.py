@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from gpipe_bench.engine.microbatch import MicroBatch, check_device, own_version
+from gpipe_bench.engine.microbatch import MicroBatch, check_device
 from gpipe_bench.engine.sequential import Arguments
 
-__all__ = ["NoChunk", "check_arguments_of_batch", "gather_values", "scatter_arguments"]
+__all__ = ["NoChunk", "check_arguments_of_batch", "gather_values", "scatter_arguments", "split_sizes"]
 
 
 class NoChunk:
@@ -66,7 +66,7 @@ def scatter_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], chunks: in
         ValueError: tensors that give different numbers of pieces.
     """
     values = [*args, *kwargs.values()]
-    pieces = [[own_version(piece) for piece in value.chunk(chunks)] for value in values if isinstance(value, Tensor)]
+    pieces = [value.chunk(chunks) for value in values if isinstance(value, Tensor)]
     counts = sorted({len(piece) for piece in pieces})
     if len(counts) > 1:
         sizes = [value.size(0) for value in values if isinstance(value, Tensor)]
@@ -82,6 +82,12 @@ def scatter_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], chunks: in
         given = Arguments(tuple(row[: len(args)]), dict(zip(kwargs, row[len(args) :], strict=True)))
         microbatches.append(MicroBatch.wrap(given))
     return microbatches
+
+
+def split_sizes(values: Sequence[Any], chunks: int) -> list[int]:
+    """Sizes of the micro-batches that the first tensor among ``values`` gives."""
+    first = next(value for value in values if isinstance(value, Tensor))
+    return [piece.size(0) for piece in first.chunk(chunks)]
 
 
 def _part(value: Any, tensors: Any) -> Any:

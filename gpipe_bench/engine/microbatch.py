@@ -19,10 +19,10 @@ __all__ = [
     "differentiable",
     "flatten",
     "gather",
-    "own_version",
     "replace",
     "scatter",
     "unflatten",
+    "version",
 ]
 
 Values = tuple[Any, ...]
@@ -37,10 +37,13 @@ class MicroBatch:
         values: the tensors, each of shape (micro-batch size, ...), and what else there is.
         structure: how layers see them: None for the one value as it is, else a tree of tuples, lists, dicts and
             whatever else PyTorch's pytrees know.
+        aliased: indices of the values that share memory with another tensor on its way, see
+            :mod:`gpipe_bench.engine.aliases`.
     """
 
     values: Values
     structure: TreeSpec | None
+    aliased: frozenset[int] = frozenset()
 
     @classmethod
     def wrap(cls, value: Any) -> MicroBatch:
@@ -108,6 +111,14 @@ def replace(values: Values, indices: Sequence[int], tensors: Sequence[Tensor]) -
     return tuple(changed)
 
 
+def version(tensor: Tensor) -> int:
+    """How often ``tensor`` was written to: autograd's own count, shared by all tensors with the same memory.
+
+    PyTorch's notes on autograd describe ``Tensor._version``, and torch.utils reads it, too. It has no public name.
+    """
+    return tensor._version  # noqa: SLF001 - see above
+
+
 def check_input(value: Any, device: torch.device | None) -> None:
     """Check what a caller hands to the pipeline.
 
@@ -152,16 +163,12 @@ def scatter(value: Any, chunks: int) -> list[MicroBatch]:
     """Split a batch into at most ``chunks`` micro-batches along dimension 0.
 
     Sizes are those of :meth:`torch.Tensor.chunk`: equal but for a smaller last one, so a batch that does not divide
-    evenly may give fewer micro-batches than asked for (272 in 32 gives 31).
+    evenly may give fewer micro-batches than asked for (272 in 32 gives 31). The pieces are views of the batch: a caller
+    that writes to it before the backward pass gets autograd's error, as from the plain module.
     """
     batch = MicroBatch.wrap(value)
-    pieces = [[own_version(piece) for piece in tensor.chunk(chunks)] for tensor in batch.values]
+    pieces = [tensor.chunk(chunks) for tensor in batch.values]
     return [MicroBatch(values, batch.structure) for values in zip(*pieces, strict=True)]
-
-
-def own_version(piece: Tensor) -> Tensor:
-    """Let a layer write to one micro-batch without making autograd believe that it wrote to the others."""
-    return piece if piece.requires_grad or piece.is_inference() else piece.data
 
 
 def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:

@@ -6,19 +6,22 @@ its documentation (PyTorch 2.3, "Pipeline Parallelism"). It does not need RPC: o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_balance, check_collection, check_settings
-from gpipe_bench.engine.inputs import check_arguments_of_batch, gather_values, scatter_arguments
+from gpipe_bench.engine.inputs import check_arguments_of_batch, gather_values, scatter_arguments, split_sizes
+from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
+from gpipe_bench.engine.runtime.lists import ScheduleLike
 from gpipe_bench.engine.sequential import PipeSequential, check_outermost
 from gpipe_bench.errors import BalanceError
 
@@ -79,8 +82,10 @@ class Pipe(Pipeline):
         balance: layers per partition, to cut layers on one device into several partitions, as on a CPU. The layers of
             each partition must be on one device. Default: consecutive layers on one device are one partition.
         components: which components of the engine are on; default: all.
+        schedule: as for :class:`gpipe_bench.GPipe`. With ``interleaved``, ``zb_v`` and ``v_half`` the layers must be
+            where the schedule has them. If they are all on one device, two partitions count as one device.
         transfer: how tensors go from device to device, ``direct`` or ``host``; see :class:`gpipe_bench.GPipe`.
-        workers: which threads run the layers, ``auto``, ``always`` or ``never``; see :class:`gpipe_bench.GPipe`.
+        workers: which threads run the layers, ``always`` or ``never``; see :class:`gpipe_bench.GPipe`.
 
     Attributes:
         balance: layers per partition.
@@ -104,8 +109,9 @@ class Pipe(Pipeline):
         *,
         balance: list[int] | None = None,
         components: Components | None = None,
+        schedule: ScheduleLike | Iterable[Iterable[tuple[str, int, int]]] | None = None,
         transfer: str = "direct",
-        workers: str = "auto",
+        workers: str = "always",
     ) -> None:
         check_outermost(module)
         sizes, devices = placed_partitions(module)
@@ -121,10 +127,12 @@ class Pipe(Pipeline):
             checkpoint=checkpoint,
             deferred_batch_norm=deferred_batch_norm,
             components=components,
-            backward="autograd",
+            schedule=schedule,
+            backward=None,
             transfer=transfer,
             workers=workers,
             container=PipeSequential,
+            several=len(set(devices)) if len(set(devices)) > 1 else max(len(devices) // 2, 1),
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> LocalValue:
@@ -147,12 +155,35 @@ class Pipe(Pipeline):
                 micro-batches.
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
+        microbatches = self._scattered(inputs, kwargs)
+        if not self.partitions:
+            return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
+        return LocalValue(self._forward(microbatches, gather_values))
+
+    def step(self, inputs: Any, target: Any, loss: Callable[[Any, Any], Tensor], *, return_output: bool = False) -> Any:
+        """Run one batch forward and backward; gradients are added to those of the parameters.
+
+        Args:
+            inputs: the input of the first layer, or a tuple of its inputs, as for :meth:`forward`.
+            target: as for :meth:`gpipe_bench.GPipe.step`.
+            loss: as for :meth:`gpipe_bench.GPipe.step`.
+            return_output: whether to return the output, too.
+
+        Returns:
+            The loss, or (loss, output), see :meth:`gpipe_bench.GPipe.step`; the output is no :class:`LocalValue`.
+        """
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        microbatches = self._scattered(given, {})
+        if not self.partitions:
+            raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
+        sizes = split_sizes(given, self.chunks)
+        return self._step(microbatches, sizes, target, loss, gather_values, return_output=return_output)
+
+    def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:
         self._settle()
         chunks = check_settings(self.chunks, self.checkpoint, self.workers)
         check_arguments_of_batch(inputs, kwargs, self.devices[0] if self.devices else None)
-        if not self.partitions:
-            return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
-        return LocalValue(self._through(scatter_arguments(inputs, kwargs, chunks), gather_values))
+        return scatter_arguments(inputs, kwargs, chunks)
 
 
 def _devices_of(balance: list[int], sizes: list[int], devices: list[torch.device]) -> list[torch.device]:

@@ -1,8 +1,8 @@
-"""A pipeline: layers in partitions, each on its device, and a batch on its way through them.
+"""A batch on its way through a pipeline, in one of two executors.
 
-The engine follows torchgpipe (Kim et al., arXiv 2004.09910), which brought GPipe (Huang et al., arXiv 1811.06965) to
-PyTorch. What differs, and why, stands in the modules of this package. How a batch is cut into micro-batches, and what
-is made of their results, is up to the classes that users see: :class:`gpipe_bench.engine.gpipe.GPipe` and
+The paper's executor follows torchgpipe (Kim et al., arXiv 2004.09910), which brought GPipe (Huang et al., arXiv
+1811.06965) to PyTorch. The runtime runs any schedule. How a batch is cut into micro-batches, and how their results are
+put together, is up to the classes that users see: :class:`gpipe_bench.engine.gpipe.GPipe` and
 :class:`gpipe_bench.engine.pipe.Pipe`.
 """
 
@@ -11,188 +11,154 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from gpipe_bench.components import Components
-from gpipe_bench.engine.ambience import Ambience
-from gpipe_bench.engine.arguments import (
-    check_arguments,
-    check_collection,
-    check_components,
-    resolve_devices,
-)
-from gpipe_bench.engine.autograd import can_renumber, ranked_lanes
-from gpipe_bench.engine.autograd_lanes import AutogradLanes
-from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
-from gpipe_bench.engine.checkpoint import guard
-from gpipe_bench.engine.granularity import Contest, Contests, kind_of, timed, undisturbed
-from gpipe_bench.engine.lanes import Circumstances
-from gpipe_bench.engine.layers import Layers
+from gpipe_bench.engine.batchnorm import deferring
+from gpipe_bench.engine.computation import BatchContext
+from gpipe_bench.engine.context import ExecutionContext
+from gpipe_bench.engine.in_place import InPlace
 from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes, graph_starts
-from gpipe_bench.engine.observer import Observer
-from gpipe_bench.engine.randomness import Batch, Randomness
-from gpipe_bench.engine.scheduled import BackwardPass, attach
-from gpipe_bench.engine.scheduled_lanes import ScheduledLanes
-from gpipe_bench.engine.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
-from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.stage import Stage, place
-from gpipe_bench.engine.streams import Stream, current_stream, record_stream, wait_stream
-from gpipe_bench.engine.unmovable import Device, Unmovable
+from gpipe_bench.engine.paper.checkpoint import guard
+from gpipe_bench.engine.paper.executor import PaperExecutor
+from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
+from gpipe_bench.engine.runtime.lists import ActionLists
+from gpipe_bench.engine.runtime.loss import Losses, check_loss, split_targets
+from gpipe_bench.engine.runtime.runtime import End, Runtime
 from gpipe_bench.engine.weights import uncached_weights
-from gpipe_bench.engine.worker import WorkerPool, working
+from gpipe_bench.engine.worker import in_fresh_thread, working
+from gpipe_bench.errors import ScheduleError
 from gpipe_bench.program import Plan, run_forward
+from gpipe_bench.skip.namespace import SkipKey
 
-__all__ = ["Device", "Pipeline"]
+__all__ = ["Pipeline"]
+
+Gather = Callable[[list[MicroBatch]], MicroBatch]
 
 
-class Pipeline(Layers, Unmovable):
-    """Partitions of an nn.Sequential in place.
+class Pipeline(InPlace):
+    """Runs batches; see :class:`gpipe_bench.engine.in_place.InPlace`."""
 
-    Args:
-        module: layers to split; moved to the devices in place.
-        balance: layers per partition.
-        devices: one per partition.
-        chunks: micro-batches to split a batch into.
-        checkpoint: ``always``, ``except_last`` or ``never``.
-        deferred_batch_norm: replace layers of batch normalisation.
-        components: which components of the engine are on.
-        backward: what drives the backward pass.
-        transfer: how tensors cross partitions.
-        workers: who runs the tasks.
-        container: class of the partitions.
-
-    Raises:
-        TypeError, ValueError, IndexError: see :class:`gpipe_bench.engine.gpipe.GPipe`.
-    """
-
-    _layout: SkipLayout
-    _deferred: list[DeferredBatchNorm]
-    _stages: list[Stage]
-    _randomness: Randomness
-    _observer: Observer | None
-    _lock: threading.Lock
-    _pool: WorkerPool
-    _contests: Contests
-
-    def __init__(
-        self,
-        module: nn.Sequential,
-        balance: Sequence[int] | None,
-        *,
-        devices: Sequence[Device] | None,
-        chunks: int,
-        checkpoint: str,
-        deferred_batch_norm: bool,
-        components: Components | None,
-        backward: str,
-        transfer: str,
-        workers: str,
-        container: type[nn.Sequential] = nn.Sequential,
-    ) -> None:
-        super().__init__()
-        balance = check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
-        devices = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
-        check_components(components)
-        self.balance, self.chunks = check_arguments(
-            module,
-            balance,
-            chunks=chunks,
-            checkpoint=checkpoint,
-            backward=backward,
-            transfer=transfer,
-            workers=workers,
-            deferred_batch_norm=deferred_batch_norm,
-        )
-        verify_skippables(module)
-        self.devices = resolve_devices(devices, len(self.balance))
-        self.checkpoint = checkpoint
-        self.components = components or Components()
-        self.backward_mode = backward
-        self.transfer = transfer
-        self.workers = workers
-        self.deferred_batch_norm = deferred_batch_norm
-        self._arrange(module, container)
-        self._prepare()
-
-    def _arrange(self, module: nn.Sequential, container: type[nn.Sequential]) -> None:
-        """Make partitions of the layers of ``module``."""
-        if self.deferred_batch_norm:
-            convert_deferred_batch_norm(module)
-        self._take(module, container)
-        layout = inspect_skip_layout(self.partitions)
-        deferred = [layer for layer in module.modules() if isinstance(layer, DeferredBatchNorm)]
-        self.__dict__.update(_layout=layout, _deferred=deferred)
-
-    def _settle(self) -> None:
-        """Let those layers run that are registered now: since the last batch some may have been replaced.
+    def _forward(self, microbatches: list[MicroBatch], gather: Gather) -> Any:
+        """What the last layer gives for micro-batches.
 
         Raises:
-            TypeError: skips do not match.
-            ValueError: see :meth:`Layers._replaced`.
+            ScheduleError: a backward pass may follow, and the schedule mixes it with the forward passes.
         """
-        with self._lock:
-            module = self._replaced()
-            if module is None:
-                return
-            verify_skippables(module)
-            self._arrange(module, type(self.partitions[0]))
-            stages = place(self.partitions, self.devices, self._layout, self.components, self.transfer)
-            for stage, before in zip(stages, self._stages, strict=True):
-                stage.own_stream, stage.copying = before.own_stream, before.copying
-            self.__dict__.update(_stages=stages, _randomness=Randomness(self.devices), _contests=Contests())
+        plan = self._plan(len(microbatches))
+        if self._choice is None:
+            return self._paper(plan, microbatches, gather).unwrap()
+        lists = self._lists(plan)
+        if plan.backward and not lists.facts.schedule.forwards_first:
+            rule = "schedule must end its forward passes before it begins its backward passes for pipe(x)"
+            advice = "call pipe.step(input, target, loss), or pipe(x) under torch.no_grad()"
+            raise ScheduleError([f"{rule}, got {lists.name}; {advice}"])
+        end = Outputs(plan.m)
+        with self._entered(plan, microbatches) as batch:
+            runtime = self._runtime(batch, plan, list(microbatches), lists, end)
+            runtime.run(lists.forward)
+            outputs, end.microbatches = end.microbatches, []
+        self._hand_over(outputs, entering=False)
+        if plan.backward:
+            outputs = attach(BackwardPass(runtime, end, lists, self._streams()), microbatches, outputs)
+        return gather(outputs).unwrap()
 
-    def _prepare(self) -> None:
-        """Everything that belongs to this process and cannot be copied or pickled."""
-        self.__dict__.update(
-            _stages=place(self.partitions, self.devices, self._layout, self.components, self.transfer),
-            _randomness=Randomness(self.devices),
-            _observer=None,
-            _lock=threading.Lock(),
-            _pool=WorkerPool(),
-            _contests=Contests(),
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_stages", "_randomness", "_observer", "_lock", "_pool", "_contests"}
-        return {key: value for key, value in self.__dict__.items() if key not in process_bound}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"workers": "auto", **state})  # type: ignore[no-untyped-call]  # not annotated in PyTorch
-        self._prepare()
-
-    def _through(self, microbatches: list[MicroBatch], gather: Callable[[list[MicroBatch]], MicroBatch]) -> Any:
-        """Run micro-batches through the partitions.
+    def _step(
+        self,
+        microbatches: list[MicroBatch],
+        sizes: Sequence[int],
+        target: Any,
+        loss: Callable[[Any, Any], Tensor],
+        gather: Gather,
+        *,
+        return_output: bool,
+    ) -> Any:
+        """A training step: the loss of the batch, and its output if asked for.
 
         Args:
-            microbatches: what enters.
-            gather: puts together what comes out.
+            microbatches: the batch; emptied, so that nothing of it outlives its use.
+            sizes: of the micro-batches.
+            target: of the batch.
+            loss: of (output, target).
+            gather: puts the outputs of micro-batches together.
+            return_output: whether to.
         """
-        with self._lock:
-            plan = self._plan(len(microbatches))
-            shared = plan.m > 1 and plan.n > 1
-            scheduled = self._schedules(plan)
-            anew = plan.checkpoints(0) or scheduled
-            with deferring(self._deferred), uncached_weights(shared=shared, anew=anew):
-                results = self._run(plan, microbatches)
-        output = gather(results)
-        guarded = plan.checkpoints(0) and not scheduled
-        values = guard(output.values, self._own_streams()) if guarded else output.values
-        return MicroBatch(values, output.structure).unwrap()
+        if self._choice is None:
+            output = self._forward(microbatches, gather)
+            value = check_loss(loss(output, target))
+            if value.requires_grad:
+                torch.autograd.backward(value)
+            found = value.detach(), tree_map_only(Tensor, Tensor.detach, output)
+            return found if return_output else found[0]
+        plan = self._plan(len(microbatches))
+        lists = self._lists(plan)
+        targets = split_targets(target, self.chunks, sizes)
+        entering = [value for microbatch in microbatches for value in microbatch.values]
+        with self._entered(plan, microbatches) as batch:
+            shares = [size / sum(sizes) if sum(sizes) else 1 / plan.m for size in sizes]
+            end = Losses(loss, targets, shares, batch.execution, batch.computing[-1], keeps=return_output)
+            runtime = self._runtime(batch, plan, microbatches, lists, end)
+            microbatches.clear()
+            try:
+                runtime.run(lists.facts.order if plan.backward else lists.forward)
+                total = end.total()
+            finally:
+                # The loss has been made on the stream of the last partition: the caller comes after it, too.
+                after(self._streams())
+        grads = [grad for each in runtime.input_grads for grad in each]
+        leaves = [value.requires_grad if isinstance(value, Tensor) else False for value in entering]
+        pairs = [pair for pair, leaf in zip(zip(entering, grads, strict=False), leaves, strict=False) if leaf]
+        pairs = [(value, grad) for value, grad in pairs if grad is not None]
+        if pairs:
+            torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
+        return (total, gather(end.outputs).unwrap()) if return_output else total
 
-    def _schedules(self, plan: Plan[SkipKey]) -> bool:
-        """Whether the engine is to drive a backward pass; one partition on the CPU has autograd's order anyway."""
-        alone = plan.n == 1 and self.devices[0].type == "cpu" and not plan.checkpointed
-        return self.backward_mode == "scheduled" and plan.backward and not alone
+    def _paper(self, plan: Plan[SkipKey], microbatches: list[MicroBatch], gather: Gather) -> MicroBatch:
+        """Run micro-batches in the paper's executor, and put the outputs together."""
+        stop = threading.Event()
+        # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
+        alone = not self._has_threads(plan)
 
-    def _own_streams(self) -> list[tuple[Stream, Stream]]:
-        """Compute streams that partitions have of their own, each with the caller's on the same device."""
-        own = [stage for stage in self._stages if stage.own_stream is not None]
-        return [(stage.own_stream, current_stream(stage.device)) for stage in own]
+        def run() -> list[MicroBatch]:
+            with batch.execution.applied(), ExitStack() as stack:
+                indices = sorted({partition.worker for partition in self._places})
+                workers = None if alone else stack.enter_context(working(indices))
+                executor = PaperExecutor(plan, self._places, self._layout, microbatches, batch, workers, stop)
+                run_forward(plan, executor)
+                return executor.microbatches
+
+        with self._entered(plan, microbatches) as batch:
+            outputs = run() if alone else in_fresh_thread(run, stop.set)
+        self._hand_over(outputs, entering=False)
+        output = gather(outputs)
+        if not plan.checkpointed:
+            return output
+        own = [(computing, callers) for _, computing, callers in self._streams() if computing != callers]
+        return MicroBatch(guard(output.values, own), output.structure)
+
+    @contextmanager
+    def _entered(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> Iterator[BatchContext]:
+        """What the tasks of a batch share, for as long as its forward passes run."""
+        anew = bool(plan.checkpointed) or self._choice is not None
+        with self._lock, deferring(self._deferred), uncached_weights(shared=plan.m > 1 and plan.n > 1, anew=anew):
+            self._hand_over(microbatches, entering=True)
+            # Whoever runs the tasks, they draw the same random numbers.
+            concurrent = plan.components.clock_cycle and plan.n > 1 and plan.m > 1
+            randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
+            try:
+                yield BatchContext(
+                    components=self.components,
+                    transfer=self.transfer,
+                    execution=ExecutionContext.capture(self.devices),
+                    randomness=randomness,
+                    observer=self._observer,
+                    computing=[partition.computing() for partition in self._places],
+                )
+            finally:
+                randomness.end()
 
     def _plan(self, m: int) -> Plan[SkipKey]:
         return Plan(
@@ -200,109 +166,23 @@ class Pipeline(Layers, Unmovable):
             n=len(self.partitions),
             components=self.components,
             checkpoint=self.checkpoint if self.training else "never",
-            arrivals={j: self._layout.arrivals(j) for j in range(len(self.partitions))},
+            arrivals={each.j: each.incoming for each in self._places},
             backward=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
         )
 
-    def _run(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> list[MicroBatch]:
-        # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
-        indices = sorted({stage.worker for stage in self._stages}) if plan.components.clock_cycle and plan.n > 1 else []
-        concurrent = plan.m > 1 and len(indices) > 1
-        randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
-        scheduled = self._schedules(plan)
-        ambience = Ambience.capture(self.devices)
-        forward, backward = self._contests_of(plan, microbatches, randomness) if indices else (None, None)
-        inline = forward.inline() if forward is not None else self.workers == "never"
-        back = self.workers == "never" or (backward is not None and backward.inline())
-        # Nodes that workers make are numbered by each for itself: in one graph autograd's order would hang on that.
-        alone = (not indices or (inline and back)) and self._observer is None
-        self._hand_over(microbatches, entering=True)
-        with ExitStack() as stack, timed(forward, inline=inline):
-            stack.callback(randomness.end)
-            lend = self._pool.lend if scheduled else working
-            shared = Circumstances(
-                components=self.components,
-                transfer=self.transfer,
-                ambience=ambience,
-                randomness=randomness,
-                observer=self._observer,
-                workers=stack.enter_context(lend(indices)) if indices and not inline else None,
-                checkpointed=plan.checkpointed,
-                ranked=bool(indices) and not scheduled,
-            )
-            stack.enter_context(ranked_lanes(ranked=shared.ranked))
-            lanes = self._lanes(plan, microbatches, shared, scheduled=scheduled, in_turn=alone)
-            run_forward(self._looking_ahead(plan, shared) if scheduled else plan, lanes)
-        # Lanes that drive a backward pass live until it is over; what they gave out need not.
-        outputs, lanes.microbatches = lanes.microbatches, []
-        self._hand_over(outputs, entering=False)
-        if isinstance(lanes, AutogradLanes):
-            return outputs
-        workers = [stage.worker for stage in self._stages] if indices and self.workers != "never" else []
-        driven = BackwardPass(plan, lanes, self._places(), workers, self._pool.lend, contest=backward)
-        return attach(driven, microbatches, outputs)
+    def _lists(self, plan: Plan[SkipKey]) -> ActionLists:
+        if self._choice is None:
+            raise AssertionError("the paper's executor has no lists of actions")
+        return self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
 
-    def _looking_ahead(self, plan: Plan[SkipKey], shared: Circumstances) -> Plan[SkipKey]:
-        """``plan`` as workers are to run it, which on the CPU need not wait for the slowest of them in every cycle."""
-        cpu = all(device.type == "cpu" for device in self.devices)
-        return replace(plan, looks_ahead=cpu and shared.workers is not None)
+    def _runtime(
+        self, batch: BatchContext, plan: Plan[SkipKey], microbatches: list[MicroBatch], lists: ActionLists, end: End
+    ) -> Runtime:
+        threads = self._has_threads(plan) and len(set(lists.groups)) > 1
+        return Runtime(
+            self._places, self._layout, microbatches, batch, lists, end, learning=plan.backward, threads=threads
+        )
 
-    def _lanes(
-        self,
-        plan: Plan[SkipKey],
-        microbatches: list[MicroBatch],
-        shared: Circumstances,
-        *,
-        scheduled: bool,
-        in_turn: bool,
-    ) -> AutogradLanes | ScheduledLanes | MicroBatchLanes:
-        """Lanes for a batch; ``in_turn``: one thread runs all tasks, which nobody observes."""
-        common = self._stages, self._layout, microbatches, shared
-        if not scheduled:
-            return AutogradLanes(*common)
-        starts = graph_starts(plan, self._stages, self._layout, self.transfer, self.training) if in_turn else None
-        return ScheduledLanes(*common) if starts is None else MicroBatchLanes(*common, starts)
-
-    def _contests_of(
-        self, plan: Plan[SkipKey], microbatches: list[MicroBatch], randomness: Batch
-    ) -> tuple[Contest | None, Contest | None]:
-        """The contests that decide who runs a batch, forward and backward; none where it must not be the caller."""
-        if self.backward_mode == "autograd" and not can_renumber():
-            return None, None
-        if self.workers != "auto" or self._observer is not None or randomness.nested or not undisturbed():
-            return None, None
-        kind = (plan.checkpoint, plan.backward, self.training, kind_of(microbatches))
-        return self._contests.of(kind, plan.m + plan.n - 1, plan.m * plan.n)
-
-    def settled_workers(self) -> str:
-        """``workers``, or, where that is ``auto``, the choice that does the same as the batches so far have come to."""
-        return self._contests.settled() if self.workers == "auto" else self.workers
-
-    def _places(self) -> list[tuple[torch.device, Stream, Stream]]:
-        """For each partition its device, its compute stream, and the caller's stream on the device."""
-        return [(stage.device, stage.computing(), current_stream(stage.device)) for stage in self._stages]
-
-    def _hand_over(self, microbatches: list[MicroBatch], *, entering: bool) -> None:
-        """Order partitions with compute streams of their own after the caller's work, or the caller after them."""
-        end = self._stages[0] if entering else self._stages[-1]
-        for own, callers in self._own_streams():
-            if entering:
-                wait_stream(own, callers)
-            else:
-                wait_stream(callers, own)
-        if end.own_stream is not None:
-            user = end.own_stream if entering else current_stream(end.device)
-            for microbatch in microbatches:
-                for value in microbatch.values:
-                    if isinstance(value, torch.Tensor):
-                        record_stream(value, user)
-
-    @contextmanager
-    def observe(self, observer: Observer) -> Iterator[None]:
-        """Let ``observer`` see every task of the batches in this block, forward and backward."""
-        previous = self._observer
-        self.__dict__["_observer"] = observer
-        try:
-            yield
-        finally:
-            self.__dict__["_observer"] = previous
+    def _has_threads(self, plan: Plan[SkipKey]) -> bool:
+        """Whether tasks run in threads of their own: not without clock-cycles, nor where nothing runs beside them."""
+        return self.workers != "never" and plan.components.clock_cycle and plan.n > 1

@@ -27,7 +27,7 @@ __all__ = ["Redirect", "default_generator", "in_task"]
 
 _swap_lock = threading.Lock()
 _CHECKPOINT = torch.utils.checkpoint.__file__
-_STAGE = str(Path(__file__).with_name("stage.py"))
+_PARTITION = str(Path(__file__).with_name("partition.py"))
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -152,7 +152,7 @@ def _stack() -> Iterator[FrameType]:
 
 
 def _is_task(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "__call__" and frame.f_code.co_filename == _STAGE
+    return frame.f_code.co_name == "compute" and frame.f_code.co_filename == _PARTITION
 
 
 def _refusal(got: str, advice: str) -> str:

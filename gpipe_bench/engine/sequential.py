@@ -13,7 +13,6 @@ __all__ = [
     "check_sharing",
     "hooks_of",
     "opened",
-    "run_layers",
 ]
 
 _HOOKS = (
@@ -66,15 +65,6 @@ def opened(layer: nn.Module) -> nn.Module:
     twin = PipeSequential.__new__(PipeSequential)
     twin.__dict__ = layer.__dict__
     return twin
-
-
-def run_layers(layers: nn.Sequential, value: Any) -> Any:
-    """Run a partition on what the one before gave, or on the :class:`Arguments` of a batch."""
-    if not isinstance(layers, PipeSequential):
-        return layers(value)
-    if isinstance(value, Arguments):
-        return layers(*value.args, **value.kwargs)
-    return layers(*value) if isinstance(value, tuple) else layers(value)
 
 
 def check_outermost(module: nn.Module) -> None:

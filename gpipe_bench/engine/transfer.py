@@ -1,17 +1,13 @@
-"""Copy and Wait: moving tensors between partitions without stalling their computation.
+"""Moving tensors between partitions without stalling their computation.
 
 A copy between devices runs on the sender's current stream, with a barrier both ways against the receiver's current
 stream. On the compute streams it therefore stalls both devices. With copy streams current on both sides the barrier
-stays between those, and Wait ties them to the compute streams where data is really needed
-(torchgpipe, arXiv 2004.09910, section 3.2.2):
+stays between those (torchgpipe, arXiv 2004.09910, section 3.2.2):
 
-    device j-1   compute  F(i,j-1) ──Wait─┐
-                 copy                     └─ Copy ─┐
-    device j     copy                              └─ Copy ─┐
-                 compute                                    └─Wait── F(i,j)
-
-Backward the same nodes run in mirror image. All of them must be made while the copy streams are current, because
-autograd runs a node on the stream on which it was made, and makes that stream wait for every defined gradient.
+    device j-1   compute  F(i,j-1) ──wait─┐
+                 copy                     └─ copy ─┐
+    device j     copy                              └─ copy ─┐
+                 compute                                    └─wait── F(i,j)
 """
 
 from __future__ import annotations
@@ -22,15 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from gpipe_bench.engine.autograd import apply_lane, pass_through
-from gpipe_bench.engine.holding import Holding
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.streams import Stream, record_stream, use_stream, wait_stream
 
-__all__ = ["TRANSFERS", "Endpoint", "Route", "copy", "move", "move_back", "wait"]
+__all__ = ["TRANSFERS", "Endpoint", "Route", "move", "move_back"]
 
 TRANSFERS = ("direct", "host")
 
@@ -56,7 +49,6 @@ class Route:
         partition: j, where they arrive.
         transfer: ``direct``, or ``host`` for a copy staged through host memory.
         observer: told of each copy.
-        holding: keeps gradients while they are copied.
     """
 
     kind: str
@@ -66,7 +58,6 @@ class Route:
     partition: int
     transfer: str
     observer: Observer | None
-    holding: Holding
 
     def task(self, kind: str, sender: Endpoint, receiver: Endpoint) -> Task:
         """The task that an observer sees."""
@@ -76,76 +67,14 @@ class Route:
         return Task(kind, self.microbatch, self.partition, sender.device, start, lane, end)
 
 
-class Copy(Function):
-    """(route, phony or None, values...) -> values on the target device.
-
-    The phony, if any, is the end of a lane (see :mod:`gpipe_bench.engine.dependency`): its Fork runs backward once
-    the gradient copy was issued.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, route: Route, phony: Tensor | None, *values: Any) -> tuple[Any, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.route = route
-        moved = move(route, values)
-        _mark_frozen(ctx, moved, ctx.needs_input_grad[2:])
-        return moved
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        route: Route = ctx.route
-        moved = move_back(route, grads)
-        if route.target.copying != route.target.computing:
-            route.holding.keep(grads, route.target.copying)
-        return (None, None, *moved)
-
-
-class Wait(Function):
-    """(waiter, awaited, values...) -> values, on the copy stream among the two.
-
-    Backward the streams change places, and autograd itself makes the one wait for the other: for every defined gradient
-    the stream of the node that takes it waits for the stream of the node that gave it (pytorch#151079, since 2.8).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, waiter: Stream, awaited: Stream, *values: Any) -> tuple[Any, ...]:
-        wait_stream(waiter, awaited)
-        passed = pass_through(ctx, values)
-        _mark_frozen(ctx, passed, ctx.needs_input_grad[2:])
-        return passed
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        return (None, None, *grads)
-
-
-def copy(route: Route, values: Values, phony: Tensor | None = None) -> Values:
-    """Move ``values`` along ``route``; what is no tensor stays as it is."""
-    with use_stream(route.source.copying), use_stream(route.target.copying):
-        return apply_lane(Copy, route, phony, *values)
-
-
 def move(route: Route, values: Sequence[Any]) -> Values:
-    """Move ``values`` along ``route``, outside any graph."""
+    """Move ``values`` along ``route``; what is no tensor stays as it is."""
     return _move(route, route.kind, route.source, route.target, values)
 
 
 def move_back(route: Route, grads: Sequence[Any]) -> Values:
     """Move the gradients of what was moved along ``route`` to where it came from."""
     return _move(route, f"{route.kind}_grad", route.target, route.source, grads)
-
-
-def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Values:
-    """Make ``waiter`` wait for ``awaited``, and ``awaited`` for ``waiter`` when the gradients of ``values`` pass.
-
-    Args:
-        waiter: the stream that waits in the forward pass.
-        awaited: the stream that it waits for, another one.
-        values: what is passed on.
-        current: the copy stream among the two, current while the node is made.
-    """
-    with use_stream(current):
-        return apply_lane(Wait, waiter, awaited, *values)
 
 
 def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values: Sequence[Any]) -> Values:
@@ -190,11 +119,3 @@ def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tenso
         return host
     with use_stream(receiver.copying):
         return host.to(receiver.device, non_blocking=pinned)
-
-
-def _mark_frozen(ctx: Any, outputs: Sequence[Any], needs_grad: Sequence[bool]) -> None:
-    """A tensor that needs no gradient on one side of a node needs none on the other."""
-    frozen = [
-        output for output, needed in zip(outputs, needs_grad, strict=True) if isinstance(output, Tensor) and not needed
-    ]
-    ctx.mark_non_differentiable(*frozen)

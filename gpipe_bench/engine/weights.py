@@ -1,8 +1,8 @@
 """Parametrized weights, of which PyTorch keeps one cache for all threads.
 
-Within ``torch.nn.utils.parametrize.cached()`` a weight is computed once, and the next one to ask gets it, whoever that
-is. Among tasks that run at the same time, in graphs of their own, that is the weight of another task: without a graph,
-of a graph that was run backward already, or, since copies of a layer share their entry, of another layer.
+Within ``torch.nn.utils.parametrize.cached()`` a weight is computed once, and the next layer that asks gets it. Among
+tasks that run at the same time, in graphs of their own, that is the weight of another task: without a graph, of a graph
+that was run backward already, or, since copies of a layer share their entry, of another layer.
 """
 
 from __future__ import annotations
@@ -21,21 +21,28 @@ def uncached_weights(*, shared: bool, anew: bool) -> Iterator[None]:
 
     Args:
         shared: whether tasks run at the same time, so that no layer may open the cache.
-        anew: whether each task has a graph of its own, so that nobody may have opened it around the block.
+        anew: whether each task has a graph of its own, so that the cache may not be open around the block.
 
     Raises:
-        RuntimeError: somebody has, or did.
+        RuntimeError: the cache is, or was, open.
     """
-    # PyTorch's only words on it: how many have it open, and the cache, which is a new one when the last of them leaves.
-    if anew and parametrize._cache_enabled:  # noqa: SLF001 - see above
+    count, before = parametrization_cache()
+    if anew and count:
         raise RuntimeError(
             "parametrized weights must be computed in each task, got parametrize.cached() around a batch with "
             "checkpoints or backward='scheduled'; leave it out, or use checkpoint='never' with backward='autograd'"
         )
-    before = parametrize._cache  # noqa: SLF001 - see above
     yield
-    if shared and parametrize._cache is not before:  # noqa: SLF001 - see above
+    if shared and parametrization_cache()[1] is not before:
         raise RuntimeError(
             "parametrized weights must be computed in each task, got parametrize.cached() within a layer, whose cache "
             "is that of all partitions; take the weight once instead, as in weight = self.linear.weight"
         )
+
+
+def parametrization_cache() -> tuple[int, object]:
+    """How many blocks have the cache open, and the cache: a new one when the last of them ends.
+
+    ``torch.nn.utils.parametrize`` has no public way to ask.
+    """
+    return parametrize._cache_enabled, parametrize._cache  # noqa: SLF001 - see above

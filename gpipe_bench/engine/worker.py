@@ -1,117 +1,158 @@
-"""Workers: the threads that issue the tasks of a batch, one per device (the CPU counts once per partition).
+"""The threads of a batch: all of them are fresh, and end with it.
 
-For ``backward='autograd'`` they live for one forward pass. Autograd's sequence numbers are thread-local and only grow,
-and the order of the backward pass hangs on them: fresh threads begin at zero, so that the thousandth step runs in the
-order of the first. For ``backward='scheduled'`` no order hangs on them, and a :class:`WorkerPool` keeps them.
+Autograd prefers the node that was made last *in its own thread*, so a fresh thread for each batch and each device
+gives every batch the order of the first. Signals reach the main thread only. So the caller hands its batch to one fresh
+thread, which starts, feeds and ends all others, and an interrupt of the caller finds nothing half done.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Result", "WorkerPool", "Workers", "result_of", "working"]
+__all__ = [
+    "Result",
+    "Workers",
+    "in_fresh_thread",
+    "is_foreign_thread",
+    "raised",
+    "result_of",
+    "start_thread",
+    "working",
+]
 
+T = TypeVar("T")
 Result = tuple[Any, BaseException | None]
-_Job = Callable[[], Any] | None
+
+
+def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
+    """A fresh thread for ``job``, which is yet to be started."""
+
+    def run() -> None:
+        # OpenMP counts its threads per host thread, and a new one would use every core: asking makes PyTorch set its
+        # own number here, too.
+        torch.get_num_threads()
+        job()
+
+    return threading.Thread(target=run, name=name, daemon=True)
+
+
+def start_thread(name: str, job: Callable[[], object]) -> threading.Thread:
+    """Run ``job`` in a fresh thread."""
+    thread = new_thread(name, job)
+    thread.start()
+    return thread
+
+
+def is_foreign_thread() -> bool:
+    """Whether Python did not start this thread: so it is with the threads that autograd has for each accelerator."""
+    return isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - Python has no other word on it
+
+
+def result_of(job: Callable[[], Any]) -> Result:
+    """(value, None) or (None, exception) of a job."""
+    try:
+        return job(), None
+    except BaseException as error:  # noqa: BLE001 - it belongs to the thread that asks for the result
+        return None, error
+
+
+def raised(result: Result) -> Any:
+    """The value of a result; raises its exception."""
+    value, error = result
+    if error is None:
+        return value
+    del result
+    try:
+        raise error
+    finally:
+        # Its traceback holds this frame, which must not hold it: the batch would stay until a garbage collection.
+        del error
+
+
+def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
+    """Run ``job`` in a fresh thread and wait for it.
+
+    Args:
+        job: must end soon after ``stop`` was called.
+        stop: called if this thread is interrupted. The interrupt comes back when the job has ended.
+    """
+    outbox: SimpleQueue[Result] = SimpleQueue()
+    # The job begins when its thread has been started: an interrupt before that finds nothing begun.
+    begins: SimpleQueue[bool] = SimpleQueue()
+    threads: list[threading.Thread] = []
+    # Taken out before it runs: the thread keeps nothing of the batch for the moments in which it ends.
+    jobs = [job]
+
+    def run() -> None:
+        # There is no job any more if the caller was interrupted at this moment.
+        with suppress(IndexError):
+            if begins.get():
+                outbox.put(result_of(jobs.pop()))
+        # The thread forgets itself: where an object of Python's threads is dropped, an interrupt can be lost.
+        threads.clear()
+
+    threads.append(new_thread("gpipe-batch", run))
+    try:
+        threads[0].start()
+        begins.put(True)
+        results = [outbox.get()]
+    except BaseException as error:
+        jobs.clear()
+        begins.put(False)
+        stop()
+        for thread in threads[:1]:
+            while thread.is_alive():
+                result_of(thread.join)
+        # Python's start() waits on a lock that an interrupt may leave in a state of its own.
+        if isinstance(error, RuntimeError) and isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
+    finished: T = raised(results.pop())
+    return finished
 
 
 class Workers:
     """Threads with a queue for jobs and one for results each; see :func:`working`."""
 
     def __init__(self, indices: Sequence[int]) -> None:
-        self._inboxes: dict[int, SimpleQueue[_Job]] = {index: SimpleQueue() for index in indices}
+        self._inboxes: dict[int, SimpleQueue[Callable[[], Any] | None]] = {index: SimpleQueue() for index in indices}
         self._outboxes: dict[int, SimpleQueue[Result]] = {index: SimpleQueue() for index in indices}
-        self._threads = []
-        for index, inbox in self._inboxes.items():
-            name = f"gpipe-worker-{index}"
-            thread = threading.Thread(target=_serve, args=(inbox, self._outboxes[index]), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._threads = [start_thread(f"gpipe-worker-{index}", partial(self._serve, index)) for index in indices]
 
     def submit(self, index: int, job: Callable[[], Any]) -> None:
         """Hand a job to worker ``index``; jobs of one worker run in order."""
         self._inboxes[index].put(job)
 
     def collect(self, index: int) -> Result:
-        """The next result of worker ``index``: (value, None) or (None, exception)."""
+        """The next result of worker ``index``."""
         return self._outboxes[index].get()
 
-    def dismiss(self) -> None:
-        """Let every thread end when it has finished its jobs."""
+    def end(self) -> None:
+        """Wait until every thread has done its jobs, and drop the results that were not collected."""
         for inbox in self._inboxes.values():
             inbox.put(None)
-
-    def end(self) -> None:
-        """Dismiss all threads, wait until they have finished, and drop the results that nobody took."""
-        self.dismiss()
         for thread in self._threads:
             thread.join()
-        # An exception among them leads to its thread's frames, and these to the outbox.
         for outbox in self._outboxes.values():
+            # An exception among them leads to its thread's frames, and these to the outbox.
             while not outbox.empty():
                 outbox.get()
 
-
-class WorkerPool:
-    """Workers that outlive a step; whoever borrows some has them alone, so that batches may overlap."""
-
-    def __init__(self) -> None:
-        self._idle: dict[tuple[int, ...], list[Workers]] = {}
-        self._lock = threading.Lock()
-        self._process = os.getpid()
-        self._inside = torch.get_num_threads()
-
-    @contextmanager
-    def lend(self, indices: Sequence[int]) -> Iterator[Workers]:
-        """Workers for the block, one per index; after an exception they may be busy still, and are not lent again.
-
-        A thread keeps the number of threads inside an operation with which it began: where the caller's is another one
-        now, all begin anew.
-        """
-        key = tuple(indices)
-        with self._lock:
-            if self._process != os.getpid():  # threads do not come along into a forked process
-                self._process = os.getpid()
-                self._idle.clear()
-            if self._inside != torch.get_num_threads():
-                self._inside = torch.get_num_threads()
-                self._dismiss()
-            inside, idle = self._inside, self._idle.setdefault(key, [])
-            workers = idle.pop() if idle else Workers(key)
-        try:
-            yield workers
-        except BaseException:
-            workers.dismiss()
-            raise
-        with self._lock:
-            if inside == self._inside:
-                self._idle.setdefault(key, []).append(workers)
-            else:
-                workers.dismiss()
-
-    def __del__(self) -> None:
-        self._dismiss()
-
-    def _dismiss(self) -> None:
-        for idle in self._idle.values():
-            for workers in idle:
-                workers.dismiss()
-        self._idle.clear()
-
-
-def result_of(job: Callable[[], Any]) -> Result:
-    """Run a job; whatever it raises belongs to the calling thread, when that asks for the result."""
-    try:
-        return job(), None
-    except BaseException as error:  # noqa: BLE001 - see above
-        return None, error
+    def _serve(self, index: int) -> None:
+        inbox, outbox = self._inboxes[index], self._outboxes[index]
+        while (job := inbox.get()) is not None:
+            result = result_of(job)
+            # Nothing of a finished task may stay alive until the next one comes.
+            job = None
+            outbox.put(result)
+            del result
 
 
 @contextmanager
@@ -121,16 +162,4 @@ def working(indices: Sequence[int]) -> Iterator[Workers]:
     try:
         yield workers
     finally:
-        workers.dismiss()
-
-
-def _serve(inbox: SimpleQueue[_Job], outbox: SimpleQueue[Result]) -> None:
-    # OpenMP counts its threads per host thread, and a new one would use every core: asking makes PyTorch set its own
-    # number here too.
-    torch.get_num_threads()
-    while (job := inbox.get()) is not None:
-        result = result_of(job)
-        # Nothing of a finished task may stay alive until the next one comes.
-        job = None
-        outbox.put(result)
-        del result
+        workers.end()

@@ -26,6 +26,8 @@ _LOOK: Final = {
     "forward": (OKABE_ITO["sky"], ""),
     "recompute": (OKABE_ITO["yellow"], "------"),
     "backward": (OKABE_ITO["orange"], "/////"),
+    "backward_inputs": ("#F5B942", "/////"),
+    "backward_weights": ("#B87400", "\\\\\\\\\\"),
     "copy": (OKABE_ITO["purple"], ""),
     "copy_grad": ("#8C4470", "/////"),
     "portal": (OKABE_ITO["green"], ""),
@@ -47,7 +49,7 @@ _LOW: Final = 0.75
 _HATCHED_FROM_PT: Final = 2.5
 _RIM_PT: Final = 0.4
 _HIGHEST_IN: Final = 6.0
-_LEGEND_COLUMNS: Final = 4
+_LONG_NAME: Final = 12
 
 
 class Chart:
@@ -195,12 +197,16 @@ def _label_lanes(axes: Axes, chart: Chart, idle: Sequence[float]) -> None:
     axes.text(left, -0.03, over, transform=place, ha="right", va="bottom", color=FAINT)
 
 
-def legend_height_in(kinds: Sequence[str], columns: int = _LEGEND_COLUMNS) -> float:
+def _legend_columns(kinds: Sequence[str]) -> int:
+    return 3 if max(map(len, kinds)) > _LONG_NAME else 4
+
+
+def legend_height_in(kinds: Sequence[str]) -> float:
     """Height of the legend of some kinds of tasks, in inches."""
-    return 0.15 * -(-(len(kinds) + 1) // columns)
+    return 0.15 * -(-(len(kinds) + 1) // _legend_columns(kinds))
 
 
-def draw_legend(frame: Frame, kinds: Sequence[str], columns: int = _LEGEND_COLUMNS) -> None:
+def draw_legend(frame: Frame, kinds: Sequence[str]) -> None:
     """Draw the legend of some kinds of tasks."""
     handles = [Patch(label=kind.replace("_", " "), **_look(kind, wide=True)) for kind in kinds]
     handles.append(Patch(facecolor=_IDLE, edgecolor="none", label="idle"))
@@ -213,4 +219,4 @@ def draw_legend(frame: Frame, kinds: Sequence[str], columns: int = _LEGEND_COLUM
         "handletextpad": 0.4,
         "labelspacing": 0.3,
     }
-    axes.legend(handles=handles, loc="center", ncols=columns, borderpad=0, **spacing)
+    axes.legend(handles=handles, loc="center", ncols=_legend_columns(kinds), borderpad=0, **spacing)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_peers", "peers_figure"]
 
-_NAMES_IN: Final = 1.08
+_NAMES_IN: Final = 1.28
 _ROW_IN: Final = 0.125
 
 
@@ -39,7 +39,7 @@ def peers_figure(rows: pd.DataFrame) -> Figure:
         _add_throughput(page, str(workload), own)
     page.space(0.03)
     if len(networks):
-        page.paragraph("Medians of the rounds' ratios, bars 95% intervals; dashed: limit of the pipelines.")
+        page.paragraph("Medians of the rounds' ratios, bars 95% intervals; dashed: limit of GPipe and 1F1B.")
     else:
         page.paragraph("No network in this table.")
     add_absent(page, networks)

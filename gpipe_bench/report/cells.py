@@ -19,9 +19,11 @@ _APART: Final = ("evidence", "model", "flavour")
 _MACHINE: Final = ("device", "profile")
 _KEYS: Final = (
     *("model_args", "variant", "partitions", "chunks", "microbatches", "checkpoint", "batch_size", "balance"),
-    *("backward", "transfer", "device_count"),
+    *("backward", "schedule", "transfer", "device_count"),
 )
-_SETTING: Final = ("model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "device")
+_SETTING: Final = (
+    *("model", "model_args", "variant", "schedule", "partitions", "chunks", "checkpoint", "batch_size", "device"),
+)
 _SPEED: Final = "throughput_samples_per_s"
 _METRICS: Final = {
     _SPEED: ("samples/s", 1.0),

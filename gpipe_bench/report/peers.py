@@ -20,6 +20,7 @@ _METRICS: Final[Mapping[str, str]] = {
     "step_time_ms": "step ms",
     "cpu_time_ms": "CPU ms",
     "peak_live_mib": "live MiB",
+    "forward_passes": "forward passes",
     "limit_ms": "limit ms",
 }
 

@@ -22,7 +22,17 @@ EVENT_FIELDS: Final = (
 )
 """What the numbers of an event are, in order; ``kind`` and ``device`` are indices."""
 
-_LETTERS: Final = dict(zip(KINDS, "FRBCcPp", strict=True))
+_LETTERS: Final = {
+    "forward": "F",
+    "recompute": "R",
+    "backward": "B",
+    "backward_inputs": "I",
+    "backward_weights": "W",
+    "copy": "C",
+    "copy_grad": "c",
+    "portal": "P",
+    "portal_grad": "p",
+}
 
 
 def kinds() -> list[dict[str, str]]:

@@ -157,7 +157,6 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
         events=last[0],
         peak_allocated_gib=_total_gib(done.peak_allocated_bytes),
         peak_reserved_gib=_total_gib(done.peak_reserved_bytes),
-        extrapolated=done.extrapolated,
         settings=facts,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.schedules import SCHEDULES
 from tests.bench.cells_of import cell
 
 CPU = Machine("cpu", 1)
@@ -35,7 +37,10 @@ OTHER_SETTINGS = {
     "transfer": "direct",
     "device": "cuda",
     "devices": 2,
+    "backward": "scheduled",
+    "schedule": "1f1b",
 }
+TWO_PER_DEVICE = ("interleaved", "zb_v", "v_half")
 
 
 def test_the_id_of_a_cell_never_changes():
@@ -49,8 +54,24 @@ def test_every_setting_has_a_part_in_the_id(name):
 
 
 def test_the_other_settings_are_all_that_have_another_value():
-    # The model needs other arguments too; there is one kind of evidence, and one way to drive the backward pass.
-    assert {*OTHER_SETTINGS, "model", "backward", "evidence"} == set(Cell.model_fields)
+    # The model needs other arguments too; there is one kind of evidence.
+    assert {*OTHER_SETTINGS, "model", "evidence"} == set(Cell.model_fields)
+
+
+def test_a_schedule_can_be_any_that_is_known():
+    assert set(get_args(get_type_hints(Cell)["schedule"])) == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "gpipe"])
+def test_the_id_names_a_schedule_other_than_that_of_gpipe(schedule):
+    name = cell(backward="scheduled", schedule=schedule).id
+    assert name.startswith(f"measured-unet-dep-x-ptl-{schedule}-n2-m2-b4-cpu-")
+    assert re.fullmatch(CELL_PATTERN, name)
+
+
+def test_the_schedule_of_gpipe_is_not_spelled_out():
+    assert "schedule" not in cell(backward="scheduled").settings()
+    assert cell(backward="scheduled", schedule="zb_v").settings()["schedule"] == "zb_v"
 
 
 def test_defaults_of_the_model_may_be_spelled_out():
@@ -94,6 +115,65 @@ def test_microbatches_are_as_many_as_chunk_gives(batch, chunks):
 )
 def test_neighbours_share_a_device_where_there_are_too_few(device, devices, places):
     assert cell(partitions=4, balance="7-7-7-8", device=device, devices=devices).placement() == places
+
+
+@pytest.mark.parametrize(
+    ("schedule", "homes"),
+    [("gpipe", (0, 1, 2, 3)), ("1f1b", (0, 1, 2, 3)), ("interleaved", (0, 1, 0, 1)), ("zb_v", (0, 1, 1, 0))],
+)
+def test_a_schedule_says_which_partitions_share_a_device(schedule, homes):
+    made = cell(partitions=4, balance="7-7-7-8", device="cuda", devices=2, backward="scheduled", schedule=schedule)
+    assert made.homes() == homes
+    assert len(made.places()) == made.schedule_devices == max(homes) + 1
+    assert made.placement() == [made.places()[home] for home in homes]
+
+
+@pytest.mark.parametrize("schedule", TWO_PER_DEVICE)
+@pytest.mark.parametrize(
+    ("device", "devices", "places"),
+    [("cpu", 1, ["cpu"] * 2), ("cuda", 1, ["cuda:0"] * 2), ("cuda", 2, ["cuda:0", "cuda:1"])],
+)
+def test_a_device_has_two_partitions(schedule, device, devices, places):
+    settings = {"partitions": 4, "balance": "7-7-7-8", "backward": "scheduled", "schedule": schedule}
+    assert cell(**settings, device=device, devices=devices).places() == places
+
+
+@pytest.mark.parametrize(("gpus", "devices", "transfer"), [(1, 1, "host"), (2, 2, "direct"), (8, 2, "direct")])
+def test_a_workload_takes_as_many_devices_as_its_schedule_has(gpus, devices, transfer):
+    config = parse_config({"ablation": {"cuda": {"backward": "scheduled", "schedule": "zb_v"}}})
+    cells = [run.cell for run in config.runs("ablation", Machine("cuda", gpus))]
+    assert {(made.devices, made.transfer) for made in cells} == {(devices, transfer)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("components", list(Components.factorial()), ids=lambda components: components.label)
+def test_a_schedule_has_no_fork_and_join_to_switch_off(components, device):
+    made = cell(variant=components.label, device=device, backward="scheduled", schedule="zb_h1")
+    instead = Components.from_label(made.stand_in)
+    assert instead.fork_join
+    same = ("clock_cycle", "portals", "early_recompute")
+    assert all(getattr(instead, name) == getattr(components, name) for name in same)
+    assert instead.copy_streams == (components.copy_streams and device == "cuda")
+    assert cell(**{**made.model_dump(), "variant": made.stand_in}).unsupported() == ""
+    reason = made.unsupported()
+    if components.fork_join:
+        assert ("copy_streams needs an accelerator" in reason) == (components.copy_streams and device == "cpu")
+    else:
+        assert reason.startswith("fork_join must be on where backward is scheduled; ")
+        assert reason.endswith(f", see variant {made.stand_in}")
+
+
+def test_an_ablation_of_a_schedule_repeats_what_stands_in_for_published_variants():
+    settings = {"backward": "scheduled", "schedule": "1f1b", "repeats": 5, "other_repeats": 2}
+    config = parse_config({"ablation": {"cuda": settings}})
+    repeats = {}
+    for run in config.runs("ablation", Machine("cuda", 4)):
+        repeats.setdefault(run.cell.variant, []).append(run.repeat)
+    counts = {variant: len(numbers) for variant, numbers in repeats.items()}
+    # What stands in for the baseline is dep-x-x.
+    assert [counts.pop(variant) for variant in ("dep-x-x", "dep-str-x", "dep-str-ptl")] == [5, 5, 5]
+    for variant, count in counts.items():
+        assert count == (2 if Components.from_label(variant).fork_join else 1)
 
 
 @pytest.mark.parametrize("components", list(Components.factorial()), ids=lambda components: components.label)
@@ -181,6 +261,18 @@ def test_an_unknown_experiment_gets_the_nearest_name():
         ({"backward": "schedule"}, "backward must be one of autograd, scheduled, got 'schedule'; use 'scheduled'"),
         ({"devices": 2}, "devices must be at most 1 for 2 partitions on cpu, got 2"),
         ({"device": "cuda", "devices": 3}, "devices must be at most 2 for 2 partitions on cuda, got 3"),
+        (
+            {"backward": "scheduled", "schedule": "zb_v", "device": "cuda", "devices": 2},
+            "devices must be at most 1 for 2 partitions on cuda, got 2",
+        ),
+        (
+            {"schedule": "zb-v"},
+            "schedule must be one of gpipe, 1f1b, zb_h1, zb_h2, interleaved, zb_v, v_half, got 'zb-v'; use 'zb_v'",
+        ),
+        (
+            {"schedule": "1f1b"},
+            "schedule must be gpipe where backward is autograd, got 1f1b; set backward to scheduled",
+        ),
     ],
 )
 def test_settings_that_make_no_cell(settings, problem):
@@ -188,3 +280,14 @@ def test_settings_that_make_no_cell(settings, problem):
     with pytest.raises(ConfigError) as caught:
         validated(Cell, data, ".".join)
     assert any(text.startswith(problem) for text in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("schedule", TWO_PER_DEVICE)
+def test_two_partitions_on_each_device_are_an_even_number(schedule):
+    settings = {"partitions": 3, "balance": "9-10-10", "schedule": schedule}
+    with pytest.raises(ConfigError) as caught:
+        validated(Cell, {**cell().model_dump(), **settings}, ".".join)
+    assert list(caught.value.problems) == [
+        f"schedule must be gpipe where backward is autograd, got {schedule}; set backward to scheduled",
+        f"partitions must be even where schedule is {schedule}, two on each device, got 3; add one, or take one away",
+    ]

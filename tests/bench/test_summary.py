@@ -183,7 +183,7 @@ def test_groups_that_are_apart_have_titles_that_differ():
     made = BASE[0]
     others = [
         *(replace(made, checkpoint="never"), replace(made, backward="scheduled"), replace(made, seed=7)),
-        *(replace(made, balance="1-2-3-11"), replace(made, transfer="direct")),
+        *(replace(made, balance="1-2-3-11"), replace(made, transfer="direct"), replace(made, schedule="zb_v")),
     ]
     titles = [line for line in printed([made, *others], width=400).splitlines() if "batch" in line]
     assert len(titles) == len(set(titles)) == 1 + len(others)

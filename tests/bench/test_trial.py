@@ -13,6 +13,7 @@ from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.rows import Row
+from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.timeline import COPY_KINDS
 from tests.bench.cells_of import cell
 
@@ -21,6 +22,8 @@ from tests.bench.cells_of import cell
 EMPTY_ON_CPU = {"flavour", "source", "peak_reserved_gib", "cuda", "driver", "experiment", "reason"}
 # Unknown outside a git checkout.
 OF_GIT = {"commit", "dirty"}
+FOUR = {"partitions": 4, "balance": "7-7-7-8", "backward": "scheduled"}
+SCHEDULED = [{**FOUR, "schedule": name} for name in SCHEDULES]
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +94,17 @@ def test_events_are_those_of_one_step(result):
     assert all(event["bytes"] > 0 for event in result.events if event["kind"] in COPY_KINDS)
 
 
+def test_partitions_on_one_device_of_a_schedule_share_its_time():
+    """Partitions 0 and 3 are on device 0, partitions 1 and 2 on device 1."""
+    result = measure_cell(cell(variant="dep-x-ptl", **FOUR, schedule="zb_v"), 0)
+    shares = ["compute_fraction", "recompute_fraction", "copy_fraction", "imbalance_fraction", "bubble_fraction"]
+    split = [tuple(record[name] for name in shares) for record in result.devices]
+    assert (split[0], split[1]) == (split[3], split[2])
+    assert math.fsum(split[0]) == pytest.approx(1)
+    assert result.row.bubble_fraction == pytest.approx((split[0][-1] + split[1][-1]) / 2)
+    assert {event["kind"] for event in result.events} >= {"forward", "backward_inputs", "backward_weights"}
+
+
 def test_weights_and_batch_depend_on_the_seed_alone():
     first, again, other = Trial(cell()), Trial(cell(variant="baseline", chunks=1)), Trial(cell(seed=1))
     parameters = [torch.cat([p.detach().flatten() for p in trial.pipe.parameters()]) for trial in (first, again, other)]
@@ -98,8 +112,9 @@ def test_weights_and_batch_depend_on_the_seed_alone():
     assert not torch.equal(parameters[0], parameters[2])
 
 
-def test_a_step_is_one_of_plain_sgd():
-    made = cell(model_args="depth=2;B=1;C=4;size=16;dropout=0")
+@pytest.mark.parametrize("settings", [{}, *SCHEDULED], ids=lambda settings: settings.get("schedule", "autograd"))
+def test_a_step_is_one_of_plain_sgd(settings):
+    made = cell(model_args="depth=2;B=1;C=4;size=16;dropout=0", **settings)
     arguments = parse_arguments(made.model, made.model_args)
     spec = MODELS[made.model]
     torch.manual_seed(made.seed)

@@ -140,6 +140,12 @@ def test_a_reference_cell_that_is_not_here_is_missing():
     assert allowed.verdict == "left out"
 
 
+def test_a_cell_of_another_schedule_is_another_cell():
+    other = table(replace(ROW, schedule="1f1b"))
+    assert list(checks_of_rows("sweep", table(ROW), other)) == []
+    assert [found.verdict for found in missing_cells("sweep", table(ROW), other)] == ["MISSING"]
+
+
 def test_a_blank_says_why_it_is_blank():
     failed = replace(ROW, status="oom", reason="memory", throughput_samples_per_s=None)
     blank = replace(ROW, throughput_samples_per_s=None)

@@ -59,6 +59,12 @@ def test_two_profiles_are_two_cells():
     assert sorted(each.verdict for each in found) == ["missing", "new"]
 
 
+def test_two_schedules_are_two_cells():
+    other = [replace(row, backward="scheduled", schedule="1f1b") for row in rows("baseline", 10.0)]
+    gpipe = [replace(row, schedule="gpipe") for row in other]
+    assert sorted(each.verdict for each in compare_rows(other, gpipe)) == ["missing", "new"]
+
+
 def test_evidence_can_be_set_against_evidence():
     # Simulations alone have a flavour, which is no difference then.
     new, old = [replace(simulated("baseline", 11.0), flavour="published")], rows("baseline", 10.0)

@@ -116,6 +116,23 @@ def test_a_pipeline_trains_it_as_the_plain_model(name, checkpoint):
 
 
 @every_model
+@pytest.mark.parametrize(("schedule", "checkpoint"), [("1f1b", "except_last"), ("zb_v", "never"), ("zb_v", "always")])
+def test_a_schedule_trains_it_as_the_plain_model(name, schedule, checkpoint):
+    output, loss, expected = plain_step(name)
+    x, target = batch(name)
+    module, devices = copy.deepcopy(made(name)), 2 if schedule == "zb_v" else 4
+    pipe = GPipe(
+        module, even(len(module), 4), devices=["cpu"] * devices, chunks=2, checkpoint=checkpoint, schedule=schedule
+    )
+
+    found_loss, found = pipe.step(x, target, model_spec(name).loss, return_output=True)
+
+    torch.testing.assert_close(found, output)
+    torch.testing.assert_close(found_loss, loss)
+    torch.testing.assert_close(gradients(pipe), expected, rtol=1e-6, atol=1e-9)
+
+
+@every_model
 def test_the_successor_of_pytorchs_pipe_takes_it(name):
     output, _, expected = plain_step(name)
     x, target = batch(name)

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 
 import pytest
 import torch
 
 from gpipe_bench import GPipe
-from gpipe_bench.engine import pipeline
-from gpipe_bench.engine.microbatch_lanes import MicroBatchLanes
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def used(monkeypatch):
-    """How many batches had a graph for each micro-batch, as in :mod:`gpipe_bench.engine.microbatch_lanes`."""
-    count = Counter()
-
-    class Counted(MicroBatchLanes):
-        def __init__(self, *args) -> None:
-            count["batches"] += 1
-            super().__init__(*args)
-
-    monkeypatch.setattr(pipeline, "MicroBatchLanes", Counted)
-    return lambda: count["batches"]
 
 
 @pytest.fixture

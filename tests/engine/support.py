@@ -25,6 +25,8 @@ LETTERS = {
     "forward": "F",
     "recompute": "R",
     "backward": "B",
+    "backward_inputs": "I",
+    "backward_weights": "W",
     "copy": "C",
     "copy_grad": "c",
     "portal": "P",

@@ -1,8 +1,8 @@
 """The order of recomputations and backward passes, as the layers themselves note it.
 
-R3,2 is the recomputation of micro-batch 3 on partition 2, B3,2 its backward pass. On the CPU one autograd thread runs
-all partitions, so there is one order. It hangs on sequence numbers that are thread-local, so every test runs in a
-thread of its own in which a program has been at work before.
+R3,2 is the recomputation of micro-batch 3 on partition 2, B3,2 its backward pass. Every accelerator has an autograd
+thread of its own, and runs its column of a picture. On the CPU one autograd thread runs all columns: among tasks that
+are ready it takes the one with the highest number in its own worker, here that of the micro-batch.
 """
 
 from __future__ import annotations
@@ -23,51 +23,33 @@ EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
 
 WITH_FORK_JOIN = """
     R3,2 B3,2
-    R2,2 R3,1 B2,2
-    R1,2 B3,1 R2,1 R3,0 B1,2
-    R0,2 B2,1 R1,1 B3,0 R2,0 B0,2
-         B1,1 R0,1 B2,0 R1,0
-         B0,1      B1,0 R0,0
-                   B0,0
-"""
-EXCEPT_LAST = """
-         B3,2
-    R2,2 B2,2
-    R1,2 B3,1 R2,1 B1,2
-    R0,2 B2,1 R1,1 B3,0 R2,0 B0,2
-         B1,1 R0,1 B2,0 R1,0
-         B0,1      B1,0 R0,0
-                   B0,0
+    R2,2 R3,1 B3,1 R3,0 B3,0 B2,2
+    R1,2 R2,1 B2,1 R2,0 B2,0 B1,2
+    R0,2 R1,1 B1,1 R1,0 B1,0 B0,2
+         R0,1 B0,1 R0,0 B0,0
 """
 WITHOUT_FORK_JOIN = """
     R3,2 R2,2 R1,2 R0,2
-    B3,2 R3,1
-    B2,2 R2,1 B3,1 R3,0
-    B1,2 R1,1 B2,1 R2,0 B3,0
-    B0,2 R0,1 B1,1 R1,0 B2,0
-              B0,1 R0,0 B1,0
-                        B0,0
+    B3,2 R3,1 B3,1 R3,0 B3,0
+    B2,2 R2,1 B2,1 R2,0 B2,0
+    B1,2 R1,1 B1,1 R1,0 B1,0
+    B0,2 R0,1 B0,1 R0,0 B0,0
 """
-WITHOUT_EARLY_RECOMPUTE = """
-    R3,2 B3,2
-    R2,2 B2,2 R3,1 B3,1
-    R1,2 B1,2 R2,1 B2,1 R3,0 B3,0
-    R0,2 B0,2 R1,1 B1,1 R2,0 B2,0
-              R0,1 B0,1 R1,0 B1,0
-                        R0,0 B0,0
-"""
-WITHOUT_CLOCK_CYCLE = """
+ONE_BY_ONE = """
     R3,2 B3,2 R3,1 B3,1 R3,0 B3,0
     R2,2 B2,2 R2,1 B2,1 R2,0 B2,0
     R1,2 B1,2 R1,1 B1,1 R1,0 B1,0
     R0,2 B0,2 R0,1 B0,1 R0,0 B0,0
 """
-NEVER_WITHOUT_CLOCK_CYCLE = """
+NEVER_ONE_BY_ONE = """
     B3,2 B3,1 B3,0
     B2,2 B2,1 B2,0
     B1,2 B1,1 B1,0
     B0,2 B0,1 B0,0
 """
+# As published, computed with one worker for all partitions.
+PUBLISHED_WITH = "R3,2 B3,2 R2,2 R3,1 B2,2 R1,2 B3,1 R2,1"
+PUBLISHED_WITHOUT = "R3,2 R2,2 R1,2 R0,2 B3,2 R3,1 B2,2"
 
 
 def in_a_working_thread(function, nodes=3000):
@@ -110,6 +92,11 @@ def flat(picture: str) -> str:
     return " ".join(picture.split())
 
 
+def column(order: str, j: int) -> list[str]:
+    """What one partition does."""
+    return [name for name in order.split() if name.endswith(f",{j}")]
+
+
 @pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize(
     ("switches", "picture"),
@@ -117,25 +104,37 @@ def flat(picture: str) -> str:
         ({}, WITH_FORK_JOIN),
         ({"copy_streams": False, "portals": False}, WITH_FORK_JOIN),
         ({"fork_join": False}, WITHOUT_FORK_JOIN),
-        ({"early_recompute": False}, WITHOUT_EARLY_RECOMPUTE),
-        ({"early_recompute": False, "fork_join": False}, WITHOUT_EARLY_RECOMPUTE),
-        ({"clock_cycle": False}, WITHOUT_CLOCK_CYCLE),
-        ({"clock_cycle": False, "fork_join": False}, WITHOUT_CLOCK_CYCLE),
+        ({"early_recompute": False}, ONE_BY_ONE),
+        ({"early_recompute": False, "fork_join": False}, ONE_BY_ONE),
+        ({"clock_cycle": False}, ONE_BY_ONE),
+        ({"clock_cycle": False, "fork_join": False}, ONE_BY_ONE),
     ],
     ids=lambda value: "-".join(value) or "all on" if isinstance(value, dict) else "",
 )
 def test_exact_order_with_everything_checkpointed(switches, picture, transfer):
-    assert backward_orders(transfer=transfer, **switches) == [flat(picture)]
+    assert backward_orders(2, transfer=transfer, **switches) == [flat(picture)] * 2
 
 
 def test_exact_order_with_nothing_checkpointed_and_no_clock_cycle():
-    assert backward_orders(checkpoint="never", clock_cycle=False) == [flat(NEVER_WITHOUT_CLOCK_CYCLE)]
+    assert backward_orders(checkpoint="never", clock_cycle=False) == [flat(NEVER_ONE_BY_ONE)]
+
+
+@pytest.mark.parametrize("j", range(3))
+@pytest.mark.parametrize(
+    ("fork_join", "published"), [(True, PUBLISHED_WITH), (False, PUBLISHED_WITHOUT)], ids=["with", "without"]
+)
+def test_every_partition_begins_as_published(fork_join, published, j):
+    begins = column(published, j)
+    assert column(backward_orders(fork_join=fork_join)[0], j)[: len(begins)] == begins
 
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])
-def test_exact_order_with_the_last_microbatch_not_checkpointed(transfer):
-    """The first batch shows which tasks need no lanes; the order of the others is that of the first."""
-    assert backward_orders(3, checkpoint="except_last", transfer=transfer) == [flat(EXCEPT_LAST)] * 3
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+def test_early_recomputation_follows_the_backward_pass_before_it_and_not_the_gradient(checkpoint, transfer):
+    """R(i-1,2) comes before B(i,1): it overlaps the way of the gradients through the other partitions."""
+    names = backward_orders(checkpoint=checkpoint, transfer=transfer)[0].split()
+    for i in (3, 2, 1):
+        assert names.index(f"B{i},2") < names.index(f"R{i - 1},2") < names.index(f"B{i},1")
 
 
 class Noted(Affine):
@@ -167,11 +166,6 @@ def test_a_layer_that_writes_to_the_input_of_its_partition_changes_no_order(chec
     assert orders[0] == orders[1]
 
 
-def test_orders_begin_as_published():
-    assert flat(WITH_FORK_JOIN).startswith("R3,2 B3,2 R2,2 R3,1 B2,2 R1,2 B3,1 R2,1")
-    assert flat(WITHOUT_FORK_JOIN).startswith("R3,2 R2,2 R1,2 R0,2 B3,2 R3,1 B2,2")
-
-
 @pytest.mark.parametrize("fork_join", [True, False])
 @pytest.mark.parametrize("checkpoint", MODES)
 def test_order_is_that_of_the_first_step_in_the_fiftieth(checkpoint, fork_join):
@@ -190,16 +184,24 @@ def test_order_does_not_depend_on_what_the_calling_thread_did_before(checkpoint,
     assert fresh == busy
 
 
-# With neither checkpoints nor Fork and Join nothing orders the tasks but the sizes of their graphs.
-@pytest.mark.parametrize(
-    ("checkpoint", "fork_join"), [(mode, on) for mode in MODES for on in (True, False) if on or mode != "never"]
-)
-def test_order_does_not_depend_on_the_depth_of_layers(checkpoint, fork_join):
-    shallow, deep = (backward_orders(checkpoint=checkpoint, fork_join=fork_join, depth=depth)[0] for depth in (0, 40))
+# Without checkpoints the nodes of layers are in the queue themselves, and their numbers depend on their number.
+@pytest.mark.parametrize("fork_join", [True, False])
+def test_order_of_checkpoints_does_not_depend_on_the_depth_of_layers(fork_join):
+    shallow, deep = (backward_orders(fork_join=fork_join, depth=depth)[0] for depth in (0, 40))
     # the end of every backward pass follows its beginning
     assert deep.split() == [
         part for name in shallow.split() for part in ([name] if name[0] == "R" else [name, name.lower()])
     ]
+
+
+@pytest.mark.parametrize("checkpoint", ["except_last", "never"])
+def test_fork_join_ends_a_backward_pass_before_the_next_of_its_partition_begins(checkpoint):
+    """However deep the layers are."""
+    (order,) = backward_orders(checkpoint=checkpoint, depth=40)
+    for j in (1, 2):
+        assert [name for name in column(order, j) if name[0] != "R"] == [
+            f"{letter}{i},{j}" for i in (3, 2, 1, 0) for letter in "Bb"
+        ]
 
 
 @EXAMPLES
@@ -213,9 +215,7 @@ def test_order_does_not_depend_on_the_depth_of_layers(checkpoint, fork_join):
 def test_fork_join_runs_every_partition_from_the_last_microbatch_to_the_first(m, n, checkpoint, transfer, switches):
     for order in backward_orders(3, m, n, transfer, checkpoint, **switches):
         for j in range(n):
-            assert [name for name in order.split() if name[0] == "B" and name.endswith(f",{j}")] == [
-                f"B{i},{j}" for i in reversed(range(m))
-            ]
+            assert [name for name in column(order, j) if name[0] == "B"] == [f"B{i},{j}" for i in reversed(range(m))]
 
 
 @EXAMPLES
@@ -229,9 +229,8 @@ def test_fork_join_runs_every_partition_from_the_last_microbatch_to_the_first(m,
 def test_fork_join_keeps_one_recomputation_of_a_partition_at_a_time(m, n, transfer, checkpoint, clock_cycle):
     for order in backward_orders(3, m, n, transfer, checkpoint, clock_cycle=clock_cycle):
         for j in range(n):
-            here = [name for name in order.split() if name.endswith(f",{j}")]
             expected = [f"{letter}{i},{j}" for i in reversed(range(m)) for letter in "RB"]
-            assert here == (expected if checkpoint == "always" else expected[1:])
+            assert column(order, j) == (expected if checkpoint == "always" else expected[1:])
 
 
 @EXAMPLES
@@ -239,7 +238,7 @@ def test_fork_join_keeps_one_recomputation_of_a_partition_at_a_time(m, n, transf
 def test_without_fork_join_the_last_partition_recomputes_everything_first(m, n, checkpoint):
     recomputed = m if checkpoint == "always" else m - 1
     for order in backward_orders(3, m, n, checkpoint=checkpoint, fork_join=False):
-        last = [name[0] for name in order.split() if name.endswith(f",{n - 1}")]
+        last = [name[0] for name in column(order, n - 1)]
         assert last == ["R"] * recomputed + ["B"] * m
 
 
@@ -299,7 +298,7 @@ def test_skips_do_not_disturb_the_order(m, checkpoint, transfer, portals, clock_
 @pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize("checkpoint", ["always", "except_last"])
 def test_a_frozen_first_partition_does_not_disturb_the_order(checkpoint, transfer, clock_cycle):
-    """What enters partition 1 needs no gradient, but the lane must not end there."""
+    """What enters partition 1 needs no gradient; a Join must stand there all the same."""
     log: list[str] = []
 
     def work():

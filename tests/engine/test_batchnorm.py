@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gpipe_bench import Components
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
-from gpipe_bench.engine.flags import set_flags
+from gpipe_bench.engine.context import ExecutionContext
 from tests.engine.support import FACTORIAL, MODES, label, on_cpu
 
 pytestmark = pytest.mark.usefixtures("either_backward")
@@ -90,7 +90,7 @@ def test_a_recomputation_beside_a_forward_pass_is_not_gathered():
     plain, layer = nn.BatchNorm2d(2), DeferredBatchNorm(2)
     with deferring([layer]):
         layer(images(seed=1))
-        with set_flags(recomputing=True):
+        with ExecutionContext.capture([torch.device("cpu")]).applied(recomputing=True):
             layer(images(seed=2))
     plain(images(seed=1))
     assert_equal_statistics(layer, plain)

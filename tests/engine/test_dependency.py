@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.dependency import fork, join
-from gpipe_bench.engine.phony import get_phony, new_leaf
+from gpipe_bench.engine.nodes import get_phony, new_leaf
+from gpipe_bench.engine.paper.fork import fork
+from gpipe_bench.engine.paper.join import join
 from tests.engine.support import Identity
 
 CPU = torch.device("cpu")
@@ -77,25 +78,21 @@ def test_results_are_no_aliases_in_autograds_eyes():
     assert x.grad == 1
 
 
-def test_no_gradient_no_lane():
+def test_a_join_leaves_alone_what_needs_no_gradient():
+    """A gradient would be computed for it, and for all that it was made from."""
+    (_, phony) = fork((leaf(1.0),))
+    integers, constant = torch.tensor([1]), torch.ones(1)
+    joined = join((integers, constant, "text", leaf(2.0)), phony)
+    assert joined[0] is integers
+    assert joined[1] is constant
+    assert joined[2] == "text"
+    assert joined[3].requires_grad
+
+
+def test_no_gradient_no_fork():
     values, phony = fork((torch.ones(1), torch.tensor([1])))
     assert phony is None
     assert not values[0].requires_grad
-
-
-def test_a_join_makes_the_first_floating_point_tensor_carry_the_lane():
-    (_, phony) = fork((leaf(1.0),))
-    integers, first, second = torch.tensor([1]), torch.ones(1), torch.ones(1)
-    joined = join((integers, first, second), phony)
-    assert [value.requires_grad for value in joined] == [False, True, False]
-    joined[1].sum().backward()
-    assert first.grad is None
-
-
-def test_values_that_cannot_carry_a_lane_pass_a_join_as_they_are():
-    (_, phony) = fork((leaf(1.0),))
-    values = (torch.tensor([1]), "text")
-    assert join(values, phony) == values
 
 
 def test_an_output_without_gradient_stays_without():
@@ -119,7 +116,7 @@ def test_a_phony_gets_no_gradient():
 # --- order ---------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_lane_what_was_made_last_comes_first():
+def test_without_an_edge_what_was_made_last_comes_first():
     log: list[str] = []
     first = Identity.apply(leaf(1.0), lambda: log.append("first"))
     second = Identity.apply(leaf(1.0), lambda: log.append("second"))

@@ -6,18 +6,22 @@ import threading
 
 import torch
 
-from gpipe_bench.engine.flags import is_checkpointing, is_recomputing, set_flags
+from gpipe_bench.engine.context import ExecutionContext, is_checkpointing, is_recomputing
 
 
 def flags():
     return is_checkpointing(), is_recomputing()
 
 
+def applied(**options):
+    return ExecutionContext.capture([torch.device("cpu")]).applied(**options)
+
+
 def test_blocks_nest():
     seen = [flags()]
-    with set_flags(checkpointing=True):
+    with applied(checkpointing=True):
         seen.append(flags())
-        with set_flags(recomputing=True):
+        with applied(recomputing=True):
             seen.append(flags())
         seen.append(flags())
     assert [*seen, flags()] == [(False, False), (True, False), (False, True), (True, False), (False, False)]
@@ -25,9 +29,9 @@ def test_blocks_nest():
 
 def test_grad_mode_comes_and_goes_with_them():
     seen = [torch.is_grad_enabled()]
-    with set_flags(checkpointing=True, grad=False):
+    with applied(checkpointing=True):
         seen.append(torch.is_grad_enabled())
-        with set_flags(recomputing=True, grad=True):
+        with applied(recomputing=True):
             seen.append(torch.is_grad_enabled())
         seen.append(torch.is_grad_enabled())
     assert [*seen, torch.is_grad_enabled()] == [True, False, True, False, True]
@@ -38,14 +42,14 @@ def test_another_thread_has_flags_of_its_own():
 
     def other():
         seen.append(flags())
-        with set_flags(checkpointing=True):
+        with applied(checkpointing=True):
             entered.set()
             left.wait(timeout=30)
         seen.append(flags())
 
     entered, left = threading.Event(), threading.Event()
     thread = threading.Thread(target=other)
-    with set_flags(recomputing=True):
+    with applied(recomputing=True):
         thread.start()
         assert entered.wait(timeout=30)
         assert flags() == (False, True)

@@ -8,13 +8,14 @@ import pickle
 import signal
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 from gpipe_bench import Components
-from tests.engine.support import FACTORIAL, Mix, assert_same, crossing_model, label, on_cpu, train_step
+from tests.engine.support import FACTORIAL, MODES, Mix, assert_same, crossing_model, label, on_cpu, train_step
 
 X = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
 
@@ -123,6 +124,33 @@ def test_a_pipeline_within_a_layer_of_a_pipeline():
     found, expected = train_step(pipe, X), train_step(plain, X)
     torch.testing.assert_close(found.output, expected.output)
     torch.testing.assert_close(list(found.gradients.values()), list(expected.gradients.values()))
+
+
+class Elsewhere(nn.Module):
+    """Its layer runs in a thread of its own, whose nodes have numbers of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Mix()
+
+    def forward(self, x):
+        grad = torch.is_grad_enabled()
+
+        def run():
+            with torch.set_grad_enabled(grad):
+                return self.layer(x)
+
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(run).result()
+
+
+@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_layer_that_computes_in_a_thread_of_its_own(checkpoint, backward, workers):
+    plain = nn.Sequential(Mix(), Elsewhere(), Mix()).double()
+    pipe = on_cpu(copy.deepcopy(plain), [1, 1, 1], chunks=3, checkpoint=checkpoint, backward=backward, workers=workers)
+    assert_same(train_step(pipe, X), train_step(plain, X))
 
 
 def run_in_a_fork(work) -> int:

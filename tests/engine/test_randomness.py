@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterable
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from gpipe_bench import Components, is_recomputing
 from gpipe_bench.errors import RandomnessError
+from gpipe_bench.schedule import clock_cycles, microbatch_major
 from tests.engine.support import FACTORIAL, MODES, label, numbered, on_cpu
 
 pytestmark = pytest.mark.usefixtures("either_backward")
@@ -203,10 +204,14 @@ def test_draws_between_tasks_do_not_matter(balance, components):
 # --- the plain module's numbers ----------------------------------------------------------------------------------
 
 
-def plain_masks(layers: list[Drop], pieces: list[Tensor]) -> Tensor:
-    plain = nn.Sequential(*(Drop() for _ in layers))
+def plain_masks(pieces: list[Tensor], order: Iterable[tuple[int, int]]) -> Tensor:
+    """What the layers make of the pieces, task (i, j) by task (i, j)."""
+    layers = [Drop(), Drop()]
     torch.manual_seed(5)
-    return torch.cat([plain(piece) for piece in pieces])
+    values = list(pieces)
+    for i, j in order:
+        values[i] = layers[j](values[i])
+    return torch.cat(values)
 
 
 @pytest.mark.parametrize("checkpoint", MODES)
@@ -219,12 +224,16 @@ def plain_masks(layers: list[Drop], pieces: list[Tensor]) -> Tensor:
     ],
     ids=["one microbatch", "one partition", "no clock-cycle"],
 )
-def test_tasks_that_run_one_by_one_draw_what_the_plain_module_draws(m, balance, components, checkpoint):
+def test_tasks_that_run_one_by_one_draw_what_the_plain_module_draws(
+    m, balance, components, checkpoint, either_backward
+):
+    """In its order, which is that of micro-batches, or with a schedule and several partitions in the schedule's."""
     layers = [Drop(), Drop()]
     pipe = on_cpu(nn.Sequential(*layers), balance, chunks=m, components=components, checkpoint=checkpoint)
-    pieces = list(batch(m).chunk(m))
+    cycles = clock_cycles if either_backward == "scheduled" and len(balance) > 1 else microbatch_major
+    expected = plain_masks(list(batch(m).chunk(m)), [task for cycle in cycles(m, 2) for task in cycle])
     torch.manual_seed(5)
-    torch.testing.assert_close(pipe(batch(m)), plain_masks(layers, pieces))
+    torch.testing.assert_close(pipe(batch(m)), expected)
 
 
 @pytest.mark.parametrize("checkpoint", MODES)
@@ -324,72 +333,3 @@ def test_a_copied_pipeline_draws_as_the_original(components):
     expected = step(copy.deepcopy(pipe))
     torch.manual_seed(3)
     torch.testing.assert_close(step(pipe), expected)
-
-
-# --- layers that recompute by themselves ---------------------------------------------------------------------------
-
-
-class SelfMade(nn.Module):
-    """Dropout of weighted ones under PyTorch's own checkpoint, so that gradient and output must be equal."""
-
-    def __init__(self, *, reentrant: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(SIZE))
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        def run(x: Tensor) -> Tensor:
-            return nn.functional.dropout(x * self.weight, 0.5)
-
-        return torch_checkpoint(run, x, use_reentrant=self.reentrant)
-
-
-def input_and_output(pipe: nn.Module) -> tuple[Tensor, Tensor]:
-    x = torch.ones(8, SIZE).requires_grad_()
-    output = pipe(x)
-    output.sum().backward()
-    return x.grad, output.detach()
-
-
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_a_mask_that_a_layer_would_recompute_by_itself_is_refused(checkpoint, reentrant):
-    layers = nn.Sequential(SelfMade(reentrant=reentrant), SelfMade(reentrant=reentrant))
-    pipe = on_cpu(layers, [1, 1], chunks=4, checkpoint=checkpoint)
-    with pytest.raises(RandomnessError, match=r"got a draw within torch\.utils\.checkpoint in a layer"):
-        input_and_output(pipe)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_layer_may_recompute_by_itself_where_tasks_run_one_by_one(reentrant):
-    layers = nn.Sequential(SelfMade(reentrant=reentrant), SelfMade(reentrant=reentrant))
-    gradient, output = input_and_output(on_cpu(layers, [2], chunks=4, checkpoint="never"))
-    assert torch.equal(gradient, output)
-
-
-class Nested(nn.Module):
-    """A layer that runs its input through a pipeline of its own."""
-
-    def __init__(self, *, random: bool) -> None:
-        super().__init__()
-        inner = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Dropout(0.5 if random else 0.0))
-        self.pipe = on_cpu(inner, [1, 1], chunks=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pipe(x)
-
-
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_masks_of_a_pipeline_in_a_layer_are_refused(checkpoint):
-    pipe = on_cpu(nn.Sequential(Nested(random=True), Nested(random=True)), [1, 1], chunks=4, checkpoint=checkpoint)
-    with pytest.raises(RandomnessError, match="got a draw within a pipeline in a layer"):
-        input_and_output(pipe)
-
-
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_a_pipeline_in_a_layer_may_compute_what_is_not_random(checkpoint):
-    layers = nn.Sequential(Nested(random=False).eval(), Nested(random=False).eval())
-    plain = nn.Sequential(*(nn.Sequential(*layer.pipe) for layer in copy.deepcopy(layers)))
-    found = input_and_output(on_cpu(layers, [1, 1], chunks=4, checkpoint=checkpoint))
-    torch.testing.assert_close(found, input_and_output(plain))

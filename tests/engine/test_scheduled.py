@@ -1,12 +1,12 @@
-"""``backward='scheduled'``: the workers run their tasks backward, in the reversed order of the schedule.
+"""``backward='scheduled'``, which is ``schedule='gpipe'``: tasks run backward in the reversed order.
 
-That it gives the results of the plain module is tested with everything else, see ``either_backward``.
+That it gives the results of the plain module is tested with everything else, see ``either_backward``; what holds for
+every schedule is tested in ``test_schedules*.py``.
 """
 
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import threading
 import time
@@ -91,7 +91,7 @@ def test_a_partition_recomputes_while_its_gradient_is_on_its_way_or_not_before_i
 def test_each_partition_runs_backward_in_its_own_thread(checkpoint):
     _, threads = logged_step(checkpoint=checkpoint)
     assert {name: thread for name, thread in threads.items() if name[0] == "B"} == {
-        f"B{i},{j}": f"gpipe-worker-{j}" for i in range(M) for j in range(N)
+        f"B{i},{j}": f"gpipe-worker-{j}" if j else "gpipe-batch" for i in range(M) for j in range(N)
     }
 
 
@@ -143,11 +143,6 @@ def test_an_observer_sees_each_task_once(checkpoint):
 
 @pytest.mark.parametrize("checkpoint", MODES)
 class TestRefused:
-    def test_a_retained_graph(self, checkpoint):
-        loss = score(chain(checkpoint=checkpoint)(torch.ones(M, 3)))
-        with pytest.raises(RuntimeError, match=r"only one of its batch, got retain_graph=True; add the losses up"):
-            loss.backward(retain_graph=True)
-
     def test_a_second_backward_pass(self, checkpoint):
         output = chain(checkpoint=checkpoint)(torch.ones(M, 3))
         output[:1].sum().backward()
@@ -170,8 +165,16 @@ class TestRefused:
         plain = nn.Sequential(*(Mix() for _ in range(N)))
         pipe = on_cpu(copy.deepcopy(plain), [1] * N, chunks=M, checkpoint=checkpoint, backward="scheduled")
         with pytest.raises(RuntimeError):
-            score(pipe(torch.ones(M, 3))).backward(retain_graph=True)
+            torch.autograd.grad(score(pipe(torch.ones(M, 3))), list(pipe.parameters()))
         assert_same(train_step(pipe, torch.ones(M, 3)), train_step(plain, torch.ones(M, 3)))
+
+
+def test_a_graph_may_be_retained_for_what_comes_behind_the_pipeline():
+    plain = nn.Sequential(*(Mix() for _ in range(N)))
+    pipe = on_cpu(copy.deepcopy(plain), [1] * N, chunks=M, backward="scheduled")
+    for model in (plain, pipe):
+        score(model(torch.ones(M, 3))).backward(retain_graph=True)
+    torch.testing.assert_close(gradients(pipe), gradients(plain))
 
 
 class Aside(nn.Module):
@@ -329,27 +332,7 @@ def test_gradients_do_not_depend_on_which_worker_is_slow(components):
     assert_same(train_step(pipe, torch.ones(7, 3)), train_step(plain, torch.ones(7, 3)))
 
 
-# --- workers ---------------------------------------------------------------------------------------------------------
-
-
-def workers():
-    return {thread for thread in threading.enumerate() if thread.name.startswith("gpipe-worker")}
-
-
-def test_workers_outlive_a_step_and_end_with_the_pipeline():
-    before = workers()
-    pipe = chain()
-    alive = []
-    for _ in range(3):
-        score(pipe(torch.ones(M, 3))).backward()
-        alive.append(workers() - before)
-    assert alive[0] == alive[1] == alive[2]
-    assert len(alive[0]) == N
-    del pipe
-    gc.collect()
-    for thread in alive[0]:
-        thread.join(timeout=30)
-        assert not thread.is_alive()
+# --- afterwards ------------------------------------------------------------------------------------------------------
 
 
 def test_a_pipeline_that_has_worked_can_be_copied_and_pickled(pair):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.engine.skip.layout import inspect_skip_layout
 from gpipe_bench.errors import SkipLayoutError
 from gpipe_bench.skip import Namespace, pop, skippable, stash, verify_skippables
+from gpipe_bench.skip.layout import inspect_skip_layout
 from tests.engine.support import Mix, Pop, Stash, on_cpu, skip_pair
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.engine.skip.tracker import LocalTracker, current_tracker, use_tracker
 from gpipe_bench.errors import SkipUsageError
 from gpipe_bench.skip import Namespace, Skippable, isolate, pop, skippable, stash
+from gpipe_bench.skip.tracker import LocalTracker, current_tracker, use_tracker
 from tests.engine.support import Pop, Stash, on_cpu
 
 pytestmark = pytest.mark.usefixtures("either_backward")

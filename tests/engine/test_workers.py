@@ -1,140 +1,306 @@
-"""Workers that outlive a step: who has them, when they begin anew, and that nothing comes from them too late."""
+"""The threads of a batch: which there are, that they end with it, and that nothing shows who ran a task."""
 
 from __future__ import annotations
 
-import gc
+import signal
 import threading
 import time
-import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.engine.worker import WorkerPool
-from tests.engine.support import on_cpu
+from gpipe_bench import Components, is_checkpointing, is_recomputing
+from tests.engine.support import MODES, SOME, Mix, crossing_model, label, numbered, on_cpu, probe_pipe, score
+
+M, N = 4, 3
+both = pytest.mark.parametrize("backward", ["autograd", "scheduled"])
 
 
-def made():
-    """Two partitions of two layers, with workers, and a batch of four micro-batches."""
-    layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))).double()
-    pipe = on_cpu(layers, [2, 2], chunks=4, backward="scheduled", workers="always")
-    return pipe, torch.rand(8, 3, dtype=torch.float64)
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("gpipe-")}
 
 
-def _workers():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("gpipe-worker")]
+def assert_none_left() -> None:
+    """The thread of a batch hands its result over before it ends; all others have ended before that."""
+    assert {thread.name for thread in threads()} <= {"gpipe-batch"}
+    for thread in threads():
+        thread.join(timeout=30)
+        assert not thread.is_alive()
 
 
-def test_no_gradient_comes_after_an_interrupt(monkeypatch):
-    before = set(_workers())
-    pipe, batch = made()
-    loss = pipe(batch).sum()
-    begun = threading.Event()
+# --- which there are -------------------------------------------------------------------------------------------------
 
-    def linger(grad):
-        begun.set()
-        time.sleep(0.05)
-        return grad
 
-    for parameter in pipe.parameters():
-        parameter.register_hook(linger)
+def names_of_a_step(**options) -> tuple[dict[str, str], dict[str, str]]:
+    """The thread of each task, forward and backward."""
+    where: dict[str, str] = {}
+    pipe = probe_pipe(N, [], where, chunks=M, checkpoint="never", **options)
+    pipe(numbered(M)).sum().backward()
+    return tuple({name: thread for name, thread in where.items() if name[0] == letter} for letter in "FB")
 
-    def interrupted(self, index):
-        begun.wait()
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpipe_bench.engine.worker.Workers.collect", interrupted)
+@pytest.mark.parametrize("workers", ["always", "auto"])
+def test_every_partition_on_the_cpu_has_a_worker(workers):
+    forward, backward = names_of_a_step(workers=workers)
+    assert forward == {f"F{i},{j}": f"gpipe-worker-{j}" for i in range(M) for j in range(N)}
+    assert set(backward.values()) == {threading.current_thread().name}  # autograd's own thread for the CPU
+
+
+@both
+@pytest.mark.parametrize("options", [{"workers": "never"}, {"components": Components(clock_cycle=False)}], ids=str)
+def test_the_calling_thread_does_it_all(options, backward):
+    here = threading.current_thread().name
+    assert {name for each in names_of_a_step(backward=backward, **options) for name in each.values()} == {here}
+
+
+@both
+def test_one_partition_has_nothing_to_run_beside(backward):
+    where: dict[str, str] = {}
+    probe_pipe(1, [], where, chunks=M, backward=backward)(numbered(M)).sum().backward()
+    assert set(where.values()) == {threading.current_thread().name}
+
+
+@both
+def test_workers_use_as_many_threads_within_an_operator_as_the_caller(backward):
+    seen = set()
+
+    class Ask(nn.Module):
+        def forward(self, x):
+            seen.add(torch.get_num_threads())
+            return x
+
+    pipe = on_cpu(nn.Sequential(Ask(), Ask()), [1, 1], chunks=2, backward=backward)
+    for count in (2, 1):
+        seen.clear()
+        torch.set_num_threads(count)
+        pipe(torch.ones(2, 3))
+        assert seen == {count}
+
+
+# --- they end with the batch -----------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_kept_loss_keeps_no_thread(checkpoint, backward):
+    pipe = on_cpu(crossing_model(), [2, 2, 3], chunks=M, checkpoint=checkpoint, backward=backward)
+    loss = score(pipe(torch.ones(8, 3, dtype=torch.float64)))
+    assert_none_left()
+    loss.backward()
+    assert_none_left()
+
+
+@pytest.fixture
+def interrupt():
+    """What interrupts the main thread, from another, as the terminal does; returns when it has been noticed."""
+    noticed = threading.Event()
+
+    def handle(*_):
+        if not noticed.is_set():
+            noticed.set()
+            raise KeyboardInterrupt
+
+    def send():
+        # a signal that comes right before a thread begins to wait is seen only when it has waited
+        while not noticed.is_set():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            noticed.wait(timeout=0.1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    yield send
+    signal.signal(signal.SIGUSR1, before)
+
+
+class Interrupted(nn.Module):
+    """Interrupts the caller from micro-batch 1, and then works on for a while."""
+
+    def __init__(self, phase: str, interrupt) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.phase, self.interrupt = phase, interrupt
+        self.begun, self.ended = [], []
+
+    def work(self, phase: str, i: int) -> None:
+        self.begun.append(i)
+        if (phase, i) == (self.phase, 1):
+            self.interrupt()
+            time.sleep(0.05)  # enough for a caller that does not wait for this task
+        self.ended.append(i)
+
+    def forward(self, x):
+        i = int(x.detach().flatten()[0])
+        self.work("forward", i)
+        y = x * self.weight
+        if y.requires_grad:
+            y.register_hook(lambda _: self.work("backward", i))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("phase", "backward"), [("forward", "autograd"), ("forward", "scheduled"), ("backward", "scheduled")]
+)
+def test_an_interrupt_comes_out_when_no_task_runs_any_more(phase, backward, interrupt):
+    """Tasks must not go on with tensors that the caller may change now, nor bring gradients later."""
+    layer = Interrupted(phase, interrupt)
+    pipe = on_cpu(
+        nn.Sequential(nn.Identity(), layer, nn.Tanh()), [1, 1, 1], chunks=M, checkpoint="never", backward=backward
+    )
     with pytest.raises(KeyboardInterrupt):
-        loss.backward()
-    assert begun.is_set()
-    assert set(_workers()) <= before, "a worker still runs a task, whose gradients would come later"
+        pipe(numbered(M)).sum().backward()
+    assert 1 in layer.begun
+    assert layer.begun == layer.ended
+    assert_none_left()
+    layer.phase = ""
+    pipe.zero_grad()
+    pipe(numbered(M)).sum().backward()
+    assert layer.weight.grad is not None
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-def test_no_task_runs_on_after_an_interrupt_of_the_forward_pass(backward, monkeypatch):
-    """The thread that waits is interrupted: tasks must not go on with tensors that the caller may change now."""
-    before = set(_workers())
+@both
+def test_an_interrupt_while_the_first_thread_starts_comes_out_when_no_task_runs(backward, monkeypatch):
+    """Starting a thread means waiting for it, and it may be in the middle of the batch by then."""
     begun, ended = [], []
+    start = threading.Thread.start
 
     class Slow(nn.Module):
         def forward(self, x):
-            begun.append(x)
-            time.sleep(0.05)
-            ended.append(x)
-            return x + 1
+            begun.append(1)
+            time.sleep(0.05)  # enough for a caller that does not wait for this task
+            ended.append(1)
+            return x
 
-    def interrupted(self, index):
-        while not begun:
-            time.sleep(0.001)
-        raise KeyboardInterrupt
+    def interrupted(self):
+        start(self)
+        if self.name == "gpipe-batch":
+            time.sleep(0.01)
+            raise KeyboardInterrupt
 
-    pipe = on_cpu(nn.Sequential(Slow(), Slow()), [1, 1], chunks=4, backward=backward, workers="always")
-    monkeypatch.setattr("gpipe_bench.engine.worker.Workers.collect", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pipe(torch.rand(4, 3, requires_grad=True))
-    assert begun
-    assert len(begun) == len(ended)
-    assert set(_workers()) <= before
-
-
-def test_a_kept_loss_keeps_no_workers():
-    before = set(_workers())
-    pipe, batch = made()
-    loss = pipe(batch).sum()
-    loss.backward()
-    assert set(_workers()) - before
-    gone = weakref.ref(pipe)
-    del pipe
-    gc.collect()
-    assert gone() is None
-    for thread in set(_workers()) - before:
-        thread.join(10)
-    assert set(_workers()) <= before
-    assert loss.grad_fn is not None
+    pipe = on_cpu(nn.Sequential(Slow(), Slow()), [1, 1], chunks=M, backward=backward)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pipe(torch.ones(M, 3))
+    assert begun == ended
+    assert_none_left()
+    pipe(torch.ones(M, 3))
+    assert len(ended) >= 2 * M
 
 
-class TestWorkerPool:
-    def test_another_number_of_threads_inside_operations_means_other_workers(self):
-        before = torch.get_num_threads()
-        pool = WorkerPool()
-        try:
-            torch.set_num_threads(2)
-            with pool.lend([0]) as workers:
-                workers.submit(0, torch.get_num_threads)
-                assert workers.collect(0) == (2, None)
-            torch.set_num_threads(1)
-            with pool.lend([0]) as workers:
-                workers.submit(0, torch.get_num_threads)
-                assert workers.collect(0) == (1, None)
-        finally:
-            torch.set_num_threads(before)
+# --- nothing shows who ran a task ------------------------------------------------------------------------------------
 
-    def test_borrowers_at_the_same_time_get_different_workers(self):
-        pool = WorkerPool()
-        with pool.lend([0]) as one, pool.lend([0]) as other:
-            assert one is not other
 
-    def test_workers_come_back(self):
-        pool = WorkerPool()
-        with pool.lend([0, 1]) as one:
-            pass
-        with pool.lend([0, 1]) as other:
-            assert one is other
+def outcome(workers: str, steps: int = 2, *, dropout: float, **options):
+    """Losses, gradients, running statistics and the generator's state after some steps."""
+    torch.manual_seed(5)
+    layers = [*crossing_model(), nn.Dropout(dropout), nn.BatchNorm1d(3), Mix()]
+    pipe = on_cpu(nn.Sequential(*layers).double(), [2, 2, 3, 3], chunks=M, deferred_batch_norm=True, workers=workers,
+                  **options)  # fmt: skip
+    losses = []
+    for _ in range(steps):
+        loss = score(pipe(torch.linspace(-1, 1, 24, dtype=torch.float64).view(8, 3)))
+        loss.backward()
+        losses.append(loss.detach())
+    return [*losses, *(p.grad for p in pipe.parameters()), *pipe.buffers(), torch.get_rng_state()]
 
-    def test_after_an_exception_they_do_not(self):
-        pool = WorkerPool()
-        with pytest.raises(ZeroDivisionError), pool.lend([0]) as one:
-            raise ZeroDivisionError
-        with pool.lend([0]) as other:
-            assert one is not other
 
-    def test_in_a_forked_process_there_are_new_ones(self, monkeypatch):
-        pool = WorkerPool()
-        with pool.lend([0]) as one:
-            pass
-        monkeypatch.setattr("os.getpid", lambda: -1)
-        with pool.lend([0]) as other:
-            assert one is not other
-        # Here, unlike in a forked process, the thread of the first is still there.
-        one.dismiss()
+@both
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("components", SOME, ids=label)
+def test_results_are_the_same_to_the_bit(components, checkpoint, dropout, backward):
+    options = {"checkpoint": checkpoint, "components": components, "backward": backward, "dropout": dropout}
+    found, expected = outcome("never", **options), outcome("always", **options)
+    # Without checkpoints autograd orders the nodes of layers by their numbers, and so the terms of a sum of gradients.
+    same = torch.allclose if (checkpoint, backward) == ("never", "autograd") else torch.equal
+    assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@both
+@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_dropout_is_reproducible(checkpoint, workers, backward):
+    options = {"checkpoint": checkpoint, "backward": backward, "dropout": 0.4}
+    found, expected = outcome(workers, **options), outcome(workers, **options)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+class BoomError(Exception):
+    pass
+
+
+class Fails(nn.Module):
+    def forward(self, x):
+        raise BoomError
+
+
+def modes() -> tuple[object, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_cache_enabled(),
+        torch.get_num_threads(),
+        is_checkpointing(),
+        is_recomputing(),
+    )
+
+
+@both
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize(
+    "context",
+    [nullcontext, torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)],
+    ids=["plain", "no_grad", "inference", "autocast"],
+)
+def test_the_calling_thread_is_left_as_it_was(context, checkpoint, fails, backward):
+    last = Fails() if fails else nn.Linear(1, 1)
+    pipe = on_cpu(nn.Sequential(nn.Linear(1, 1), nn.Dropout(), last), [1, 1, 1], chunks=M, checkpoint=checkpoint,
+                  backward=backward, workers="never")  # fmt: skip
+    with context():
+        before = modes()
+        with pytest.raises(BoomError) if fails else nullcontext():
+            output = pipe(torch.ones(M, 1))
+            if output.requires_grad:
+                output.sum().backward()
+        assert modes() == before
+
+
+class LeavesOff(nn.Module):
+    """Switches grad mode off behind its back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.linear(x)
+        torch.set_grad_enabled(False)
+        return y
+
+
+@pytest.fixture
+def grad_mode():
+    """Whatever a test leaves behind."""
+    yield
+    torch.set_grad_enabled(True)
+
+
+@both
+@pytest.mark.usefixtures("grad_mode")
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_a_layer_that_leaves_grad_mode_off_does_so_for_its_own_task_only(checkpoint, backward):
+    gradients = []
+    for workers in ("always", "never"):
+        torch.manual_seed(0)
+        layers = nn.Sequential(LeavesOff(), Mix(), Mix())
+        pipe = on_cpu(layers, [1, 1, 1], chunks=M, checkpoint=checkpoint, backward=backward, workers=workers)
+        for _ in range(2):
+            output = pipe(torch.ones(M, 3).requires_grad_())
+            assert torch.is_grad_enabled()
+            output.sum().backward()
+        gradients.append([parameter.grad for parameter in pipe.parameters()])
+    assert all(grad is not None for grad in gradients[0])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

@@ -9,8 +9,9 @@ def test_groups_come_published_simulated_measured():
 
 
 def test_runs_of_different_settings_are_never_compared():
-    rows = [ablation_row("baseline"), ablation_row("baseline", chunks=4), ablation_row("baseline", device="cpu Other")]
-    assert len(group_rows(rows)) == 3
+    others = [{"chunks": 4}, {"device": "cpu Other"}, {"schedule": "1f1b"}]
+    rows = [ablation_row("baseline", **values) for values in ({}, *others)]
+    assert len(group_rows(rows)) == 4
 
 
 def test_a_failed_run_that_did_not_learn_its_machine_joins_its_setting():
@@ -101,3 +102,5 @@ def test_setting_is_told_in_words():
         "depth=5, B=1, C=8, size=64; 2 x cuda H9; "
         "4 partitions, 8 chunks, batch 32, checkpoint except_last, transfer host"
     )
+    words = setting_words(ablation_row("baseline", backward="scheduled", schedule="zb_h1"))
+    assert words.replace("\u00a0", " ").endswith("checkpoint except_last, backward scheduled, schedule zb_h1")

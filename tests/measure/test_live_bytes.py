@@ -379,15 +379,15 @@ def test_the_timeline_shows_that_each_task_of_the_backward_pass_frees_its_micro_
     kinds = [point.task.kind for point in live.timeline]
     assert kinds.count("forward") == kinds.count("backward") == 6
     assert kinds.count("recompute") == {"always": 6, "except_last": 4, "never": 0}[mode]
-    grads, held = set(), []
+    held: list[list[int]] = [[], []]
     for point in live.timeline:
         if point.task.kind == "backward":
-            # The first micro-batch of a partition to go backward leaves the gradients of its four weights.
-            grads.add(point.task.partition)
-            held.append(round(sum(point.live_bytes) / UNIT) - 4 * len(grads))
-    # Weights, batch and the gradient of the sum are left. Without checkpoints a task frees three activations or
-    # more; with them its input, in exchange for the gradient that it sends on.
-    assert held[-1] == 8 + 3 + 1
-    falls = [before - after for before, after in pairwise(held)]
-    assert min(falls) >= {"always": 0, "except_last": -1, "never": 3}[mode]
-    assert sum(falls) == {"always": 3, "except_last": 5, "never": 17}[mode]
+            j = point.task.partition
+            held[j].append(round(point.live_bytes[j] / UNIT))
+    # Weights, their gradients, batch and the gradient of the sum are left.
+    assert round(sum(live.timeline[-1].live_bytes) / UNIT) == 2 * 8 + 3 + 1
+    # Without checkpoints a task frees three activations or more. With them the last partition frees what it recomputed,
+    # and its input in exchange for the gradient that it sends on; the first one sends none, and frees its part of the
+    # batch.
+    falls = [[before - after for before, after in pairwise(each)] for each in held]
+    assert falls == {"always": [[1, 1], [0, 0]], "except_last": [[1, 1], [0, 0]], "never": [[4, 5], [3, 3]]}[mode]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpipe_bench.engine.skip import Skippable
 from gpipe_bench.models.amoebanet import Cell, Quirks, amoebanet_d
 from gpipe_bench.models.amoebanet_operations import FactorizedReduction, operation
+from gpipe_bench.skip import Skippable
 
 torch.set_num_threads(1)
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpipe_bench.engine.skip import inspect_skip_layout, verify_skippables
-from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.skip.tracker import LocalTracker, use_tracker
 from gpipe_bench.models.unet import PopConcat, Stash, unet
+from gpipe_bench.skip import verify_skippables
+from gpipe_bench.skip.layout import inspect_skip_layout
+from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.tracker import LocalTracker, use_tracker
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from gpipe_bench.bench.peers import child
+from gpipe_bench.bench.peers import child, race
 from gpipe_bench.bench.peers.client import PeerError, children
 from gpipe_bench.bench.peers.contenders import CONTENDERS, Contender
 from tests.peers.cases_of import tiny_cells, tiny_unet
@@ -17,9 +17,8 @@ from tests.peers.cases_of import tiny_cells, tiny_unet
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    with children(
-        ["plain", "loop", "probe", "engine-scheduled"], tmp_path_factory.mktemp("log") / "log.txt", 60.0
-    ) as found:
+    names = ["plain", "loop", "probe", "pipelining-interleaved", "pipelining-zero-bubble"]
+    with children(names, tmp_path_factory.mktemp("log") / "log.txt", 60.0) as found:
         yield found
 
 
@@ -29,7 +28,7 @@ def opened(contender, case, **changes):
 
 def test_contenders_live_in_processes_of_their_own(made):
     pids = {contender.ready()["pid"] for contender in made.values()}
-    assert len(pids) == 4
+    assert len(pids) == 5
     assert os.getpid() not in pids
 
 
@@ -47,18 +46,20 @@ def test_a_contender_trains_and_saves_its_gradients(made, tmp_path):
             np.testing.assert_allclose(loop[key], plain[key], atol=1e-6)
 
 
-def test_the_engine_says_who_runs_its_tasks_and_does_as_it_is_told(made):
-    engine = made["engine-scheduled"]
-    opened(engine, tiny_cells())
-    assert engine.ask("settled")["workers"] == "auto"
-    engine.ask("run", warmup=12, steps=0)
-    # Which of them depends on the machine; nobody is still trying.
-    assert engine.ask("settled")["workers"] in {"always", "never", "auto"}
-    engine.close()
-    for workers in ("always", "never"):
-        opened(engine, tiny_cells(), workers=workers)
-        assert engine.ask("settled")["workers"] == workers
-        engine.close()
+@pytest.mark.parametrize("checkpoint", ["always", "never"])
+def test_two_stages_per_process_give_the_gradients_of_the_plain_module(made, tmp_path, checkpoint):
+    """The third stage ends in a view, and hands on a skip of the first."""
+    case = tiny_unet(checkpoint=checkpoint, balance=(7, 7, 7, 8), precision="float64")
+    passes = {}
+    for name in ("plain", "pipelining-interleaved", "pipelining-zero-bubble"):
+        opened(made[name], case)
+        passes[name] = made[name].ask("gradients", path=str(tmp_path / f"{name}.npz"))["forward_passes"]
+        made[name].close()
+    wanted = race._gradients(tmp_path / "plain.npz")
+    for name in ("pipelining-interleaved", "pipelining-zero-bubble"):
+        assert race._difference(race._gradients(tmp_path / f"{name}.npz"), wanted) < 1e-12
+    assert passes["plain"] == 1
+    assert passes["pipelining-interleaved"] == (2 if checkpoint == "always" else 1)
 
 
 def test_a_checkpointed_loop_holds_less_than_the_whole_batch(made):

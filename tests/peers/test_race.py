@@ -9,7 +9,7 @@ from gpipe_bench.bench.peers import race
 from gpipe_bench.bench.peers.client import PeerError
 from gpipe_bench.bench.peers.contenders import contenders_of
 from gpipe_bench.bench.peers.race import _race
-from tests.peers.cases_of import tiny_cells
+from tests.peers.cases_of import tiny_cells, tiny_unet
 
 NAMES = ("engine-scheduled", "torchgpipe", "plain", "loop")
 
@@ -36,7 +36,8 @@ class Stub:
         if do == "gradients":
             np.savez(arguments["path"], np.full(3, 2.0), np.array([1.0 if self.name == "plain" else 1.5]))
         times = [0.1] * arguments.get("steps", 0)
-        return {"wall_s": times, "cpu_s": times, "bytes": 7, "workers": "never"}
+        balance = [1] * arguments.get("case", {}).get("partitions", 0)
+        return {"wall_s": times, "cpu_s": times, "bytes": 7, "forward_passes": 2.0, "balance": balance}
 
     def close(self):
         self._diary.append((self.name, "close", None, None))
@@ -102,19 +103,21 @@ def test_gradients_are_taken_in_float64_in_a_fork_of_their_own(tmp_path):
     assert (first, opened["case"]["precision"], second) == ("open", "float64", "gradients")
 
 
-def test_the_engine_is_counted_and_compared_with_the_workers_that_it_was_timed_with(tmp_path):
-    asked = []
+def test_contenders_with_two_partitions_per_device_have_a_balance_of_their_own(tmp_path):
+    names = ("pipelining-gpipe", "pipelining-interleaved", "plain")
+    case = tiny_unet(fine_balance=(7, 7, 7, 8))
+    done = _race(case, contenders_of(names), {name: Stub(name, []) for name in names}, tmp_path)
+    balances = {outcome.contender.name: outcome.case.balance for outcome in done.outcomes}
+    assert balances == {"pipelining-gpipe": (14, 15), "pipelining-interleaved": (7, 7, 7, 8), "plain": (14, 15)}
 
-    class Telling(Stub):
-        def ask(self, do, **arguments):
-            if do == "open":
-                asked.append((self.name, arguments.get("workers")))
-            return super().ask(do, **arguments)
 
-    made = {name: Telling(name, []) for name in NAMES}
-    _race(tiny_cells(visit_s=0.25), contenders_of(NAMES), made, tmp_path)
-    assert [workers for name, workers in asked if name == "engine-scheduled"] == [None, "never", "never"]
-    assert {workers for name, workers in asked if name != "engine-scheduled"} == {None, "auto"}
+@pytest.mark.parametrize(("name", "asked"), [("loop", [2]), ("pipelining-interleaved", [2, 4])])
+def test_the_probe_finds_the_balances_that_are_missing_and_needed(name, asked):
+    probe = Stub("probe", [])
+    found = race._balanced(tiny_unet(balance=()), contenders_of([name]), probe, 0.1)
+    assert [arguments["case"]["partitions"] for _, arguments in probe.asked] == asked
+    assert [len(found.balance), len(found.fine_balance)] == [2, 4 if 4 in asked else 0]
+    assert race._balanced(tiny_unet(), contenders_of([name]), probe, 0.1) == tiny_unet()
 
 
 def test_nothing_is_counted_while_others_are_timed(tmp_path):

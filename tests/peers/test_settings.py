@@ -45,8 +45,8 @@ def test_a_model_must_be_one_of_the_race():
 
 
 def test_partitions_must_have_layers():
-    assert "peers.convnet.partitions must be at most the 21 layers of convnet, got 22; lower it" in problem(
-        convnet={"partitions": 22}
+    assert "peers.convnet.partitions must be at most half the 21 layers of convnet, got 11; lower it" in problem(
+        convnet={"partitions": 11}
     )
 
 
@@ -108,10 +108,16 @@ def test_a_wrong_option_is_one_clear_error(words, said, tmp_path):
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_combinations_are_a_matter_of_the_engine_and_its_measure():
+def test_combinations_are_a_matter_of_the_papers_executor_and_its_baseline():
     names = [contender.name for contender in CONTENDERS.values() if contender.runs("combinations")]
-    assert names == ["engine-autograd", "engine-scheduled", "torchgpipe", "plain"]
-    assert [name for name, one in CONTENDERS.items() if not one.runs("cells")] == ["loop-processes"]
+    assert names == ["engine-autograd", "torchgpipe", "plain"]
+
+
+def test_networks_are_for_all_and_tiny_layers_for_those_without_further_schedules():
+    assert [name for name, one in CONTENDERS.items() if not one.runs("cells")] == [
+        *("engine-step-gpipe", "engine-1f1b", "engine-interleaved", "engine-zb-h1"),
+        *("pipelining-interleaved", "pipelining-zero-bubble", "loop-processes"),
+    ]
     assert all(contender.runs("unet") for contender in CONTENDERS.values())
 
 

@@ -69,6 +69,17 @@ def test_what_is_sent_is_contiguous_in_both_directions(model, batch):
     assert all(gradient.is_contiguous() for gradient in torch.autograd.grad(stages[1](*arrived).sum(), arrived))
 
 
+@pytest.mark.parametrize("recompute", [0, 1])
+def test_what_is_sent_can_be_detached_in_place(model, batch, recompute):
+    """The third stage ends in a view, and hands on a skip as it came."""
+    tensors = (batch,)
+    for stage in make_stages(model, [7, 7, 7, 8], recompute, sent=True):
+        given = stage(*tensors)
+        tensors = given if isinstance(given, tuple) else (given,)
+        for tensor in tensors:
+            tensor.detach_().requires_grad_()
+
+
 def test_only_the_first_microbatches_are_checkpointed(batch):
     (stage,) = make_stages(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), [2], recompute=1)
     names = [type(stage(batch).grad_fn).__name__ for _ in range(2)]

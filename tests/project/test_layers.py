@@ -33,9 +33,7 @@ ALLOWED = {
     "cli": {"pure", "skip", "engine", "models", "balance", "measure", "simulator", "figures", "report", "bench"},
 }
 EXCEPTIONAL = {
-    "gpipe_bench.skip": "skip",
     "gpipe_bench.pipe": "engine",
-    "gpipe_bench.engine.skip": "skip",
     "gpipe_bench.engine.sequential": "skip",
     "gpipe_bench.__main__": "cli",
 }

@@ -1,4 +1,4 @@
-"""What docs/schedules.md shows is what the code gives: its picture, and the numbers of its table."""
+"""What docs/schedules.md shows is what the code gives: its pictures, and the numbers of its table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import pytest
 
 from gpipe_bench.schedules import SCHEDULES, check, drawn, named_schedule
+from scripts.draw_schedules import PICTURE, drawn_schedules
 from tests.project.pages import PAGES, blocks
 
 PAGE = PAGES["docs/schedules.md"]
@@ -17,6 +18,15 @@ LINES = [[field.strip() for field in row.split("|")[1:-1]] for row in ROWS]
 def test_the_picture_is_drawn_by_the_code():
     (picture,) = blocks(PAGE, "text")
     assert picture == drawn(named_schedule("zb_h1", m=4, n=3, devices=3)) + "\n"
+
+
+def test_the_timelines_are_drawn_by_the_code():
+    assert PICTURE.read_text(encoding="utf-8") == drawn_schedules(), "run: python -m scripts.draw_schedules"
+
+
+def test_the_timelines_have_a_panel_for_every_schedule():
+    texts = re.findall(r'class="name left"[^>]*>([^<]*)<', drawn_schedules())
+    assert set(texts[1:]) == set(SCHEDULES)
 
 
 def test_every_schedule_has_a_line():

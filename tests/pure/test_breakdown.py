@@ -24,6 +24,11 @@ def test_forward_and_backward_are_compute_and_the_rest_is_bubble():
     assert shares([event("forward", 0, 0, 2), event("backward", 0, 5, 9)]) == [(6, 0, 0, 0, 4)]
 
 
+def test_both_halves_of_a_backward_pass_are_compute():
+    events = [event("backward_inputs", 0, 0, 2), event("backward_weights", 0, 5, 9)]
+    assert shares(events) == [(6, 0, 0, 0, 4)]
+
+
 def test_a_copy_counts_only_where_nothing_computes():
     events = [event("forward", 0, 0, 4), event("recompute", 0, 4, 6), event("copy", 0, 3, 8)]
     assert shares(events) == [(4, 2, 2, 0, 2)]

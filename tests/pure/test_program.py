@@ -5,7 +5,7 @@
     W10   copy awaits (1,0)        R10   recompute lane of (1,0)           f10  fork after (1,0)
     D     drain
 
-A cycle is a line; bars part its fence, its launches and what follows, or, of a plan that looks ahead, its tasks.
+A cycle is a line; bars part its fence, its launches and what follows.
 """
 
 import pytest
@@ -168,68 +168,19 @@ def test_one_partition_copies_nothing():
 
 
 @pytest.mark.parametrize(
-    ("looks_ahead", "fail_at", "expected"),
+    ("fail_at", "expected"),
     [
-        (False, "C01", "L00* T00 W00 R00 f00 | j10 C01 D"),
+        ("C01", "L00* T00 W00 R00 f00 | j10 C01 D"),
         # (1,0) runs already
-        (False, "L01*", "L00* T00 W00 R00 f00 | j10 C01 L10 w01 L01* D"),
+        ("L01*", "L00* T00 W00 R00 f00 | j10 C01 L10 w01 L01* D"),
         # (1,0) failed, (0,1) still runs
-        (False, "T10", "L00* T00 W00 R00 f00 | j10 C01 L10 w01 L01* T10 D"),
-        (False, "W10", "L00* T00 W00 R00 f00 | j10 C01 L10 w01 L01* T10 W10 D"),
-        (False, "T01", "L00* T00 W00 R00 f00 | j10 C01 L10 w01 L01* T10 W10 T01 D"),
-        (True, "C01", "L00* | j10 L10 T00 W00 R00 f00 C01 D"),
-        # the cycle after has begun
-        (True, "T00", "L00* | j10 L10 T00 D"),
-        (True, "T10", "L00* | j10 L10 T00 W00 R00 f00 C01 w01 L01* | T10 D"),
-        (True, "T01", "L00* | j10 L10 T00 W00 R00 f00 C01 w01 L01* | T10 W10 j11 C11 w11 L11 T01 D"),
+        ("T10", "L00* T00 W00 R00 f00 | j10 C01 L10 w01 L01* T10 D"),
+        ("W10", "L00* T00 W00 R00 f00 | j10 C01 L10 w01 L01* T10 W10 D"),
+        ("T01", "L00* T00 W00 R00 f00 | j10 C01 L10 w01 L01* T10 W10 T01 D"),
     ],
 )
-def test_an_exception_ends_the_program_and_drains_what_was_launched(looks_ahead, fail_at, expected):
+def test_an_exception_ends_the_program_and_drains_what_was_launched(fail_at, expected):
     notes = Notes(fail_at)
     with pytest.raises(ArithmeticError, match=fail_at.replace("*", r"\*")):
-        run_forward(Plan(m=2, n=2, looks_ahead=looks_ahead), notes)
+        run_forward(Plan(m=2, n=2), notes)
     assert notes.steps == words(expected)
-
-
-def test_looking_ahead_collects_what_the_next_launch_needs_and_the_rest_of_the_cycle_before():
-    assert steps(m=4, n=3, components=Components(fork_join=False), checkpoint="never", looks_ahead=True) == words("""
-        L00
-        L10 | T00 W00 C01 w01 L01
-        L20 | T10 W10 C11 w11 L11 | T01 W01 C02 w02 L02
-        L30 | T20 W20 C21 w21 L21 | T11 W11 C12 w12 L12 | T02
-              T30 W30 C31 w31 L31 | T21 W21 C22 w22 L22 | T12
-                                    T31 W31 C32 w32 L32 | T22
-                                                          T32
-    """)
-
-
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 4), (4, 1), (2, 5), (5, 2), (5, 3), (3, 3)])
-@pytest.mark.parametrize("components", [Components(), Components(portals=False, clock_cycle=False), OFF])
-def test_looking_ahead_takes_the_same_steps_and_launches_and_collects_in_the_same_order(m, n, components):
-    plan = {"m": m, "n": n, "components": components, "arrivals": {n - 1: ["a"]}}
-    found, plain = steps(**plan, looks_ahead=True), steps(**plan)
-    assert sorted(found) == sorted(plain)
-    for step in "LTCP":
-        assert [s for s in found if s[0] == step] == [s for s in plain if s[0] == step]
-    for i in range(m):
-        mine = [s for s in found if s[1:3] in {f"{i}{j}" for j in range(n)}]
-        assert mine == [s for s in plain if s in mine]
-
-
-@pytest.mark.parametrize(("m", "n"), [(6, 2), (6, 4), (3, 5)])
-def test_looking_ahead_leaves_a_partition_two_tasks_at_most(m, n):
-    launched, most = [0] * n, 0
-    for step in steps(m=m, n=n, looks_ahead=True):
-        if step[0] in "LT":
-            launched[int(step[2])] += 1 if step[0] == "L" else -1
-            most = max(most, *launched)
-    assert most == 2
-    assert launched == [0] * n
-
-
-@pytest.mark.parametrize("later", ["C11", "L11"])
-def test_looking_ahead_a_task_that_failed_a_cycle_before_surfaces_first(later):
-    notes = Notes("T01", later)
-    with pytest.raises(ArithmeticError, match="T01"):
-        run_forward(Plan(m=3, n=2, checkpoint="never", looks_ahead=True), notes)
-    assert notes.steps[-3:] == [later, "T01", "D"]

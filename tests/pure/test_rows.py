@@ -12,7 +12,7 @@ _IN_ORDER = """
     transfer flavour partitions chunks microbatches checkpoint batch_size balance repeat seed status reason
     throughput_samples_per_s step_time_ms peak_allocated_gib peak_reserved_gib utilization_fraction bubble_fraction
     copy_fraction recompute_fraction imbalance_fraction device device_count profile source torch cuda driver python
-    commit dirty config_sha256 started_utc schema_version cell
+    commit dirty config_sha256 started_utc schema_version cell schedule
 """
 COLUMNS = _IN_ORDER.split()
 
@@ -79,3 +79,8 @@ def test_the_ideal_bubble_is_that_of_the_micro_batches_that_there_were():
     assert Row(partitions=4, chunks=8, microbatches=5).ideal_bubble == 3 / 8
     assert Row(partitions=1, chunks=8).ideal_bubble == 0
     assert Row(chunks=8).ideal_bubble is None
+
+
+def test_the_ideal_bubble_is_that_of_schedules_which_fill_and_drain_as_gpipe_does():
+    assert Row(partitions=4, chunks=8, schedule="1f1b").ideal_bubble == 3 / 11
+    assert Row(partitions=4, chunks=8, schedule="zb_h1").ideal_bubble is None

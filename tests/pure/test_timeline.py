@@ -29,7 +29,7 @@ def named(rows, what):
 
 def test_kinds_are_computations_and_copies():
     assert set(COMPUTE_KINDS) | set(COPY_KINDS) == set(KINDS)
-    assert len(KINDS) == len(set(KINDS)) == 7
+    assert len(KINDS) == len(set(KINDS)) == 9
 
 
 def test_columns_are_those_of_the_event_table():

@@ -18,6 +18,7 @@ from gpipe_bench.report.page import write_report
 from gpipe_bench.report.sections import table_of
 from gpipe_bench.report.timelines import EVENT_FIELDS
 from gpipe_bench.rows import Row
+from gpipe_bench.timeline import KINDS
 from tests.figures.synthetic import ablation_row, write_csv, write_rows
 
 
@@ -158,6 +159,13 @@ def test_timelines_carry_every_task(data):
     assert {lane["stream"] for lane in slow["lanes"]} == {"compute"}
     assert [lane["stream"] for lane in fast["lanes"]].count("copy") == 3
     assert min(event[data["fields"].index("start_us")] for event in fast["events"]) == 0
+
+
+def test_every_kind_of_task_has_a_letter_and_a_colour_of_its_own(data):
+    kinds = data["kinds"]
+    assert [kind["name"] for kind in kinds] == list(KINDS)
+    for look in ("letter", "colour"):
+        assert len({kind[look] for kind in kinds}) == len(KINDS)
 
 
 def test_provenance_names_files_and_digests(text, results):

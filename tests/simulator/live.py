@@ -29,6 +29,6 @@ def live_peaks(module, x, balance, *, m, checkpoint, backward="autograd", compon
     work = build_workload(
         module, balance=balance, batch_size=len(x), chunks=m, profile=load_profile("p40"), sample=x, optimizer=None
     )
-    places = {"devices": (0,) * n, "streams": False, "marks": True}
+    places = {"devices": (0,) * n, "streams": False, "workers": False}
     found = run(without_scratch(work), Plain(), Settings(**options, **places))
     return live.peak_total_bytes, found.peak_live_bytes[0]

@@ -56,6 +56,15 @@ def test_devices_without_streams_share_a_thread(checkpoint):
     assert len(several) == M * N * (2 if checkpoint == "always" else 1)
 
 
+@pytest.mark.parametrize(("flavour", "waits"), [("current", True), ("published", False)])
+def test_a_device_waits_for_the_join_that_the_thread_of_the_one_before_runs(flavour, waits):
+    """Join (1,1) releases (0,1). The thread of the first device comes to it when it has issued B2,0."""
+    work = workload(3, [task(launches=1000), task()])
+    found = run(work, Plain(launch_ns=1000), Settings(checkpoint="never", flavour=flavour))
+    issued = {(one.kind, one.i, one.j): one.issue_ns for one in found.issued}
+    assert (issued["backward", 0, 1] >= issued["backward", 2, 0] + 1000 * 1000) == waits
+
+
 def test_checkpoints_nest_while_the_root_of_the_first_is_away():
     # The root comes back while the second is prepared, whose own pass is deeper and goes first.
     assert orders(flavour="published", fork_join=False)[-1] == "R3 R2 R1 R0 B2 B3 B0 B1"

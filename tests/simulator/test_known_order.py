@@ -16,7 +16,6 @@ from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.runs.events import LARGE, Settings, run, run_whole
 from gpipe_bench.simulator.runs.known_steps import _by_states, is_known, run_known
 from gpipe_bench.simulator.runs.simulation import device_uses, step_events
-from gpipe_bench.simulator.runs.steady import run_large
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork
 from tests.simulator.support import SETTINGS, Plain, task, workload
@@ -122,7 +121,6 @@ def slow_first(m):
 @pytest.mark.parametrize("early", [True, False])
 def test_a_host_thread_may_run_ahead_of_the_next_one(mode, early):
     work, chosen = slow_first(100), Settings(Components(early_recompute=early), mode, steps=2)
-    assert run_large(work, AHEAD, chosen, run_whole) is None
     assert same(work, AHEAD, chosen)
 
 
@@ -149,6 +147,12 @@ def test_copies_take_turns_on_a_bus(skips):
 def test_a_large_run_with_skips_takes_this_way():
     work = workload(LARGE // 64, [task(1000, 2000, 3)] * 64, [(1, 40), (2, 30)])
     assert run(work, Plain(copy=100, launch_ns=20, queue_depth=1024), Settings(memory=False)).grid is not None
+
+
+def test_the_timeline_is_in_the_order_of_starts():
+    work, machine = workload(40, [task(1000, 2000, 3)] * 4), Plain(copy=100, launch_ns=20, queue_depth=1024)
+    short, whole = (one(work, machine, Settings(memory=False)) for one in (run_known, run_whole))
+    assert list(short.grid.timeline(-1, 0)) == whole.events()
 
 
 def test_the_use_of_devices_with_skips_is_that_of_the_events():

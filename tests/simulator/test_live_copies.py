@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import Components
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.skip import pop, skippable, stash
@@ -101,18 +100,14 @@ def test_convolutions_give_their_channels_last(last):
 
 
 @pytest.mark.parametrize("name", [*WRITING, *SHARING])
-@pytest.mark.parametrize(
-    ("checkpoint", "backward"), [("always", "autograd"), ("always", "scheduled"), ("never", "autograd")]
-)
-def test_the_peak_is_that_of_the_engine(name, checkpoint, backward):
+@pytest.mark.parametrize("checkpoint", ["always", "never"])
+def test_the_peak_is_that_of_the_engine(name, checkpoint):
     layers, balance = (WRITING | SHARING)[name]
     m = 2 if name in WRITING else 1
-    # As in test_live_frozen; and so much of each tensor that one too few shows.
-    components = Components(clock_cycle=False, fork_join=False)
+    # So much of each tensor that one too few shows.
     real, simulated = live_peaks(
-        nn.Sequential(*layers), torch.ones(m * ROWS, WIDTH), balance, m=m,
-        checkpoint=checkpoint, backward=backward, components=components,
-    )  # fmt: skip
+        nn.Sequential(*layers), torch.ones(m * ROWS, WIDTH), balance, m=m, checkpoint=checkpoint
+    )
 
     assert simulated == pytest.approx(real, rel=0.002)
 

@@ -108,7 +108,7 @@ def peaks(name, m, checkpoint, components):
     work = build_workload(
         module, balance=balance, batch_size=len(x), chunks=m, profile=load_profile("p40"), sample=x, optimizer=None
     )
-    places = {"devices": (0,) * n, "streams": False, "marks": True}
+    places = {"devices": (0,) * n, "streams": False, "workers": False}
     found = run(without_scratch(work), Plain(), Settings(components, checkpoint, transfer="host", **places))
     return live.peak_total_bytes, found.peak_live_bytes[0]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -89,19 +87,14 @@ def models(draw):
 
 
 @pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
 @pytest.mark.parametrize("checkpoint", MODES)
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(model=models(), components=st.sampled_from(list(Components.factorial())))
-def test_the_peak_is_that_of_the_engine(model, components, checkpoint, backward, tokens):
+def test_the_peak_is_that_of_the_engine(model, components, checkpoint, tokens):
     names, balance, m = model
     if checkpoint == "never":
         # With more, the counter would show itself: autograd adds gradients in place, but not while it is watched.
         m = 2
-    if backward == "scheduled" and len(balance) == 1:
-        # There the CPU needs no graph for each task, as devices do.
-        balance = [1, *balance]
-        names = ["linear", *names]
     try:
         layers = nn.Sequential(nn.Embedding(4, WIDTH) if tokens else linear(), *(LAYERS[name]() for name in names))
         batch = torch.zeros(SAMPLES * m, LENGTH, dtype=torch.long) if tokens else torch.ones(SAMPLES * m, LENGTH, WIDTH)
@@ -111,11 +104,6 @@ def test_the_peak_is_that_of_the_engine(model, components, checkpoint, backward,
         assert "inplace operation" in str(error)  # noqa: PT017 - anything else is a failure
         return
     layers.zero_grad(set_to_none=True)
-    if backward == "scheduled":
-        # Workers would run beside each other in the simulation.
-        components = replace(components, clock_cycle=False)
-    real, simulated = live_peaks(
-        layers, batch, balance, m=m, checkpoint=checkpoint, backward=backward, components=components
-    )
+    real, simulated = live_peaks(layers, batch, balance, m=m, checkpoint=checkpoint, components=components)
 
     assert simulated == pytest.approx(real, rel=0.01)

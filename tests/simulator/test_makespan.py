@@ -40,12 +40,10 @@ def test_with_everything_else_on(checkpoint, early, expected, flavour):
     assert [makespan(m, checkpoint, flavour, early_recompute=early) for m in (1, 4, 8)] == expected
 
 
-@pytest.mark.parametrize(
-    ("m", "measured"), [(1, {160.6}), (4, {282.1, 282.2, 302.2, 402.2}), (8, {443.8, 444.0, 804.2})]
-)
-def test_copies_on_compute_streams_stall_them_as_much_as_on_virtual_devices(m, measured):
-    # Several, because the real engine's host threads race; see the module's docstring.
-    assert makespan(m, copy_streams=False) in measured
+@pytest.mark.parametrize(("m", "least", "most"), [(1, 160.6, 160.6), (4, 282.0, 352.1), (8, 443.6, 804.2)])
+def test_copies_on_compute_streams_stall_them_as_much_as_on_virtual_devices(m, least, most):
+    # The real engine's host threads race; see the module's docstring.
+    assert least <= makespan(m, copy_streams=False) <= most
 
 
 @pytest.mark.parametrize(

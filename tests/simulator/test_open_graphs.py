@@ -73,7 +73,7 @@ class Device:
         self.stream = Stream()
         self.memory = Allocator(self.stream, capacity)
         places = Places([0], copy_streams=False, transfer="direct")
-        self.passes = kind(Workload(({1: work},), (1,)), places, [self.memory], keeps_gradients=False)
+        self.passes = kind(Workload(({1: work},), (1,)), places, [self.memory], published=False)
         self.work, self.graphs = work, []
 
     def forward(self, used, held):

@@ -6,7 +6,7 @@ Few times, all multiples of one, so that most of what happens happens together w
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.schedule import checkpoint_stop
-from gpipe_bench.simulator.known_order.tables import Tables
-from gpipe_bench.simulator.known_order.turns import Unclear, passed
-from gpipe_bench.simulator.known_order.wavefront import Overtaken, Wavefront
+from gpipe_bench.simulator.known_order.host_threads import KnownOrder
+from gpipe_bench.simulator.known_order.turns import passed
 from gpipe_bench.simulator.memory.memory import Memory
 from gpipe_bench.simulator.memory_states.device_times import DeviceTimes
 from gpipe_bench.simulator.runs import events
 from gpipe_bench.simulator.runs.events import run_whole
+from gpipe_bench.simulator.runs.known_steps import is_known, steps_of
 from gpipe_bench.simulator.virtual_time.clock import Clock
 from gpipe_bench.simulator.virtual_time.streams import Event
 from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, TaskWork, Workload
@@ -112,14 +112,10 @@ def on_the_clock(work, machine, chosen):
 
 
 def beforehand(work, machine, chosen):
-    """The times of the arrays, turns included; cases without any are of no use."""
-    tables = Tables(work, machine, range(work.n), chosen.checkpoint)
-    assert tables.plain()
-    early = chosen.components.early_recompute
-    try:
-        return Wavefront(tables, machine, early=early, steps=chosen.steps, turns=True).steps
-    except (Overtaken, Unclear):
-        assume(False)
+    """The times of the steps; cases without any are of no use."""
+    assume(is_known(work, machine, chosen))
+    known = KnownOrder(work, machine, replace(chosen, memory=False), in_order=False)
+    return steps_of(known, work.m, work.n)
 
 
 def times_of(steps, work, chosen, j):
@@ -156,8 +152,7 @@ MACHINES = st.builds(
     launch_ns=st.just(10),
     queue_depth=st.sampled_from([0, 4, 12, 100]),
 )
-CASES = {"work": workloads(6), "machine": MACHINES, "chosen": SETTINGS}
-DENSE = {**CASES, "work": workloads(3)}
+DENSE = {"work": workloads(3), "machine": MACHINES, "chosen": SETTINGS}
 
 
 def ended(turn, kind, j, first=0):
@@ -212,10 +207,7 @@ def test_where_gradients_come_in_among_what_a_thread_does_itself(work, machine, 
     for j in range(work.n - 1):
         times = times_of(steps, work, chosen, j)
         for number in range(chosen.steps):
-            try:
-                places = times.order(number)
-            except Unclear:
-                continue
+            places = times.order(number)
             there = np.array([[i < checkpoint_stop(chosen.checkpoint, work.m), True, j > 0] for i in range(work.m)])
             before = np.concatenate([[0], np.cumsum(there[::-1].reshape(-1))])
             assert before[places].tolist() == own_turns_before(turns, j, number)
@@ -232,25 +224,6 @@ def own_turns_before(turns, j, number):
         elif turn.j == j and turn.kind in {"recompute", "backward", "copy_grad"}:
             count += 1
     return found
-
-
-@EXAMPLES
-@given(**DENSE)
-def test_which_of_two_neighbours_sends_first(work, machine, chosen):
-    steps = beforehand(work, machine, chosen)
-    place = {
-        (turn.step, turn.i, turn.j): number
-        for number, turn in enumerate(on_the_clock(work, machine, chosen))
-        if turn.kind == "copy_grad"
-    }
-    for number, step in enumerate(steps):
-        for i in range(work.m):
-            for j in range(1, work.n - 1):
-                # In one cycle the next partition is one micro-batch further.
-                if i > 0:
-                    k = work.m - 1 - i + work.n - 1 - j
-                    ahead = place[number, i - 1, j + 1] < place[number, i, j]
-                    assert step.turns.ahead[k, j] == ahead
 
 
 @EXAMPLES

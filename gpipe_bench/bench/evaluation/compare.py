@@ -38,8 +38,8 @@ __all__ = ["CELL_KEYS", "EXACT", "METRICS", "CellComparison", "cells_tested", "c
 AnyRow = Row | PeerRow
 
 CELL_KEYS: Final = (
-    *("evidence", "workload", "contender", "model", "model_args", "variant", "backward", "transfer", "flavour"),
-    *("partitions", "chunks", "checkpoint", "batch_size", "balance", "threads", "seed"),
+    *("evidence", "workload", "contender", "model", "model_args", "variant", "backward", "schedule", "transfer"),
+    *("flavour", "partitions", "chunks", "checkpoint", "batch_size", "balance", "threads", "seed"),
 )
 """What makes rows of two sets comparable; machine and versions may differ, that is what is compared."""
 

@@ -148,7 +148,8 @@ def _title(row: Row) -> str:
     machine = f"{row.device_count} x {row.device}" if (row.device_count or 1) > 1 else row.device
     balance = f" ({row.balance})" if row.balance else ""
     modes = [f"checkpoint {row.checkpoint}" if row.checkpoint else "", f"{row.transfer} transfer"]
-    modes += [f"{row.backward} backward" if row.backward != "autograd" else "", f"seed {row.seed}" if row.seed else ""]
+    modes += [f"{row.backward} backward" if row.backward != "autograd" else ""]
+    modes += [f"schedule {row.schedule}" if row.schedule != "gpipe" else "", f"seed {row.seed}" if row.seed else ""]
     sizes = (f"{row.partitions} partitions{balance}", f"{row.chunks} chunks", f"batch {row.batch_size}")
     pipeline = ", ".join(filter(None, (*sizes, *modes)))
     return f"{row.experiment or 'rows'}, {row.evidence}: {row.model} ({row.model_args}); {pipeline}; {machine}"

@@ -25,8 +25,8 @@ __all__ = ["CHECK_COLUMNS", "Check", "Tolerance", "checks_of_rows", "judge", "la
 _METRICS: Final = ("throughput_samples_per_s", "step_time_ms", "peak_allocated_gib", "peak_reserved_gib",
                    "utilization_fraction", "bubble_fraction", "copy_fraction", "recompute_fraction",
                    "imbalance_fraction", "microbatches", "device_count")  # fmt: skip
-_CELL: Final = ("model", "model_args", "variant", "backward", "transfer", "flavour", "partitions", "chunks",
-                "checkpoint", "batch_size", "balance", "profile")  # fmt: skip
+_CELL: Final = ("model", "model_args", "variant", "backward", "schedule", "transfer", "flavour", "partitions",
+                "chunks", "checkpoint", "batch_size", "balance", "profile")  # fmt: skip
 _OLD: Final = "_expected"
 
 

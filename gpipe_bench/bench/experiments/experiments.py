@@ -19,7 +19,6 @@ from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import Balance, BatchSize, CellSettings, Chunks, ModelArgs, Section, Warmup
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkload
-from gpipe_bench.bench.spec.standins import without_copy_streams
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import PUBLISHED
 
@@ -49,10 +48,10 @@ class Workload(CellSettings):
         return labels_of(self.variants)
 
     def cells(self, machine: Machine) -> Iterator[Cell]:
-        """A cell for each variant on the devices of ``machine``, at most one device per partition."""
-        devices = min(machine.count, self.partitions)
+        """A cell for each variant on the devices of ``machine``, at most those of the schedule."""
+        devices = min(machine.count, self.schedule_devices)
         # Within one device nothing would have to move, and what portals and copy streams do would not show.
-        fitting: Literal["direct", "host"] = "host" if devices < self.partitions else "direct"
+        fitting: Literal["direct", "host"] = "host" if devices < self.schedule_devices else "direct"
         transfer = fitting if self.transfer == "auto" else self.transfer
         common = {name: getattr(self, name) for name in CellSettings.model_fields}
         for label in self.labels():
@@ -64,8 +63,7 @@ class Workload(CellSettings):
         What stands in for a published variant that cannot run is repeated as often as a published one.
         """
         cells = list(self.cells(machine))
-        published = [cell for cell in cells if cell.variant in PUBLISHED]
-        first = {without_copy_streams(cell.variant) if cell.unsupported() else cell.variant for cell in published}
+        first = {cell.stand_in for cell in cells if cell.variant in PUBLISHED}
         runs: list[CellRun] = []
         for cell in cells:
             repeats = self.repeats if cell.variant in first else self.other_repeats

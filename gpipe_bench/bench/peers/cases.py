@@ -16,11 +16,12 @@ class PeerCase:
         workload: cells, combinations, convnet or unet.
         model: name of the model.
         model_args: its arguments.
-        partitions: n.
+        partitions: n, of contenders with one partition per device.
         chunks: m; the batch is a multiple of it.
         checkpoint: always, except_last or never.
         batch_size: samples per step.
         balance: layers per partition; empty: to be found by measuring.
+        fine_balance: the same for contenders with two partitions per device, so twice as many.
         rounds: of the race.
         visit_s: seconds of timed steps in a round; at least one step, however long it is.
         seed: of weights and data.
@@ -39,6 +40,7 @@ class PeerCase:
     checkpoint: str
     batch_size: int
     balance: tuple[int, ...] = ()
+    fine_balance: tuple[int, ...] = ()
     rounds: int = 1
     visit_s: float = 0.0
     seed: int = 0
@@ -87,4 +89,4 @@ class PeerCase:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> PeerCase:
         """The case that :meth:`to_dict` gave, also after JSON."""
-        return cls(**{**data, "balance": tuple(data["balance"])})
+        return cls(**{**data, **{name: tuple(data[name]) for name in ("balance", "fine_balance")}})

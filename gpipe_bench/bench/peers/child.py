@@ -7,10 +7,9 @@ Nothing of one contender is ever loaded in the process of another. Each case run
 the case before, neither threads nor memory, and that what kills a case spares the next. A line of JSON asks, a line of
 JSON answers, over the two pipes whose numbers stand in the argument; in between the process sleeps.
 
-    {"do": "open", "case": {...}, "count": false}   build the contender; the engine with "workers", if given
+    {"do": "open", "case": {...}, "count": false}   build the contender
     {"do": "run", "warmup": 1, "steps": 3}          train: seconds and CPU seconds of each step
-    {"do": "settled"}                               who runs the tasks of the engine, as it has found out
-    {"do": "gradients", "path": "..."}              train once, and save the gradients as numpy arrays
+    {"do": "gradients", "path": "..."}              train, save the gradients as numpy arrays, count forward passes
     {"do": "peak"}                                  bytes
     {"do": "close"}                                 end the fork
 """
@@ -114,10 +113,7 @@ def _serve(name: str, request: dict[str, Any], requests: Any, answers: Any) -> N
                 answer = _probe(request)
             elif request["do"] == "open":
                 case = PeerCase.from_dict(request["case"])
-                options = {"count": request["count"]}
-                if CONTENDERS[name].kind == "engine":
-                    options["workers"] = request.get("workers", "auto")
-                runner = _runner_class(CONTENDERS[name])(CONTENDERS[name], case, **options)
+                runner = _runner_class(CONTENDERS[name])(CONTENDERS[name], case, count=request["count"])
                 answer = {}
             else:
                 answer = _answer(runner, request)
@@ -144,9 +140,7 @@ def _answer(runner: Any, request: dict[str, Any]) -> dict[str, Any]:
         import numpy as np
 
         np.savez(request["path"], *(gradient.numpy() for gradient in runner.gradients()))
-        return {}
-    if request["do"] == "settled":
-        return {"workers": runner.settled()}
+        return {"forward_passes": runner.forward_passes()}
     return {"bytes": runner.peak_bytes()}
 
 

@@ -1,9 +1,11 @@
 """Who takes part in the race. Imports no PyTorch.
 
-- ``engine-*``: this project, in both ways to drive the backward pass.
+- ``engine-autograd``: this project with the paper's executor.
+- ``engine-scheduled``: this project's runtime with the schedule GPipe, driven by ``pipe(x)`` and ``loss.backward()``.
+- other ``engine-*``: the runtime with one schedule each, driven by ``pipe.step``.
 - ``torchgpipe``: torchgpipe 0.0.7 (Kim et al., arXiv 2004.09910).
 - ``fairscale``: fairscale's Pipe, made from torchgpipe.
-- ``pipelining-*``: torch.distributed.pipelining, a process per partition.
+- ``pipelining-*``: torch.distributed.pipelining, a process per device.
 - ``plain*``, ``loop*``: the module without a pipeline, the whole batch at once or micro-batch after micro-batch.
 - ``loop-processes``: as many loops at once as partitions can compute at once, each over its share of the micro-batches,
   which wait for nothing: what the cores do together.
@@ -30,8 +32,11 @@ class Contender:
         kind: who builds it: engine, rival, pipelining, plain or loops.
         package: what has to be installed for it.
         version: the version of it that the race is made for; empty for one that is part of PyTorch or of this project.
-        option: what tells contenders of one kind apart.
+        option: what tells contenders of one kind apart; of a pipeline its schedule.
         all_threads: whether operators may use every core; otherwise one thread each.
+        one_call: whether the engine runs forward and backward pass in one call, ``step``.
+        two_per_device: whether each device has two partitions.
+        networks_only: whether it leaves out tiny layers.
     """
 
     name: str
@@ -40,6 +45,9 @@ class Contender:
     version: str = ""
     option: str = ""
     all_threads: bool = False
+    one_call: bool = False
+    two_per_device: bool = False
+    networks_only: bool = False
 
     @property
     def pipeline(self) -> bool:
@@ -49,12 +57,11 @@ class Contender:
     def runs(self, workload: str) -> bool:
         """Whether it takes part.
 
-        Combinations of components concern the engine, its measure and the reference; of layers without work nobody
-        asks what the cores do together.
+        Combinations of components concern the paper's executor, its baseline and the reference.
         """
-        if self.kind == "loops":
-            return workload not in {"cells", "combinations"}
-        return workload != "combinations" or self.kind == "engine" or self.name in {BASELINES[0], REFERENCE}
+        if workload == "combinations":
+            return self.name in {"engine-autograd", BASELINES[0], REFERENCE}
+        return workload != "cells" or not self.networks_only
 
     def missing(self) -> str:
         """How to install what it needs."""
@@ -64,17 +71,39 @@ class Contender:
 CONTENDERS: Final = {
     contender.name: contender
     for contender in (
-        Contender("engine-autograd", "engine", "gpipe_bench", option="autograd"),
-        Contender("engine-scheduled", "engine", "gpipe_bench", option="scheduled"),
+        Contender("engine-autograd", "engine", "gpipe_bench"),
+        Contender("engine-scheduled", "engine", "gpipe_bench", option="gpipe"),
+        Contender("engine-step-gpipe", "engine", "gpipe_bench", option="gpipe", one_call=True, networks_only=True),
+        Contender("engine-1f1b", "engine", "gpipe_bench", option="1f1b", one_call=True, networks_only=True),
+        Contender(
+            *("engine-interleaved", "engine", "gpipe_bench"),
+            option="interleaved",
+            one_call=True,
+            networks_only=True,
+            two_per_device=True,
+        ),
+        Contender("engine-zb-h1", "engine", "gpipe_bench", option="zb_h1", one_call=True, networks_only=True),
         Contender("torchgpipe", "rival", "torchgpipe", "0.0.7"),
         Contender("fairscale", "rival", "fairscale", "0.4.13"),
         Contender("pipelining-gpipe", "pipelining", "torch", option="ScheduleGPipe"),
         Contender("pipelining-1f1b", "pipelining", "torch", option="Schedule1F1B"),
+        Contender(
+            *("pipelining-interleaved", "pipelining", "torch"),
+            option="ScheduleInterleaved1F1B",
+            networks_only=True,
+            two_per_device=True,
+        ),
+        Contender(
+            *("pipelining-zero-bubble", "pipelining", "torch"),
+            option="ScheduleInterleavedZeroBubble",
+            networks_only=True,
+            two_per_device=True,
+        ),
         Contender("plain", "plain", "torch", option="whole"),
         Contender("plain-threads", "plain", "torch", option="whole", all_threads=True),
         Contender("loop", "plain", "torch", option="loop"),
         Contender("loop-threads", "plain", "torch", option="loop", all_threads=True),
-        Contender("loop-processes", "loops", "torch"),
+        Contender("loop-processes", "loops", "torch", networks_only=True),
     )
 }
 REFERENCE: Final = "plain"

@@ -1,8 +1,8 @@
 """The race: contenders take turns in rounds, in an order drawn anew for each round, one at a time.
 
 Per case: every contender is opened and warmed up; then rounds; then, each in a fresh fork of its process, its gradients
-in float64, where kernels that sum in another order do not show, and its peak of live bytes; there the engine runs its
-tasks where it did when it was timed. One that fails is out for this case and takes part in the next.
+in float64, where kernels that sum in another order do not show, and its peak of live bytes. One that fails is out for
+this case and takes part in the next.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from gpipe_bench.bench.peers.contenders import REFERENCE, Contender
 __all__ = ["Kept", "Outcome", "Raced", "Visit", "run_race"]
 
 _MOST_STEPS: Final = 50
-# Within four batches of tiny layers the engine has nearly always settled who runs them.
-_WARM_UP_STEPS: Final = 4
 _COUNTED_STEPS: Final = 2
 Report = Callable[[str], None]
 Watch = Callable[[int, int, str], None]
@@ -60,8 +58,8 @@ class Outcome:
     reason: str = ""
     visits: list[Visit] = field(default_factory=list)
     gradient_difference: float | None = None
+    forward_passes: float | None = None
     peak_bytes: int | None = None
-    workers: str = "auto"
     step_s: float = 0.0
 
     def fail(self, error: PeerError) -> None:
@@ -126,30 +124,35 @@ def run_race(
         if not kept.facts:
             kept.begin(probe.ask("facts", case=cases[0].to_dict(), seconds=0)["facts"])
             probe.close()
-        balances: dict[tuple[Any, ...], tuple[int, ...]] = {}
         raced = []
         rounds = _Rounds(sum(case.rounds for case in cases if kept.get(case) is None), watch)
         for number, case in enumerate(cases, start=1):
             before = kept.get(case)
             if before is not None:
                 raced.append(before)
-                balances[_balance_key(case)] = before.case.balance
                 continue
-            key = _balance_key(case)
-            if not case.balance and key not in balances:
-                balances[key] = tuple(_probed(probe, "balance", case, probe_s)["balance"])
             rounds.begin(f"case {number} of {len(cases)} ({case.id})")
-            balanced = replace(case, balance=case.balance or balances[key])
-            raced.append(_race(balanced, contenders, made, Path(folder), rounds))
+            raced.append(_race(_balanced(case, contenders, probe, probe_s), contenders, made, Path(folder), rounds))
             _add_probes(raced[-1], probe, probe_s)
             kept.add(raced[-1])
             report(f"case {number} of {len(cases)}, {case.id}: {_words(raced[-1])}")
     return kept.facts, raced
 
 
-def _balance_key(case: PeerCase) -> tuple[Any, ...]:
-    """One balance per model, n and checkpoint mode, which makes backward passes longer by recomputation."""
-    return case.model, case.model_args, case.partitions, case.batch_size, case.chunks, case.checkpoint
+def _balanced(case: PeerCase, contenders: Sequence[Contender], probe: Child, seconds: float) -> PeerCase:
+    """``case`` with the balances that its contenders need; the probe finds those that are missing."""
+    if case.balance:
+        return case
+
+    def found(n: int) -> tuple[int, ...]:
+        return tuple(_probed(probe, "balance", replace(case, partitions=n), seconds)["balance"])
+
+    fine = any(contender.two_per_device for contender in contenders)
+    return replace(case, balance=found(case.partitions), fine_balance=found(2 * case.partitions) if fine else ())
+
+
+def _own_case(case: PeerCase, contender: Contender) -> PeerCase:
+    return replace(case, balance=case.fine_balance) if contender.two_per_device else case
 
 
 def _probed(probe: Child, do: str, case: PeerCase, seconds: float) -> dict[str, Any]:
@@ -185,7 +188,7 @@ def _race(
 ) -> Raced:
     rounds = rounds or _Rounds(case.rounds, None)
     own = [contender for contender in contenders if contender.runs(case.workload)]
-    outcomes = {contender.name: Outcome(case, contender) for contender in own}
+    outcomes = {contender.name: Outcome(_own_case(case, contender), contender) for contender in own}
     going: dict[str, Child] = {}
 
     def attempt(name: str, work: Callable[[Child, Outcome], None]) -> None:
@@ -207,8 +210,8 @@ def _race(
             attempt(name, lambda child, outcome: _visit(child, outcome, number, position))  # noqa: B023 - called at once
         rounds.done += 1
     rounds.say("comparing gradients and counting memory")
-    for name in list(going):
-        attempt(name, _settle)
+    for child in going.values():
+        child.close()
     for name in list(going):
         attempt(name, lambda child, outcome: _save_gradients(child, outcome, folder))
     _compare_gradients(outcomes, going, folder)
@@ -221,7 +224,7 @@ def _race(
 def _open(child: Child, outcome: Outcome) -> None:
     outcome.version = child.ready()["version"]
     child.ask("open", case=outcome.case.to_dict(), count=False)
-    outcome.step_s = child.ask("run", warmup=_WARM_UP_STEPS if outcome.case.tiny else 1, steps=1)["wall_s"][0]
+    outcome.step_s = child.ask("run", warmup=1, steps=1)["wall_s"][0]
 
 
 def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
@@ -232,15 +235,10 @@ def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
     outcome.step_s = min(answer["wall_s"])
 
 
-def _settle(child: Child, outcome: Outcome) -> None:
-    if outcome.contender.kind == "engine":
-        outcome.workers = child.ask("settled")["workers"]
-    child.close()
-
-
 def _save_gradients(child: Child, outcome: Outcome, folder: Path) -> None:
-    child.ask("open", case=replace(outcome.case, precision="float64").to_dict(), count=False, workers=outcome.workers)
-    child.ask("gradients", path=str(folder / f"{child.name}.npz"))
+    child.ask("open", case=replace(outcome.case, precision="float64").to_dict(), count=False)
+    answer = child.ask("gradients", path=str(folder / f"{child.name}.npz"))
+    outcome.forward_passes = answer["forward_passes"]
     child.close()
 
 
@@ -270,7 +268,7 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
 
 def _count(child: Child, outcome: Outcome) -> None:
     try:
-        child.ask("open", case=outcome.case.to_dict(), count=True, workers=outcome.workers)
+        child.ask("open", case=outcome.case.to_dict(), count=True)
         child.ask("run", warmup=_COUNTED_STEPS, steps=0)
         outcome.peak_bytes = child.ask("peak")["bytes"]
     except PeerError as error:

@@ -1,6 +1,6 @@
 """Contenders of several processes, timed from the first start to the last end.
 
-torch.distributed.pipelining has a process per partition; ``loop-processes`` one per core, or device, that can be used.
+torch.distributed.pipelining has a process per device; ``loop-processes`` one per core, or device, that can be used.
 
     parent ── run 3 steps ──> rank 0 ── barrier ── step ── barrier ── step ...
                               rank 1 ── barrier ── step ── barrier ── step ...
@@ -63,8 +63,7 @@ class Ranks:
     """
 
     def __init__(self, contender: Contender, case: PeerCase, *, count: bool) -> None:
-        self._loops = contender.kind == "loops"
-        ranks = case.loops if self._loops else case.partitions
+        ranks = case.loops if contender.kind == "loops" else case.partitions
         if case.device != "cpu" and case.devices < ranks:
             raise UnsupportedError(
                 f"{contender.name} must have a GPU for each of {ranks} ranks, got {case.devices}: NCCL "
@@ -96,11 +95,14 @@ class Ranks:
         return wall, cpu
 
     def gradients(self) -> list[Tensor]:
-        """The gradients that a step leaves, on the CPU, in the order of the model's parameters."""
+        """The gradients that a step leaves, summed over ranks, on the CPU, in the order of the model's parameters."""
         parts = [[torch.from_numpy(gradient) for gradient in part] for part in self._ask("gradients")]
-        if self._loops:
-            return [torch.stack(shares).sum(0) for shares in zip(*parts, strict=True)]
-        return [gradient for part in parts for gradient in part]
+        return [torch.stack(shares).sum(0) for shares in zip(*parts, strict=True)]
+
+    def forward_passes(self) -> float:
+        """Of a step, per sample: one, and what checkpoints compute again."""
+        shares: list[float] = self._ask("forward_passes")
+        return sum(shares)
 
     def peak_bytes(self) -> int:
         """The sum over ranks of the most bytes of tensors that were alive at once."""
@@ -171,6 +173,7 @@ class _Rank:
     def __init__(self, seat: Seat) -> None:
         torch.set_num_threads(1)
         self._place = place = seat.place
+        self._batch_size = seat.case.batch_size
         if place != "cpu":
             torch.accelerator.set_device_index(torch.device(place).index)
         self.peak: Peak | None = None
@@ -192,19 +195,24 @@ class _Rank:
     def _pipelined(self, seat: Seat) -> TrainingStep:
         case, rank, place = seat.case, seat.rank, seat.place
         work = make_work(case)
-        stage = make_stages(work.model, case.balance, recomputed(case), sent=True)[rank].to(place)
-        given = (work.batch.to(place),) if rank == 0 else ()
-        target = work.target.to(place) if rank == case.partitions - 1 else None
-        piece = PipelineStage(stage, rank, case.partitions, torch.device(place))
-        plan: Any = getattr(pipelining, seat.schedule)(piece, case.chunks, loss_fn=work.loss)
-        del work
-        self._count(seat, [*stage.parameters(), *given, *([] if target is None else [target])])
+        stages = make_stages(work.model, case.balance, recomputed(case), sent=True)
+        # With several stages per rank, neighbours are on different ranks.
+        own = {j: stages[j].to(place) for j in range(rank, len(stages), seat.ranks)}
+        given = [work.batch.to(place)] if rank == 0 else []
+        target = work.target.to(place) if len(stages) - 1 in own else None
+        pieces = [PipelineStage(stage, j, len(stages), torch.device(place)) for j, stage in own.items()]
+        schedule: Any = getattr(pipelining, seat.schedule)
+        plan = schedule(pieces if len(pieces) > 1 else pieces[0], case.chunks, loss_fn=work.loss)
+        parameters = [parameter for stage in own.values() for parameter in stage.parameters()]
+        self._count(seat, [*parameters, *given, *([] if target is None else [target])])
 
         def step() -> None:
-            stage.calls = 0
+            for stage in own.values():
+                stage.calls = 0
             plan.step(*given, target=target, return_outputs=False)
 
-        return TrainingStep(list(stage.parameters()), step, [place])
+        # Parameters of other ranks have no gradients here.
+        return TrainingStep(list(work.model.parameters()), step, [place])
 
     def run(self, warmup: int, steps: int) -> list[tuple[float, float, float]]:
         for _ in range(warmup):
@@ -221,6 +229,9 @@ class _Rank:
     def gradients(self) -> list[Any]:
         self.step()
         return [gradient.cpu().numpy() for gradient in self.step.gradients()]
+
+    def forward_passes(self) -> float:
+        return self.step.forward_passes(self._batch_size)
 
     def peak_bytes(self) -> int:
         return 0 if self.peak is None else self.peak.peak_bytes()

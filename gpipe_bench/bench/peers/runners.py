@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import Contender
@@ -36,6 +37,9 @@ class Runner(Protocol):
     def gradients(self) -> list[Tensor]:
         """The gradients that a step leaves, on the CPU, in the order of the model's parameters."""
 
+    def forward_passes(self) -> float:
+        """Of a step, per sample: one, and what checkpoints compute again."""
+
     def peak_bytes(self) -> int:
         """The most bytes of tensors that were alive at once, if the contender was built to count them."""
 
@@ -47,18 +51,12 @@ class TrainingStep:
         parameters: of the model, in its order.
         forward_backward: what a step does besides clearing the gradients.
         devices: to wait for at the end.
-        settled: who runs the tasks, as the engine has found out by now.
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        forward_backward: Callable[[], None],
-        devices: Sequence[str],
-        settled: Callable[[], str] = lambda: "auto",
+        self, parameters: Sequence[nn.Parameter], forward_backward: Callable[[], None], devices: Sequence[str]
     ) -> None:
         self.parameters = list(parameters)
-        self.settled = settled
         self._forward_backward = forward_backward
         self._devices = list(dict.fromkeys(devices))
 
@@ -73,6 +71,18 @@ class TrainingStep:
         """Those that the last step left."""
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
 
+    def forward_passes(self, batch_size: int) -> float:
+        """Train once; how often each sample passed each layer with parameters, recomputation included, on average."""
+        passed: list[int] = []  # appended to by all threads
+
+        def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if own := len(list(layer.parameters(recurse=False))):
+                passed.append(own * len(inputs[0]))
+
+        with register_module_forward_pre_hook(note):
+            self()
+        return sum(passed) / (len(self.parameters) * batch_size)
+
 
 def synchronize(devices: Sequence[str]) -> None:
     """Wait until accelerators have done what they were given."""
@@ -81,13 +91,12 @@ def synchronize(devices: Sequence[str]) -> None:
             torch.accelerator.synchronize(device)
 
 
-def make_step(contender: Contender, case: PeerCase, workers: str = "auto") -> TrainingStep:
+def make_step(contender: Contender, case: PeerCase) -> TrainingStep:
     """The step of a contender that lives in one process.
 
     Args:
         contender: one whose kind is not ``pipelining``.
         case: what it runs.
-        workers: who runs the tasks of the engine.
 
     Raises:
         Exception: whatever the contender raises when it is built.
@@ -96,24 +105,23 @@ def make_step(contender: Contender, case: PeerCase, workers: str = "auto") -> Tr
     work = make_work(case)
     if contender.kind == "plain":
         return _plain(contender, case, work)
-    model, engine = work.model, contender.kind == "engine"
-    pipe = _engine(contender, case, model, workers) if engine else _rival(contender, case, model)
+    pipe: Any = (_engine if contender.kind == "engine" else _rival)(contender, case, work.model)
     places = case.placement()
     batch, target = work.batch.to(places[0]), work.target.to(places[-1])
 
     def step() -> None:
-        torch.autograd.backward(work.loss(pipe(batch), target))
+        if contender.one_call:
+            pipe.step(batch, target, work.loss)
+        else:
+            torch.autograd.backward(work.loss(pipe(batch), target))
 
-    settled = {"settled": pipe.settled_workers} if isinstance(pipe, GPipe) else {}
-    return TrainingStep(list(pipe.parameters()), step, places, **settled)
+    return TrainingStep(list(pipe.parameters()), step, places)
 
 
-def _engine(contender: Contender, case: PeerCase, model: nn.Sequential, workers: str) -> nn.Module:
-    driven: Any = contender.option
+def _engine(contender: Contender, case: PeerCase, model: nn.Sequential) -> nn.Module:
     return GPipe(
         model, list(case.balance), devices=case.placement(), chunks=case.chunks, checkpoint=case.checkpoint,
-        backward=driven, components=Components.from_label(case.variant) if case.variant else None,
-        workers=workers,
+        components=Components.from_label(case.variant) if case.variant else None, schedule=contender.option or None,
     )  # fmt: skip
 
 

@@ -116,8 +116,8 @@ class ModelRace(Section):
             for text in error.problems:
                 yield Problem(("model_args", "model"), text)
             return
-        if self.partitions > layers:
-            text = f"must be at most the {layers} layers of {self.model}, got {self.partitions}; lower it"
+        if 2 * self.partitions > layers:  # some contenders have two partitions per device
+            text = f"must be at most half the {layers} layers of {self.model}, got {self.partitions}; lower it"
             yield Problem(("partitions", "model_args"), text)
         if self.batch_size % self.chunks:
             text = f"must be a multiple of chunks = {self.chunks}, got {self.batch_size}; change either"

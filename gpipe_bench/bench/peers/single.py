@@ -21,12 +21,12 @@ class SingleProcess:
         contender: one whose kind is not ``pipelining``.
         case: what it runs.
         count: whether to count live bytes, which makes it slow.
-        workers: who runs the tasks of the engine.
     """
 
-    def __init__(self, contender: Contender, case: PeerCase, *, count: bool, workers: str = "auto") -> None:
+    def __init__(self, contender: Contender, case: PeerCase, *, count: bool) -> None:
         self._peak: Peak | None = peak_counter(case.placement()) if count else None
-        self._step: TrainingStep = make_step(contender, case, workers)
+        self._step: TrainingStep = make_step(contender, case)
+        self._batch_size = case.batch_size
 
     def run(self, warmup: int, steps: int) -> tuple[list[float], list[float]]:
         """Seconds and CPU seconds of ``steps`` steps, after ``warmup`` that are not timed."""
@@ -40,14 +40,14 @@ class SingleProcess:
             cpu.append(time.process_time() - used)
         return wall, cpu
 
-    def settled(self) -> str:
-        """Who runs the tasks of the engine, as the steps so far have shown."""
-        return self._step.settled()
-
     def gradients(self) -> list[Tensor]:
         """The gradients that a step leaves, on the CPU, in the order of the model's parameters."""
         self._step()
         return [gradient.cpu() for gradient in self._step.gradients()]
+
+    def forward_passes(self) -> float:
+        """Of a step, per sample: one, and what checkpoints compute again."""
+        return self._step.forward_passes(self._batch_size)
 
     def peak_bytes(self) -> int:
         """The most bytes of tensors that were alive at once; 0 where they are not counted."""

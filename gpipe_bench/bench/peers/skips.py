@@ -105,7 +105,7 @@ class Stage(nn.Module):
             kept = self.run(*tensors)
         if not self.sent:
             return kept
-        return tuple(tensor.contiguous() for tensor in kept) if isinstance(kept, tuple) else kept.contiguous()
+        return tuple(_output(tensor) for tensor in kept) if isinstance(kept, tuple) else _output(kept)
 
     def run(self, x: Tensor, *skips: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the layers."""
@@ -145,6 +145,11 @@ class _Sendable(torch.autograd.Function):
 def _sendable(x: Tensor) -> Tensor:
     given: Tensor = _Sendable.apply(x)  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
     return given
+
+
+def _output(x: Tensor) -> Tensor:
+    """``x`` to be sent, and to be detached in place by zero-bubble schedules, which PyTorch refuses for views."""
+    return x.clone() if x._is_view() else x.contiguous()  # noqa: SLF001 - there is no public name
 
 
 def make_stages(model: nn.Sequential, balance: Sequence[int], recompute: int = 0, *, sent: bool = False) -> list[Stage]:

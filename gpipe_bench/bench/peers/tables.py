@@ -134,7 +134,7 @@ def _keys(outcome: Outcome) -> dict[str, Any]:
     return {
         "evidence": "measured",
         "workload": case.workload,
-        "partitions": case.partitions,
+        "partitions": len(case.balance),
         "chunks": case.chunks,
         "checkpoint": case.checkpoint,
         "variant": (case.variant or _ALL_ON) if outcome.contender.kind == "engine" else "",
@@ -176,6 +176,7 @@ def _results(outcome: Outcome, one: Raced, raced: Sequence[Raced], tolerance: fl
         "host_time_per_cell_us": 1e6 * seconds / case.cells if tiny else None,
         "throughput_samples_per_s": None if tiny else case.batch_size / seconds,
         "peak_live_mib": None if outcome.peak_bytes is None else outcome.peak_bytes / _MIB,
+        "forward_passes": outcome.forward_passes,
         **_gradients(outcome, tolerance),
         **_limit(outcome, one, raced, seconds),
     }
@@ -204,7 +205,8 @@ def _limit(outcome: Outcome, one: Raced, raced: Sequence[Raced], seconds: float)
     found: dict[str, Any] = {"limit_ms": 1e3 * least, "gap_ms": 1e3 * (seconds - least)}
     if case.workload != "cells":
         found["limit_samples_per_s"] = case.batch_size / least
-    if outcome.contender.pipeline and one.alone is not None and case.parallel == case.partitions:
+    split = outcome.contender.pipeline and not outcome.contender.networks_only
+    if split and one.alone is not None and case.parallel == case.partitions:
         host, copies = _host_s(outcome, raced), _copies_s(outcome, one)
         gap = split_gap(
             seconds - least,

@@ -29,7 +29,9 @@ _COMPLETE: Final = PUBLISHED[-1]
 _RESERVED: Final = "peak_reserved_gib"
 # Where memory was printed in two parts, their sum is what the allocators held.
 _PARTS: Final = ("model_memory_gib", "activation_memory_gib")
-_SETTING: Final = ("model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
+_SETTING: Final = (
+    *("model", "model_args", "variant", "schedule", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
+)
 
 
 def published_rows(folder: Path = PUBLISHED_FOLDER) -> list[Row]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
@@ -57,7 +58,8 @@ def measure_cell(cell: Cell, repeat: int) -> RawResult:
     peaks = _allocator_peaks(trial) if counted else None
     sampled = _sampled_utilization(trial, median(seconds))
     events = _timeline(trial)
-    shares = _shares(events, cell.partitions)
+    homes = cell.homes()
+    shares = _shares(events, homes)
     peaks = peaks or _counted_peaks(trial)
     row = cell_row(
         cell,
@@ -74,7 +76,8 @@ def measure_cell(cell: Cell, repeat: int) -> RawResult:
         {"step": k, "step_time_ms": s * 1e3, "throughput_samples_per_s": cell.batch_size / s}
         for k, s in enumerate(seconds)
     ]
-    devices, timeline = _device_records(trial, shares, peaks), [event.to_dict() for event in events]
+    devices = _device_records(trial, [shares[k] for k in homes], peaks)
+    timeline = [event.to_dict() for event in events]
     return RawResult(cell.id, row, devices, steps, timeline, cell.configuration)
 
 
@@ -126,9 +129,10 @@ def _timeline(trial: Trial) -> list[TimelineEvent]:
     return sorted(records, key=_span_us)[_TIMELINE_STEPS // 2]
 
 
-def _shares(events: Sequence[TimelineEvent], n: int) -> list[Breakdown]:
-    start_us, end_us = _window(events)
-    return split_device_time(events, n, start_us, end_us)
+def _shares(events: Sequence[TimelineEvent], homes: Sequence[int]) -> list[Breakdown]:
+    """The breakdown of each device of the schedule, whose partitions take turns."""
+    own = [replace(event, partition=homes[event.partition]) for event in events]
+    return split_device_time(own, max(homes) + 1, *_window(events))
 
 
 def _span_us(events: Sequence[TimelineEvent]) -> float:

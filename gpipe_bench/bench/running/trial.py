@@ -37,35 +37,41 @@ class Trial:
         self.pipe = GPipe(
             spec.build(**arguments),
             balance=list(cell.balance),
-            devices=cell.placement(),
+            devices=cell.places(),
             chunks=cell.chunks,
             checkpoint=cell.checkpoint,
             components=cell.components,
-            backward=cell.backward,
+            schedule=cell.schedule if cell.backward == "scheduled" else None,
             transfer=cell.transfer,
-            # What a cell measures must not hang on how fast its tasks were.
-            workers="always",
         )
         self.devices = list(self.pipe.devices)
         generator = torch.Generator().manual_seed(cell.seed)
         batch, target = spec.make_batch(cell.batch_size, arguments, generator)
         self._batch, self._target = batch.to(self.devices[0]), target.to(self.devices[-1])
         self._loss = spec.loss
+        # Where backward passes begin before the last forward pass, there is no output to call backward() on.
+        self._whole = cell.schedule == "gpipe"
         self._parameters = list(self.pipe.parameters())
 
     def step(self) -> None:
         """Train on the batch once; on an accelerator the work is queued, not done, when this returns."""
         for parameter in self._parameters:
             parameter.grad = None
-        loss = self._loss(self.pipe(self._batch), self._target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:60]
-            raise ConfigError([f"loss must give one number in a tensor, got {got}; take its mean or sum"])
-        torch.autograd.backward(loss)
+        if self._whole:
+            torch.autograd.backward(self._checked_loss(self.pipe(self._batch), self._target))
+        else:
+            self.pipe.step(self._batch, self._target, self._checked_loss)
         with torch.no_grad():
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-_LEARNING_RATE)
+
+    def _checked_loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = self._loss(output, target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:60]
+            raise ConfigError([f"loss must give one number in a tensor, got {got}; take its mean or sum"])
+        return loss
 
 
 def prepare_process(cell: Cell) -> None:

@@ -16,9 +16,10 @@ from pydantic import BeforeValidator, Field
 from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import CellSettings, Variant, options
-from gpipe_bench.bench.spec.standins import without_copy_streams
+from gpipe_bench.bench.spec.standins import stand_in
 from gpipe_bench.components import Components
 from gpipe_bench.models.arguments import nearest
+from gpipe_bench.schedules import named_schedule
 
 __all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "distinct_runs"]
 
@@ -65,33 +66,51 @@ class Cell(CellSettings):
     @cached_property
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
-        size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
-        return f"{self.evidence}-{model_word(self.model)}-{self.variant}-{size}-{self.device}-{self.config_sha256[:8]}"
+        parts = [self.evidence, model_word(self.model), self.variant]
+        parts += [] if self.schedule == "gpipe" else [self.schedule]
+        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", self.device, self.config_sha256[:8]]
+        return "-".join(parts)
 
     def arguments(self) -> list[str]:
         """The cell as options of ``python -m gpipe_bench run``, one word each."""
         return options({name: value for name, value in self.settings().items() if name in _OPTIONS})
 
+    def places(self) -> list[str]:
+        """A device for each device of the schedule: neighbours share one when there are too few."""
+        p = self.schedule_devices
+        return ["cpu" if self.device == "cpu" else f"{self.device}:{k * self.devices // p}" for k in range(p)]
+
+    def homes(self) -> tuple[int, ...]:
+        """For each partition its device of the schedule, from 0 to p - 1."""
+        return named_schedule(self.schedule, 1, self.partitions, self.schedule_devices).placement
+
     def placement(self) -> list[str]:
-        """The device of each partition: neighbours share one when there are fewer devices than partitions."""
-        if self.device == "cpu":
-            return ["cpu"] * self.partitions
-        return [f"{self.device}:{j * self.devices // self.partitions}" for j in range(self.partitions)]
+        """The device of each partition."""
+        places = self.places()
+        return [places[k] for k in self.homes()]
 
     def unsupported(self) -> str:
         """Why this cell cannot be measured on its device, known before PyTorch is loaded; empty when it can."""
-        if self.device == "cpu" and self.components.copy_streams:
-            stand_in = without_copy_streams(self.variant)
-            return f"copy_streams needs an accelerator; on cpu it changes nothing, see variant {stand_in}"
+        instead = self.stand_in
+        if self.backward == "scheduled" and not self.components.fork_join:
+            rule = "fork_join must be on where backward is scheduled"
+            return f"{rule}; a schedule has no Fork and Join to switch off, see variant {instead}"
+        if instead != self.variant:
+            return f"copy_streams needs an accelerator; on cpu it changes nothing, see variant {instead}"
         return ""
+
+    @property
+    def stand_in(self) -> str:
+        """The variant to look at in place of this one: itself where the cell can run."""
+        return stand_in(self.variant, device=self.device, backward=self.backward)
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every cell, and as many devices as partitions can fill."""
         yield from super().problems()
-        most = 1 if self.device == "cpu" else self.partitions
+        most = 1 if self.device == "cpu" else self.schedule_devices
         if self.devices > most:
             text = f"must be at most {most} for {self.partitions} partitions on {self.device}, got {self.devices}"
-            yield Problem(("devices", "partitions", "device"), f"{text}; lower it")
+            yield Problem(("devices", "partitions", "device", "schedule"), f"{text}; lower it")
 
 
 _OPTIONS: Final = Cell.model_fields.keys() - {"evidence"}

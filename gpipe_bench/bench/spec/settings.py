@@ -105,6 +105,9 @@ BALANCE_SCHEMA: Final = {
     ]
 }
 
+_TWO_PER_DEVICE: Final = ("interleaved", "zb_v", "v_half")
+"""Schedules that put two partitions on each device."""
+
 Model = Annotated[
     str,
     BeforeValidator(lambda name: portable(name) if isinstance(name, str) else name),
@@ -128,7 +131,11 @@ Checkpoint = Annotated[
 ]
 Backward = Annotated[
     Literal["autograd", "scheduled"],
-    Field(description="what drives the backward pass; scheduled: the reversed schedule"),
+    Field(description="what drives the backward pass; scheduled: the actions of schedule"),
+]
+Schedule = Annotated[
+    Literal["gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved", "zb_v", "v_half"],
+    Field(description="gpipe; scheduled: also 1f1b, zb_h1, zb_h2, interleaved, zb_v, v_half"),
 ]
 Threads = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPU threads inside one operator")]
 Tf32 = Annotated[
@@ -152,6 +159,7 @@ class PipelineSettings(Section):
     balance: Balance = (9, 21, 13, 10)
     checkpoint: Checkpoint = "except_last"
     backward: Backward = "autograd"
+    schedule: Schedule = "gpipe"
 
     @model_validator(mode="before")
     @classmethod
@@ -174,9 +182,17 @@ class PipelineSettings(Section):
         size = -(-self.batch_size // self.chunks)
         return -(-self.batch_size // size)
 
+    @property
+    def schedule_devices(self) -> int:
+        """p, how many devices the schedule has: one for each partition, or one for two partitions."""
+        return -(-self.partitions // 2) if self.schedule in _TWO_PER_DEVICE else self.partitions
+
     def settings(self) -> dict[str, str | int | bool]:
-        """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files."""
-        data = self.model_dump(mode="json")
+        """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files.
+
+        The schedule of GPipe is left out: cells keep the ids that they had before there were other schedules.
+        """
+        data = self.model_dump(mode="json", exclude={"schedule"} if self.schedule == "gpipe" else None)
         if files := model_digest(self.model):
             data["model_files"] = files
         # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
@@ -184,7 +200,13 @@ class PipelineSettings(Section):
         return data
 
     def problems(self) -> Iterator[Problem]:
-        """The model is known, takes these arguments, and has as many layers as a given balance hands out."""
+        """The schedule fits; the model is known, takes these arguments, and has the layers that a balance hands out."""
+        if self.schedule != "gpipe" and self.backward != "scheduled":
+            rule = f"must be gpipe where backward is {self.backward}, got {self.schedule}"
+            yield Problem(("schedule", "backward"), f"{rule}; set backward to scheduled")
+        if self.schedule in _TWO_PER_DEVICE and self.partitions % 2:
+            rule = f"must be even where schedule is {self.schedule}, two on each device, got {self.partitions}"
+            yield Problem(("partitions", "schedule"), f"{rule}; add one, or take one away")
         split = "-".join(map(str, self.balance))
         if self.balance and len(self.balance) != self.partitions:
             rule = f"must have one entry per partition, {self.partitions}, got {len(self.balance)} in {split}"

@@ -55,6 +55,12 @@ def _profile(value: Any) -> Any:
     return value
 
 
+def _schedule(value: Any) -> Any:
+    if value != "gpipe":
+        raise ValueError(f"must be gpipe for a simulation, got {value!r}; measure other schedules")
+    return value
+
+
 def _simulated_balance(value: Any) -> Any:
     return () if value == AUTO or value in ((), []) else read_balance(value)
 
@@ -65,6 +71,9 @@ SimulatedBalance = Annotated[
     PlainSerializer(lambda sizes: "-".join(map(str, sizes)) or AUTO, return_type=str),
     WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
     Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
+]
+Schedule = Annotated[
+    Literal["gpipe"], BeforeValidator(_schedule), Field(description="order of the passes; only gpipe is simulated")
 ]
 Transfer = Annotated[
     Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
@@ -85,6 +94,7 @@ class SimulatedSettings(PipelineSettings):
     """What is trained in which pipeline on which hardware, one device per partition."""
 
     balance: SimulatedBalance = (9, 21, 13, 10)
+    schedule: Schedule = "gpipe"
     transfer: Transfer = "direct"
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"

@@ -122,6 +122,7 @@ def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:
         "variant": components.label,
         **{name: getattr(components, name) for name in components.__slots__},
         "backward": cell.backward,
+        "schedule": cell.schedule,
         "transfer": cell.transfer,
         "partitions": cell.partitions,
         "chunks": cell.chunks,

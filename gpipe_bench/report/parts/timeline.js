@@ -250,7 +250,7 @@
     button.setAttribute("aria-pressed", "true");
     const patch = document.createElement("i");
     patch.style.background = kind.colour;
-    button.append(patch, `${kind.letter} ${kind.name.replace("_grad", " of a gradient")}`);
+    button.append(patch, `${kind.letter} ${kind.name.replace("_grad", " of a gradient").replace("_", " ")}`);
     button.addEventListener("click", () => {
       const shown = state.hidden.delete(index) || !state.hidden.add(index);
       button.setAttribute("aria-pressed", String(shown));

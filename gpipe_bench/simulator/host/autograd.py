@@ -11,7 +11,8 @@ torch/csrc/autograd/engine.cpp). A node is ready when all its consumers have run
                 which sleeps. Until it comes back the device's thread runs whatever else is ready; if that is a
                 checkpoint, it nests again: how many do is a race. A pass nested deeper comes first, and one that is not
                 the innermost cannot return, so checkpoints end last in, first out, and their copies wait. Only Wait
-                and copies order streams
+                and copies order streams. There is no Join before a Copy: the Copy itself releases the Fork, so that
+                a device's thread never waits for the one before it
 """
 
 from __future__ import annotations

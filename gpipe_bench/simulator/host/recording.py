@@ -1,22 +1,28 @@
 """Recording lanes: the forward program written down as a shadow graph and what the host does, in order.
 
-The counterpart of ``engine/lanes.py``, step by step: where the engine makes an autograd node, so do these lanes, with
-the sequence number that it would have; where it makes none, neither do they.
+The counterpart of ``engine/paper/executor.py``, step by step: where the engine makes an autograd node, so do these
+lanes, with the sequence number that it would have; where it makes none, neither do they.
+
+The thread of the batch makes the nodes between tasks. If workers make those of tasks, each counts from zero, and the
+thread of the batch from m n, so that its nodes outrank all checkpoints. Else one thread counts them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.virtual_time.graph import LANE_RANK, MOST_NODES, Node
+from gpipe_bench.simulator.virtual_time.graph import Node
 from gpipe_bench.simulator.virtual_time.places import Places
 from gpipe_bench.simulator.workloads.workload import SkipWork, Workload
 
 __all__ = ["COLLECT", "COPY", "LAUNCH", "SYNC", "Action", "RecordingLanes"]
 
 COPY, SYNC, LAUNCH, COLLECT = range(4)
+
+_OLD: Final = 2**40
+"""The first number of a thread that has made many nodes before."""
 
 
 class Action(NamedTuple):
@@ -43,8 +49,9 @@ class RecordingLanes:
         components: which components are on.
         places: devices and streams.
         workers: whether workers issue the tasks; else the calling thread does.
-        marks: whether an observer marks backward passes without checkpoint, which makes two more nodes per task.
-        scheduled: whether the backward pass is scheduled: then lanes for autograd are not opened.
+        scheduled: whether the backward pass is scheduled: then no Fork is made.
+        published: as the flavour ``published`` of :mod:`gpipe_bench.simulator.host.autograd` has it: no Join before a
+            Copy, and a thread of the batch whose numbers are above all others.
 
     Attributes:
         actions: what the calling thread does, in order.
@@ -59,17 +66,16 @@ class RecordingLanes:
         places: Places,
         *,
         workers: bool,
-        marks: bool = False,
         scheduled: bool = False,
+        published: bool = False,
     ) -> None:
         m, n = workload.m, workload.n
         self.actions: list[Action] = []
         self._work = workload
         self._places = places
         self._workers = workers
-        self._by_place = workers and not places.streams
-        self._marks = marks
         self._scheduled = scheduled
+        self._published = published
         self._portals = components.portals
         self._sizes = {skip.key: skip.bytes for skip in workload.skips}
         self._incoming, self._outgoing = ([_keys(workload, j, way, components) for j in range(n)] for way in (0, 1))
@@ -78,23 +84,32 @@ class RecordingLanes:
         # Producers of the micro-batch and of each skip on its way; None is a tensor without a graph.
         self.values: list[Node | None] = [None] * m
         self._skips: list[dict[str, Node | None]] = [{} for _ in range(m)]
-        self._lanes: dict[tuple[int, int], Node] = {}
-        self._entering: list[Node | None] = [None] * m
+        # Forks whose phony Join (i+1, j) takes; and those whose phony still has to be taken on partition j.
+        self._forks: dict[tuple[int, int], Node] = {}
+        self._pending: list[Node | None] = [None] * m
         self.running: dict[tuple[int, int], Node] = {}
         self.arrived: dict[tuple[int, int], list[Node]] = {}
         # All nodes, with what a backward pass changes of each.
         self._nodes: list[Node] = []
         self._fresh: list[int] = []
-        self._made = 0
-        self._collected = 0
-        self._checkpointed = False
+        # Numbers taken by the thread of the batch, and by each worker.
+        self._made = (_OLD if published else m * n) if workers else 0
         self._counters = [0] * n
+        self._checkpointed = False
 
     # --- fence ---------------------------------------------------------------------------------------------------
 
     def join(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.join`; the next node of micro-batch i takes the phony."""
-        self._entering[i] = self._lanes.pop((i - 1, j), None)
+        """See :meth:`gpipe_bench.program.Lanes.join`; of inputs that need no gradient, the task takes the phony."""
+        phony, riding = self._forks.pop((i - 1, j), None), self._riding(j)
+        taken = self._flat(i, riding)
+        if phony is None or self._published or not any(taken):
+            self._pending[i] = phony
+            return
+        stream = self._places.copying(i, j - 1) if j else self._places.computing[0]
+        node = self._node("join", i, max(j - 1, 0), stream)
+        node.take(taken, phony)
+        self._put(i, node, riding)
 
     def portal(self, i: int, j: int, skip: str) -> None:
         """See :meth:`gpipe_bench.program.Lanes.portal`."""
@@ -113,19 +128,17 @@ class RecordingLanes:
         """See :meth:`gpipe_bench.program.Lanes.copy`."""
         if not self._places.moves(j - 1, j):
             return
-        riding = () if self._portals else self._incoming[j]
+        riding = self._riding(j)
         size = self._work.microbatch_sizes[i]
         nbytes = (*self._work.task(i, j).input_bytes, *(self._sizes[key][size] for key in riding))
         node = self._copy("copy", i, (j - 1, j), nbytes)
         node.returned = self._returned(node, riding)
         taken = self._flat(i, riding)
-        # Without a gradient to copy back, the lane goes on to the task.
-        if _passed(node, taken) is None:
-            self._put(i, None, riding)
-        else:
-            node.take(taken, self._entering[i])
-            self._entering[i] = None
-            self._put(i, node, riding)
+        phony = None
+        if any(taken):
+            phony, self._pending[i] = self._pending[i], None
+        node.take(taken, phony)
+        self._put(i, _passed(node, taken), riding)
         self.arrived.setdefault((i, j), []).insert(0, node)
 
     # --- compute -------------------------------------------------------------------------------------------------
@@ -136,15 +149,20 @@ class RecordingLanes:
 
     def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
         """See :meth:`gpipe_bench.program.Lanes.launch`."""
-        phony, self._entering[i] = self._entering[i], None
-        checkpoint = checkpoint and self._work.task(i, j).learns
-        if not checkpoint and phony is not None:
+        phony, self._pending[i] = self._pending[i], None
+        self._checkpointed = self._checkpointed or checkpoint
+        taken, learns = self._flat(i, self._incoming[j]), self._work.task(i, j).learns
+        # Without checkpoint it is one node all the same, if others have one and there is nothing else to tie a Join to.
+        tied = self._checkpointed and not any(taken) and not self._published and not self._scheduled
+        single = learns and (checkpoint or tied)
+        if phony is not None and (single or self._published):
             join = self._node("join", i, j, self._places.computing[j])
-            join.take([self.values[i]], phony)
-            self.values[i], phony = join, None
-        node = self._node("checkpoint" if checkpoint else "task", i, j, self._places.computing[j], ranked=False)
-        node.take(self._flat(i, self._incoming[j]), phony)
-        self._rank_task(node)
+            join.take((), phony)
+            taken.append(join)
+        kind = "checkpoint" if checkpoint and learns else "task"
+        node = self._node(kind, i, j, self._places.computing[j], rank=self._rank(i, j, single=single))
+        node.single = single
+        node.take(taken)
         for key in self._incoming[j]:
             del self._skips[i][key]
         self.running[i, j] = node
@@ -153,9 +171,6 @@ class RecordingLanes:
     def collect(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.collect`."""
         node = self.running[i, j]
-        if node.kind == "checkpoint" and self._workers and not self._by_place:
-            node.rank = self._collected
-        self._collected += 1
         self._put(i, node if self._work.task(i, j).learns else None, self._outgoing[j])
         self.actions.append(Action(COLLECT, node))
 
@@ -175,13 +190,13 @@ class RecordingLanes:
         self._put(i, node, self._outgoing[j])
 
     def fork(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.fork`; no lane is opened where no gradient will ever pass."""
+        """See :meth:`gpipe_bench.program.Lanes.fork`; there is none where no gradient will ever pass."""
         if self._scheduled or not self._work.task(i, j).learns:
             return
         node = self._node("fork", i, j, self._leaving(i, j))
         node.take(self._flat(i, self._outgoing[j]))
         self._put(i, node, self._outgoing[j])
-        self._lanes[i, j] = node
+        self._forks[i, j] = node
 
     def drain(self) -> None:
         """Nothing raises here, so nothing is left running."""
@@ -202,6 +217,10 @@ class RecordingLanes:
         node = self._node("loss", 0, self._work.n - 1, self._places.computing[-1])
         node.take(self.values)
         return node
+
+    def _riding(self, j: int) -> tuple[str, ...]:
+        """Skips that travel to partition j in the tuple of their micro-batch."""
+        return () if self._portals else self._incoming[j]
 
     def _flat(self, i: int, skips: Iterable[str]) -> list[Node | None]:
         return [self.values[i], *(self._skips[i][key] for key in skips)]
@@ -244,40 +263,28 @@ class RecordingLanes:
             streams = (computing, copying) if arriving else (copying, computing)
             self.actions.append(Action(SYNC, node, *streams))
 
-    def _node(self, kind: str, i: int, j: int, stream: int, peer: int | None = None, *, ranked: bool = True) -> Node:
+    def _node(
+        self, kind: str, i: int, j: int, stream: int, peer: int | None = None, *, rank: int | None = None
+    ) -> Node:
         other = stream if peer is None else peer
         node = Node(kind, (i, j), self._places.devices[j], stream=stream, peer=other)
         self._nodes.append(node)
-        if ranked:
-            node.rank = (LANE_RANK if self._workers else 0) + self._made
-            self._made += 1
+        node.rank = self._take_numbers(1) if rank is None else rank
         return node
 
-    def _rank_task(self, node: Node) -> None:
-        """Number a task's nodes by the counter of the thread that makes them; its rank is that of the last.
+    def _take_numbers(self, count: int) -> int:
+        """Number some nodes of the thread of the batch; gives the last number."""
+        self._made += count
+        return self._made - 1
 
-        Those of two tasks never mix: on one device one worker makes them all, and on the CPU each has its place.
-        A checkpoint that a worker makes is ranked when it is collected. A task without checkpoint leaves the numbers
-        below m n to the checkpoints, if there are any before it. On the CPU the place of either says its numbers.
-        """
-        if node.kind == "checkpoint":
-            self._checkpointed = True
-            count, skipped = 1, 0
-        else:
-            count = self._work.task(node.i, node.j).nodes + (2 if self._marks else 0)
-            skipped = self._work.m * self._work.n if self._workers and self._checkpointed else 0
-        if self._by_place:
-            low = ((node.i + node.j) * self._work.n + node.j) * MOST_NODES
-        elif self._workers:
-            worker = self._places.workers[node.j]
-            used = self._counters[worker]
-            # To see its counter, a worker makes at least one node.
-            low = max(used + 1, skipped) if skipped else used
-            self._counters[worker] = low + count
-        else:
-            low = self._made
-            self._made += count
-        node.rank = low + count - 1
+    def _rank(self, i: int, j: int, *, single: bool) -> int:
+        """The number of a task's node: of several that of the last, which runs first."""
+        count = 1 if single else self._work.task(i, j).nodes
+        if not self._workers:
+            return self._take_numbers(count)
+        worker = self._places.workers[j]
+        self._counters[worker] += count
+        return self._counters[worker] - 1
 
 
 def _passed(node: Node, taken: Iterable[Node | None]) -> Node | None:
@@ -286,7 +293,7 @@ def _passed(node: Node, taken: Iterable[Node | None]) -> Node | None:
 
 
 def _keys(workload: Workload, j: int, outgoing: int, components: Components) -> tuple[str, ...]:
-    """Skips that a task of partition j takes in (0) or gives out (1), as :func:`gpipe_bench.engine.stage.place`."""
+    """Skips that a task of partition j takes in (0) or gives out (1), as :func:`gpipe_bench.engine.partition.place`."""
 
     def concerns(skip: SkipWork) -> bool:
         if components.portals:

@@ -1,7 +1,11 @@
 """The backward pass of ``backward='scheduled'``: each partition's worker runs its own tasks, in reversed order.
 
-The steps of a task are written down by the program that the engine runs, :func:`gpipe_bench.program.run_backward_task`,
-and carried out by the threads of the simulation. No node stands between the tasks, so there is no autograd to model.
+    recompute   compute (i, j) once more                          if checkpointed  early_recompute
+    await       until (i, j + 1) has sent its gradients
+    backward    recompute if that is still to be done, and run backward
+    send        gradients to partition j - 1, and of skips to where they came from
+
+No node stands between the tasks, so there is no autograd to model.
 """
 
 from __future__ import annotations
@@ -10,32 +14,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from gpipe_bench.program import Plan, backward_order, run_backward_task
+from gpipe_bench.program import Plan
 from gpipe_bench.simulator.host.host import Host
 from gpipe_bench.simulator.host.recording import RecordingLanes
 from gpipe_bench.simulator.virtual_time.places import Places
 from gpipe_bench.simulator.virtual_time.streams import Thread
 
 __all__ = ["ScheduledBackward"]
-
-
-class _Steps:
-    """The steps of one task as their names: a recording form of :class:`gpipe_bench.program.BackwardLanes`."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def recompute_ahead(self, _i: int, _j: int) -> None:
-        self.names.append("recompute")
-
-    def await_grads(self, _i: int, _j: int) -> None:
-        self.names.append("await")
-
-    def backward(self, _i: int, _j: int) -> None:
-        self.names.append("backward")
-
-    def send_grads(self, _i: int, _j: int) -> None:
-        self.names.append("send")
 
 
 class ScheduledBackward:
@@ -59,7 +44,7 @@ class ScheduledBackward:
 
     def run(self, *, workers: bool) -> Iterator[int | None]:
         """Run all tasks, in this thread or in ``workers``."""
-        order = backward_order(self._plan)
+        order = [task for cycle in self._plan.cycles() for task in cycle][::-1]
         if not workers:
             yield from self._tasks(order)
             return
@@ -76,11 +61,15 @@ class ScheduledBackward:
             self._clock.resume(self._caller)
 
     def _tasks(self, tasks: list[tuple[int, int]]) -> Iterator[int | None]:
+        plan = self._plan
         for i, j in tasks:
-            steps = _Steps()
-            run_backward_task(self._plan, steps, i, j)
-            for name in steps.names:
-                yield from getattr(self, f"_{name}")(i, j)
+            if plan.checkpoints(i) and plan.components.early_recompute:
+                yield from self._recompute(i, j)
+            if j < plan.n - 1:
+                yield from self._await(i, j)
+            yield from self._backward(i, j)
+            if j:
+                yield from self._send(i, j)
 
     def _recompute(self, i: int, j: int) -> Iterator[int | None]:
         node = self._lanes.running[i, j]
@@ -105,8 +94,6 @@ class ScheduledBackward:
         yield from self._host.backward(node)
 
     def _send(self, i: int, j: int) -> Iterator[int | None]:
-        if not j:
-            return
         self._clock.wait(self._places.copying(i, j), self._places.computing[j])
         for copy in self._lanes.arrived.get((i, j), ()):
             if copy.returned:

@@ -35,13 +35,13 @@ class Settings:
         transfer: ``direct`` or ``host``.
         devices: device of each partition; empty: one each.
         streams: whether devices have streams; the CPU has none.
+        workers: whether workers issue the tasks of a clock-cycle; else the calling thread does.
         nesting_ns: of a nested backward pass in flavour ``published``, the host's time to prepare it and the mean
             latency of its root; how many checkpoints nest before the first comes back is a race of the two.
         seed: of the latencies, see :mod:`gpipe_bench.simulator.virtual_time.latency`; None: all are their mean.
         left_out: mechanisms to go without, to see what they are worth: ``barrier``, a copy waits for its sender alone;
             ``rank``, ready nodes run in the order of their arrival; ``zeros``, a gradient that is None stays so, and
             recomputations run on the thread of the CPU.
-        marks: whether an observer marks backward passes without checkpoint.
         memory: whether to follow the allocators.
         tally: with ``memory``, only count the bytes of tensors: no allocator, no limit.
         steps: training steps, back to back: the host does not wait for the devices between them.
@@ -53,10 +53,10 @@ class Settings:
     transfer: str = "direct"
     devices: tuple[int, ...] = ()
     streams: bool = True
+    workers: bool = True
     nesting_ns: tuple[int, int] = (50_000, 100_000)
     seed: int | None = 0
     left_out: frozenset[str] = frozenset()
-    marks: bool = False
     memory: bool = True
     tally: bool = False
     steps: int = 1

@@ -7,10 +7,9 @@ from typing import Final, NamedTuple, overload
 
 import numpy as np
 
-from gpipe_bench.simulator.known_order.step_times import Step
-from gpipe_bench.simulator.known_order.tables import Integers
+from gpipe_bench.simulator.known_order.step_times import COMPUTATIONS, Integers, Step
 from gpipe_bench.simulator.workloads.workload import Workload
-from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
+from gpipe_bench.timeline import COPY_KINDS, TimelineEvent
 
 __all__ = ["Busy", "Grid", "Timeline"]
 
@@ -100,9 +99,9 @@ class Grid:
         for j in range(self._work.n):
             of = {kind: (starts[:, j], ends[:, j]) for kind, (starts, ends) in spans.items()}
             # Computations of one device never overlap.
-            lengths = {kind: int((of[kind][1] - of[kind][0]).sum()) for kind in COMPUTE_KINDS}
-            tasks = [of[kind] for kind in COMPUTE_KINDS]
-            copies = [span for kind, span in of.items() if kind not in COMPUTE_KINDS]
+            lengths = {kind: int((of[kind][1] - of[kind][0]).sum()) for kind in COMPUTATIONS}
+            tasks = [of[kind] for kind in COMPUTATIONS]
+            copies = [span for kind, span in of.items() if kind not in COMPUTATIONS]
             both = _union([*tasks, *copies])
             back = [span for kind, span in of.items() if kind.startswith(("copy_grad", "portal_grad"))]
             onwards = [tuple(edge[:, j + 1] for edge in spans["copy"])] if j + 1 < self._work.n else []

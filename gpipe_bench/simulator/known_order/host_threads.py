@@ -8,6 +8,8 @@ skips; what is open is when its turn comes, and with it what is on a copy stream
     thread j         R(i,j)   B(i,j)   gradient j -> j-1   gradients of the skips that came, the last one first
 
 A gradient's copy leads on to the stream of its receiver, of which another thread may have got hold in the meantime.
+Between any two of these, thread j runs Join (i,j+1) when the gradient of (i,j+1) has been sent, unless its number is
+the lower one. Thread j+1 waits for that before it begins with (i-1,j+1).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles
 from gpipe_bench.simulator.host.settings import Settings
 from gpipe_bench.simulator.known_order.agenda import Agenda, Turns
 from gpipe_bench.simulator.known_order.links import Links
+from gpipe_bench.simulator.known_order.numbers import Numbers
 from gpipe_bench.simulator.known_order.operations import Operations
 from gpipe_bench.simulator.memory.memory import Memory
 from gpipe_bench.simulator.virtual_time.graph import Node
@@ -93,10 +96,14 @@ class KnownOrder:
         self._nodes = [self._node(i, j) for i, j in tasks] if self.memory is not None else []
         self._caller = self._call()
         self._collecting = _NOBODY
-        # Of the backward pass: a thread of each device, which micro-batch it waits for, and what came for each task.
+        counts = [len(into) for into in self._arrivals[self._sizes[0]]]
+        self._numbers = Numbers(workload, counts, again=self._again, early=self._early)
+        # Of the backward pass: a thread of each device, whether it sleeps, and the micro-batch whose Join it is to run;
+        # and how much each task still waits for.
         self._threads: list[Turns] = []
-        self._waits: list[int] = []
-        self._came: list[int] = []
+        self._asleep: list[bool] = []
+        self._joining: list[int] = []
+        self._missing: list[int] = []
         self.agenda.enter(self._caller)
         self.agenda.run()
         self.makespan = max(self.agenda.now, *self.agenda.operations.ends)
@@ -109,7 +116,9 @@ class KnownOrder:
             node = Node("copy" if one.key is None else "portal", (i, j), device, stream=own[j], peer=own[one.source])
             node.source, node.skip, node.nbytes, node.returned = one.source, one.key, one.nbytes, one.nbytes
             arrivals.append(node)
-        return Node(kind, (i, j), device, stream=self._computing[j], peer=self._computing[j]), arrivals
+        node = Node(kind, (i, j), device, stream=self._computing[j], peer=self._computing[j])
+        node.single |= not j and self._again > 0
+        return node, arrivals
 
     def forget(self) -> None:
         """Let go of everything, which refers to each other in circles."""
@@ -172,10 +181,13 @@ class KnownOrder:
             if memory is not None:
                 agenda.passed()
                 memory.loss()
-            self._came = [0] * (self._m * self._n)
-            self._waits = [self._m - 1] * (self._n - 1) + [_NOBODY]
+            # All but the last micro-batch wait for the Join of the next one, which the first device runs by itself.
+            self._missing = [
+                self._awaits[j] + (i + 1 < self._m and j > 0) for i in range(self._m) for j in range(self._n)
+            ]
+            self._joining, self._asleep = [_NOBODY] * self._n, [True] * self._n
             self._threads = [self._serve(j) for j in range(self._n)]
-            agenda.enter(self._threads[-1])
+            self._wake(self._n - 1)
             yield
             for stream, kernels in zip(self._computing, work.optimizer, strict=False):
                 if kernels.duration_ns or kernels.launches:
@@ -220,21 +232,27 @@ class KnownOrder:
 
     def _serve(self, j: int) -> Turns:
         """The backward pass of a partition."""
-        agenda, n, computing, awaits = self.agenda, self._n, self._computing[j], self._awaits[j]
+        agenda, n, computing, numbers = self.agenda, self._n, self._computing[j], self._numbers
         loss = self._work.loss
         if j == n - 1 and (loss.duration_ns or loss.launches):
             agenda.compute(computing, loss)
             yield
         for i in reversed(range(self._m)):
-            if self._came[i * n + j] < awaits:
-                self._waits[j] = i
-                yield
+            place = i * n + j
+            while self._missing[place]:
+                if self._joining[j] == _NOBODY:
+                    self._asleep[j] = True
+                    yield
+                else:
+                    self._join(j)
             copying, again = self._copying[i][j], i < self._again
             if again and self._early:
+                self._join_before(j, numbers.recomputes[place])
                 self._compute("recompute", i, j)
                 yield
             if j + 1 < n:
                 agenda.wait(computing, copying)
+            self._join_before(j, numbers.tasks[place])
             if again and not self._early:
                 self._compute("recompute", i, j)
                 yield
@@ -251,11 +269,36 @@ class KnownOrder:
         agenda.wait(own[j], self._computing[j])
         arrivals = self._arrivals[self._sizes[i]][j]
         for which in reversed(range(len(arrivals))):
+            self._join_before(j, self._numbers.arrivals[i * n + j] + which)
             self._transfer(i, j, which, back=True)
             yield
             source = arrivals[which].source
             agenda.wait(own[source], own[j])
-            self._came[i * n + source] += 1
-            if self._waits[source] == i and self._came[i * n + source] == self._awaits[source]:
-                self._waits[source] = _NOBODY
-                agenda.enter(self._threads[source])
+            if i and arrivals[which].key is None:
+                self._joining[source] = i
+                self._wake(source)
+            else:
+                self._come(i, source)
+
+    def _join_before(self, j: int, number: int) -> None:
+        """Run the Join that waits for a thread, if it comes before a node with that number."""
+        i = self._joining[j]
+        if i != _NOBODY and self._numbers.joins[i * self._n + j + 1] > number:
+            self._join(j)
+
+    def _join(self, j: int) -> None:
+        """Run the Join that waits for a thread: it takes a gradient, and releases the Fork on the next device."""
+        i, self._joining[j] = self._joining[j], _NOBODY
+        self._missing[i * self._n + j] -= 1
+        self._come(i - 1, j + 1)
+
+    def _come(self, i: int, j: int) -> None:
+        """One of the things has come that a task waits for."""
+        self._missing[i * self._n + j] -= 1
+        if not self._missing[i * self._n + j]:
+            self._wake(j)
+
+    def _wake(self, j: int) -> None:
+        if self._asleep[j]:
+            self._asleep[j] = False
+            self.agenda.enter(self._threads[j])

@@ -34,7 +34,7 @@ class Memory:
         clock: for the allocators.
         capacity: bytes of each device; 0 for no limit.
         riding: whether skips ride through the partitions between.
-        keeps_gradients: whether gradients are set to zero between steps, rather than given up.
+        published: see :class:`gpipe_bench.simulator.memory.passes.Passes`.
         scheduled: whether the backward pass is scheduled.
         tally: whether to count the bytes of tensors only.
 
@@ -50,7 +50,7 @@ class Memory:
         *,
         capacity: int,
         riding: bool,
-        keeps_gradients: bool = False,
+        published: bool = False,
         scheduled: bool = False,
         tally: bool = False,
     ) -> None:
@@ -68,7 +68,7 @@ class Memory:
         crossing = [skip for skip in workload.skips if skip.source != skip.target]
         self._departing = [[skip for skip in crossing if skip.source == j] for j in range(workload.n)]
         self._ending = [[skip.key for skip in crossing if skip.target == j] for j in range(workload.n)]
-        self._passes = Passes(workload, places, self.devices, keeps_gradients=keeps_gradients, scheduled=scheduled)
+        self._passes = Passes(workload, places, self.devices, published=published, scheduled=scheduled)
         # The caller holds the batch, of which micro-batches are views, all the time.
         inputs = zip(*(workload.task(i, 0).input_bytes for i in range(workload.m)), strict=True)
         self._batch = [self._passes.new(0, sum(nbytes)) for nbytes in inputs]
@@ -110,8 +110,9 @@ class Memory:
             inputs = [*self._values[i], *(popped[key] for key in self._ending[j])]
             named = {input_name(place): block for place, block in enumerate(inputs)}
         if node.kind == "task":
-            kept = self._passes.kept(work)
-            self._lent[i, j] = {name: block.hold() for name, block in named.items() if name in kept}
+            if not node.single:
+                kept = self._passes.kept(work)
+                self._lent[i, j] = {name: block.hold() for name, block in named.items() if name in kept}
             self._graphs[i, j], left = self._passes.open_graph(j, work)
         else:
             left = self._passes.plain(j, work)
@@ -129,7 +130,7 @@ class Memory:
 
     def collected(self, node: Node) -> None:
         """The calling thread takes what a forward pass gave: its micro-batch holds that, and its inputs no more."""
-        if node.kind == "task":
+        if not node.single:
             drop_all(self._saved.pop((node.i, node.j)))
 
     def backward(self, node: Node) -> None:
@@ -141,7 +142,7 @@ class Memory:
         if departing:
             came += [self._skip_gradients.pop((i, skip.key), None) for skip in departing]
         # The gradients of several outputs of the last partition are one block for all.
-        if (is_open or passes_on(work.returning)) and len(came) == len(work.output_bytes) + len(departing):
+        if (not node.single or passes_on(work.returning)) and len(came) == len(work.output_bytes) + len(departing):
             lent |= {gradient_name(place): block for place, block in enumerate(came) if block is not None}
             came = []
         passed_on = {name: lent[name].hold() for name in {*work.returning} & lent.keys()} if lent else lent

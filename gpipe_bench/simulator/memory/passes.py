@@ -16,6 +16,7 @@ from gpipe_bench.simulator.memory.programs import Placed, Program
 from gpipe_bench.simulator.memory.ways import (
     GRAPH,
     PLAIN,
+    RECOMPUTE,
     Lent,
     Way,
     backward_requests,
@@ -63,9 +64,10 @@ class Passes:
         workload: sizes.
         places: devices and streams.
         devices: an allocator each.
-        keeps_gradients: whether gradients are set to zero between steps, rather than given up.
-        scheduled: whether the backward pass is scheduled: then each task sums up its gradients by itself, lets go of
-            what it gave out, and keeps gradients that come to it until it has run, unless they are handed over.
+        published: whether gradients are set to zero between steps, rather than given up, and checkpoints keep what
+            their recomputation gave out.
+        scheduled: whether the backward pass is scheduled: then each task sums up its gradients by itself, and keeps
+            gradients that come to it until it has run, unless they are handed over.
 
     Attributes:
         without_scratch: kinds of kernels for whose scratch memory there was no room once; they do without from then on.
@@ -78,7 +80,7 @@ class Passes:
         places: Places,
         devices: Sequence[Allocator],
         *,
-        keeps_gradients: bool,
+        published: bool,
         scheduled: bool = False,
     ) -> None:
         self.without_scratch: set[int] = set()
@@ -88,9 +90,10 @@ class Passes:
         self._programs: dict[tuple[int, Way, frozenset[int], Lent], Program] = {}
         # Partitions that are alike share programs, and so what these remember.
         self._alike = alike(work for works in workload.partitions for work in works.values())
-        self._keeps_gradients, self._scheduled = keeps_gradients, scheduled
+        self._published, self._scheduled = published, scheduled
+        self._again = GRAPH if published else RECOMPUTE
         self._kept: dict[int, frozenset[int]] = {}
-        self.lasting = Lasting(workload, places, self._homes, keeps_gradients=keeps_gradients)
+        self.lasting = Lasting(workload, places, self._homes, keeps_gradients=published)
 
     def new(self, j: int, nbytes: int) -> Block:
         """A block of partition j, on its compute stream."""
@@ -106,7 +109,8 @@ class Passes:
 
     def closed(self, work: TaskWork) -> dict[str, Program]:
         """The passes of a checkpoint whose gradients are added to others."""
-        ways = {"forward": PLAIN, "recompute": GRAPH, "backward": Way("backward", "added", scheduled=self._scheduled)}
+        backward = Way("backward", "added", scheduled=self._scheduled, keeps=self._published)
+        ways = {"forward": PLAIN, "recompute": self._again, "backward": backward}
         return {name: self._program(work, way) for name, way in ways.items()}
 
     def plain(self, j: int, work: TaskWork) -> Table:
@@ -120,13 +124,16 @@ class Passes:
         return self._blocks(j, work, PLAIN, placed, names)
 
     def graph(self, j: int, work: TaskWork) -> Placed | Table:
-        """Run a pass with graph, of which all that is left belongs to the backward pass."""
-        placed = self._at_once(j, work, GRAPH)
-        return self._one_by_one(j, self._requests(work, GRAPH), {}, {}) if placed is None else placed
+        """Run a recomputation, of which all that is left belongs to the backward pass."""
+        return self._graph(j, work, self._again)
+
+    def _graph(self, j: int, work: TaskWork, way: Way) -> Placed | Table:
+        placed = self._at_once(j, work, way)
+        return self._one_by_one(j, self._requests(work, way), {}, {}) if placed is None else placed
 
     def open_graph(self, j: int, work: TaskWork) -> tuple[OpenGraph | Table, Table]:
         """Run a pass with graph; gives that, and what leaves of its own, held once more where the graph keeps it."""
-        made, kept = self.graph(j, work), self.kept(work)
+        made, kept = self._graph(j, work, GRAPH), self.kept(work)
         graph: OpenGraph | Table
         if isinstance(made, Placed):
             left = self.left(j, work, made)
@@ -175,11 +182,12 @@ class Passes:
 
     def _way(self, j: int, work: TaskWork, *, is_open: bool) -> Way:
         """How a backward pass is run."""
+        keeps = self._published and not is_open
         if j not in self.lasting.gradients and self._work.static and new_gradients(work):
-            return Way("backward", "made", is_open, self._scheduled)
+            return Way("backward", "made", is_open, self._scheduled, keeps)
         # Those that are kept from step to step were summed up by older rules.
-        summed = is_open and j in self.lasting.alone and not self._scheduled and not self._keeps_gradients
-        return Way("backward", "summed" if summed else "added", is_open, self._scheduled)
+        summed = is_open and j in self.lasting.alone and not self._scheduled and not self._published
+        return Way("backward", "summed" if summed else "added", is_open, self._scheduled, keeps)
 
     def _program(self, work: TaskWork, way: Way, awaited: frozenset[int] = frozenset(), lent: Lent = ()) -> Program:
         """The requests of a pass of a task."""
@@ -193,7 +201,7 @@ class Passes:
         requests = self._requests(work, way, lent)
         if way == PLAIN:
             return Program(requests, kept=work.leaving)
-        if way == GRAPH:
+        if way in (GRAPH, RECOMPUTE):
             return Program(requests, kept=None)
         kept = (*work.returning, *(new_gradients(work) if way.gradients == "made" else ()))
         before = self._program(work, GRAPH).left if work.graph_memory else {}
@@ -202,14 +210,17 @@ class Passes:
         return Program(requests, kept=kept, before=before, awaited=awaited, lent=dict(lent))
 
     def _gone(self, work: TaskWork, way: Way) -> frozenset[int]:
-        """What a graph made and does not keep, once the pipeline has passed it on."""
-        return frozenset(own_names(work.leaving)) - self.kept(work) if way.is_open else frozenset()
+        """What a graph made and does not keep, once that has been passed on."""
+        return frozenset() if way.keeps else frozenset(own_names(work.leaving)) - self.kept(work)
 
     def _requests(self, work: TaskWork, way: Way, lent: Lent = ()) -> Sequence[MemoryOp]:
         """The requests of a pass, without those for scratch memory that kernels do without."""
         ops: Sequence[MemoryOp] = work.forward_memory if way == PLAIN else work.graph_memory
         if way.name == "backward":
-            ops = backward_requests(work, way, {name for name, _ in lent}, self.kept(work))
+            ops = backward_requests(work, way, {name for name, _ in lent})
+        elif way == RECOMPUTE:
+            gone = [name for name in own_names(work.leaving) if name not in self.kept(work)]
+            ops = [*ops, *(MemoryOp("free", name) for name in gone)]
         if not self.without_scratch:
             return ops
         return [op for op in ops if op.kind != "scratch" or op.block not in self.without_scratch]

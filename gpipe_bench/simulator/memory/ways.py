@@ -7,8 +7,7 @@ second gradient of a linear layer's weight, which is a transposed one, needs roo
 
 What the engine keeps until the end of a backward pass, although the graph would let it go:
 
-    checkpoint                inputs, outputs of the recomputation, gradients that came
-    checkpoint, scheduled     inputs, gradients that came
+    checkpoint                inputs, gradients that came; in the published runs also outputs of the recomputation
     none                      nothing
     none, scheduled           gradients that came, unless handed over, as that of an only output is if it is large
 """
@@ -28,6 +27,7 @@ from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork
 __all__ = [
     "GRAPH",
     "PLAIN",
+    "RECOMPUTE",
     "Lent",
     "Way",
     "backward_requests",
@@ -50,21 +50,25 @@ class Way(NamedTuple):
     """One of the passes of a task.
 
     Attributes:
-        name: ``plain``, ``graph`` or ``backward``.
+        name: ``plain``, ``graph``, ``recompute`` or ``backward``.
         gradients: of a backward pass, what becomes of the gradients of parameters: ``made``, ``summed`` to others out
             of place if they are views, or ``added`` to them.
         is_open: whether its graph was made by the forward pass, so that the pipeline has passed on what left it.
         scheduled: whether the backward pass is scheduled.
+        keeps: whether what a recomputation gave out stays until its backward pass is over.
     """
 
     name: str
     gradients: str = ""
     is_open: bool = False
     scheduled: bool = False
+    keeps: bool = False
 
 
 PLAIN: Final = Way("plain")
 GRAPH: Final = Way("graph")
+RECOMPUTE: Final = Way("recompute")
+"""A pass with graph that lets go of what it gave out."""
 
 
 def kept_names(work: TaskWork) -> frozenset[int]:
@@ -102,21 +106,16 @@ def last_needed(work: TaskWork, way: Way, lent: Mapping[int, Block]) -> Lent:
     return found
 
 
-def backward_requests(work: TaskWork, way: Way, lent: Collection[int], kept: Collection[int]) -> list[MemoryOp]:
+def backward_requests(work: TaskWork, way: Way, lent: Collection[int]) -> list[MemoryOp]:
     """The requests of a backward pass.
 
     Args:
         work: the task.
         way: the pass.
         lent: what goes amid it, as :func:`last_needed` has it, by name.
-        kept: as :func:`kept_names` has it.
     """
-    left = () if way.is_open else own_names(work.leaving)
+    left = own_names(work.leaving) if way.keeps else ()
     found: list[MemoryOp] = []
-    if way.scheduled:
-        # A scheduled task lets go of what a recomputation gave out before it runs backward, others afterwards.
-        found += [MemoryOp("free", name) for name in left if name not in kept]
-        left = ()
     # Of what came to the task, others hold these too.
     staying = {op.block for op in work.backward_memory if op.block < NO_BLOCK}.difference(lent).union(left)
     summed = way.gradients == "summed"

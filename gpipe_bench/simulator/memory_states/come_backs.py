@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpipe_bench.simulator.known_order.tables import Integers
+from gpipe_bench.simulator.known_order.step_times import Integers
 
 __all__ = ["Backs", "Moments", "come_backs", "counted"]
 

@@ -1,7 +1,7 @@
 """Exact peaks of memory of runs whose times are known beforehand, device by device.
 
 Without a full device memory decides nothing about time. So with the times of
-:mod:`gpipe_bench.simulator.known_order.wavefront` the order of a device's requests is known, and what had come back
+:mod:`gpipe_bench.simulator.known_order.host_threads` the order of a device's requests is known, and what had come back
 before each; what they do to free memory is looked up in :mod:`gpipe_bench.simulator.memory_states.home_states`. Bytes
 in use are sums along the order:
 
@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpipe_bench.simulator.known_order.step_times import Step
-from gpipe_bench.simulator.known_order.tables import Integers, Tables
-from gpipe_bench.simulator.known_order.turns import Flags, Unclear
+from gpipe_bench.simulator.known_order.step_times import Flags, Integers, Step
+from gpipe_bench.simulator.known_order.turns import Unclear
 from gpipe_bench.simulator.memory.passes import alike
 from gpipe_bench.simulator.memory_states.come_backs import counted
 from gpipe_bench.simulator.memory_states.copy_states import CopyStates
@@ -48,16 +47,16 @@ class DevicePeaks:
 
     Args:
         workload: what ran.
-        tables: the same as numbers.
-        steps: its times, with turns.
+        checkpoints: (m,) whether each micro-batch is checkpointed.
+        steps: its times.
     """
 
-    def __init__(self, workload: Workload, tables: Tables, steps: Sequence[Step]) -> None:
-        self._work, self._tables, self._steps = workload, tables, steps
-        self._m, self._n = tables.m, tables.n
+    def __init__(self, workload: Workload, checkpoints: Flags, steps: Sequence[Step]) -> None:
+        self._work, self._checkpoints, self._steps = workload, checkpoints, steps
+        self._m, self._n = workload.m, workload.n
         self._sizes = workload.microbatch_sizes
         # In the order of the backward pass.
-        self._again: Flags = tables.checkpoints[::-1]
+        self._again: Flags = checkpoints[::-1]
         self._alike = alike(one for works in workload.partitions for one in works.values())
         self._homes: dict[object, HomeStates] = {}
         self._passes: dict[HomeStates, Integers] = {}
@@ -82,7 +81,7 @@ class DevicePeaks:
         """Peaks of live, allocated and reserved bytes of partition j's device.
 
         Raises:
-            Unclear: which of two requests came first is not known.
+            Unclear: tensors come back in another order.
         """
         times = DeviceTimes(self._steps, j, self._m, self._n, self._again)
         if j in self._skipped:
@@ -104,8 +103,8 @@ class DevicePeaks:
         return int(peak[1]), int(peak[0]), reserved + more
 
     def _with_skips(self, j: int, times: DeviceTimes) -> tuple[int, int, int]:
-        lives, again = Lives(self._work, j), self._tables.checkpoints
-        home = SkipHomeStates(self._work, lives)
+        lives, again = Lives(self._work, j), self._checkpoints
+        home = SkipHomeStates(self._work, lives, checkpoints=bool(again.any()))
         passes = self._numbers(home, last=j == self._n - 1)
         slots = Slots(lives, self._sizes, again, SkipTimes(self._steps, self._m, self._n), self._n)
         peaks = skip_peaks(home, passes, slots, times, again)
@@ -124,12 +123,12 @@ class DevicePeaks:
         own = work.static[j : j + 1], work.static_bytes[j : j + 1]
         key = *edges, *own, *(self._alike[id(one)] for one in work.partitions[j].values())
         if key not in self._homes:
-            self._homes[key] = HomeStates(work, j)
+            self._homes[key] = HomeStates(work, j, checkpoints=bool(self._again.any()))
         return self._homes[key]
 
     def _numbers(self, home: HomeStates, *, last: bool) -> Integers:
         """The passes of all steps by number."""
-        tasks = list(zip(self._sizes, self._tables.checkpoints.tolist(), strict=True))
+        tasks = list(zip(self._sizes, self._checkpoints.tolist(), strict=True))
         step = [home.number("forward" if again else "forward_task", size) for size, again in tasks]
         if last:
             step.append(home.number("loss"))
@@ -151,7 +150,7 @@ class DevicePeaks:
         copies, work, sizes = self._copies, self._work, self._sizes
         arriving = {size: (one.input_bytes, *_leaving_early(one)) for size, one in work.partitions[j].items()}
         coming = {size: one.input_bytes for size, one in work.partitions[j + 1].items()} if j + 1 < self._n else {}
-        tasks = zip((arriving[size] for size in sizes), self._tables.checkpoints.tolist(), strict=True)
+        tasks = zip((arriving[size] for size in sizes), self._checkpoints.tolist(), strict=True)
         inputs = [(nbytes, *(((), ()) if again or not j else gone)) for (nbytes, *gone), again in tasks]
         arrive = [copies.number("arrive", *one) for one in inputs]
         leave = [copies.number("leave", coming.get(size, ())) for size in reversed(sizes)]

@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpipe_bench.simulator.known_order.step_times import Step
-from gpipe_bench.simulator.known_order.tables import Integers
-from gpipe_bench.simulator.known_order.turns import Flags, Turns, Unclear, passed
+from gpipe_bench.simulator.known_order.step_times import Flags, Integers, Step
+from gpipe_bench.simulator.known_order.turns import Unclear, passed
 from gpipe_bench.simulator.memory_states.come_backs import Backs, Moments, come_backs
 
 __all__ = ["DeviceTimes"]
@@ -63,7 +62,7 @@ class DeviceTimes:
         yield come_backs(self._ended("copy", j + 1), turns)
         yield come_backs(self._ended("copy_grad", j), turns)
         # What a graph held goes when the gradient for it has come, but not before its backward pass.
-        ended = self._before("shared") if self._steps[0].shared else self._ended("copy_grad", j + 1)
+        ended = self._before("shared")
         if j + 1 == n:
             ended = Moments(_NEVER, _NEVER)
         open_graphs = np.tile(~self._again, count)[: len(ended.times)]
@@ -101,34 +100,7 @@ class DeviceTimes:
         return found
 
     def order(self, number: int) -> Integers:
-        """Where each gradient of a step comes in among R, B and what is sent, task by task.
-
-        Raises:
-            Unclear: which of two comes first is not known.
-        """
-        if self._steps[number].numbers:
-            return self._known_order(number)
-        coming, turns = (both[number] if both.size else _NEVER for both in self._turns("copy_grad", self._j + 1))
-        # The first device sends nothing.
-        sends = self._turns("copy_grad", self._j) if self._j else (self._tasks, self._entries)
-        ways = (self._first, self._tasks, sends[0]), (self._first_entries, self._entries, sends[1])
-        times, entries = (np.stack([way[number] for way in three], axis=1).reshape(-1) for three in ways)
-        place: Integers = np.searchsorted(times, coming)
-        there = np.minimum(place, len(times) - 1)
-        both = times[there] == coming
-        if both.any():
-            task, what = there // 3, there % 3
-            equal = both & (entries[there] == turns)
-            # On the first device no turn counts as sending: that of the backward pass is found before it.
-            if (equal & ~((what == 2) & (task == np.arange(self._m) - 1))).any():
-                raise Unclear
-            ahead = self._noted(self._steps[number]).ahead[self._n - 1 - self._j + task, self._j]
-            later = both & np.where(equal, ~ahead, entries[there] < turns)
-            place += later * np.where((what == 0) & ~self._again[task], 2, 1)
-        return place
-
-    def _known_order(self, number: int) -> Integers:
-        """The same where the order of turns is known."""
+        """Where each gradient of a step comes in among R, B and what is sent, task by task."""
         if self._j + 1 == self._n:
             return _NEVER.copy()
         numbers = self._steps[number].numbers
@@ -146,43 +118,15 @@ class DeviceTimes:
         j = self._j if into is None else into
         if not j:
             return _NEVER, _NEVER
-        times = self._column("issue", "copy", j)
-        if self._steps[0].numbers:
-            return times, np.stack(
-                [self._noted(step).entries["copy"][self._rows("copy", j), j] for step in self._steps]
-            )
-        # The calling thread issues those of a cycle one after the other.
-        before = self._column("issue", "copy", j - 1, j) if j > 1 else times
-        return times, 2 * np.concatenate([before[:, :-1], times[:, -1:]], axis=1)
+        return self._column("issue", "copy", j), self._entered("copy", j)
 
     def _used(self) -> tuple[Integers, Integers]:
         """When a task's inputs and gradients come back, and the entry of what brings that about."""
-        j = self._j
         issued, turns = self._tasks.reshape(-1), self._entries.reshape(-1)
-        if self._steps[0].used:
-            ends, entries = self._before("used")
-            late = (ends < issued) | ((ends == issued) & (entries < turns))
-            return np.where(late, issued, ends), np.where(late, turns, entries)
-        edges = []
-        for edge in ("end", "start"):
-            # What the compute stream got before: the recomputation, or the backward pass of the task before.
-            if j + 1 < self._n:
-                first = self._column(edge, "forward", j)[:, -1:]
-            else:
-                first = np.array([[getattr(step.last, edge)] for step in self._steps])
-            others = np.concatenate([first, self._column(edge, "backward", j)[:, :-1]], axis=1)
-            edges.append(np.where(self._again, self._column(edge, "recompute", j), others).reshape(-1))
-        ends, starts = edges
-        if j + 1 < self._n:
-            # And the copy that brought the gradient; of two that end together the one that began last.
-            more_ends, entered = self._ended("copy_grad", j + 1)
-            more_starts = entered // 2
-            last = np.maximum(starts, more_starts)
-            starts = np.where(ends > more_ends, starts, np.where(ends < more_ends, more_starts, last))
-            ends = np.maximum(ends, more_ends)
+        ends, entries = self._before("used")
         # A backward pass that is issued later finds that out in its own turn.
-        late = (ends < issued) | ((ends == issued) & (2 * starts < turns))
-        return np.where(late, issued, ends), np.where(late, turns, 2 * starts)
+        late = (ends < issued) | ((ends == issued) & (entries < turns))
+        return np.where(late, issued, ends), np.where(late, turns, entries)
 
     def _before(self, what: str) -> Moments:
         """Ends and entries of what was on a stream of each backward pass before it."""
@@ -220,21 +164,15 @@ class DeviceTimes:
         """Times and entries of a kind of turn in the backward pass; nothing where there is no such partition."""
         if j == self._n:
             return _NEVER, _NEVER
-        rows = self._rows(kind, j)
-        return self._column("issue", kind, j), np.stack(
-            [self._noted(step).entries[kind][rows, j] for step in self._steps]
-        )
+        return self._column("issue", kind, j), self._entered(kind, j)
 
-    def _noted(self, step: Step) -> Turns:
-        if step.turns is None:
-            raise ValueError("turns must have been noted, got none; pass turns=True to Wavefront")
-        return step.turns
+    def _entered(self, kind: str, j: int) -> Integers:
+        return np.stack([step.entries[kind][self._rows(kind, j), j] for step in self._steps])
 
     def _rows(self, kind: str, j: int) -> slice:
         begin = j if kind in {"forward", "copy"} or kind.startswith("portal ") else self._n - 1 - j
         return slice(begin, begin + self._m)
 
-    def _column(self, what: str, kind: str, j: int, cycle: int | None = None) -> NDArray[np.int64]:
-        """Times of partition j, in its own cycles or in those of another one."""
-        rows = self._rows(kind, j if cycle is None else cycle)
+    def _column(self, what: str, kind: str, j: int) -> Integers:
+        rows = self._rows(kind, j)
         return np.stack([getattr(step, what)[kind][rows, j] for step in self._steps])

@@ -57,6 +57,7 @@ class HomeStates(Straight):
     Args:
         workload: of all partitions.
         j: the partition.
+        checkpoints: whether any of its tasks has a checkpoint.
         queues: of blocks on their way.
         ways: in how many ways they leave.
 
@@ -64,8 +65,10 @@ class HomeStates(Straight):
         base: bytes in use at the start: as allocated, and as asked for.
     """
 
-    def __init__(self, workload: Workload, j: int, *, queues: int = 3, ways: int = 1) -> None:
+    def __init__(self, workload: Workload, j: int, *, checkpoints: bool, queues: int = 3, ways: int = 1) -> None:
         super().__init__(queues, ways)
+        # Beside checkpoints the first partition's task without keeps what comes until it has run.
+        self._lends = j > 0 or not checkpoints
         self._works, self._first, self._last = workload.partitions[j], j == 0, j == workload.n - 1
         own = Workload(
             (self._works,),
@@ -74,7 +77,7 @@ class HomeStates(Straight):
             static=workload.static[j : j + 1],
         )
         places = Places([0], copy_streams=False, transfer="direct")
-        self._passes = Passes(own, places, [self.allocator], keeps_gradients=False)
+        self._passes = Passes(own, places, [self.allocator], published=False)
         if self._first:
             for nbytes in zip(*(self._works[size].input_bytes for size in workload.microbatch_sizes), strict=True):
                 self.new(sum(nbytes))
@@ -260,7 +263,7 @@ class HomeStates(Straight):
             kept = self._passes.kept(work)
             inputs = {input_name(place): nbytes for place, nbytes in enumerate(self.returning_bytes(size))}
             sizes |= {name: nbytes for name, nbytes in inputs.items() if name in kept}
-        if not self._last:
+        if not self._last and (self._lends or not is_open):
             sizes |= {gradient_name(place): nbytes for place, nbytes in enumerate(self.leaving_bytes(size))}
         elsewhere = Tally(self.watch)
         lent = {name: elsewhere.alloc(nbytes, 0) for name, nbytes in sizes.items()}

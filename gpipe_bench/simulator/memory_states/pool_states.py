@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpipe_bench.simulator.known_order.tables import Integers
+from gpipe_bench.simulator.known_order.step_times import Integers
 from gpipe_bench.simulator.memory.allocator import Allocator, Block, Saved
 from gpipe_bench.simulator.memory_states.come_backs import Backs
 from gpipe_bench.simulator.virtual_time.streams import Event

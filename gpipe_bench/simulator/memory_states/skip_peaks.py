@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gpipe_bench.simulator.known_order.tables import Integers
-from gpipe_bench.simulator.known_order.turns import Flags
+from gpipe_bench.simulator.known_order.step_times import Flags, Integers
 from gpipe_bench.simulator.memory_states.device_times import DeviceTimes
 from gpipe_bench.simulator.memory_states.skip_slots import WITH_BACKWARD, WITH_FORWARD, Slots
 from gpipe_bench.simulator.memory_states.skip_states import SkipHomeStates

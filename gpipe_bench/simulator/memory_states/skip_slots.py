@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpipe_bench.simulator.known_order.tables import Integers
-from gpipe_bench.simulator.known_order.turns import Flags
+from gpipe_bench.simulator.known_order.step_times import Flags, Integers
 from gpipe_bench.simulator.memory_states.come_backs import Moments, come_backs
 from gpipe_bench.simulator.memory_states.skip_lives import Lives
 from gpipe_bench.simulator.memory_states.skip_states import SlotStates

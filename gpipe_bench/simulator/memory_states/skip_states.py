@@ -27,9 +27,10 @@ class SkipHomeStates(HomeStates):
     Args:
         workload: of all partitions.
         lives: of what is given out of it.
+        checkpoints: as there.
     """
 
-    def __init__(self, workload: Workload, lives: Lives) -> None:
+    def __init__(self, workload: Workload, lives: Lives, *, checkpoints: bool) -> None:
         self._lives = lives
         senders = 1 + len(lives.departing), 1 + len(lives.ending)
         # The queue of each sender, outputs and gradients first.
@@ -37,7 +38,8 @@ class SkipHomeStates(HomeStates):
             [LEFT, *range(SHARED + 1, SHARED + senders[0])],
             [RETURNED, *range(SHARED + senders[0], SHARED + sum(senders) - 1)],
         )
-        super().__init__(workload, lives.j, queues=SHARED + sum(senders) - 1, ways=max(senders))
+        queues, ways = SHARED + sum(senders) - 1, max(senders)
+        super().__init__(workload, lives.j, checkpoints=checkpoints, queues=queues, ways=ways)
 
     def leaving_bytes(self, size: int) -> tuple[int, ...]:
         """With the skips that depart."""

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpipe_bench.simulator.known_order.step_times import Step
-from gpipe_bench.simulator.known_order.tables import Integers
+from gpipe_bench.simulator.known_order.step_times import Integers, Step
 from gpipe_bench.simulator.memory_states.come_backs import Moments
 
 __all__ = ["Copy", "SkipTimes"]
@@ -40,7 +39,7 @@ class SkipTimes:
 
     def turns(self, copy: Copy) -> Moments:
         """When they were issued."""
-        entries = [step.turns.entries[copy.kind] for step in self._steps if step.turns is not None]
+        entries = [step.entries[copy.kind] for step in self._steps]
         return Moments(self._column([step.issue[copy.kind] for step in self._steps], copy), self._column(entries, copy))
 
     def ends(self, copy: Copy) -> Moments:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gpipe_bench.simulator.known_order.tables import Integers
+from gpipe_bench.simulator.known_order.step_times import Integers
 from gpipe_bench.simulator.memory.pools import ADDRESS, SHIFT, SMALL, Request, rounded
 from gpipe_bench.simulator.memory.programs import Program
 from gpipe_bench.simulator.memory.request_rows import Done

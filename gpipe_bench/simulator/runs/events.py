@@ -43,7 +43,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
     """Simulate training steps.
 
     A run of many tasks takes a way that is much shorter and gives the same, where there is one; see
-    :mod:`gpipe_bench.simulator.runs.steady`.
+    :mod:`gpipe_bench.simulator.runs.known_steps`.
 
     Raises:
         ValueError: devices do not fit the workload.
@@ -54,11 +54,8 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
     if workload.m * workload.n >= LARGE and chosen.backward == "autograd" and chosen.flavour == "current":
         # It works with arrays, and NumPy takes longer to load than most simulations.
         from gpipe_bench.simulator.runs.known_steps import is_known, run_known
-        from gpipe_bench.simulator.runs.steady import run_large
 
-        found = run_large(workload, machine, chosen, run_whole)
-        if found is None and is_known(workload, machine, chosen):
-            found = run_known(workload, machine, chosen)
+        found = run_known(workload, machine, chosen) if is_known(workload, machine, chosen) else None
         if found is not None:
             return found
     return run_whole(workload, machine, chosen)
@@ -97,7 +94,7 @@ class _Simulation:
                 self.clock,
                 capacity=machine.capacity_bytes,
                 riding=riding,
-                keeps_gradients=settings.flavour == "published",
+                published=settings.flavour == "published",
                 scheduled=settings.backward == "scheduled",
                 tally=settings.tally,
             )
@@ -140,10 +137,15 @@ class _Simulation:
         work, settings = self.workload, self.settings
         arrivals = {j: [skip.key for skip in work.skips if skip.target == j != skip.source] for j in range(work.n)}
         plan = Plan(work.m, work.n, settings.components, settings.checkpoint, arrivals)
-        workers = settings.components.clock_cycle and work.n > 1
+        workers = settings.workers and settings.components.clock_cycle and work.n > 1
         scheduled = settings.backward == "scheduled"
         lanes = RecordingLanes(
-            work, settings.components, self.places, workers=workers, marks=settings.marks, scheduled=scheduled
+            work,
+            settings.components,
+            self.places,
+            workers=workers,
+            scheduled=scheduled,
+            published=settings.flavour == "published",
         )
         self.workers, self.plan = workers, plan
         run_forward(plan, lanes)

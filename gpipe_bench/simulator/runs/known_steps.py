@@ -11,15 +11,15 @@ import numpy as np
 
 from gpipe_bench.collection import no_collection
 from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.simulator.host.settings import Settings
+from gpipe_bench.simulator.known_order.grid import Grid
 from gpipe_bench.simulator.known_order.host_threads import Flushed, KnownOrder
 from gpipe_bench.simulator.known_order.operations import Disorder
-from gpipe_bench.simulator.known_order.step_times import Step
-from gpipe_bench.simulator.known_order.tables import Integers, Tables
-from gpipe_bench.simulator.known_order.turns import Turns, Unclear
+from gpipe_bench.simulator.known_order.step_times import Integers, Step
+from gpipe_bench.simulator.known_order.turns import Unclear
 from gpipe_bench.simulator.memory_states.device_peaks import DevicePeaks
 from gpipe_bench.simulator.runs.outcome import Run
-from gpipe_bench.simulator.runs.steady import run_of, with_peaks
 from gpipe_bench.simulator.virtual_time.places import POOL
 from gpipe_bench.simulator.workloads.workload import Machine, TaskWork, Workload
 
@@ -34,9 +34,10 @@ def is_known(workload: Workload, machine: Machine, settings: Settings) -> bool:
     """
     parts, devices = settings.components, settings.devices or tuple(range(workload.n))
     crossing = [skip for skip in workload.skips if skip.source != skip.target]
-    plain = parts.clock_cycle and parts.fork_join and parts.copy_streams and settings.streams and workload.regular
+    plain = parts.clock_cycle and parts.fork_join and parts.copy_streams and workload.regular
     alone = len(set(devices)) == len(devices) == workload.n > 1 and settings.transfer == "direct"
     usual = settings.flavour == "current" and settings.backward == "autograd" and not settings.left_out
+    usual = usual and settings.streams and settings.workers
     if not (plain and alone and usual) or (crossing and not parts.portals) or machine.launch_ns <= 0:
         return False
     works = [work for works in workload.partitions for work in works.values()]
@@ -73,7 +74,7 @@ def run_known(workload: Workload, machine: Machine, settings: Settings) -> Run |
             known = _in_any_order(workload, machine, settings)
         except (Flushed, OutOfMemory):
             return None
-        done = run_of(workload, devices, steps_of(known, workload.m, workload.n), known.makespan)
+        done = _run_of(workload, devices, steps_of(known, workload.m, workload.n), known.makespan)
         memory = [] if known.memory is None else known.memory.devices
         known.forget()
     return replace(
@@ -92,14 +93,14 @@ def _by_states(workload: Workload, machine: Machine, settings: Settings, devices
         Unclear: tensors live otherwise, or come back in another order.
     """
     DevicePeaks.check(workload)
-    tables = Tables(workload, machine, devices, settings.checkpoint)
-    if not tables.plain():
+    if workload.m == 1:
         raise Unclear
     known = _in_any_order(workload, machine, replace(settings, memory=False))
     steps = steps_of(known, workload.m, workload.n)
-    done = run_of(workload, devices, steps, known.makespan)
+    done = _run_of(workload, devices, steps, known.makespan)
     known.forget()
-    return with_peaks(done, devices, DevicePeaks(workload, tables, steps), machine)
+    checkpoints = np.arange(workload.m) < checkpoint_stop(settings.checkpoint, workload.m)
+    return _with_peaks(done, devices, DevicePeaks(workload, checkpoints, steps), machine)
 
 
 def _in_any_order(workload: Workload, machine: Machine, settings: Settings) -> KnownOrder:
@@ -112,8 +113,32 @@ def _in_any_order(workload: Workload, machine: Machine, settings: Settings) -> K
     return KnownOrder(workload, machine, settings, in_order=False)
 
 
+def _run_of(workload: Workload, devices: Sequence[int], steps: Sequence[Step], makespan: int) -> Run:
+    """A run of which the times are known, without memory."""
+    grid = Grid(workload, devices, steps)
+    return Run(makespan, grid.ends_ns(), (), (), (), (), (), grid)
+
+
+def _with_peaks(done: Run, devices: Sequence[int], peaks: DevicePeaks, machine: Machine) -> Run | None:
+    """A run with the peaks of all devices; None if one has to give segments back."""
+    of: dict[int, tuple[int, int, int]] = {}
+    for j, device in enumerate(devices):
+        of[device] = peaks.of(j)
+        if machine.capacity_bytes and of[device][-1] > machine.capacity_bytes:
+            return None
+    peaks.forget()
+    live, allocated, reserved = zip(*(of.get(device, (0, 0, 0)) for device in range(max(devices) + 1)), strict=True)
+    return replace(
+        done,
+        peak_live_bytes=live,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        flushes=(0,) * len(reserved),
+    )
+
+
 def steps_of(known: KnownOrder, m: int, n: int) -> list[Step]:
-    """The times of each step as arrays, see :class:`gpipe_bench.simulator.known_order.wavefront.Step`."""
+    """The times of each step as arrays."""
     operations, agenda = known.agenda.operations, known.agenda
     # The last of each: where there is no operation.
     found = agenda.issues, operations.starts, operations.ends, agenda.entries
@@ -124,15 +149,15 @@ def steps_of(known: KnownOrder, m: int, n: int) -> list[Step]:
     places = (i + j) * n + j, (m - 1 - i + n - 1 - j) * n + j
     steps = []
     for tasks, held, (loss, update) in zip(known.steps, known.held, known.instants, strict=True):
-        step, turns = Step(), Turns((m + n - 1, n))
+        step = Step()
         for kind, numbers in tasks.items():
             place = places[kind.partition(" ")[0] not in {"forward", "copy", "portal"}]
             which = np.array(numbers)
             for table, column in zip(
-                (step.issue, step.start, step.end, turns.entries, step.numbers), columns, strict=True
+                (step.issue, step.start, step.end, step.entries, step.numbers), columns, strict=True
             ):
                 table[kind] = _placed(column[which], place, (m + n - 1, n), -1)
-        step.turns, step.loss, step.update = turns, loss[0], update
+        step.loss, step.update = loss[0], update
         for of_stream, tables in zip(held, (step.used, step.shared), strict=True):
             tables.extend(_placed(edge, places[1], (m + n - 1, n), 0) for edge in _last(of_stream, columns))
         steps.append(step)

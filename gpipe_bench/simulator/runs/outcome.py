@@ -27,7 +27,6 @@ class Run:
         peak_reserved_bytes: of segments.
         flushes: per device, how often its allocator gave cached segments back.
         grid: in place of ``issued``, all times of a run so large that they came as arrays.
-        extrapolated: names of the fields that were extrapolated from smaller runs: peaks of such a run.
     """
 
     makespan_ns: int
@@ -38,7 +37,6 @@ class Run:
     peak_reserved_bytes: tuple[int, ...]
     flushes: tuple[int, ...]
     grid: Grid | None = None
-    extrapolated: tuple[str, ...] = ()
 
     @property
     def step_ns(self) -> int:

@@ -104,8 +104,6 @@ class Simulation:
             ahead, so what it issued before that has a negative time of issue.
         peak_allocated_gib: sum over devices; None without memory.
         peak_reserved_gib: likewise.
-        extrapolated: what a run of very many tasks took from smaller runs instead of simulating it, such as
-            ``peak_reserved_bytes``; empty for others.
         settings: columns of the row that say what was simulated.
     """
 
@@ -119,7 +117,6 @@ class Simulation:
     events: Sequence[TimelineEvent]
     peak_allocated_gib: float | None = None
     peak_reserved_gib: float | None = None
-    extrapolated: tuple[str, ...] = ()
     settings: dict[str, Any]
 
     @property

@@ -20,13 +20,13 @@ from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 
 from gpipe_bench.collection import no_collection
-from gpipe_bench.engine.skip import Skippable
-from gpipe_bench.engine.skip.namespace import SkipKey
-from gpipe_bench.engine.skip.tracker import use_tracker
 from gpipe_bench.simulator.tracing.operations import tensors_of
 from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions, Recorder
 from gpipe_bench.simulator.tracing.specs import TensorSpec, flat, map_specs, specs_in
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
+from gpipe_bench.skip import Skippable
+from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.tracker import use_tracker
 
 __all__ = ["LayerRun", "declared_skips", "trace_layer"]
 

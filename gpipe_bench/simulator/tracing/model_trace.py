@@ -16,14 +16,14 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.engine.skip import verify_skippables
-from gpipe_bench.engine.skip.namespace import SkipKey
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.tracing.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
 from gpipe_bench.simulator.tracing.signature import is_lasting, signature
 from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, specs_in
 from gpipe_bench.simulator.tracing.steps import LayerTrace
+from gpipe_bench.skip import verify_skippables
+from gpipe_bench.skip.namespace import SkipKey
 
 __all__ = ["Trace", "Tracer", "trace_loss"]
 

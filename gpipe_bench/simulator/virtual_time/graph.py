@@ -1,6 +1,6 @@
 """The shadow of an autograd graph: one node per autograd function that the engine would make.
 
-    x ─ Copy ─ Wait ─ Checkpoint ─ Wait ─ Recompute ─ Fork ─ y      as in docs/engine.md, "The autograd graph"
+    x ─ Join ─ Copy ─ Wait ─ Checkpoint ─ Wait ─ Recompute ─ Fork ─ y      as in docs/engine.md, "The autograd graph"
 
 A task without checkpoint is one node, although it makes many: their numbers are consecutive, and its rank is that of
 the one made last, which runs first. Edges point the way gradients go.
@@ -9,15 +9,8 @@ the one made last, which runs first. Edges point the way gradients go.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
-__all__ = ["LANE_RANK", "MOST_NODES", "Node"]
-
-LANE_RANK: Final = 2**40
-"""The lowest rank of a lane's node while workers issue the tasks, as in the engine."""
-
-MOST_NODES: Final = 2**16
-"""Numbers that a task has where its place gives them, as in the engine."""
+__all__ = ["Node"]
 
 
 class Node:
@@ -39,6 +32,7 @@ class Node:
         lane: the Fork that only waits for it, if any.
         waiting: edges into it that no gradient has passed yet.
         filled: whether a checkpoint's slot holds a recomputation.
+        single: whether a task is one node of the engine, which keeps what it took and what comes until it has run.
         partner: of a recomputation, its checkpoint.
     """
 
@@ -55,6 +49,7 @@ class Node:
         "peer",
         "rank",
         "returned",
+        "single",
         "skip",
         "source",
         "stream",
@@ -76,6 +71,7 @@ class Node:
         self.lane: Node | None = None
         self.waiting = 0
         self.filled = False
+        self.single = kind == "checkpoint"
         self.partner: Node | None = None
 
     def take(self, producers: Iterable[Node | None], lane: Node | None = None) -> None:

@@ -19,7 +19,8 @@ import gpipe_bench.engine
 
 __all__ = ["Mutant", "mutants"]
 
-NAMES = ("wait_stream", "record_stream", "keep")
+# The last two are functions of the engine that wait for a stream of each partition.
+NAMES = ("wait_stream", "record_stream", "keep", "after", "_hand_over")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """Every statement of the engine that waits for a stream, records one or holds on to what one reads."""
+    """Every statement of the engine that waits for streams, records one or holds on to what one reads."""
     found = []
     for info in pkgutil.walk_packages(gpipe_bench.engine.__path__, "gpipe_bench.engine."):
         module = importlib.import_module(info.name)
@@ -123,7 +124,7 @@ def _function(module: ModuleType, name: str) -> FunctionType:
     for part in name.split("."):
         # A static method of a class: the class gives the plain function.
         owner = getattr(owner, part)
-    return owner
+    return inspect.unwrap(owner)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.skip import Namespace, pop, skippable, stash
-from tests.virtual_devices.bed.library import duration
+from tests.virtual_devices.bed.library import duration, thread_index
 from tests.virtual_devices.bed.races import Race, find_races
 from tests.virtual_devices.bed.trace import Trace, recording
 
@@ -23,14 +25,14 @@ FORWARD_MS, BACKWARD_MS, COPY_MS = 10.0, 20.0, 0.1
 
 
 class Mix(nn.Module):
-    """(B, 3) -> (B, 3), with parameters."""
+    """(B, 3) -> (B, 3), with parameters; gradients of its input come two ways and are added up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x))
+        return x + torch.tanh(self.linear(x))
 
 
 @skippable(stash=["skip"])
@@ -105,15 +107,23 @@ def even_balance(n: int, layers: int = 8) -> list[int]:
     return [layers // n + (j < layers % n) for j in range(n)]
 
 
+WAYS = ((None, "backward"), ("gpipe", "backward"), *((name, "step") for name in SCHEDULES))
+"""(schedule, what runs the backward pass: ``loss.backward()`` or ``pipe.step()``); None is the paper's executor."""
+DOUBLE = ("interleaved", "zb_v", "v_half")
+"""Schedules with several partitions on each device, here two."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One way to run a pipeline.
 
     Attributes:
-        devices: of the partitions.
-        m: micro-batches; all but the last have two rows.
-        backward: ``autograd`` or ``scheduled``.
+        devices: of the partitions; of each two of them, where the schedule has two on a device.
+        m: micro-batches.
+        schedule: of the runtime, or None for the paper's executor.
+        through: ``backward``, or ``step`` for ``pipe.step``.
         workers: who runs the tasks.
+        size: rows of a micro-batch; the last one has one less.
     """
 
     devices: tuple[int, ...]
@@ -122,36 +132,42 @@ class Case:
     checkpoint: str
     skips: str
     transfer: str
-    backward: str = "autograd"
-    workers: str = "auto"
+    schedule: str | None = None
+    through: str = "backward"
+    workers: str = "always"
+    size: int = 2
 
     def __str__(self) -> str:
         places = "".join(map(str, self.devices))
         return (
-            f"{places}-m{self.m}-{self.components.label}-{self.checkpoint}-{self.skips}-{self.transfer}-{self.backward}"
-            f"-{self.workers}"
+            f"{places}-m{self.m}-{self.components.label}-{self.checkpoint}-{self.skips}-{self.transfer}"
+            f"-{self.schedule}-{self.through}-{self.workers}-{self.size}"
         )
 
     @property
+    def n(self) -> int:
+        return len(self.devices) * (2 if self.schedule in DOUBLE else 1)
+
+    @property
     def rows(self) -> int:
-        return max(2 * self.m - 1, 2)
+        return max(self.size * self.m - 1, self.size)
 
     def pipe(self, module: nn.Sequential | None = None) -> GPipe:
         return GPipe(
             model(self.skips) if module is None else module,
-            even_balance(len(self.devices)),
+            even_balance(self.n),
             devices=[f"virtual:{index}" for index in self.devices],
             chunks=self.m,
             checkpoint=self.checkpoint,
             components=self.components,
             transfer=self.transfer,
-            backward=self.backward,
+            schedule=self.schedule,
             workers=self.workers,
         )
 
 
 def placements(n: int) -> Iterator[tuple[int, ...]]:
-    """Where n partitions may be: each on its own device; back and forth; neighbours together; all on one."""
+    """Where n partitions, or pairs of them, may be: each alone; back and forth; neighbours together; all together."""
     yield tuple(range(n))
     if n > 2:
         yield tuple(j % 2 for j in range(n))
@@ -160,13 +176,20 @@ def placements(n: int) -> Iterator[tuple[int, ...]]:
         yield (3,) * n
 
 
+def switches(schedule: str | None) -> list[Components]:
+    """The combinations of components that an executor can have; the runtime needs neither Fork nor Join."""
+    return [components for components in Components.factorial() if schedule is None or components.fork_join]
+
+
 def all_cases() -> Iterator[Case]:
-    """Components x checkpoint x skips x transfer x backward mode x m = 1 to 8 x placement of n = 1 to 8 partitions."""
-    for n, m, backward in product(range(1, 9), range(1, 9), ("autograd", "scheduled")):
+    """Schedule x components x checkpoint x skips x transfer x m = 1 to 8 x placement of n = 1 to 8 partitions."""
+    for (schedule, through), n, m in product(WAYS, range(1, 9), range(1, 9)):
+        if schedule in DOUBLE and n > 4:
+            continue
         for devices, components, checkpoint, skips, transfer in product(
-            placements(n), Components.factorial(), CHECKPOINT_MODES, SKIPS, ("direct", "host")
+            placements(n), switches(schedule), CHECKPOINT_MODES, SKIPS, ("direct", "host")
         ):
-            yield Case(devices, m, components, checkpoint, skips, transfer, backward)
+            yield Case(devices, m, components, checkpoint, skips, transfer, schedule, through)
 
 
 def score(output: Tensor) -> Tensor:
@@ -174,10 +197,21 @@ def score(output: Tensor) -> Tensor:
     return (output.sin() * torch.linspace(0.5, 1.5, WIDTH, dtype=output.dtype, device="cpu").to(output.device)).sum()
 
 
+def mean_score(output: Tensor, target: Tensor) -> Tensor:
+    """For ``pipe.step``: its mean over the batch is the score of the batch, if targets are the batch size."""
+    return score(output) * target.mean() / len(output)
+
+
+def targets(pipe: GPipe, rows: int) -> Tensor:
+    """Targets for :func:`mean_score`."""
+    return torch.full((rows, 1), float(rows), dtype=torch.float64).to(pipe.devices[-1])
+
+
 @dataclass(frozen=True)
 class Step:
     """What a training step gave, on the CPU, and its trace."""
 
+    loss: Tensor
     output: Tensor
     gradients: dict[str, Tensor]
     trace: Trace
@@ -187,15 +221,20 @@ class Step:
         return find_races(self.trace.records)
 
 
-def step(network: nn.Module, x: Tensor) -> Step:
-    """One step from fresh gradients."""
+def step(network: nn.Module, x: Tensor, through: str = "backward") -> Step:
+    """One step from fresh gradients. All results are read on the caller's streams, with no synchronisation before."""
     network.zero_grad()
     leaf = x.detach().requires_grad_()
     with recording() as trace:
-        output = network(leaf)
-        score(output).backward()
-    gradients = {name: parameter.grad.cpu() for name, parameter in network.named_parameters()}
-    return Step(output.detach().cpu(), {**gradients, "input": leaf.grad.cpu()}, trace)
+        if through == "step":
+            loss, output = network.step(leaf, targets(network, len(x)), mean_score, return_output=True)
+        else:
+            output = network(leaf)
+            loss = score(output)
+            loss.backward()
+        found = {name: parameter.grad * 1 for name, parameter in network.named_parameters()} | {"input": leaf.grad * 1}
+        loss, output = loss.detach() * 1, output.detach() * 1
+    return Step(loss.cpu(), output.cpu(), {name: gradient.cpu() for name, gradient in found.items()}, trace)
 
 
 def batch(rows: int, device: torch.device | str = "cpu") -> Tensor:
@@ -213,9 +252,9 @@ def problems(case: Case, pipe: GPipe | None = None) -> list[str]:
     """What is wrong with a step of a new pipeline, or of ``pipe``: values other than the plain module's, or races."""
     plain = plain_step(case.skips, case.rows)
     pipe = pipe or case.pipe()
-    found = step(pipe, batch(case.rows, pipe.devices[0]))
+    found = step(pipe, batch(case.rows, pipe.devices[0]), case.through)
     wrong = [f"{case}: {race}" for race in found.races]
-    pairs = {"output": (found.output, plain.output)}
+    pairs = {"loss": (found.loss, plain.loss), "output": (found.output, plain.output)}
     pairs |= {name: (found.gradients[name], expected) for name, expected in plain.gradients.items()}
     return wrong + [f"{case}: {name} differs" for name, (one, other) in pairs.items() if not torch.allclose(one, other)]
 
@@ -228,7 +267,10 @@ def problems_after_an_exception(case: Case, where: str, block: int, nth: int) ->
     x = batch(case.rows, pipe.devices[0]).requires_grad_()
     with recording() as trace:
         try:
-            score(pipe(x)).backward()
+            if case.through == "step":
+                pipe.step(x, targets(pipe, case.rows), mean_score)
+            else:
+                score(pipe(x)).backward()
         except BoomError:
             fuse.armed = False
     what = f"{case} with an exception in {where} of block {block}"
@@ -238,6 +280,21 @@ def problems_after_an_exception(case: Case, where: str, block: int, nth: int) ->
         wrong.append(f"{what}: nothing was raised")
     fuse.armed = False
     return wrong + problems(case, pipe)
+
+
+class Watch:
+    """An observer that keeps each task with the thread that issued it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, int]] = []
+        self._lock = threading.Lock()
+
+    def start(self, task: Any) -> None:
+        with self._lock:
+            self.seen.append((task, thread_index()))
+
+    def finish(self, token: Any, nbytes: int) -> None:
+        pass
 
 
 class _Work(torch.autograd.Function):
@@ -272,9 +329,13 @@ def working_pipe(n: int, m: int, **options: Any) -> GPipe:
     return GPipe(nn.Sequential(*(Work() for _ in range(n))), [1] * n, devices=devices, chunks=m, **options)
 
 
-def working_step(pipe: GPipe) -> Trace:
+def working_step(pipe: GPipe, through: str = "backward") -> Trace:
     """The trace of one step with one row per micro-batch."""
     x = torch.ones(pipe.chunks, WIDTH, device=pipe.devices[0])
+    target = torch.ones(pipe.chunks, WIDTH, device=pipe.devices[-1])
     with recording() as trace:
-        pipe(x).sum().backward()
+        if through == "step":
+            pipe.step(x, target, lambda output, expected: (output * expected).mean())
+        else:
+            pipe(x).sum().backward()
     return trace

@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gpipe_bench import Components
+from gpipe_bench.program import HANDED_OVER_BYTES
 from tests.virtual_devices.bed.mutants import mutants
 from tests.virtual_devices.bed.races import find_races
 from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import BoomError, Case, batch, score
+from tests.virtual_devices.inside.pipelines import WAYS, WIDTH, BoomError, Case, batch, mean_score, score, targets
 
+ON, NO_COPY_STREAMS = Components(), Components(copy_streams=False)
+WAYS_TO_TRAVEL = (((0, 1, 2), "direct"), ((0, 1, 2), "host"), ((0, 0, 0), "host"))
 # What a mutant may break: transfers between devices and within one, skips both ways, with and without copy streams.
 CASES = [
-    Case(devices, 3, components, checkpoint, "nested", transfer, backward)
-    for backward in ("autograd", "scheduled")
+    Case(devices, 3, components, checkpoint, "nested", transfer)
     for devices in ((0, 1, 2), (0, 0, 0))
-    for components in (Components(), Components(portals=False), Components(copy_streams=False))
+    for components in (ON, Components(portals=False), NO_COPY_STREAMS)
     for checkpoint in ("always", "never")
     for transfer in ("direct", "host")
 ]
-# A skip leaves a device on which two neighbours hand on their tensors without a copy.
-CASES.append(Case((0, 1, 1, 1, 1, 0, 2, 7), 2, Components(), "never", "mixed", "direct"))
+CASES += [
+    Case(devices, 3, components, checkpoint, "nested", transfer, schedule, through)
+    for schedule, through in WAYS[1:]
+    for devices, transfer in WAYS_TO_TRAVEL
+    for components, checkpoint in (
+        (ON, "always"),
+        (Components(portals=False), "never"),
+        (NO_COPY_STREAMS, "except_last"),
+    )
+]
+# A gradient is copied to the other end of a skip, while the neighbour on the same device goes on with it. If it is
+# large, the runtime hands it over to the neighbour.
+NEIGHBOURS = Case((0, 1, 1), 2, ON, "never", "nested", "direct")
+CASES += [NEIGHBOURS, replace(NEIGHBOURS, schedule="gpipe", size=2 + HANDED_OVER_BYTES // (8 * WIDTH))]
 MUTANTS = mutants()
 
 
 def fail(*_):
     raise BoomError
+
+
+def loss_of(pipe, case, x):
+    """The loss of a batch that nobody else holds; ``step`` computes the gradients, too."""
+    leaf = (x * 1).requires_grad_()
+    return pipe.step(leaf, targets(pipe, len(x)) * 1, mean_score) if case.through == "step" else score(pipe(leaf))
 
 
 def races(case):
@@ -38,20 +59,23 @@ def races(case):
     optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
     with recording() as trace:
         for _ in range(2):
-            # The batch is made on the caller's stream and belongs to nobody else.
-            loss = score(pipe((x * 1).requires_grad_()))
+            loss = loss_of(pipe, case, x)
             for parameter in pipe.parameters():
                 if parameter.grad is not None:
                     parameter.grad.norm()
-            optimizer.zero_grad()
-            loss.backward()
+            if case.through == "backward":
+                optimizer.zero_grad()
+                loss.backward()
             optimizer.step()
+            if case.through == "step":
+                optimizer.zero_grad()
+            loss * 1
         with torch.no_grad():
             for _ in range(2):
                 pipe(x * 1)
         pipe[-1].register_forward_pre_hook(fail)
         with pytest.raises(BoomError):
-            pipe(x * 1)
+            loss_of(pipe, case, x)
         gc.collect()  # the exception's frames hold the batch
         x * 1
     return find_races(trace.records)
@@ -64,10 +88,12 @@ def test_the_engine_itself_has_no_race(case):
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_is_reported(mutant):
-    # First those in which the statement is most likely to run.
-    cases = sorted(CASES, key=lambda case: (case.backward == "scheduled") != ("scheduled" in mutant.module))
+    # First the cases that show what few others show.
+    def common(case):
+        return case.devices != NEIGHBOURS.devices, (case.devices, case.transfer) != ((0, 0, 0), "host")
+
     with mutant.applied():
-        assert any(races(case) for case in cases)
+        assert any(races(case) for case in sorted(CASES, key=common))
 
 
 def test_a_mutant_ends_with_its_block():
@@ -81,17 +107,21 @@ def test_mutants_are_all_waits_and_records_of_the_engine():
     assert functions >= {
         "streams.wait_stream",
         "streams.record_stream",
-        "transfer.Wait.forward",
+        "wait.Wait.forward",
+        "copy.Copy.backward",
+        "checkpoint.Guard.backward",
         "transfer._move_one",
         "transfer._move",
         "transfer._through_host",
-        "pipeline.Pipeline._hand_over",
-        "checkpoint.Guard.backward",
-        "transfer.Copy.backward",
-        "scheduled.BackwardPass._run_tasks",
-        "scheduled.BackwardPass.take",
-        "scheduled_lanes.ScheduledLanes.await_compute",
-        "scheduled_lanes.ScheduledLanes.await_copy",
-        "scheduled_lanes.ScheduledLanes.await_grads",
-        "scheduled_lanes.ScheduledLanes.send_grads",
+        "pipeline.Pipeline._forward",
+        "pipeline.Pipeline._step",
+        "pipeline.Pipeline._paper",
+        "pipeline.Pipeline._entered",
+        "in_place.InPlace._hand_over",
+        "drive.BackwardPass.take",
+        "drive.BackwardPass.run",
+        "drive.after",
+        "runtime.Runtime._forward",
+        "runtime.Runtime._backward",
+        "runtime.Runtime._moved_back",
     }

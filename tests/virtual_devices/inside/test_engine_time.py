@@ -4,23 +4,36 @@ Early recomputation overlaps with the gradient's way through the later devices. 
 
     n - 1 forward passes until the last device begins, m there; then it recomputes and runs backward m times;
     n - 1 backward passes after that, their recomputations having overlapped; and 2(n - 1) copies.
+
+Other schedules take the time that :func:`gpipe_bench.schedules.timing` predicts, and that of copies.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from gpipe_bench import Components
-from gpipe_bench.engine.holding import Holding
-from gpipe_bench.engine.transfer import Endpoint, Route, copy
+from gpipe_bench import Components, GPipe
+from gpipe_bench.engine.transfer import Endpoint, Route, move
 from gpipe_bench.measure.timeline import Recorder
+from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
+from gpipe_bench.schedules import SCHEDULES, Durations, merged_order, named_schedule, timing, with_recomputation
+from gpipe_bench.schedules.actions import needs
 from gpipe_bench.timeline import KINDS
 from tests.virtual_devices.bed.clock import simulate, ticking
 from tests.virtual_devices.bed.library import devices, duration, jitter
 from tests.virtual_devices.bed.mutants import mutants
 from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import BACKWARD_MS, COPY_MS, FORWARD_MS, WIDTH, working_pipe, working_step
+from tests.virtual_devices.inside.pipelines import (
+    BACKWARD_MS,
+    COPY_MS,
+    DOUBLE,
+    FORWARD_MS,
+    WIDTH,
+    working_pipe,
+    working_step,
+)
 
 N = 4
 RUNS = 4
@@ -39,33 +52,38 @@ def makespans(m, checkpoint, components, **options):
     return found
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
 @pytest.mark.parametrize("m", [1, 4, 8])
-def test_early_recomputation_reaches_the_bound(m, backward):
+def test_early_recomputation_reaches_the_bound(m, schedule):
     bound = m * (2 * FORWARD_MS + BACKWARD_MS) + ALONG
     assert bound == pytest.approx({1: 130.6, 4: 250.6, 8: 410.6}[m])
-    assert makespans(m, "always", Components(), backward=backward) == pytest.approx([bound] * RUNS)
+    assert makespans(m, "always", Components(), schedule=schedule) == pytest.approx([bound] * RUNS)
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
 @pytest.mark.parametrize("m", [1, 4, 8])
-def test_without_it_every_device_recomputes_when_its_gradient_has_arrived(m, backward):
+def test_without_it_every_device_recomputes_when_its_gradient_has_arrived(m, schedule):
     late = m * (2 * FORWARD_MS + BACKWARD_MS) + ALONG + (N - 1) * FORWARD_MS
-    assert makespans(m, "always", Components(early_recompute=False), backward=backward) == pytest.approx([late] * RUNS)
+    assert makespans(m, "always", Components(early_recompute=False), schedule=schedule) == pytest.approx([late] * RUNS)
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
 @pytest.mark.parametrize("m", [1, 4, 8])
-def test_without_checkpoints(m, backward):
+def test_without_checkpoints(m, schedule):
     bound = m * (FORWARD_MS + BACKWARD_MS) + ALONG
-    assert makespans(m, "never", Components(), backward=backward) == pytest.approx([bound] * RUNS)
+    assert makespans(m, "never", Components(), schedule=schedule) == pytest.approx([bound] * RUNS)
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-@pytest.mark.parametrize("m", [4, 8])
-def test_the_last_microbatch_saves_a_recomputation(m, backward):
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_the_last_microbatch_saves_a_recomputation(m, schedule):
     bound = m * (2 * FORWARD_MS + BACKWARD_MS) - FORWARD_MS + ALONG
-    assert makespans(m, "except_last", Components(), backward=backward) == pytest.approx([bound] * RUNS)
+    assert bound == pytest.approx({1: 120.6, 4: 240.6, 8: 400.6}[m])
+    assert makespans(m, "except_last", Components(), schedule=schedule) == pytest.approx([bound] * RUNS)
+
+
+def test_a_scheduled_backward_pass_is_that_of_gpipe():
+    assert makespans(4, "always", Components(), backward="scheduled") == pytest.approx([250.6] * RUNS)
 
 
 def test_copies_on_compute_streams_stall_them():
@@ -74,10 +92,74 @@ def test_copies_on_compute_streams_stall_them():
     assert min(makespans(8, "always", Components(copy_streams=False))) > bound + (N - 1) * FORWARD_MS
 
 
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
 @pytest.mark.parametrize("m", [1, 4, 8])
-def test_copies_through_the_host_overlap_as_well(m):
+def test_copies_through_the_host_overlap_as_well(m, schedule):
     bound = m * (2 * FORWARD_MS + BACKWARD_MS) + ALONG
-    assert makespans(m, "always", Components(), transfer="host") == pytest.approx([bound] * RUNS)
+    found = makespans(m, "always", Components(), schedule=schedule, transfer="host")
+    assert found == pytest.approx([bound] * RUNS)
+
+
+def end_of(schedule, copy_ms):
+    """When the last action ends, if F, R, I and W take 10 ms, B takes 20, and a copy to another device ``copy_ms``."""
+    times = Durations(FORWARD_MS, BACKWARD_MS / 2, BACKWARD_MS / 2)
+    homes, n, end = schedule.placement, schedule.partitions, {}
+    free = dict.fromkeys(homes, 0.0)
+    for action in merged_order(schedule):
+        home = homes[action.j]
+        awaited = [one for group in needs(action, n) for one in group if one in end]
+        arrivals = [end[one] + (copy_ms if homes[one.j] != home else 0) for one in awaited]
+        free[home] = end[action] = max([free[home], *arrivals]) + times.of(action.kind)
+    if copy_ms == 0:
+        assert max(free.values()) == timing(schedule, times).makespan
+    return max(free.values())
+
+
+def ends(name, m, devices, checkpoint, **options):
+    """Makespans of ``pipe.step`` with layers whose gradients of inputs and of weights take 10 ms each."""
+    n = devices * (2 if name in DOUBLE else 1)
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(n)))
+    places = [f"virtual:{d}" for d in range(devices)]
+    pipe = GPipe(layers, [1] * n, devices=places, chunks=m, schedule=name, checkpoint=checkpoint, **options)
+    x = torch.ones(m, WIDTH, device=pipe.devices[0], requires_grad=True)
+    target = torch.ones(m, WIDTH, device=pipe.devices[-1])
+    found = []
+    for seed in range(RUNS):
+        with jitter(seed, 200 if seed else 0), recording() as trace:
+            pipe.step(x, target, lambda output, expected: (output * expected).mean())
+        found.append(simulate(trace.records, COPIES | {"mm": FORWARD_MS}).makespan)
+    return found
+
+
+def expected_end(name, m, devices, checkpoint):
+    plain = named_schedule(name, m, devices * (2 if name in DOUBLE else 1), devices)
+    schedule = with_recomputation(plain, checkpoint_stop(checkpoint, m))
+    expected = end_of(schedule, COPY_MS)
+    assert end_of(schedule, 0) < expected < end_of(schedule, 0) + 2 * m * schedule.partitions * COPY_MS
+    return expected
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
+@pytest.mark.parametrize(("m", "devices"), [(1, 2), (3, 4), (8, 3)])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_takes_the_time_that_is_predicted(name, m, devices, checkpoint):
+    expected = expected_end(name, m, devices, checkpoint)
+    assert ends(name, m, devices, checkpoint) == pytest.approx([expected] * RUNS)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("m", "devices"), [(1, 2), (4, 3)])
+def test_so_it_does_with_copies_through_the_host(m, devices, name):
+    expected = expected_end(name, m, devices, "except_last")
+    assert ends(name, m, devices, "except_last", transfer="host") == pytest.approx([expected] * RUNS)
+
+
+def test_split_backward_passes_shorten_a_step():
+    # With m = 8 on four devices: 1F1B takes (m + n - 1)(F + B), and ZB-H1 saves two thirds of its bubble.
+    found = {name: ends(name, 8, 4, "never")[0] for name in ("1f1b", "zb_h1", "zb_h2")}
+    assert found["1f1b"] == pytest.approx(11 * 30, abs=20 * COPY_MS)
+    assert found["zb_h1"] == pytest.approx(8 * 30 + 30, abs=20 * COPY_MS)
+    assert found["zb_h2"] <= found["zb_h1"]
 
 
 def between_compute_streams(transfer):
@@ -90,7 +172,7 @@ def between_compute_streams(transfer):
     with recording() as trace:
         with duration(FORWARD_MS):
             y + 1
-        copy(Route("copy", sender, receiver, 0, 1, transfer, None, Holding()), (x,))
+        move(Route("copy", sender, receiver, 0, 1, transfer, None), (x,))
         with duration(1):
             x + 1
             y + 1

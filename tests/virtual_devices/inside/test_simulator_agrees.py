@@ -100,10 +100,10 @@ def real(m: int, n: int, seed: int, skips: Skips = (), **options) -> tuple[float
 def simulated(
     m: int, n: int, skips: Skips = (), *, components, checkpoint, transfer, backward="autograd"
 ) -> tuple[float, Orders]:
-    # A stash makes one node, and so does a pop.
-    nodes = [1 + sum(j in skip for skip in skips) for j in range(n)]
+    # A stash makes one node, and so does a pop; an observer's marks are two more.
+    nodes = [3 + sum(j in skip for skip in skips) for j in range(n)]
     work = workload(m, [task(round(FORWARD_MS * MS), round(BACKWARD_MS * MS), nodes=count) for count in nodes], skips)
-    chosen = Settings(components, checkpoint, transfer=transfer, marks=True, memory=False, backward=backward)
+    chosen = Settings(components, checkpoint, transfer=transfer, memory=False, backward=backward)
     found = run(work, Bed(), chosen)
     ran = [event for event in found.events() if event.kind in COMPUTE_KINDS]
     orders = (tuple((event.kind, event.microbatch) for event in ran if event.partition == j) for j in range(n))

@@ -1,0 +1,113 @@
+"""Thread-local state of a task: the caller's grad mode, inference mode and autocast, and what the task is for.
+
+A worker that did not inherit them would silently train in float32 under autocast, or build a graph under no_grad.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["ExecutionContext", "is_checkpointing", "is_recomputing"]
+
+
+class _Flags(threading.local):
+    now = (False, False)
+
+
+_flags = _Flags()
+
+
+def is_checkpointing() -> bool:
+    """Whether this thread runs a layer whose activations are not kept, because it will be recomputed.
+
+    In the recomputation this is False and :func:`is_recomputing` is True. Without a checkpoint both are False.
+    """
+    return _flags.now[0]
+
+
+def is_recomputing() -> bool:
+    """Whether this thread recomputes a layer. Such a layer must skip what happens once per micro-batch, as counting."""
+    return _flags.now[1]
+
+
+def _swap_flags(flags: tuple[bool, bool]) -> tuple[bool, bool]:
+    """Set (is_checkpointing, is_recomputing) of this thread; returns what they were."""
+    before, _flags.now = _flags.now, flags
+    return before
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionContext:
+    """A snapshot of the thread-local modes.
+
+    Attributes:
+        grad: grad mode.
+        inference: inference mode.
+        autocast: (device type, enabled, dtype) of each device type involved.
+        cache: whether autocast caches the weights that it has cast.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+
+    @classmethod
+    def capture(cls, devices: Sequence[torch.device]) -> ExecutionContext:
+        """The modes of the calling thread, for work on ``devices``."""
+        autocast = tuple(
+            (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
+            for name in sorted({"cpu", *(device.type for device in devices)})
+            if torch.amp.autocast_mode.is_autocast_available(name)
+        )
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return cls(grad, inference, autocast, torch.is_autocast_cache_enabled())
+
+    def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> AbstractContextManager[None]:
+        """Apply the modes to this thread for a block; a mode that already agrees is left alone.
+
+        Args:
+            checkpointing: the first pass of a checkpoint: no graph, and no cached casts. A weight that was cast
+                without a graph would be reused by a micro-batch that needs its gradient.
+            recomputing: a recomputation: with a graph, whatever the thread's mode.
+        """
+        modes = _Modes(recomputing or (self.grad and not checkpointing), (checkpointing, recomputing))
+        casts = [each for each in self.autocast if each[1] or torch.is_autocast_enabled(each[0])]
+        if torch.is_inference_mode_enabled() == self.inference and not casts:
+            return modes
+        return self._all(modes, casts, cache=self.cache and not checkpointing)
+
+    @contextmanager
+    def _all(self, modes: _Modes, casts: list[tuple[str, bool, torch.dtype]], *, cache: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self.inference))
+            for name, enabled, dtype in casts:
+                stack.enter_context(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))
+            # Last: inference mode changes grad mode, too.
+            stack.enter_context(modes)
+            yield
+
+
+class _Modes(AbstractContextManager[None]):
+    """Sets grad mode and the flags of a checkpoint for a block; what a layer leaves changed ends with it."""
+
+    __slots__ = ("_before", "_flags", "_grad")
+
+    def __init__(self, grad: bool, flags: tuple[bool, bool]) -> None:
+        self._grad, self._flags = grad, flags
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled(), _swap_flags(self._flags)
+        if self._before[0] != self._grad:
+            torch.set_grad_enabled(self._grad)
+
+    def __exit__(self, *_: object) -> None:
+        grad, flags = self._before
+        _swap_flags(flags)
+        if torch.is_grad_enabled() != grad:
+            torch.set_grad_enabled(grad)

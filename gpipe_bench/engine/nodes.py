@@ -1,0 +1,76 @@
+"""What the engine's own nodes of the autograd graph have in common.
+
+A phony is an empty tensor that carries an edge of the graph and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+__all__ = ["apply", "edge_of", "get_phony", "new_leaf", "pass_through"]
+
+
+def apply(function: type[Function], *args: Any) -> Any:
+    """Make a node: ``function.apply``, which PyTorch has not annotated."""
+    return function.apply(*args)  # type: ignore[no-untyped-call]  # see above
+
+
+def pass_through(ctx: FunctionCtx, values: Sequence[Any], needs_grad: Sequence[bool]) -> tuple[Any, ...]:
+    """What the forward of a node between tasks returns: ``values``, its tensors detached.
+
+    A function that returns its input as it is breaks autograd functions in the user's model. A gradient that is None
+    reaches ``backward`` as None: for zeros, autograd would synchronise streams (pytorch#151079). A tensor that needs no
+    gradient on one side of the node needs none on the other.
+
+    Args:
+        ctx: of the function.
+        values: its results.
+        needs_grad: for each of them whether the input that it comes from needs a gradient.
+    """
+    ctx.set_materialize_grads(False)
+    outputs = tuple([value.detach() if isinstance(value, Tensor) else value for value in values])
+    if not all(needs_grad):
+        pairs = zip(outputs, needs_grad, strict=True)
+        ctx.mark_non_differentiable(*[output for output, needed in pairs if isinstance(output, Tensor) and not needed])
+    return outputs
+
+
+_phonies: dict[torch.device, Tensor] = {}
+
+
+def get_phony(device: torch.device) -> Tensor:
+    """The phony of a device, shape (0,), made once; it requires no gradient.
+
+    It lives on the device whose order it serves: autograd queues a node on the device of its outputs
+    (pytorch#135633), so a lane on a CPU phony would be run by another thread than the tasks it orders.
+    """
+    if device not in _phonies:
+        # An inference tensor could never take part in autograd again.
+        with torch.inference_mode(mode=False):
+            _phonies[device] = torch.empty(0, device=device)
+    return _phonies[device]
+
+
+def new_leaf(device: torch.device) -> Tensor:
+    """A phony that requires a gradient, and so keeps a node in the graph when none of its inputs does.
+
+    Each is a leaf of its own, made while the stream of its task is current. When a backward pass ends, autograd makes
+    the caller wait for the streams of the leaves it met. A leaf shared by several pipelines would belong to the stream
+    that used it first, and gradients of the others could be read before they are written.
+    """
+    return torch.empty(0, device=device, requires_grad=True)
+
+
+def edge_of(value: Tensor) -> GradientEdge:
+    """The edge of a tensor that requires a gradient; PyTorch's own function does more for nodes made in Python."""
+    node = value.grad_fn
+    if node is None or isinstance(node, BackwardCFunction):
+        return get_gradient_edge(value)
+    return GradientEdge(node, value.output_nr)

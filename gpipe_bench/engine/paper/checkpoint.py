@@ -1,0 +1,173 @@
+"""Checkpoint: a task that keeps only its inputs (GPipe, arXiv 1811.06965, section 2.3; torchgpipe, section 3.2.3).
+
+    forward     x ── Checkpoint ──(Wait)── Recompute ── y         Checkpoint runs the partition without a graph
+    backward        B(i,j) ◄──(Wait)◄── R(i,j) ◄── gradient       Recompute runs it again with one, into the slot;
+                                                                  Checkpoint runs backward through what it finds there
+
+``torch.utils.checkpoint`` does both in one node, so it cannot recompute before the gradient has arrived. Without
+Recompute, Checkpoint recomputes by itself when the gradient has arrived.
+
+Guard is the first node of the backward pass of a batch with checkpoints. It refuses what checkpoints cannot give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import GradientEdge
+
+from gpipe_bench.engine.computation import Computation
+from gpipe_bench.engine.microbatch import Values, differentiable, replace
+from gpipe_bench.engine.nodes import apply, edge_of, pass_through
+from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
+
+__all__ = ["Saved", "Slot", "check_whole", "checkpoint", "guard"]
+
+
+class Slot:
+    """What Checkpoint and Recompute of one task share: the task, and its graph once it is there.
+
+    Args:
+        computation: the task.
+    """
+
+    __slots__ = ("_filled", "computation")
+
+    def __init__(self, computation: Computation) -> None:
+        self.computation = computation
+        # Edges at which the graph ends, and leaves at which it begins; None for what needs no gradient.
+        self._filled: tuple[list[GradientEdge | None], list[Tensor | None]] | None = None
+
+    def fill(self, inputs: Values, *, again: bool = True) -> Values:
+        """Compute with a graph, unless that has been done; ``again`` says whether this is a recomputation."""
+        if self._filled is not None:
+            return ()
+        leaves = tuple([_leaf(value) for value in inputs])
+        task = self.computation
+        outputs = task.recompute(leaves) if again else task.forward(leaves, again=True)
+        self._filled = (
+            [edge_of(value) if _needs(value) else None for value in outputs],
+            [value if _needs(value) else None for value in leaves],
+        )
+        return outputs
+
+    def run_backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Empty the slot and run its graph backward: gradients of the outputs to gradients of the inputs."""
+        (edges, leaves), self._filled = self._filled or ([], []), None
+        pairs = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge is not None and grad is not None]
+        del edges
+        if pairs:
+            roots, theirs = zip(*pairs, strict=True)
+            del pairs
+            self.computation.observed("backward", torch.autograd.backward, roots, theirs)
+        return [None if leaf is None else leaf.grad for leaf in leaves]
+
+
+class Saved:
+    """Inputs in the hands of autograd, which raises if they are written to before the backward pass."""
+
+    def __init__(self, ctx: Any, values: Values) -> None:
+        ctx.save_for_backward(*[value for value in values if isinstance(value, Tensor)])
+        self._rest = [None if isinstance(value, Tensor) else (value,) for value in values]
+
+    def values(self, ctx: Any) -> Values:
+        """The inputs."""
+        tensors = iter(ctx.saved_tensors)
+        return tuple([next(tensors) if rest is None else rest[0] for rest in self._rest])
+
+
+class Checkpoint(Function):
+    """(phony, slot, keep, values...) -> values; with ``keep`` the first pass has a graph, and none is needed later."""
+
+    @staticmethod
+    def forward(ctx: Any, phony: Tensor, slot: Slot, keep: bool, *values: Any) -> tuple[Any, ...]:
+        ctx.slot, ctx.inputs = slot, Saved(ctx, values)
+        outputs = slot.fill(values, again=False) if keep else slot.computation.first_pass(values)
+        carries = [isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) for value in outputs]
+        return pass_through(ctx, outputs, carries)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        slot: Slot = ctx.slot
+        with use_stream(slot.computation.stream):
+            slot.fill(ctx.inputs.values(ctx))
+            return (None, None, None, *slot.run_backward(grads))
+
+
+def checkpoint(slot: Slot, values: Values, edge: Tensor, *, keep: bool = False) -> Values:
+    """Compute a task as one node of the graph.
+
+    Args:
+        slot: the task.
+        values: flat inputs.
+        edge: a phony that requires a gradient: it keeps the node in the graph when no input does.
+        keep: whether to keep the activations, not to be recomputed.
+    """
+    with use_stream(slot.computation.stream), torch.enable_grad():
+        outputs: Values = apply(Checkpoint, edge, slot, keep, *values)
+    return outputs
+
+
+def _needs(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _leaf(value: Any) -> Any:
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+class Guard(Function):
+    """(streams, values...) -> values, the outputs of a batch.
+
+    Backward it makes compute streams that partitions have of their own wait for the caller's: recomputation waits for
+    no gradient, and would be given memory that the caller has freed and still uses.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, streams: Sequence[tuple[Stream, Stream]], *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.streams = streams
+        return pass_through(ctx, values, (True,) * len(values))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        check_whole("a checkpoint", "checkpoint='never'")
+        for own, callers in ctx.streams:
+            wait_stream(own, callers)
+        return (None, *grads)
+
+
+def check_whole(what: str, instead: str) -> None:
+    """Within a backward pass, check that it is one that computes gradients of all parameters, once.
+
+    Args:
+        what: what needs it to be so.
+        instead: what to use otherwise.
+
+    Raises:
+        RuntimeError: second derivatives or gradients of some tensors only are asked for.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"second derivatives must not pass through {what}, got create_graph=True; use {instead}")
+    # Public would be a way to ask which inputs a backward pass was given; torch.utils.checkpoint asks the same.
+    if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001 - see above
+        raise RuntimeError(
+            f"gradients through {what} must go to all parameters, got autograd.grad() or backward(inputs=...); call "
+            f"backward() without inputs=, or use {instead}"
+        )
+
+
+def guard(values: Values, streams: Sequence[tuple[Stream, Stream]]) -> Values:
+    """``values`` behind a Guard.
+
+    Args:
+        values: outputs of a batch.
+        streams: (a partition's own compute stream, the caller's stream on its device), where it has one.
+    """
+    indices = differentiable(values)
+    if not indices:
+        return values
+    return replace(values, indices, apply(Guard, streams, *(values[index] for index in indices)))

@@ -1,0 +1,244 @@
+"""The steps of :mod:`gpipe_bench.program`, carried out with PyTorch: one batch in the paper's executor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gpipe_bench.engine.computation import BatchContext, Computation
+from gpipe_bench.engine.holding import Holding, at_end_of_backward
+from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
+from gpipe_bench.engine.nodes import get_phony, new_leaf
+from gpipe_bench.engine.paper.checkpoint import Slot
+from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
+from gpipe_bench.engine.paper.copy import copy
+from gpipe_bench.engine.paper.fork import fork
+from gpipe_bench.engine.paper.join import join
+from gpipe_bench.engine.paper.marks import run_marked
+from gpipe_bench.engine.paper.portal import portal
+from gpipe_bench.engine.paper.recompute import recompute
+from gpipe_bench.engine.paper.wait import wait
+from gpipe_bench.engine.partition import Partition
+from gpipe_bench.engine.streams import Stream, use_stream
+from gpipe_bench.engine.transfer import Route
+from gpipe_bench.engine.worker import Result, Workers, raised, result_of
+from gpipe_bench.program import Plan
+from gpipe_bench.skip.layout import SkipLayout
+from gpipe_bench.skip.namespace import SkipKey
+
+__all__ = ["PaperExecutor"]
+
+
+class PaperExecutor:
+    """One batch on its way forward; a method for each step of the program, called from one host thread.
+
+    Args:
+        plan: the order of the steps.
+        partitions: the partitions, in place.
+        layout: the skips between them.
+        microbatches: the micro-batches; replaced by what each partition makes of them.
+        batch: what all tasks share.
+        workers: threads that run the tasks, or None to run them in this thread.
+        stop: ends the batch before its next task, if set.
+    """
+
+    def __init__(  # noqa: PLR0917 - one caller, which gives them all
+        self,
+        plan: Plan[SkipKey],
+        partitions: Sequence[Partition],
+        layout: SkipLayout,
+        microbatches: list[MicroBatch],
+        batch: BatchContext,
+        workers: Workers | None,
+        stop: threading.Event,
+    ) -> None:
+        self.microbatches = microbatches
+        self._plan, self._partitions, self._layout, self._batch = plan, partitions, layout, batch
+        self._workers, self._stop = workers, stop
+        self._holding = Holding(at_end_of_backward)
+        aside = plan.components.copy_streams and plan.n > 1
+        self._ends = [
+            partition.endpoints(plan.m, computing, copy_streams=aside)
+            for partition, computing in zip(partitions, batch.computing, strict=True)
+        ]
+        # Partitions with something to learn: a task without any gradient to compute is no checkpoint.
+        self._trained = [any(weight.requires_grad for weight in each.layers.parameters()) for each in partitions]
+        # Skips on their way, and which of them share memory with another tensor, per micro-batch.
+        self._skips: list[dict[SkipKey, Tensor | None]] = [{} for _ in microbatches]
+        self._aliased: list[set[SkipKey]] = [set() for _ in microbatches]
+        # The phony of Fork (i, j), until Join (i + 1, j) takes it; and one that still has to be taken on partition j.
+        self._phonies: dict[tuple[int, int], Tensor | None] = {}
+        self._pending: list[Tensor | None] = [None] * plan.m
+        # Tasks between launch and their last step: what computes them, their inputs and slot if they are recomputed.
+        self._running: dict[tuple[int, int], tuple[Computation, Values, Slot | None]] = {}
+        self._results: dict[tuple[int, int], Result] = {}
+        if workers is not None and plan.backward:
+            _outrank_checkpoints(plan.m * plan.n)
+
+    # --- fence ---------------------------------------------------------------------------------------------------
+
+    def join(self, i: int, j: int) -> None:
+        """Tie micro-batch i, about to enter partition j, to Fork (i-1, j)."""
+        phony = self._phonies.pop((i - 1, j), None)
+        riding = self._riding(j)
+        flat = self._flat(i, riding)
+        if phony is None or not differentiable(flat):
+            self._pending[i] = phony
+            return
+        with use_stream(self._ends[j - 1][i].copying if j > 0 else self._batch.computing[0]):
+            self._put(i, join(flat, phony), riding)
+
+    def portal(self, i: int, j: int, skip: SkipKey) -> None:
+        """Move a skip of micro-batch i from its source to partition j."""
+        tensor, source = self._skips[i][skip], self._layout.routes[skip][0]
+        if tensor is not None and self._moves(source, j):
+            route = self._route("portal", i, source, j)
+            self._skips[i][skip] = portal(route, self._holding, tensor)
+
+    def copy(self, i: int, j: int) -> None:
+        """Move micro-batch i, and the skips that ride along, from partition j-1 to j."""
+        if self._moves(j - 1, j):
+            route, riding = self._route("copy", i, j - 1, j), self._riding(j)
+            self._put(i, copy(route, self._holding, self._flat(i, riding)), riding)
+
+    # --- compute -------------------------------------------------------------------------------------------------
+
+    def await_copy(self, i: int, j: int) -> None:
+        """Make the compute stream of partition j wait for the copy of micro-batch i."""
+        end, incoming = self._ends[j][i], self._partitions[j].incoming
+        if end.copying != end.computing:
+            self._put(i, wait(end.computing, end.copying, self._flat(i, incoming), end.copying), incoming)
+
+    def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
+        """Start task (i, j)."""
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        partition = self._partitions[j]
+        flat = self._flat(i, partition.incoming)
+        task = self._computation(i, j)
+        phony, self._pending[i] = self._pending[i], None
+        # The last micro-batch of except_last is no checkpoint, but where its inputs need no gradient it is one node,
+        # too: there is nothing else to tie a Join to.
+        keep = self._plan.checkpointed > 0 and not checkpoint and not differentiable(flat)
+        if (checkpoint or keep) and (differentiable(flat) or self._trained[j]):
+            slot = Slot(task)
+            self._running[i, j] = task, () if keep else flat, None if keep else slot
+            self._issue(i, j, partial(run_checkpointed, slot, flat, self._edge(j, phony), keep=keep))
+        else:
+            self._running[i, j] = task, (), None
+            self._issue(i, j, partial(self._run_plain, task, flat))
+
+    def collect(self, i: int, j: int) -> None:
+        """Take the result of (i, j); raises what the task raised."""
+        partition, (task, _, _) = self._partitions[j], self._running[i, j]
+        if self._workers is not None:
+            flat: Values = raised(self._workers.collect(partition.worker))
+        else:
+            flat = raised(self._results.pop((i, j)))
+        count = len(flat) - len(partition.outgoing)
+        self.microbatches[i] = MicroBatch(flat[:count], task.structure, task.aliased_of(count))
+        self._skips[i].update(zip(partition.outgoing, flat[count:], strict=True))
+        self._aliased[i] |= {key for index, key in enumerate(partition.outgoing, count) if index in task.aliased}
+
+    # --- leave ---------------------------------------------------------------------------------------------------
+
+    def await_compute(self, i: int, j: int) -> None:
+        """Make the copy stream of micro-batch i on partition j wait for its computation."""
+        end, outgoing = self._ends[j][i], self._partitions[j].outgoing
+        if end.copying != end.computing:
+            self._put(i, wait(end.copying, end.computing, self._flat(i, outgoing), end.copying), outgoing)
+
+    def recompute(self, i: int, j: int) -> None:
+        """Put the recomputation of (i, j) ahead of its gradient."""
+        _, inputs, slot = self._running.pop((i, j))
+        if slot is not None:
+            outgoing = self._partitions[j].outgoing
+            self._put(i, recompute(slot, inputs, self._flat(i, outgoing), self._leaving(i, j)), outgoing)
+
+    def fork(self, i: int, j: int) -> None:
+        """Hold B(i, j) back until Join (i+1, j) has run backward."""
+        outgoing = self._partitions[j].outgoing
+        with use_stream(self._leaving(i, j)):
+            flat, self._phonies[i, j] = fork(self._flat(i, outgoing))
+        self._put(i, flat, outgoing)
+
+    def drain(self) -> None:
+        """After an exception, wait until every launched task has ended."""
+        self._results.clear()
+        if self._workers is not None:
+            self._workers.end()
+
+    # --- tasks -----------------------------------------------------------------------------------------------------
+
+    def _computation(self, i: int, j: int) -> Computation:
+        """Task (i, j); its skips are on their way no more."""
+        partition, microbatch = self._partitions[j], self.microbatches[i]
+        count = len(microbatch.values)
+        shared = {index for index, key in enumerate(partition.incoming, count) if key in self._aliased[i]}
+        for key in partition.incoming:
+            del self._skips[i][key]
+        self._aliased[i].difference_update(partition.incoming)
+        return Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
+
+    def _edge(self, j: int, phony: Tensor | None) -> Tensor:
+        """What keeps the node of a checkpoint in the graph: a leaf, behind a Join if its inputs could not be tied."""
+        with use_stream(self._batch.computing[j]):
+            leaf = new_leaf(self._partitions[j].device)
+            return leaf if phony is None else join((leaf,), phony)[0]
+
+    def _run_plain(self, task: Computation, flat: Values) -> Values:
+        observer = self._batch.observer
+        if observer is None or not self._plan.backward:
+            return task.forward(flat)
+        with use_stream(task.stream), self._batch.execution.applied():
+            return run_marked(observer, task.task("backward"), task.forward, flat)
+
+    def _issue(self, i: int, j: int, job: partial[Values]) -> None:
+        if self._workers is not None:
+            self._workers.submit(self._partitions[j].worker, job)
+        else:
+            self._results[i, j] = result_of(job)
+
+    # --- tensors on their way --------------------------------------------------------------------------------------
+
+    def _flat(self, i: int, skips: Sequence[SkipKey]) -> Values:
+        values = self.microbatches[i].values
+        return (*values, *[self._skips[i][key] for key in skips]) if skips else values
+
+    def _put(self, i: int, flat: Values, skips: Sequence[SkipKey]) -> None:
+        """Replace the values of micro-batch i and some skips by what a node made of them."""
+        before = self.microbatches[i]
+        count = len(before.values)
+        self.microbatches[i] = MicroBatch(flat[:count], before.structure, before.aliased)
+        self._skips[i].update(zip(skips, flat[count:], strict=True))
+
+    def _riding(self, j: int) -> list[SkipKey]:
+        """Skips that travel to partition j in the tuple of their micro-batch."""
+        return [] if self._plan.components.portals else self._partitions[j].incoming
+
+    def _leaving(self, i: int, j: int) -> Stream:
+        """The stream on which gradients of (i, j) arrive."""
+        end = self._ends[j][i]
+        return end.copying if j < self._plan.n - 1 else end.computing
+
+    def _moves(self, source: int, target: int) -> bool:
+        return self._partitions[source].moves_to(self._partitions[target], self._batch.transfer)
+
+    def _route(self, kind: str, i: int, source: int, target: int) -> Route:
+        ends = self._ends[source][i], self._ends[target][i]
+        return Route(kind, *ends, i, target, self._batch.transfer, self._batch.observer)
+
+
+def _outrank_checkpoints(count: int) -> None:
+    """Make this thread's next node outrank every checkpoint, of which workers make ``count`` at most.
+
+    Autograd prefers the higher number among nodes that are ready, and every thread counts its nodes from zero. In
+    torchgpipe the thread that makes the nodes between tasks is old, and the threads that make checkpoints are fresh.
+    """
+    phony = get_phony(torch.device("cpu")).detach().requires_grad_()
+    for _ in range(count):
+        phony.view_as(phony)

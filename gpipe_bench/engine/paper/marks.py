@@ -1,0 +1,88 @@
+"""Where the backward pass of a task without checkpoint begins and ends, while somebody observes.
+
+Such a backward pass is many autograd nodes. A mark at the task's outputs sees it begin, one at its inputs sees it end.
+Where no input needs a gradient (the first partition), every node of the task reports, and the last one ends it.
+(Refused: hooks on parameters, whose gradients are accumulated once per backward pass, not once per micro-batch.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import Node
+
+from gpipe_bench.engine.microbatch import Values, differentiable, replace
+from gpipe_bench.engine.nodes import apply, pass_through
+from gpipe_bench.engine.observer import Observer, Task
+
+__all__ = ["run_marked"]
+
+
+def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], values: Values) -> Values:
+    """Compute a task so that ``observer`` sees its backward pass.
+
+    Args:
+        observer: whom to tell.
+        task: the backward pass.
+        run: computes the forward pass.
+        values: flat inputs.
+    """
+    mark = _Mark(observer, task)
+    ends = bool(differentiable(values))
+    outputs = run(_reporting(mark.end, values))
+    if not ends:
+        for node in _nodes(outputs):
+            node.register_hook(mark.end)
+    return _reporting(mark.begin, outputs)
+
+
+class _Mark:
+    def __init__(self, observer: Observer, task: Task) -> None:
+        self._observer = observer
+        self._task = task
+        self._token: Any = None
+
+    def begin(self) -> None:
+        self._token = self._observer.start(self._task)
+        self._observer.finish(self._token, 0)
+
+    def end(self, *_: Any) -> None:
+        if self._token is not None:
+            self._observer.finish(self._token, 0)
+
+
+class _Report(Function):
+    """(report, values...) -> values; backward calls the report."""
+
+    @staticmethod
+    def forward(ctx: Any, report: Callable[[], None], *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.report = report
+        return pass_through(ctx, values, (True,) * len(values))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        ctx.report()
+        return (None, *grads)
+
+
+def _reporting(report: Callable[[], None], values: Values) -> Values:
+    indices = differentiable(values)
+    if not indices:
+        return values
+    return replace(values, indices, apply(_Report, report, *(values[index] for index in indices)))
+
+
+def _nodes(values: Values) -> Iterator[Node]:
+    """All nodes behind ``values`` but the accumulation of gradients, which tasks share."""
+    seen: set[Node] = set()
+    todo = [value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None]
+    while todo:
+        node = todo.pop()
+        if node in seen or node.name().endswith("AccumulateGrad"):
+            continue
+        seen.add(node)
+        todo.extend(parent for parent, _ in node.next_functions if parent is not None)
+        yield node

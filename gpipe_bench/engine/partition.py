@@ -1,0 +1,141 @@
+"""A partition in place: its layers, its device, its streams, and the skips that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec
+
+from gpipe_bench.engine.microbatch import Values, flatten, unflatten
+from gpipe_bench.engine.sequential import Arguments, PipeSequential
+from gpipe_bench.engine.streams import Stream, current_stream, has_streams, new_stream
+from gpipe_bench.engine.transfer import Endpoint
+from gpipe_bench.skip.layout import SkipLayout
+from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.skippable import Skippable
+from gpipe_bench.skip.tracker import LocalTracker, use_tracker
+
+__all__ = ["Partition", "place"]
+
+
+@dataclass(slots=True)
+class Partition:
+    """One partition, in place.
+
+    Attributes:
+        j: its index.
+        layers: its layers.
+        device: where they are.
+        row: the device of the schedule that it belongs to. Partitions of one row take turns, so they share a compute
+            stream, and hand tensors on as they are.
+        worker: the thread that issues its tasks: one per device, on the CPU one per partition.
+        own_stream: a compute stream of its row's own, if other rows share the device and they exchange tensors
+            through the host; else None, and it computes on the caller's current stream.
+        incoming: skips that a task takes in, in order.
+        outgoing: skips that a task gives out, in order.
+        has_skips: whether any layer stashes or pops.
+        copying: a copy stream per micro-batch, made when first needed and kept.
+        writes_inputs: whether its layers write to their inputs; None until a first task has shown it.
+    """
+
+    j: int
+    layers: nn.Sequential
+    device: torch.device
+    row: int
+    worker: int
+    own_stream: Stream
+    incoming: list[SkipKey]
+    outgoing: list[SkipKey]
+    has_skips: bool
+    copying: list[Stream] = field(default_factory=list)
+    writes_inputs: bool | None = None
+
+    def computing(self) -> Stream:
+        """The compute stream for a batch that the calling thread is about to issue."""
+        return self.own_stream if self.own_stream is not None else current_stream(self.device)
+
+    def moves_to(self, other: Partition, transfer: str) -> bool:
+        """Whether tensors are copied to ``other``: not within one device, unless through the host to another row."""
+        return self.device != other.device or (transfer == "host" and self.row != other.row)
+
+    def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
+        """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
+        if not (copy_streams and has_streams(self.device)):
+            return [Endpoint(self.device, computing, computing)] * m
+        while len(self.copying) < m:
+            self.copying.append(new_stream(self.device, copying=True))
+        return [Endpoint(self.device, copying, computing) for copying in self.copying[:m]]
+
+    def compute(self, flat: Values, count: int, structure: TreeSpec | None) -> tuple[Values, TreeSpec | None]:
+        """Run the layers.
+
+        Args:
+            flat: the values of a micro-batch, then the incoming skips.
+            count: how many of them are the micro-batch's.
+            structure: how the first layer sees these.
+
+        Returns:
+            The values of the last layer, then the outgoing skips; and the structure of the former.
+        """
+        if not self.has_skips:
+            return flatten(_run_layers(self.layers, unflatten(flat, structure)))
+        tracker = LocalTracker(zip(self.incoming, flat[count:], strict=True))
+        with use_tracker(tracker):
+            values, structure = flatten(_run_layers(self.layers, unflatten(flat[:count], structure)))
+        return (*values, *(tracker.load(key) for key in self.outgoing)), structure
+
+
+def place(
+    partitions: Sequence[nn.Sequential],
+    devices: Sequence[torch.device],
+    rows: Sequence[int],
+    layout: SkipLayout,
+    *,
+    portals: bool,
+    transfer: str,
+) -> list[Partition]:
+    """Put partitions on devices.
+
+    Args:
+        partitions: the layers of each.
+        devices: one per partition.
+        rows: for each partition the device of the schedule.
+        layout: the skips between them.
+        portals: whether a skip goes from its source to its destination in one hop. Otherwise it rides along, and every
+            partition between takes it in and gives it out.
+        transfer: ``direct`` or ``host``.
+    """
+    places = []
+    own: dict[int, Stream] = {}
+    for j, (layers, device) in enumerate(zip(partitions, devices, strict=True)):
+        sharing = {row for row, other in zip(rows, devices, strict=True) if other == device}
+        if transfer == "host" and len(sharing) > 1 and rows[j] not in own:
+            own[rows[j]] = new_stream(device)
+        places.append(
+            Partition(
+                j,
+                layers,
+                device,
+                rows[j],
+                worker=j if device.type == "cpu" else list(devices).index(device),
+                own_stream=own.get(rows[j]),
+                incoming=layout.arrivals(j) if portals else layout.passing(j - 1),
+                outgoing=layout.departures(j) if portals else layout.passing(j),
+                has_skips=bool(layout.passing(j) or layout.passing(j - 1))
+                or any(isinstance(layer, Skippable) for layer in layers.modules()),
+            )
+        )
+    return places
+
+
+def _run_layers(layers: nn.Sequential, value: Any) -> Any:
+    """Run a partition on what the one before gave, or on the :class:`Arguments` of a batch."""
+    if not isinstance(layers, PipeSequential):
+        return layers(value)
+    if isinstance(value, Arguments):
+        return layers(*value.args, **value.kwargs)
+    return layers(*value) if isinstance(value, tuple) else layers(value)

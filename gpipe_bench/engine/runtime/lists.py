@@ -1,0 +1,171 @@
+"""Which actions each thread takes, from the schedule that a pipeline was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules import SCHEDULES, Action, Facts, Schedule, check, named_schedule, with_recomputation
+
+__all__ = ["ActionLists", "Choice", "ScheduleLike", "checked_schedule", "schedule_rows"]
+
+ScheduleLike = str | Schedule | Callable[[int, int], Schedule]
+"""A name, a schedule, or a function from (m, n) to a schedule."""
+
+
+@dataclass(frozen=True)
+class ActionLists:
+    """A schedule for one number of micro-batches.
+
+    Attributes:
+        facts: what :func:`gpipe_bench.schedules.check` found.
+        checkpointed: the cells that are recomputed.
+        groups: the thread of each partition.
+        name: of the schedule, for messages.
+    """
+
+    name: str
+    facts: Facts
+    checkpointed: frozenset[tuple[int, int]]
+    groups: tuple[int, ...]
+
+    @cached_property
+    def forward(self) -> tuple[Action, ...]:
+        """The forward passes in one order that keeps that of every device."""
+        return tuple(action for action in self.facts.order if action.kind == "F")
+
+    @cached_property
+    def backward(self) -> tuple[Action, ...]:
+        """All other actions in such an order."""
+        return tuple(action for action in self.facts.order if action.kind != "F")
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether backward passes are cut into I and W."""
+        return self.facts.schedule.splits
+
+    @cached_property
+    def places(self) -> dict[Action, int]:
+        """The place of each action in the order of all."""
+        return {action: place for place, action in enumerate(self.facts.order)}
+
+    def per_thread(self, order: Sequence[Action]) -> list[list[Action]]:
+        """``order`` cut into a list for each thread."""
+        lists: dict[int, list[Action]] = {group: [] for group in self.groups}
+        for action in order:
+            lists[self.groups[action.j]].append(action)
+        return list(lists.values())
+
+
+class Choice:
+    """The schedule of a pipeline, for any number of micro-batches.
+
+    Args:
+        schedule: see :data:`ScheduleLike`.
+        placement: the device of each partition.
+        rows: how many devices a named schedule is for.
+    """
+
+    def __init__(self, schedule: ScheduleLike, placement: Sequence[torch.device], rows: int) -> None:
+        self.schedule, self._placement, self._rows = schedule, list(placement), rows
+        self._cache: dict[tuple[int, int, bool], ActionLists] = {}
+
+    def lists(self, m: int, checkpointed: int, *, early_recompute: bool) -> ActionLists:
+        """The lists for m micro-batches.
+
+        Args:
+            m: micro-batches.
+            checkpointed: how many of them are checkpointed, the first ones.
+            early_recompute: whether a recomputation is an action of its own, ahead of its gradient.
+
+        Raises:
+            ScheduleError: the schedule cannot run, or is not for m micro-batches and these partitions.
+        """
+        key = m, checkpointed, early_recompute
+        if key not in self._cache:
+            self._cache[key] = self._made(*key)
+        return self._cache[key]
+
+    def _made(self, m: int, checkpointed: int, early_recompute: bool) -> ActionLists:
+        schedule = self._for(m)
+        if early_recompute:
+            schedule = with_recomputation(schedule, checkpointed)
+        facts = check(schedule)
+        n = len(self._placement)
+        if (facts.microbatches, facts.partitions) != (m, n):
+            got = f"{facts.microbatches} micro-batches and {facts.partitions} partitions"
+            wanted = f"{m} micro-batches and {n} partitions"
+            raise ScheduleError(
+                [f"schedule must be for {wanted}, got one for {got}; change chunks, balance or schedule"]
+            )
+        cells = {(i, j) for kind, i, j in schedule if kind == "R"}
+        cells |= {(i, j) for i in range(checkpointed) for j in range(n)}
+        name = self.schedule if isinstance(self.schedule, str) else "one of your own"
+        return ActionLists(name, facts, frozenset(cells), self._groups(facts))
+
+    def _for(self, m: int) -> Schedule:
+        if isinstance(self.schedule, str):
+            return named_schedule(self.schedule, m, len(self._placement), self._rows)
+        return self.schedule if isinstance(self.schedule, Schedule) else self.schedule(m, len(self._placement))
+
+    def _groups(self, facts: Facts) -> tuple[int, ...]:
+        """A thread for each accelerator; on the CPU one for each device of the schedule."""
+        for row in range(len(facts.schedule.devices)):
+            parts = [j for j, place in enumerate(facts.placement) if place == row]
+            found = sorted({str(self._placement[j]) for j in parts})
+            if len(found) > 1:
+                rule = f"partitions {', '.join(map(str, parts))} must be on one device, as the schedule has them"
+                raise ScheduleError([f"{rule}, got {', '.join(found)}; move the layers, or change the schedule"])
+        first = [self._placement.index(device) for device in self._placement]
+        placed = zip(self._placement, first, facts.placement, strict=True)
+        return tuple(row if device.type == "cpu" else -1 - index for device, index, row in placed)
+
+
+def checked_schedule(schedule: Any) -> ScheduleLike | None:
+    """``schedule`` with lists of actions as a Schedule.
+
+    Raises:
+        TypeError: it is none of :data:`ScheduleLike`.
+    """
+    if schedule is None or isinstance(schedule, str | Schedule) or callable(schedule):
+        given: ScheduleLike | None = schedule
+        return given
+    try:
+        return Schedule.of(schedule)
+    except TypeError:
+        raise TypeError(
+            f"schedule must be one of {', '.join(SCHEDULES)}, a Schedule, a list of (kind, i, j) per device, or a "
+            f"function of (m, n), got {schedule!r}; pass one of these"
+        ) from None
+
+
+def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:
+    """For each partition the device of the schedule that has it.
+
+    Args:
+        schedule: or None, for one partition on each device.
+        n: partitions.
+        devices: how many devices there are; only interleaved 1F1B depends on it.
+
+    Raises:
+        ScheduleError: the schedule does not exist for these numbers.
+    """
+    if schedule is None or n == 0:
+        return tuple(range(n))
+    if isinstance(schedule, str):
+        rows = n
+        if schedule == "interleaved" or (schedule in ("zb_v", "v_half") and n % 2):
+            rows = devices
+        elif schedule in ("zb_v", "v_half"):
+            rows = n // 2
+        return named_schedule(schedule, 1, n, max(rows, 1)).placement
+    placement = schedule.placement if isinstance(schedule, Schedule) else schedule(n, n).placement
+    if len(placement) != n:
+        got = f"one for {len(placement)} partitions"
+        raise ScheduleError([f"schedule must be for {n} partitions, got {got}; change balance or schedule"])
+    return placement

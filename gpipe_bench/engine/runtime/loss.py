@@ -1,0 +1,111 @@
+"""The end of a pipeline in ``pipe.step``: a loss for each micro-batch, as soon as its outputs are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gpipe_bench.engine.context import ExecutionContext
+from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.runtime.cell import cut
+from gpipe_bench.engine.streams import Stream, use_stream
+
+__all__ = ["Losses", "check_loss", "split_targets"]
+
+
+class Losses:
+    """Computes losses and their gradients, on the compute stream of the last partition.
+
+    Args:
+        loss: gives the mean over a micro-batch, a scalar, of (output, target).
+        targets: of the micro-batches.
+        shares: of each micro-batch in the batch, from 0 to 1; they weight the losses.
+        execution: the caller's modes.
+        stream: the compute stream.
+        keeps: whether to keep the outputs.
+
+    Attributes:
+        outputs: of the micro-batches, without a graph, if they are kept.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], Tensor],
+        targets: Sequence[Any],
+        shares: Sequence[float],
+        execution: ExecutionContext,
+        stream: Stream,
+        *,
+        keeps: bool,
+    ) -> None:
+        self.outputs = [MicroBatch((), None)] * len(targets)
+        self._loss, self._targets, self._shares = loss, list(targets), shares
+        self._execution, self._stream, self._keeps = execution, stream, keeps
+        self._values: list[Tensor | None] = [None] * len(targets)
+        # Losses with their graph and the outputs that they are computed from, until the backward pass.
+        self._open: dict[int, tuple[Tensor, MicroBatch]] = {}
+
+    def take(self, i: int, microbatch: MicroBatch) -> None:
+        """Compute the loss of micro-batch i."""
+        target, self._targets[i] = self._targets[i], None
+        with use_stream(self._stream), self._execution.applied():
+            leaves = MicroBatch(cut(microbatch.values), microbatch.structure)
+            loss = check_loss(self._loss(leaves.unwrap(), target)) * self._shares[i]
+        self._values[i] = loss.detach()
+        self._open[i] = loss, leaves
+        if self._keeps:
+            values = tuple([value.detach() if isinstance(value, Tensor) else value for value in microbatch.values])
+            self.outputs[i] = MicroBatch(values, microbatch.structure)
+
+    def grads(self, i: int) -> list[Tensor | None]:
+        """Gradients of the outputs of micro-batch i."""
+        loss, leaves = self._open.pop(i)
+        if loss.requires_grad:
+            with use_stream(self._stream):
+                torch.autograd.backward(loss)
+        return [value.grad if isinstance(value, Tensor) else None for value in leaves.values]
+
+    def total(self) -> Tensor:
+        """The loss of the batch."""
+        with use_stream(self._stream):
+            values = [value for value in self._values if value is not None]
+            return torch.stack(values).sum()
+
+
+def check_loss(loss: Any) -> Tensor:
+    """A loss of one number.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:60]
+        raise TypeError(f"loss must give the mean over a micro-batch, one number in a tensor, got {got}; take its mean")
+    return loss.reshape(())
+
+
+def split_targets(target: Any, chunks: int, sizes: Sequence[int]) -> list[Any]:
+    """The target of each micro-batch: tensors are split as the batch was, everything else goes to all of them.
+
+    Args:
+        target: a tensor of shape (batch size, ...), or a tuple, list or dict of what the loss takes.
+        chunks: micro-batches that were asked for.
+        sizes: of the micro-batches.
+
+    Raises:
+        ValueError: a tensor has another batch size.
+    """
+    leaves, structure = tree_flatten(target)
+    columns: list[Sequence[Any]] = []
+    for leaf in leaves:
+        split = isinstance(leaf, Tensor) and leaf.dim() > 0
+        pieces = leaf.chunk(chunks) if split else (leaf,) * len(sizes)
+        if split and leaf.size(0) != sum(sizes):
+            got = f"a tensor of {leaf.size(0)}"
+            raise ValueError(f"target must have the input's batch size {sum(sizes)}, got {got}; pass one batch")
+        columns.append(pieces)
+    return [tree_unflatten([column[i] for column in columns], structure) for i in range(len(sizes))]

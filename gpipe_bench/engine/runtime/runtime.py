@@ -1,0 +1,252 @@
+"""The interpreter: carries out lists of actions, each list in a thread, or all of them in one.
+
+A thread takes what an action needs from mailboxes, computes, and puts the results into the mailboxes of the partitions
+that need them. Skips go straight from the partition that stashes them to the one that pops them, and so do their
+gradients. Since :func:`gpipe_bench.schedules.check` has found one order of all actions, no thread waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gpipe_bench.engine.computation import BatchContext, Computation
+from gpipe_bench.engine.holding import Holding
+from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.nodes import new_leaf
+from gpipe_bench.engine.partition import Partition
+from gpipe_bench.engine.runtime.cell import Cell
+from gpipe_bench.engine.runtime.lists import ActionLists
+from gpipe_bench.engine.runtime.mailboxes import Mailboxes, Stopped
+from gpipe_bench.engine.streams import use_stream, wait_stream
+from gpipe_bench.engine.transfer import Route, move, move_back
+from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, raised, start_thread
+from gpipe_bench.schedules import Action
+from gpipe_bench.skip.layout import SkipLayout
+
+__all__ = ["End", "Runtime"]
+
+
+class End(Protocol):
+    """What follows the last partition: the caller's loss, or one per micro-batch."""
+
+    def take(self, i: int, microbatch: MicroBatch) -> None:
+        """Take the outputs of micro-batch i."""
+
+    def grads(self, i: int) -> list[Tensor | None]:
+        """Give the gradients of these outputs."""
+
+
+class Runtime:
+    """One batch.
+
+    Args:
+        partitions: the partitions, in place.
+        layout: the skips between them.
+        microbatches: the micro-batches; given away as they enter the first partition.
+        batch: what all tasks share.
+        lists: the actions of each thread.
+        end: takes outputs, and gives their gradients.
+        learning: whether a backward pass follows.
+        threads: whether every list has a thread.
+
+    Attributes:
+        input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
+    """
+
+    def __init__(  # noqa: PLR0917 - one caller, which gives them all
+        self,
+        partitions: Sequence[Partition],
+        layout: SkipLayout,
+        microbatches: list[MicroBatch],
+        batch: BatchContext,
+        lists: ActionLists,
+        end: End,
+        *,
+        learning: bool,
+        threads: bool,
+    ) -> None:
+        m, n = len(microbatches), len(partitions)
+        self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
+        self._partitions, self._layout, self._batch, self._lists, self._end = partitions, layout, batch, lists, end
+        self._learning, self._threads = learning, threads
+        self._holding = Holding()
+        aside = batch.components.copy_streams and n > 1
+        self._ends = [
+            partition.endpoints(m, computing, copy_streams=aside)
+            for partition, computing in zip(partitions, batch.computing, strict=True)
+        ]
+        self._phonies = [self._phony(j) for j in range(n)] if learning else []
+        self._cells: dict[tuple[int, int], Cell] = {}
+        arriving = [("F", partition.j, key) for partition in partitions for key in (None, *partition.incoming)]
+        returning = [("B", partition.j, key) for partition in partitions for key in (None, *partition.outgoing)]
+        keys = [(way, i, j, key) for way, j, key in arriving + returning for i in range(m)]
+        self._boxes = Mailboxes(keys, len(lists.facts.order))
+        for i, microbatch in enumerate(microbatches):
+            self._boxes.put(("F", i, 0, None), microbatch)
+        self._failures: dict[int, BaseException] = {}
+
+    def run(self, order: Sequence[Action]) -> None:
+        """Carry out the actions of ``order``, which is a part of the schedule's.
+
+        Raises:
+            Exception: what the first action of the order that failed has raised. Later ones have not run, or may have.
+        """
+        try:
+            # A thread of autograd's own, in a backward pass within a backward pass, is itself needed to run cells.
+            if self._threads and not is_foreign_thread():
+                in_fresh_thread(partial(self._spread, self._lists.per_thread(order)), self._boxes.stop)
+            else:
+                self._perform(order)
+            if self._failures:
+                # No variable may hold what is raised: its traceback holds this frame.
+                first = [(None, self._failures[min(self._failures)])]
+                self._failures.clear()
+                raised(first.pop())
+        except BaseException:
+            self._cells.clear()
+            self._boxes.clear()
+            raise
+        finally:
+            self._holding.clear()
+
+    def _spread(self, lists: Sequence[Sequence[Action]]) -> None:
+        """Carry out the first list here, and each other in a thread."""
+        threads = [
+            start_thread(f"gpipe-worker-{number}", partial(self._perform, actions))
+            for number, actions in enumerate(lists[1:], 1)
+        ]
+        self._perform(lists[0])
+        for thread in threads:
+            thread.join()
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        do = {"F": self._forward, "R": self._recompute, "B": self._backward, "I": self._backward, "W": self._weights}
+        for action in actions:
+            place = self._lists.places[action]
+            if place >= self._boxes.limit:
+                return
+            try:
+                do[action.kind](action, place)
+            except Stopped:
+                return
+            except BaseException as error:  # noqa: BLE001 - it belongs to the thread that called the pipeline
+                self._failures[place] = error
+                self._boxes.stop(place)
+                return
+
+    # --- actions ---------------------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action, place: int) -> None:
+        _, i, j = action
+        partition = self._partitions[j]
+        microbatch: MicroBatch = self._boxes.take(("F", i, j, None), place)
+        skips = [self._boxes.take(("F", i, j, key), place) for key in partition.incoming]
+        end, count = self._ends[j][i], len(microbatch.values)
+        wait_stream(end.computing, end.copying)
+        shared = {count + index for index, (_, aliased) in enumerate(skips) if aliased}
+        flat = (*microbatch.values, *[value for value, _ in skips])
+        task = Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
+        del microbatch, skips
+        if self._learning:
+            checkpointed = (i, j) in self._lists.checkpointed
+            cell = self._cells[i, j] = Cell(
+                task, self._phonies[j], checkpointed=checkpointed, splits=self._lists.splits
+            )
+            flat = cell.forward(flat)
+        else:
+            flat = task.forward(flat)
+        wait_stream(end.copying, end.computing)
+        self._send(i, j, flat, task)
+
+    def _recompute(self, action: Action, _: int) -> None:
+        self._cells[action.i, action.j].recompute()
+
+    def _backward(self, action: Action, place: int) -> None:
+        kind, i, j = action
+        grads = self._arrived(i, j, place)
+        end = self._ends[j][i]
+        wait_stream(end.computing, end.copying)
+        whole = kind == "B"
+        found = self._cells.pop((i, j)).backward(grads) if whole else self._cells[i, j].backward_inputs(grads)
+        wait_stream(end.copying, end.computing)
+        self._send_back(i, j, found)
+
+    def _weights(self, action: Action, _: int) -> None:
+        self._cells.pop((action.i, action.j)).backward_weights()
+
+    # --- what arrives and leaves -----------------------------------------------------------------------------------
+
+    def _arrived(self, i: int, j: int, place: int) -> list[Tensor | None]:
+        """Gradients of the flat outputs of (i, j)."""
+        last = j == len(self._partitions) - 1
+        grads: list[Tensor | None] = self._end.grads(i) if last else self._boxes.take(("B", i, j, None), place)
+        return [*grads, *[self._boxes.take(("B", i, j, key), place) for key in self._partitions[j].outgoing]]
+
+    def _send(self, i: int, j: int, flat: Sequence[Any], task: Computation) -> None:
+        """Send the flat outputs of (i, j) on: values to the next partition, skips to where they are popped.
+
+        Without portals skips ride along to the next partition.
+        """
+        outgoing, portals = self._partitions[j].outgoing, self._batch.components.portals
+        count = len(flat) - len(outgoing)
+        last = j == len(self._partitions) - 1
+        if not last:
+            there = self._moved("copy", i, j, j + 1, flat[:count] if portals else flat)
+            self._boxes.put(("F", i, j + 1, None), MicroBatch(there[:count], task.structure, task.aliased_of(count)))
+        for index, key in enumerate(outgoing, count):
+            target = self._layout.routes[key][1] if portals else j + 1
+            value = self._moved("portal", i, j, target, flat[index : index + 1])[0] if portals else there[index]
+            self._boxes.put(("F", i, target, key), (value, index in task.aliased))
+        if last:
+            self._end.take(i, MicroBatch(tuple(flat), task.structure))
+
+    def _send_back(self, i: int, j: int, grads: list[Tensor | None]) -> None:
+        """Send gradients of the flat inputs of (i, j) to where these came from."""
+        incoming, portals = self._partitions[j].incoming, self._batch.components.portals
+        count = len(grads) - len(incoming)
+        if j == 0:
+            self.input_grads[i] = grads
+            return
+        there = self._moved_back("copy", i, j - 1, j, grads[:count] if portals else grads)
+        for index, key in enumerate(incoming, count):
+            source = self._layout.routes[key][0] if portals else j - 1
+            value = self._moved_back("portal", i, source, j, grads[index : index + 1])[0] if portals else there[index]
+            self._boxes.put(("B", i, source, key), value)
+        self._boxes.put(("B", i, j - 1, None), there[:count])
+
+    def _moved(self, kind: str, i: int, source: int, target: int, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Values on the device of ``target``; they require a gradient as their originals do."""
+        if not self._moves(source, target) or not any(isinstance(value, Tensor) for value in values):
+            return tuple(values)
+        route = self._route(kind, i, source, target)
+        with torch.no_grad():
+            moved = move(route, values)
+        for there, here in zip(moved, values, strict=True):
+            if isinstance(here, Tensor):
+                there.requires_grad_(here.requires_grad)
+        return moved
+
+    def _moved_back(self, kind: str, i: int, source: int, target: int, grads: Sequence[Tensor | None]) -> list[Any]:
+        if not self._moves(source, target) or all(grad is None for grad in grads):
+            return list(grads)
+        route = self._route(kind, i, source, target)
+        moved = move_back(route, grads)
+        if route.target.copying != route.target.computing:
+            self._holding.keep(grads, route.target.copying)
+        return list(moved)
+
+    def _moves(self, source: int, target: int) -> bool:
+        return self._partitions[source].moves_to(self._partitions[target], self._batch.transfer)
+
+    def _route(self, kind: str, i: int, source: int, target: int) -> Route:
+        ends = self._ends[source][i], self._ends[target][i]
+        return Route(kind, *ends, i, target, self._batch.transfer, self._batch.observer)
+
+    def _phony(self, j: int) -> Tensor:
+        with use_stream(self._batch.computing[j]), torch.inference_mode(mode=False):
+            return new_leaf(self._partitions[j].device)

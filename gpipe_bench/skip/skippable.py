@@ -1,0 +1,256 @@
+"""The ``@skippable`` decorator: a layer stashes tensors for later layers and pops tensors of earlier layers.
+
+    @skippable(stash=["residual"])
+    class Enter(nn.Module):
+        def forward(self, x):
+            yield stash("residual", x)
+            return x
+
+    @skippable(pop=["residual"])
+    class Leave(nn.Module):
+        def forward(self, x):
+            residual = yield pop("residual")
+            return x + residual
+
+torchgpipe (arXiv 2004.09910, section 3.3) introduced this interface. As with ``dataclass``, the decorated class stays
+the same class, so names of parameters, checkpoints, pickling and ``super(Enter, self)`` work. A wrapper module would
+rename every parameter, and in a subclass ``super(Enter, self)`` would call itself for ever.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, Self, TypeVar, cast
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from gpipe_bench.errors import SkipUsageError
+from gpipe_bench.skip.namespace import Namespace, SkipKey
+from gpipe_bench.skip.tracker import current_tracker
+
+__all__ = ["Skippable", "pop", "skippable", "stash"]
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class stash:  # noqa: N801 - reads as a statement: `yield stash(name, tensor)`
+    """Stashes a tensor, which a later layer pops by its name: ``yield stash(name, tensor)``.
+
+    Args:
+        name: a name that the layer declares as ``stash``.
+        tensor: a tensor of shape (micro-batch size, ...), or None.
+    """
+
+    name: str
+    tensor: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class pop:  # noqa: N801 - reads as a statement: `tensor = yield pop(name)`
+    """Pops a tensor that an earlier layer stashed: ``tensor = yield pop(name)``.
+
+    Args:
+        name: a name that the layer declares as ``pop``.
+    """
+
+    name: str
+
+
+class Skippable:
+    """Base class that :func:`skippable` adds to the class that it decorates.
+
+    Attributes:
+        stashable_names: skips that the class declares as ``stash``.
+        poppable_names: skips that it declares as ``pop``.
+    """
+
+    stashable_names: frozenset[str] = frozenset()
+    poppable_names: frozenset[str] = frozenset()
+
+    @property
+    def _namespaces(self) -> dict[str, Namespace]:
+        return cast("dict[str, Namespace]", self.__dict__.setdefault("_skip_namespaces", {}))
+
+    def skip_key(self, name: str) -> SkipKey:
+        """The namespace and the name of the skip ``name`` of this layer."""
+        return self._namespaces.get(name), name
+
+    def stashes(self) -> list[SkipKey]:
+        """Keys of the skips that this layer stashes, by name."""
+        return [self.skip_key(name) for name in sorted(self.stashable_names)]
+
+    def pops(self) -> list[SkipKey]:
+        """Keys of the skips that this layer pops, by name."""
+        return [self.skip_key(name) for name in sorted(self.poppable_names)]
+
+    def isolate(self, ns: Namespace, *, only: Iterable[str] | None = None) -> Self:
+        """Put skips of this layer into a namespace.
+
+        Args:
+            ns: the namespace.
+            only: names of the skips; default: all skips of the layer.
+
+        Returns:
+            The layer, so that calls can be chained.
+
+        Raises:
+            TypeError: ``only`` is a string.
+            ValueError: the layer does not declare a name in ``only``.
+        """
+        declared = self.stashable_names | self.poppable_names
+        names = declared if only is None else _names("only", only)
+        if names - declared:
+            raise ValueError(
+                f"only must name skips that {type(self).__name__} declares, got {sorted(names - declared)}; "
+                f"choose from {sorted(declared)}"
+            )
+        self._namespaces.update(dict.fromkeys(names, ns))
+        return self
+
+    def _drive(self, commands: Generator[Any, Any, Any]) -> Any:
+        """Run the generator of ``forward`` to its end and carry out each ``stash`` and ``pop`` that it yields."""
+        tracker = current_tracker()
+        stashed: set[str] = set()
+        popped: set[str] = set()
+        answer: Tensor | None = None
+        while True:
+            try:
+                command = commands.send(answer)
+            except StopIteration as stop:
+                self._check_complete(stashed, popped)
+                return stop.value
+            answer = None
+            if isinstance(command, stash):
+                self._check_declared("stash", command.name, self.stashable_names)
+                _check_stash(command.name, command.tensor)
+                stashed.add(command.name)
+                tracker.save(self.skip_key(command.name), command.tensor)
+            elif isinstance(command, pop):
+                self._check_declared("pop", command.name, self.poppable_names)
+                popped.add(command.name)
+                answer = tracker.load(self.skip_key(command.name))
+            else:
+                raise TypeError(
+                    f"{type(self).__name__}.forward must yield stash(...) or pop(...), got {command!r}; "
+                    "yield nothing else from a skippable layer"
+                )
+
+    def _check_declared(self, verb: str, name: str, declared: frozenset[str]) -> None:
+        if name not in declared:
+            raise SkipUsageError(
+                f"{type(self).__name__} must declare every skip it uses, got {verb}({name!r}) with {verb} declared as "
+                f"{sorted(declared)}; add {name!r} to @skippable({verb}=[...])"
+            )
+
+    def _check_complete(self, stashed: set[str], popped: set[str]) -> None:
+        for verb, declared, done in (("stash", self.stashable_names, stashed), ("pop", self.poppable_names, popped)):
+            missing = sorted(declared - done)
+            if missing:
+                raise SkipUsageError(
+                    f"{type(self).__name__}.forward must {verb} every skip it declares, got none of {missing}; "
+                    f"yield {verb}(...) for it (None is a legal value) or remove it from the declaration"
+                )
+
+
+def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[type[ModuleT]], type[ModuleT]]:
+    """Declare the skips of a layer class, whose ``forward`` yields them.
+
+    ::
+
+        @skippable(stash=["residual"])
+        class Enter(nn.Module):
+            def forward(self, x):
+                yield stash("residual", x)
+                return x
+
+        @skippable(pop=["residual"])
+        class Leave(nn.Module):
+            def forward(self, x):
+                residual = yield pop("residual")
+                return x + residual
+
+        pipe = GPipe(nn.Sequential(Enter(), nn.Linear(8, 8), Leave()), [1, 2], devices=["cuda:0", "cuda:1"])
+
+    Each skip has one layer that stashes it, and one later layer that pops it. The layers also run in a plain
+    ``nn.Sequential``. ``forward`` must yield every skip that the class declares, and no other.
+
+    Args:
+        stash: names of the skips that ``forward`` stashes.
+        pop: names of the skips that ``forward`` pops.
+
+    Returns:
+        A decorator, which gives the class itself.
+
+    Raises:
+        TypeError: ``stash`` or ``pop`` is a string, or the class is one of PyTorch's.
+    """
+    stashable, poppable = _names("stash", stash), _names("pop", pop)
+
+    def decorate(module_cls: type[ModuleT]) -> type[ModuleT]:
+        if module_cls.__module__.startswith("torch."):
+            raise TypeError(f"skippable must decorate a class of yours, got {module_cls!r}; derive one from it first")
+        plain_forward: Callable[..., Any] = module_cls.forward
+
+        @functools.wraps(plain_forward)
+        def forward(self: Skippable, *args: Any, **kwargs: Any) -> Any:
+            result = plain_forward(self, *args, **kwargs)
+            if isinstance(result, GeneratorType):
+                return self._drive(result)
+            self._check_complete(set(), set())
+            return result
+
+        if not issubclass(module_cls, Skippable):
+            module_cls.__bases__ += (Skippable,)
+        for name, value in {"stashable_names": stashable, "poppable_names": poppable, "forward": forward}.items():
+            setattr(module_cls, name, value)
+        return module_cls
+
+    return decorate
+
+
+def isolate(module: ModuleT, ns: Namespace, *, only: Iterable[str] | None = None) -> ModuleT:
+    """Put skips of all skippable layers in ``module`` into a namespace; :meth:`Skippable.isolate` does it for one.
+
+    Args:
+        module: a module with skippable layers, or one of them.
+        ns: the namespace.
+        only: names of the skips; default: all skips of the layers.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        TypeError: ``only`` is a string.
+        ValueError: no layer declares a name in ``only``.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, Skippable)]
+    declared = frozenset().union(*(layer.stashable_names | layer.poppable_names for layer in layers))
+    names = declared if only is None else _names("only", only)
+    if names - declared:
+        raise ValueError(
+            f"only must name skips that layers of {type(module).__name__} declare, got {sorted(names - declared)}; "
+            f"choose from {sorted(declared)}"
+        )
+    for layer in layers:
+        layer.isolate(ns, only=names & (layer.stashable_names | layer.poppable_names))
+    return module
+
+
+def _check_stash(name: str, value: Any) -> None:
+    """Refuse tensors within another object: they would neither be copied nor get gradients."""
+    if not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+        raise TypeError(
+            f"a stash must be one tensor or none, got a {type(value).__name__} of tensors for {name!r}; "
+            "stash each tensor under a name of its own"
+        )
+
+
+def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise TypeError(f"{argument} must be a list of names, got the string {names!r}; write [{names!r}]")
+    return frozenset(names)

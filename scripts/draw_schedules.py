@@ -1,0 +1,113 @@
+"""Draw the seven schedules for docs/schedules.md, each as its module makes and times it.
+
+    python -m scripts.draw_schedules            write docs/pictures/schedules.svg
+
+A panel is a schedule, a row a device, and all panels have one axis of time. Where a device has two partitions, each of
+them is half as large, so all panels show the same network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gpipe_bench.figures.chart import KIND_COLOURS
+from gpipe_bench.schedules import SCHEDULES, Action, check, named_schedule, timing
+from scripts.table_contents import ROOT
+
+PICTURE: Final = ROOT / "docs" / "pictures" / "schedules.svg"
+DEVICES: Final = 3
+MICROBATCHES: Final = 6
+_HALVED: Final = ("interleaved", "zb_v", "v_half")
+_KINDS: Final = {
+    "F": ("forward", "forward pass"),
+    "B": ("backward", "backward pass"),
+    "I": ("backward_inputs", "its part I (inputs)"),
+    "W": ("backward_weights", "its part W (weights)"),
+}
+# Pixels: the picture, the left end of the axis of time, one T_F of a whole partition, and the height of a row.
+_WIDTH, _LEFT, _UNIT, _ROW = 720, 134, 22, 20
+_TOP, _PANEL = 108, 3 * _ROW + 16
+_STYLE: Final = """  <style>
+    text { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #222222; text-anchor: middle; }
+    .small { font-size: 12px; fill: #555555; }
+    .in { font-size: 11px; }
+    .left { text-anchor: start; }
+    .name { font-weight: 600; }
+    .idle { fill: #eeeeee; }
+    .task { fill-opacity: 0.7; stroke: #444444; stroke-width: 0.8; }
+    .second { fill: #222222; }
+"""
+
+
+def drawn_schedules() -> str:
+    """The picture as SVG."""
+    height = _TOP + len(SCHEDULES) * _PANEL
+    size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
+    words = f"Timelines of {len(SCHEDULES)} schedules: {', '.join(SCHEDULES)}"
+    frame = f'x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="8" fill="#ffffff" stroke="#cccccc"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{words}">',
+        _STYLE + "".join(f"    .{kind} {{ fill: {KIND_COLOURS[name]}; }}\n" for kind, (name, _) in _KINDS.items()),
+        f"  </style>\n  <rect {frame}/>",
+        _text(20, 28, f"{MICROBATCHES} micro-batches on {DEVICES} devices, with T_F = T_B = T_W", "name left"),
+        *_legend(),
+        _text(_WIDTH - 44, 96, "in flight", "small"),
+    ]
+    for number, name in enumerate(SCHEDULES):
+        lines += _panel(name, _TOP + number * _PANEL)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _legend() -> Iterator[str]:
+    x = 20
+    for kind, (_, meaning) in _KINDS.items():
+        yield _boxes(f"task {kind}", [(x, 16)], 44, 16)
+        yield _text(x + 22, 57, meaning, "small left")
+        x += 40 + round(6.4 * len(meaning))
+    yield _boxes("idle", [(x, 16)], 44, 16)
+    yield _text(x + 22, 57, "bubble", "small left")
+    yield _boxes("task F", [(20, 16)], 68, 16)
+    yield _boxes("second", [(20, 16)], 81, 3)
+    yield _text(42, 81, "dark edge: the second partition of a device; each has half of its layers", "small left")
+
+
+def _panel(name: str, top: int) -> Iterator[str]:
+    """One schedule, with its name and numbers to the left and the activations in flight to the right."""
+    parts = 2 if name in _HALVED else 1
+    facts = check(named_schedule(name, MICROBATCHES, DEVICES * parts, DEVICES))
+    times, unit = timing(facts.schedule), _UNIT // parts
+    yield _text(20, top + 24, name, "name left")
+    yield _text(20, top + 44, f"bubble {times.bubble:.1%}".replace("%", " %"), "small left")
+    for device, row in enumerate(facts.schedule.devices):
+        y = top + device * _ROW
+        places = [(action, _LEFT + round(times.start[action] * unit)) for action in row]
+        yield _boxes("idle", [(_LEFT, round(times.makespan * unit))], y)
+        for kind in dict.fromkeys(action.kind for action in row):
+            yield _boxes(f"task {kind}", [(x, _width(action, unit)) for action, x in places if action.kind == kind], y)
+        later = [(x, _width(action, unit)) for action, x in places if action.j >= DEVICES]
+        if later:
+            yield _boxes("second", later, y + _ROW - 5, 3)
+        # One text with a place for each of its characters, which are the micro-batches.
+        middles = " ".join(f"{x + _width(action, unit) / 2:g}" for action, x in places)
+        yield f'  <text class="in" x="{middles}" y="{y + 13}">{"".join(str(action.i) for action in row)}</text>'
+        held = f"{facts.in_flight[device]}" + (" halves" if parts == 2 else "")
+        yield _text(_WIDTH - 44, y + 14, held, "small")
+
+
+def _width(action: Action, unit: int) -> int:
+    return unit * (2 if action.kind == "B" else 1)
+
+
+def _boxes(style: str, spans: Sequence[tuple[int, int]], y: int, height: int = _ROW - 2) -> str:
+    """Boxes side by side, one for each (left end, width), as one path."""
+    outline = "".join(f"M{x} {y}h{width}v{height}h-{width}z" for x, width in spans)
+    return f'  <path class="{style}" d="{outline}"/>'
+
+
+def _text(x: int, y: int, words: str, style: str) -> str:
+    return f'  <text class="{style}" x="{x}" y="{y}">{words}</text>'
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(drawn_schedules(), encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Pipelines with any schedule, and training steps by ``pipe.step``, against the plain module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench import GPipe
+from gpipe_bench.schedules import SCHEDULES
+from tests.engine.support import Outcome
+
+DOUBLE = ("interleaved", "zb_v", "v_half")
+"""Schedules with several partitions on each device, here two."""
+SPLIT = ("zb_h1", "zb_h2", "zb_v", "v_half")
+"""Schedules whose backward passes are cut into I and W."""
+ALL = (None, *SCHEDULES)
+"""The paper's executor, and every schedule."""
+
+
+def scheduled(module: nn.Sequential, balance: Sequence[int], schedule: Any, **options: Any) -> GPipe:
+    """A pipeline with every partition on the CPU."""
+    devices = len(balance) // 2 if schedule in DOUBLE else len(balance)
+    return GPipe(module, list(balance), devices=["cpu"] * devices, schedule=schedule, **options)
+
+
+def mean_loss(output: Any, target: Tensor) -> Tensor:
+    """The mean over a batch; it treats every element of the output, and every sample, differently."""
+    values = output if isinstance(output, tuple) else (output,)
+    total = target.sum() * 0
+    for value in values:
+        if value.is_floating_point():
+            weights = torch.linspace(0.5, 1.5, value[:1].numel()).view_as(value[:1]).to(value)
+            total = total + ((value.sin() * weights).flatten(1).sum(1) * (1 + target)).sum()
+    return total / max(len(target), 1)
+
+
+def step(
+    model: nn.Module, x: Any, target: Any, loss: Callable[[Any, Any], Tensor] = mean_loss, *, zero: bool = True
+) -> Outcome:
+    """A training step from fresh gradients, by ``step`` if the model has it."""
+    if zero:
+        model.zero_grad()
+    values = x if isinstance(x, tuple) else (x,)
+    leaves = tuple(value.detach().clone().requires_grad_(value.requires_grad) for value in values)
+    given = leaves if isinstance(x, tuple) else leaves[0]
+    if isinstance(model, GPipe):
+        total, output = model.step(given, target, loss, return_output=True)
+    else:
+        output = model(given)
+        total = loss(output, target)
+        if total.requires_grad:
+            total.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return Outcome(_detached(output), total.detach(), gradients, [leaf.grad for leaf in leaves])
+
+
+def samples(rows: int, *shape: int, requires_grad: bool = True) -> Tensor:
+    """A batch, the same for equal shapes."""
+    x = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return x.requires_grad_(requires_grad)
+
+
+def targets(rows: int) -> Tensor:
+    """A number for each sample."""
+    return torch.linspace(-1, 1, rows, dtype=torch.float64)
+
+
+def _detached(value: Any) -> Any:
+    return tuple(map(_detached, value)) if isinstance(value, tuple) else value.detach()
