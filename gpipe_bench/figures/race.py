@@ -23,6 +23,8 @@ MODES: Final = ("never", "except_last", "always")
 LOOKS: Final = {
     "engine-autograd": (OKABE_ITO["blue"], "-", "o"),
     "engine-scheduled": (OKABE_ITO["sky"], "-", "D"),
+    "engine-autograd-one-thread": (OKABE_ITO["blue"], "--", "1"),
+    "engine-scheduled-one-thread": (OKABE_ITO["sky"], "--", "2"),
     "engine-step-gpipe": (OKABE_ITO["sky"], "-", "h"),
     "engine-1f1b": (OKABE_ITO["blue"], "-", "p"),
     "engine-interleaved": (OKABE_ITO["blue"], "-", "<"),

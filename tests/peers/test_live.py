@@ -61,6 +61,8 @@ model = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
 options = dict(checkpoint=sys.argv[1], backward="scheduled", workers="never")
 pipe = GPipe(model, [1, 1], devices=["cpu"] * 2, chunks=4, **options)
 batch = torch.randn(64, 128)
+with torch.no_grad():  # the first pass of all works on a copy, and sees whether layers write to their input
+    pipe(batch)
 for _ in range(int(sys.argv[2])):
     for parameter in pipe.parameters():
         parameter.grad = None
@@ -80,13 +82,12 @@ def test_the_engine_holds_what_the_layers_and_the_loss_need_and_no_more(checkpoi
     run = subprocess.run([sys.executable, "-c", STEPS, checkpoint, steps], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     layer, batch = 4 * (128 * 128 + 128), 4 * 64 * 128
-    # Without checkpoints the gradient of one micro-batch is on its way to the first partition.
-    needed = 2 * layer + 2 * layer + layer + 3 * batch + (batch // 4 if checkpoint == "never" else 0)
+    needed = 2 * layer + 2 * layer + layer + 3 * batch
     assert int(run.stdout) <= needed + 64, "some numbers, such as the loss"
 
 
 CELLS = """
-import os, sys
+import os, sys, torch
 from gpipe_bench import GPipe
 from gpipe_bench.bench.peers.live import peak_counter
 from gpipe_bench.bench.peers.workloads import make_work
@@ -97,6 +98,8 @@ counter = peak_counter(["cpu"])
 work = make_work(tiny_cells(model_args=f"L={n};width=4", partitions=n, chunks=8, checkpoint=mode))
 options = dict(checkpoint=mode, backward=backward, workers="never")
 pipe = GPipe(work.model, [1] * n, devices=["cpu"] * n, chunks=8, **options)
+with torch.no_grad():  # the first pass of all works on a copy
+    pipe(work.batch)
 for _ in range(3):
     pipe.zero_grad()
     work.loss(pipe(work.batch), work.target).backward()
@@ -117,15 +120,12 @@ os._exit(0)
         ("scheduled", 8, "never", 2548),
     ],
 )
-def test_the_engine_holds_hardly_more_than_torchgpipe(backward, n, mode, torchgpipes):
-    """Of tiny layers, where gradients that are there a task too soon show. Counted in the same way with torch 2.13.
-
-    Those of one layer's bias are 16 bytes, of which up to three are there too soon without checkpoints.
-    """
+def test_the_engine_holds_no_more_than_torchgpipe(backward, n, mode, torchgpipes):
+    """Of tiny layers, where gradients that are there a task too soon show. Counted in the same way with torch 2.13."""
     command = [sys.executable, "-c", CELLS, backward, str(n), mode]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) <= torchgpipes + (48 if mode == "never" else 0)
+    assert int(run.stdout) <= torchgpipes
 
 
 BLOCKS = """
@@ -140,6 +140,8 @@ blocks = [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * wi
 options = dict(checkpoint="never", backward=sys.argv[1], workers="never")
 pipe = GPipe(nn.Sequential(*blocks), [1] * n, devices=["cpu"] * n, chunks=8, **options)
 batch = torch.randn(8 * rows, width)
+with torch.no_grad():  # the first pass of all works on a copy
+    pipe(batch)
 for _ in range(3):
     pipe.zero_grad()
     pipe(batch).square().mean().backward()
@@ -150,11 +152,11 @@ os._exit(0)
 
 @pytest.mark.parametrize(("n", "width", "rows"), [(6, 64, 32), (5, 24, 8)])
 def test_nor_does_it_where_tasks_keep_more_than_what_passes(n, width, rows):
-    """As much as the mode ``autograd``, but for gradients of weights that are there a task too soon: 2 % at most."""
+    """As much as torchgpipe, which the mode ``autograd`` does not exceed, or less."""
     peaks = []
     for backward in ("scheduled", "autograd"):
         command = [sys.executable, "-c", BLOCKS, backward, *map(str, (n, width, rows))]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         assert run.returncode == 0, run.stderr
         peaks.append(int(run.stdout))
-    assert peaks[0] <= 1.02 * peaks[1]
+    assert peaks[0] <= peaks[1]

@@ -118,7 +118,9 @@ def test_networks_are_for_all_and_tiny_layers_for_those_without_further_schedule
         *("engine-step-gpipe", "engine-1f1b", "engine-interleaved", "engine-zb-h1"),
         *("pipelining-interleaved", "pipelining-zero-bubble", "loop-processes"),
     ]
-    assert all(contender.runs("unet") for contender in CONTENDERS.values())
+    assert [name for name, one in CONTENDERS.items() if not one.runs("unet")] == [
+        *("engine-autograd-one-thread", "engine-scheduled-one-thread")
+    ]
 
 
 def test_a_combination_must_be_one():

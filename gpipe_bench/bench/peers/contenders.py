@@ -2,6 +2,8 @@
 
 - ``engine-autograd``: this project with the paper's executor.
 - ``engine-scheduled``: this project's runtime with the schedule GPipe, driven by ``pipe(x)`` and ``loss.backward()``.
+- ``engine-*-one-thread``: the same two without workers (``workers='never'``), so what a cell costs without the
+  hand-over between threads; tiny layers only.
 - other ``engine-*``: the runtime with one schedule each, driven by ``pipe.step``.
 - ``torchgpipe``: torchgpipe 0.0.7 (Kim et al., arXiv 2004.09910).
 - ``fairscale``: fairscale's Pipe, made from torchgpipe.
@@ -36,7 +38,8 @@ class Contender:
         all_threads: whether operators may use every core; otherwise one thread each.
         one_call: whether the engine runs forward and backward pass in one call, ``step``.
         two_per_device: whether each device has two partitions.
-        networks_only: whether it leaves out tiny layers.
+        one_thread: whether the engine runs all partitions in the calling thread.
+        only: ``cells`` or ``networks`` where it takes part in no other workload.
     """
 
     name: str
@@ -47,7 +50,8 @@ class Contender:
     all_threads: bool = False
     one_call: bool = False
     two_per_device: bool = False
-    networks_only: bool = False
+    one_thread: bool = False
+    only: str = ""
 
     @property
     def pipeline(self) -> bool:
@@ -61,7 +65,7 @@ class Contender:
         """
         if workload == "combinations":
             return self.name in {"engine-autograd", BASELINES[0], REFERENCE}
-        return workload != "cells" or not self.networks_only
+        return not self.only or (self.only == "cells") == (workload == "cells")
 
     def missing(self) -> str:
         """How to install what it needs."""
@@ -73,16 +77,20 @@ CONTENDERS: Final = {
     for contender in (
         Contender("engine-autograd", "engine", "gpipe_bench"),
         Contender("engine-scheduled", "engine", "gpipe_bench", option="gpipe"),
-        Contender("engine-step-gpipe", "engine", "gpipe_bench", option="gpipe", one_call=True, networks_only=True),
-        Contender("engine-1f1b", "engine", "gpipe_bench", option="1f1b", one_call=True, networks_only=True),
+        Contender("engine-autograd-one-thread", "engine", "gpipe_bench", one_thread=True, only="cells"),
+        Contender(
+            "engine-scheduled-one-thread", "engine", "gpipe_bench", option="gpipe", one_thread=True, only="cells"
+        ),
+        Contender("engine-step-gpipe", "engine", "gpipe_bench", option="gpipe", one_call=True, only="networks"),
+        Contender("engine-1f1b", "engine", "gpipe_bench", option="1f1b", one_call=True, only="networks"),
         Contender(
             *("engine-interleaved", "engine", "gpipe_bench"),
             option="interleaved",
             one_call=True,
-            networks_only=True,
+            only="networks",
             two_per_device=True,
         ),
-        Contender("engine-zb-h1", "engine", "gpipe_bench", option="zb_h1", one_call=True, networks_only=True),
+        Contender("engine-zb-h1", "engine", "gpipe_bench", option="zb_h1", one_call=True, only="networks"),
         Contender("torchgpipe", "rival", "torchgpipe", "0.0.7"),
         Contender("fairscale", "rival", "fairscale", "0.4.13"),
         Contender("pipelining-gpipe", "pipelining", "torch", option="ScheduleGPipe"),
@@ -90,20 +98,20 @@ CONTENDERS: Final = {
         Contender(
             *("pipelining-interleaved", "pipelining", "torch"),
             option="ScheduleInterleaved1F1B",
-            networks_only=True,
+            only="networks",
             two_per_device=True,
         ),
         Contender(
             *("pipelining-zero-bubble", "pipelining", "torch"),
             option="ScheduleInterleavedZeroBubble",
-            networks_only=True,
+            only="networks",
             two_per_device=True,
         ),
         Contender("plain", "plain", "torch", option="whole"),
         Contender("plain-threads", "plain", "torch", option="whole", all_threads=True),
         Contender("loop", "plain", "torch", option="loop"),
         Contender("loop-threads", "plain", "torch", option="loop", all_threads=True),
-        Contender("loop-processes", "loops", "torch", networks_only=True),
+        Contender("loop-processes", "loops", "torch", only="networks"),
     )
 }
 REFERENCE: Final = "plain"

@@ -122,6 +122,7 @@ def _engine(contender: Contender, case: PeerCase, model: nn.Sequential) -> nn.Mo
     return GPipe(
         model, list(case.balance), devices=case.placement(), chunks=case.chunks, checkpoint=case.checkpoint,
         components=Components.from_label(case.variant) if case.variant else None, schedule=contender.option or None,
+        workers="never" if contender.one_thread else "always",
     )  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def _limit(outcome: Outcome, one: Raced, raced: Sequence[Raced], seconds: float)
     found: dict[str, Any] = {"limit_ms": 1e3 * least, "gap_ms": 1e3 * (seconds - least)}
     if case.workload != "cells":
         found["limit_samples_per_s"] = case.batch_size / least
-    split = outcome.contender.pipeline and not outcome.contender.networks_only
+    split = outcome.contender.pipeline and not outcome.contender.only
     if split and one.alone is not None and case.parallel == case.partitions:
         host, copies = _host_s(outcome, raced), _copies_s(outcome, one)
         gap = split_gap(
