@@ -1,8 +1,8 @@
 """What a ``config_sha256`` leads to: the configuration itself, in a table beside the rows.
 
 A configuration is all settings of a run as JSON with sorted keys, a space behind each comma and colon, in ASCII. Its
-SHA-256 is the digest that stands in the rows, so that nobody has to trust the table: whoever hashes a line of it gets
-the key of the rows it belongs to.
+SHA-256 is the digest in the rows. So nobody has to trust the table: the hash of a line is the key of the rows that it
+belongs to.
 """
 
 from __future__ import annotations

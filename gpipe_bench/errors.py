@@ -96,7 +96,7 @@ class TraceError(GpipeBenchError, ValueError):
 
 
 class UnsupportedError(GpipeBenchError, RuntimeError):
-    """This machine cannot run what was asked."""
+    """This machine cannot run the requested settings."""
 
 
 class OutputError(GpipeBenchError, OSError):

@@ -3,7 +3,7 @@
     caller --- tokens (a pipe that holds the number of every piece) ---> child, child, ...   each takes the next number
     caller <-- results (a pipe per child) ----------------------------- child
 
-Whoever is free takes the next piece, so pieces of unequal length fill all processors. Only what is not timed runs like
+A free process takes the next piece, so pieces of unequal length fill all processors. Nothing that is timed runs like
 this. Not an executor of the standard library: its workers outlive a caller that was killed.
 """
 

@@ -1,6 +1,6 @@
-"""Text with a digest of itself: what was damaged on disk is found before it is used, down to one changed digit.
+"""Text with a digest of itself: damage on disk is found before use, down to one changed digit.
 
-Caches and finished parts of a job are kept so. Whoever finds them damaged makes them anew.
+Caches and finished parts of a job are stored like this. A damaged one is made anew.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class _DataLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._depth -= 1
         if is_alias and id(node) not in self._sizes:
-            _refuse("an alias stands inside of what it stands for", mark)
+            _refuse("an alias stands inside the value that it refers to", mark)
         self._values += self._sizes[id(node)] if is_alias else 1
         if self._values > _MOST_VALUES:
             _refuse(f"there are more than {_MOST_VALUES} values, aliases included", mark)

@@ -1,4 +1,4 @@
-"""A digest of what a model is: equal for models that are built alike, in other processes as well.
+"""A digest of a model's structure: equal for models that are built alike, also in other processes.
 
 It covers the classes of the layers with the code of their methods, all attributes in plain form, and shapes and types
 of parameters and buffers, but not the values of parameters. A model with an attribute that has no plain form has no

@@ -38,7 +38,7 @@ def balance(
     param_scale: Annotated[
         float, number("For size: copies of a parameter: SGD 2-3, RMSprop 3-5, Adam 4-5.", most=1000.0)
     ] = 2.0,
-    cache: Annotated[bool, typer.Option(help="Keep what was found, for the next time.")] = True,
+    cache: Annotated[bool, typer.Option(help="Keep the balance for the next time.")] = True,
 ) -> None:
     """Find the balance of a model: no other split has a smaller largest partition, in the cost that was chosen.
 

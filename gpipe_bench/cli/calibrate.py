@@ -1,4 +1,4 @@
-"""``calibrate``: the efficiencies of a hardware profile from what was measured on one device."""
+"""``calibrate``: the efficiencies of a hardware profile from measurements on one device."""
 
 from __future__ import annotations
 

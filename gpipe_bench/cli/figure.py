@@ -83,7 +83,7 @@ def tables(
     rows: Rows,
     out: Out,
     metric: Annotated[
-        str, typer.Option(help="throughput_samples_per_s or peak_reserved_gib.  [default: what was printed]")
+        str, typer.Option(help="throughput_samples_per_s or peak_reserved_gib.  [default: the published metric]")
     ] = "",
 ) -> None:
     """Draw published tables: published, simulated and measured values of each row."""

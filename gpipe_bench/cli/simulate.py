@@ -1,4 +1,4 @@
-"""``simulate``: one pipeline in virtual time, beside what was published of it."""
+"""``simulate``: one pipeline in virtual time, beside its published values."""
 
 from __future__ import annotations
 

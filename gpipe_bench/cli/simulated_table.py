@@ -1,4 +1,4 @@
-"""The table of one simulation in the terminal: devices, totals, and what was published of the same settings."""
+"""The table of one simulation in the terminal: devices, totals, and the published values for the same settings."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ DEFAULT_CONFIG: Final = (_DATA / "config" / "config.yaml").resolve()
 """The default configuration of the suite."""
 
 TOLERANCES: Final = (_DATA / "config" / "tolerances.csv").resolve()
-"""Table of what may be off by how much, for ``gpipe-bench verify``."""
+"""Table of tolerances, for ``gpipe-bench verify``."""
 
 CAPTIONS_FOLDER: Final = (_DATA / "captions").resolve()
 """Folder of the captions of figures."""

@@ -4,7 +4,7 @@
         └── skip  ──► partition 2: x + skip      skip may be a copy, and autograd sees two tensors.
 
 Handing on one tensor twice is fine. Writing to it behind the boundary is an error, since the result would depend on
-where the model is cut. Whoever wants it clones the tensor first.
+where the model is cut. A layer that needs to write clones the tensor first.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def check_arguments(
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
-    """A list of what was given.
+    """The items of a collection as a list.
 
     Raises:
         TypeError: something that is no collection, or a string.

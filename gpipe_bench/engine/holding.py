@@ -1,9 +1,9 @@
 """Gradients that a copy may still be reading.
 
-Autograd adds a gradient to another in place when nobody else holds it. It does so on the stream that computes, and it
-cannot know that a copy stream may still be reading: once the copy was issued, only the device knows when it is over. So
-whoever issues a copy of a gradient holds on to it until the copy has finished or the backward pass has been issued.
-This costs no memory beyond what ``record_stream`` does, which keeps the memory for as long.
+Autograd adds a gradient to another in place if there is no other reference to it. It does so on the compute stream, and
+cannot know that a copy stream may still be reading: once a copy is issued, only the device knows when it ends. So the
+thread that issues the copy of a gradient keeps a reference until the copy has ended or the backward pass is issued.
+This costs no extra memory: ``record_stream`` keeps the memory for as long.
 """
 
 from __future__ import annotations

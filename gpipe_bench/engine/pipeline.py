@@ -145,7 +145,7 @@ class Pipeline(InPlace):
         anew = bool(plan.checkpointed) or self._choice is not None
         with self._lock, deferring(self._deferred), uncached_weights(shared=plan.m > 1 and plan.n > 1, anew=anew):
             self._hand_over(microbatches, entering=True)
-            # Whoever runs the tasks, they draw the same random numbers.
+            # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and plan.n > 1 and plan.m > 1
             randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
             try:

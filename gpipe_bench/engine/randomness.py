@@ -219,7 +219,7 @@ class _Saved(AbstractContextManager[None]):
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            # What was not drawn from need not be put back: devices recompute at the same time, and share the CPU's.
+            # Only generators that were used are put back: devices recompute at the same time, and share the CPU's.
             drawn = [pair for pair in self._before if _bytes(pair[1]) != _bytes(pair[0].get_state())]
             self._draws.states = tuple(drawn)
 
@@ -232,5 +232,5 @@ def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[o
 
 def _bytes(state: Tensor) -> bytes:
     """A generator's state, which is on the CPU whatever its device."""
-    # By its address: numpy() is an operation, which whoever watches operations would see.
+    # By its address: numpy() is an operation, which a mode that watches operations would see.
     return ctypes.string_at(state.data_ptr(), state.numel())

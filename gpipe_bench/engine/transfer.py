@@ -73,7 +73,7 @@ def move(route: Route, values: Sequence[Any]) -> Values:
 
 
 def move_back(route: Route, grads: Sequence[Any]) -> Values:
-    """Move the gradients of what was moved along ``route`` to where it came from."""
+    """Move gradients back along ``route``, to the source of its tensors."""
     return _move(route, f"{route.kind}_grad", route.target, route.source, grads)
 
 

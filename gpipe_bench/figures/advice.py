@@ -1,4 +1,4 @@
-"""The best chunks and balance for a model on a profile: what was tried, and what each choice costs."""
+"""The best chunks and balance for a model on a profile: all that were tried, and what each choice costs."""
 
 from __future__ import annotations
 

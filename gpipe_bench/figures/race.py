@@ -80,7 +80,7 @@ def draw_race(figure_of: Callable[[pd.DataFrame], Figure], rows_csv: Path, out_s
 
 
 def add_head(page: Page, title: str, rows: pd.DataFrame) -> None:
-    """Add the title, and on what was raced."""
+    """Add the title, and the machine and packages of the race."""
     (head,) = plain_records(rows[rows["status"] == "ok"].head(1))
     page.heading(title, head["evidence"])
     cores = f"{head['cores'] or '?'} cores"

@@ -55,5 +55,5 @@ def timeline_figure(run: Run, variant: str) -> Figure:
 
 
 def _step(row: Row) -> str:
-    """What was recorded; a simulation has no repeats."""
+    """The recorded step; a simulation has no repeats."""
     return "simulated step" if row.evidence == "simulated" else f"{row.evidence} step of repeat {row.repeat or 0}"

@@ -1,7 +1,7 @@
 """The published variants' timelines in one figure: one step of each above the next, on one axis of time.
 
-What a component is for shows as what its absence costs: a variant's step is as long as its chart is wide, grey is idle,
-and above each chart stands what was added to the one before.
+The figure shows what the absence of each component costs. The width of a chart is the length of the step, grey is idle
+time, and the title of each chart names the component added to the chart before.
 """
 
 from __future__ import annotations

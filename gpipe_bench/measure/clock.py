@@ -13,7 +13,7 @@ __all__ = ["synchronize", "timed"]
 
 
 def synchronize(devices: Iterable[torch.device | str]) -> None:
-    """Wait until every distinct accelerator among ``devices`` has done what was queued on it; CPUs never lag behind."""
+    """Wait until every distinct accelerator among ``devices`` has finished its queued work; a CPU has none."""
     for device in distinct_accelerators(devices):
         torch.accelerator.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""Host time of what a device did: one zero for devices and host, found without stopping anything.
+"""Host time of device events: one zero for devices and host, found without stopping anything.
 
 Events of one device measure time between each other, never the time of day. So when a record has ended, a marker
 event M is queued on the idle device and waited for, with the host clock read before (b) and after (a):

@@ -49,7 +49,7 @@ class _Thread(threading.local):
 
 @dataclass(frozen=True, slots=True)
 class LivePoint:
-    """What was alive when a task had ended.
+    """Live bytes at the end of a task.
 
     Attributes:
         task: the task.
@@ -66,7 +66,7 @@ class LiveBytes:
         with LiveBytes(pipe) as live, pipe.observe(live):
             step()
         live.peak_bytes
-        live.timeline  # what was alive after each task
+        live.timeline  # live bytes after each task
 
     Enter it in the thread that calls ``backward``. It slows every operation down: never time a step under it.
 
@@ -89,7 +89,7 @@ class LiveBytes:
 
     @property
     def timeline(self) -> list[LivePoint]:
-        """What was alive after each task, in the order in which tasks ended."""
+        """Live bytes after each task, in the order in which tasks ended."""
         return list(self._timeline)
 
     @property
@@ -135,7 +135,7 @@ class LiveBytes:
 
         Args:
             token: what :meth:`start` returned.
-            nbytes: not used: what was allocated was seen.
+            nbytes: not used: allocations were counted as they came.
         """
         if token in token.among:
             token.among.remove(token)

@@ -1,4 +1,4 @@
-"""The tensor operations of one thread, below autograd, shown to whoever counts them."""
+"""The tensor operations of one thread, below autograd, shown to an object that counts them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def write_report(
         figures: folder of SVG files; None for the one that belongs to ``results``.
         captions: reStructuredText files named like figures; None for those of the workflow.
         out: the HTML file.
-        step: called before each of the page's parts with the parts that are done, their number, and what comes next.
+        step: called before each of the page's parts with the number of finished parts, of all parts, and
+            the name of the next.
 
     Raises:
         ConfigError: a folder does not exist, no table has a row, or a table cannot be read.

@@ -26,7 +26,7 @@ class Origin:
         name: path below the folder of results.
         sha256: digest of its bytes.
         lines: without the header.
-        facts: column and its values, of those columns that say what was run, where and with what.
+        facts: the columns that describe the run, its machine and its packages, with their values.
     """
 
     name: str

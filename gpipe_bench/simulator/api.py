@@ -108,7 +108,7 @@ def _check_module(model: nn.Sequential) -> None:
 
 
 def _facts(model: nn.Sequential | Model, balance: Sequence[int], chunks: int, settings: Settings) -> dict[str, Any]:
-    """The columns of a row that say what was simulated, hardware and batch aside."""
+    """The columns of a row that describe model, pipeline and settings."""
     components = settings.components
     return {
         **_model_facts(model),

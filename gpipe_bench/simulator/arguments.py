@@ -131,7 +131,7 @@ def _is_list(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A value in few words: the type of what prints long."""
+    """A value in few words; of one with a long text its type."""
     plain = isinstance(value, str | int | float | list | tuple | None) and not _is_tensor(value)
     text = repr(value)
     return text if plain and len(text) <= 60 else f"a value of type {type(value).__name__}"

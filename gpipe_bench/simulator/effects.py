@@ -72,7 +72,7 @@ class Mechanism:
     """A mechanism, and how the simulator goes without it.
 
     Attributes:
-        name: what is left out, or put in its place; ``band:`` for another value of what is assumed.
+        name: the mechanism that is left out or replaced; ``band:`` for another value of an assumption.
         profile: what changes of the hardware.
         work: what changes of the work.
         settings: what changes of the run.

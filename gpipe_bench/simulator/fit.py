@@ -45,7 +45,7 @@ class Observation:
         kernels: kernel -> how often it runs, all of them one after the other.
         copies: (bytes, times) between neighbouring devices, which nothing hides.
         samples: per epoch.
-        samples_per_s: what was measured.
+        samples_per_s: measured.
     """
 
     name: str

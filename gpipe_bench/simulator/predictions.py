@@ -59,7 +59,7 @@ class Prediction:
     Attributes:
         table: benchmark.
         experiment: row of the benchmark.
-        metric: what was measured, with its unit.
+        metric: the quantity, with its unit.
         published: its value; None for out of memory.
         simulated: the simulator's value; None for out of memory.
         role: ``fitted`` if constants were fitted to it, else ``predicted``.

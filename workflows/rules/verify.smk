@@ -1,4 +1,4 @@
-# Results against what was published and against the committed reference, with tolerances that are data.
+# Results against published values and against the committed reference, with tolerances that are data.
 
 
 rule verify:

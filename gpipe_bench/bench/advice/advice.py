@@ -101,10 +101,10 @@ class AdviceRequest(Section):
 
 @dataclass(slots=True)
 class Advice:
-    """What was tried.
+    """The simulations of one request.
 
     Attributes:
-        request: what was asked.
+        request: the request.
         limit_gib: that held on each device.
         results: all simulations, in the order in which they were made.
     """

@@ -173,7 +173,7 @@ def worth_fitting(candidates: Sequence[tuple[SimulatedCell, RawResult]], limit_g
 
 
 def needed_gib(row: Row) -> float:
-    """GiB in ``device 3 needs 36.2 GiB and has 22.0 GiB``, or what was allocated where all fits; 0 if not known."""
+    """GiB in ``device 3 needs 36.2 GiB and has 22.0 GiB``, or the allocated GiB if all fits; 0 if not known."""
     named = re.search(r"needs ([0-9.]+) GiB", row.reason or "")
     return float(named[1]) if named else row.peak_allocated_gib or 0.0
 

@@ -179,7 +179,7 @@ def _papers() -> list[dict[str, str]]:
 
 
 def _provenance(table: pd.DataFrame) -> Mapping[str, Any]:
-    """How many lines there are, and the values of the columns that say what was run; many only as their number."""
+    """How many lines there are, and the values of the columns that describe the run; of many values their number."""
     found: dict[str, Any] = {"rows": len(table)}
     for name in _PROVENANCE:
         values = sorted({*table[name].unique()} - {""}) if name in table else []

@@ -18,7 +18,7 @@ _RULES: Final = {"integer": "a whole number", "number": "a finite number", "bool
 
 
 def record_problems(kind: str, record: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a record of plain data: the column, its rule and what was got.
+    """Problems of a record of plain data: the column, its rule and the value.
 
     Args:
         kind: name of the kind of table that it is a line of.

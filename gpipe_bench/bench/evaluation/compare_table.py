@@ -59,7 +59,7 @@ def comparison_records(cells: Sequence[CellComparison], metric: str) -> list[dic
 
 
 def comparison_view(cells: Sequence[CellComparison], metric: str, *, every: bool = False) -> RenderableType:
-    """What was found for one metric, and the cells that differ in a table per kind of evidence and model.
+    """The comparison of one metric, and the cells that differ in a table per kind of evidence and model.
 
     Args:
         cells: of :func:`gpipe_bench.bench.evaluation.compare.compare_rows`.

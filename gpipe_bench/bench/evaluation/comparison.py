@@ -25,7 +25,7 @@ def comparison_table(simulated: Group, published: Group) -> Grid:
     """Published value, simulated value and error of every variant that was published."""
     kinds = ("published", "simulated", "error")
     columns = [Column(f"{name}\n{kind}") for name, _ in _METRICS.values() for kind in kinds]
-    title = f"simulated on {simulated.head.profile}, against what was published"
+    title = f"simulated on {simulated.head.profile}, against the published values"
     table = Grid([Column("variant", text=True), *columns], title)
     for variant, printed in published.outcomes.items():
         if variant not in simulated.outcomes:

@@ -56,7 +56,7 @@ def print_summary(rows: Iterable[Row], files: Sequence[Path] = (), console: Cons
 
 
 def summary(rows: Sequence[Row]) -> RenderableType:
-    """The tables of ``rows``, each with the reasons of what failed below it."""
+    """The tables of ``rows``, each with the reasons of failures below it."""
     parts: list[RenderableType] = []
     groups = group_rows(rows, seeds=True)
     pairs = [(group, published_beside(group, groups)) for group in groups]
@@ -161,7 +161,7 @@ def _memory_scale(group: OutcomeGroup) -> tuple[float, str]:
 
 
 def _memory(outcome: Outcome, scale: float) -> str:
-    """Peak of live tensor bytes and, where there is an allocator, of what it held."""
+    """Peak of live tensor bytes, and of reserved bytes where there is an allocator."""
     allocated, reserved = outcome.middle("peak_allocated_gib"), outcome.middle("peak_reserved_gib")
     if allocated is None:
         return ""

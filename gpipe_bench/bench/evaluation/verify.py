@@ -69,7 +69,7 @@ class Check:
         expected: the number that it is held to; None where there is none, see ``expected_status``.
         got: the number; None where there is none, see ``status``.
         tolerance: the largest error that is allowed.
-        verdict: ``ok``, ``OUTSIDE``, ``not required``; of what is missing ``MISSING`` or ``left out``.
+        verdict: ``ok``, ``OUTSIDE``, ``not required``; for a missing number ``MISSING`` or ``left out``.
         reason: of the tolerance.
         expected_status: why there is no number to be held to, such as ``oom``; ``ok`` where nothing is said.
         status: the same of the number itself.
@@ -152,7 +152,7 @@ def _beside(rows: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
 
 
 def lacking(against: str, table: str, cell: str, metric: str, *, allowed: bool, **known: Any) -> Check:
-    """The check of what is not here: ``MISSING``, or where that is allowed ``left out``.
+    """The check of a missing number: ``MISSING``, or ``left out`` where that is allowed.
 
     Args:
         against: as in :class:`Check`.

@@ -51,7 +51,7 @@ class KeptCases:
     Args:
         path: the file.
         key: what must agree for cases to belong to one race.
-        report: takes a line about what was found.
+        report: takes a line about the cases found.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any], report: Callable[[str], None]) -> None:

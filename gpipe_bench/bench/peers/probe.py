@@ -46,7 +46,7 @@ def partitions(case: PeerCase, seconds: float) -> dict[str, Any]:
 
 
 def transfers(case: PeerCase, seconds: float) -> dict[str, Any]:
-    """``one_way_s``: seconds that what crosses each boundary takes from one process to another, by gloo.
+    """``one_way_s``: seconds to send the tensors of each boundary from one process to another, by gloo.
 
     The seconds of a message of one number are taken off. None on accelerators and for one partition.
     """

@@ -27,7 +27,7 @@ _MOST_STEPS: Final = 50
 _COUNTED_STEPS: Final = 2
 Report = Callable[[str], None]
 Watch = Callable[[int, int, str], None]
-"""Takes how many rounds are done, of how many, and what comes next; called between what is timed."""
+"""Takes the rounds done, all rounds, and a text about the next one; called between timed steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def _open(child: Child, outcome: Outcome) -> None:
 
 def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
     steps = max(1, min(int(outcome.case.visit_s / outcome.step_s), _MOST_STEPS))
-    # The first step of a visit finds threads asleep and the caches full of what others did.
+    # The first step of a visit finds sleeping threads, and caches that other contenders filled.
     answer = child.ask("run", warmup=1, steps=steps)
     outcome.visits.append(Visit(number, position, answer["wall_s"], answer["cpu_s"]))
     outcome.step_s = min(answer["wall_s"])

@@ -143,7 +143,7 @@ def _keys(outcome: Outcome) -> dict[str, Any]:
 
 
 def _setting(outcome: Outcome) -> dict[str, Any]:
-    """Columns that say what was asked."""
+    """Columns that describe the case and the contender."""
     case, contender = outcome.case, outcome.contender
     return {
         **_keys(outcome),

@@ -1,1 +1,1 @@
-"""Files: raw results, tables and traces, whole or absent, and what was finished before a job was cut off."""
+"""Files: raw results, tables and traces, whole or absent, and finished parts of an interrupted job."""

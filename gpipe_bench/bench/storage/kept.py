@@ -19,7 +19,7 @@ __all__ = ["KeptParts"]
 
 
 class KeptParts:
-    """Finished parts of one result; what was left under another key, or is no such file, is not used.
+    """Finished parts of one result; a file with another key, or of another kind, is not used.
 
     Args:
         path: the file; :meth:`beside` has a name for it.
@@ -44,7 +44,7 @@ class KeptParts:
         return len(self._parts)
 
     def get(self, name: str) -> Any:
-        """What was added under a name, which says all that decides it; None if it is not there."""
+        """The part with this name; None if there is none. A name must identify everything that determines the part."""
         return self._parts.get(name)
 
     def add(self, name: str, part: Any) -> None:

@@ -94,7 +94,7 @@ class BackwardPass:
 
     def run(self) -> None:
         """Run every action; afterwards the caller's streams come after all of them."""
-        # A loss that is kept keeps nothing of what the forward passes left.
+        # A loss that the caller keeps must not keep the runtime alive.
         runtime, self._runtime = self._runtime, None
         if runtime is None:
             return

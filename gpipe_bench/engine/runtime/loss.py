@@ -92,7 +92,7 @@ def split_targets(target: Any, chunks: int, sizes: Sequence[int]) -> list[Any]:
     """The target of each micro-batch: tensors are split as the batch was, everything else goes to all of them.
 
     Args:
-        target: a tensor of shape (batch size, ...), or a tuple, list or dict of what the loss takes.
+        target: a tensor of shape (batch size, ...), or a tuple, list or dict of tensors and other values for the loss.
         chunks: micro-batches that were asked for.
         sizes: of the micro-batches.
 

@@ -13,7 +13,7 @@ _WAKE = object()
 
 
 class Stopped(Exception):  # noqa: N818 - no error of its own: another action has failed
-    """What was waited for will never come."""
+    """The awaited value will never come."""
 
 
 class Mailboxes:

@@ -1,7 +1,7 @@
 """Hardware as data: what a device computes, how fast its memory is, and how devices are linked.
 
-A profile is a YAML file; those of this package lie in ``profiles/``. Whoever has other hardware writes such a file and
-passes its path; nothing else needs to change.
+A profile is a YAML file; those of this package are in ``profiles/``. For other hardware write such a file and pass its
+path; nothing else needs to change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One row of the published benchmarks, run in the simulator as torchgpipe's scripts ran it.
 
 - A speed is that of an epoch: its whole mini-batches back to back, and the smaller one at its end, if there is one.
-- A memory is the sum over devices of what the allocators hold at the most in two steps; activations are that without
-  12 bytes for each parameter: the parameter, its gradient and RMSprop's average.
+- A memory is the sum over devices of the peak reserved bytes in two steps; activations are this sum without 12 bytes
+  for each parameter: the parameter, its gradient and RMSprop's average.
 - Where host threads race, in the ablation's baseline, there are more steps, as there were: the mean of their times, the
   most of their memory.
 - A utilisation is what sampling the driver shows: the share of a step in which a device computes, or sends a copy.
@@ -68,7 +68,7 @@ def is_fitted(row: Setting) -> bool:
 
 def published_source(row: Setting, cache: Path | None = None) -> ModelSource:
     """Traces of a row's model; ``cache``: folder of stored traces."""
-    # Only whoever has no stored workload needs traces, and what puts them together.
+    # Traces are needed only for a workload that is not stored.
     from gpipe_bench.simulator.workloads.sources import model_of_suite, resnet101_source
 
     if row.model == "resnet101":

@@ -3,7 +3,7 @@
 Inputs enter by a node that notes the gradient that arrives; outputs leave by a node that makes a gradient out of
 nothing, which then belongs to autograd alone. In between nobody but layer and graph hold a tensor:
 
-    block 0..k-1 ─ Enter ─ layer ─ Exit        forward: births, deaths, kernels; then what is left is what was kept
+    block 0..k-1 ─ Enter ─ layer ─ Exit        forward: births, deaths, kernels; blocks left at the end are saved
          ▲                           │
          └── noted gradient ◄────────┘         backward
 """
@@ -137,7 +137,7 @@ def _trace_plain(
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - autograd's own count of what was written in place
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - autograd's own count of writes in place
 
 
 class _Tracing:
@@ -160,7 +160,7 @@ class _Tracing:
         output, stashed, popped = self._forward()
         entered = sum(spec.requires_grad + spec.view for spec in self.input_specs)
         nodes = _next_node() - first_node - 1 - entered
-        # An input that nothing needs is let go by whoever calls the layer, which ``kept`` tells.
+        # The caller of the layer frees an input that nothing needs; ``kept`` tells which.
         inside = range(len(self.input_specs))
         forward = tuple(step for step in recorder.take() if not (isinstance(step, Free) and step.block in inside))
         leaving = tensors_of([*flat(output), *stashed.values()])

@@ -48,7 +48,7 @@ def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Has
 
 
 def _recipe_of(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-    """The recipe of what an operation gives, by calling it if it is not known otherwise."""
+    """The recipe of an operation's results; the operation is called if the recipe is not known."""
     plain = plain_result(func, args, kwargs)
     if plain is not None:
         return (plain,)
@@ -109,7 +109,7 @@ def _answer(func: Any, args: Any, kwargs: Any, results: SimpleQueue[Any]) -> Non
     """Give back what a call gives, or the error that it raises."""
     try:
         results.put((func(*args, **kwargs), None))
-    except BaseException as error:  # noqa: BLE001 - raised again by whoever asked
+    except BaseException as error:  # noqa: BLE001 - raised again by the caller
         results.put((None, error))
 
 

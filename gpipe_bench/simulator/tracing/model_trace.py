@@ -1,4 +1,4 @@
-"""Traces a whole model: each kind of layer once, every layer in its place.
+"""Traces a whole model: each kind of layer once.
 
 Shapes go through the model from its first layer to its last; then, from the last to the first, which gradients exist:
 an output that nobody reads gets none, and the layer's backward pass is shorter for it.

@@ -39,7 +39,7 @@ _FUSED: Final[Mapping[Any, Callable[..., Any]]] = {
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
-    """Writes the steps of what runs under it.
+    """Records the steps of the operations that run under it.
 
     Attributes:
         steps: where the next steps go; replaced between the phases of a trace.

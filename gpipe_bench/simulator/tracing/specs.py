@@ -22,7 +22,7 @@ class TensorSpec:
         dtype: their type.
         requires_grad: whether it needs a gradient.
         view: whether it is a view of a tensor that autograd knows: to write to it costs the backward pass two copies
-            (``CopySlices``). Only of what a layer gives out.
+            (``CopySlices``). Known for outputs of a layer only.
     """
 
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class TensorSpec:
 
     @classmethod
     def decoded(cls, value: Any) -> Any:
-        """Nested lists of what :meth:`encoded` made, as tuples of specs."""
+        """Tuples of specs from the nested lists that :meth:`encoded` made."""
         if isinstance(value, dict):
             dtype = getattr(torch, value["dtype"])
             return cls(tuple(value["shape"]), tuple(value["stride"]), dtype, value["requires_grad"])

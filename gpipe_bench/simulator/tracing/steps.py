@@ -59,7 +59,7 @@ class Free:
     Attributes:
         block: the storage.
         gradient: whether it was added to the gradient of a parameter, which it becomes where there is none yet.
-        view: whether what was added is a view, as the gradient of a linear layer's weight, which autograd transposes.
+        view: whether the added gradient is a view, as that of a linear layer's weight, which autograd transposes.
     """
 
     block: int

@@ -26,11 +26,11 @@ TRACING: Final = ("tracing/*.py", "workloads/optimizer*.py", "workloads/sources.
 
 
 class StoredTraces:
-    """All that is known of a model; what was stored is decoded when it is asked for.
+    """The traces of a model; stored ones are decoded on demand.
 
     Args:
         facts: of each layer; not needed with ``encoded``.
-        encoded: what was stored.
+        encoded: the stored form.
 
     Attributes:
         layers: for each layer the number of its kind among others and as the first of a partition, per size that was

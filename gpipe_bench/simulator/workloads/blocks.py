@@ -32,7 +32,7 @@ class Blocks:
     count: int = 0
 
     def leave(self, blocks: Iterable[int]) -> None:
-        """Whoever holds them from now on is no affair of the task."""
+        """The task holds these blocks no more."""
         self.holders.subtract(blocks)
 
     def alloc(self, nbytes: int) -> int:

@@ -17,7 +17,7 @@ _MOST: Final = 2**19
 
 
 class Composed:
-    """What was composed of the layers of one model, the latest first to stay."""
+    """The work of partitions of one model; the oldest is dropped first."""
 
     def __init__(self) -> None:
         self._costs: dict[str, Costs] = {}
@@ -33,7 +33,7 @@ class Composed:
 
         Args:
             costs: of :meth:`costs`.
-            key: everything else that it hangs on.
+            key: everything else that it depends on.
             make: makes it.
         """
         place = id(costs), key

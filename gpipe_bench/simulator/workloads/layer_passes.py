@@ -27,11 +27,11 @@ class LayerPasses:
         departing: numbers of the skips that go to others.
         apart: whether inputs are leaves, as in a checkpoint: then gradients that they do not have for themselves, or
             that are laid out otherwise, are copied (``AccumulateGrad``).
-        copies: whether the layers get copies of what enters, since they write to it.
+        copies: whether the layers get copies of their inputs, because they write to them.
 
     Attributes:
         skip_bytes: of the skips that go.
-        needs: of what enters, skips aside, whether it needs a gradient.
+        needs: for each input but skips, whether it needs a gradient.
         skip_needs: numbers of the skips that arrive and need one.
         writes: whether layers write to what enters.
         cloned: bytes of the gradients that leaves copy, or would if inputs were leaves.
@@ -132,7 +132,7 @@ def _forward(
     kept = {block: names[block] for block in layer.kept if block in names} if graph else {}
     for block in (*(port.block for port in leaving), *kept.values()):
         blocks.hold(block)
-    # The layer itself, and whoever called it, let go.
+    # The layer and its caller drop their references.
     own = [name for block, name in names.items() if block >= layer.inputs]
     for block in (*own, *incoming):
         blocks.drop(block)
