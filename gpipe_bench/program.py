@@ -33,8 +33,8 @@ from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles, microbatc
 __all__ = ["HANDED_OVER_BYTES", "Lanes", "Plan", "run_forward"]
 
 HANDED_OVER_BYTES: Final = 2**16
-"""In a scheduled backward pass a task with a single output gets the only reference to its gradient, if that has at least
-so many bytes. A smaller one is not worth the node that hands it over."""
+"""In a scheduled backward pass a task with a single output gets the only reference to its gradient, if the gradient has
+this many bytes or more. A smaller one is not worth the node that hands it over."""
 
 SkipT = TypeVar("SkipT", bound=Hashable)
 SkipT_contra = TypeVar("SkipT_contra", bound=Hashable, contravariant=True)
