@@ -11,6 +11,7 @@
     ├── RandomnessError    (RuntimeError)  a recomputation could not reproduce its random numbers
     ├── TraceError         (ValueError)    a layer cannot be traced without values, or not with these shapes
     ├── UnsupportedError   (RuntimeError)  a switch or device that this machine cannot run
+    ├── CompilerError      (RuntimeError)  there is no C compiler, or it failed
     ├── OutOfMemory        (RuntimeError)  a simulated device has too little memory
     └── OutputError        (OSError)       a result could not be written
 
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "BalanceError",
+    "CompilerError",
     "ConfigError",
     "DeviceCountError",
     "GpipeBenchError",
@@ -97,6 +99,10 @@ class TraceError(GpipeBenchError, ValueError):
 
 class UnsupportedError(GpipeBenchError, RuntimeError):
     """This machine cannot run the requested settings."""
+
+
+class CompilerError(GpipeBenchError, RuntimeError):
+    """The C code of the package cannot be compiled or loaded on this machine."""
 
 
 class OutputError(GpipeBenchError, OSError):

@@ -30,7 +30,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles, microbatch_major
 
-__all__ = ["HANDED_OVER_BYTES", "Lanes", "Plan", "run_forward"]
+__all__ = ["HANDED_OVER_BYTES", "PHASES", "Lanes", "Plan", "run_forward"]
 
 HANDED_OVER_BYTES: Final = 2**16
 """In a scheduled backward pass a task with a single output gets the only reference to its gradient, if the gradient has
@@ -117,12 +117,9 @@ def run_forward(plan: Plan[SkipT], lanes: Lanes[SkipT]) -> None:
     """
     try:
         for cycle in plan.cycles():
-            for i, j in cycle:
-                _fence(plan, lanes, i, j)
-            for i, j in cycle:
-                _launch(plan, lanes, i, j)
-            for i, j in cycle:
-                _collect(plan, lanes, i, j)
+            for phase in PHASES:
+                for i, j in cycle:
+                    phase(plan, lanes, i, j)
     except BaseException:
         lanes.drain()
         raise
@@ -152,3 +149,7 @@ def _collect(plan: Plan[SkipT], lanes: Lanes[SkipT], i: int, j: int) -> None:
         lanes.recompute(i, j)
     if i < plan.m - 1 and plan.backward and plan.components.fork_join:
         lanes.fork(i, j)
+
+
+PHASES: Final = (_fence, _launch, _collect)
+"""The phases of a cycle, each for all of its tasks before the next: functions of (plan, lanes, i, j)."""

@@ -28,7 +28,8 @@ CHECKS: Final[dict[str, tuple[str, ...]]] = {
     "snakefmt": ("snakefmt", "--check", *WORKFLOW),
     "snakemake-lint": ("snakemake", "--lint"),
     "wheel": ("scripts.check_wheel",),
-    "pytest": ("pytest",),
+    "pytest": ("scripts.run_tests",),
+    "sanitizers": ("scripts.check_native",),
 }
 _RULE: Final = "=" * 78
 

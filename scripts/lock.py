@@ -4,6 +4,7 @@
     requirements/workflow.lock    run.lock, and what the Snakemake workflow needs
     requirements/models.lock      workflow.lock, and published networks
     requirements/dev.lock         models.lock, and what checks and tests need
+    requirements/compiler.lock    a C compiler, which set-up installs where there is none; no layer has it
     workflows/envs/gpipe_bench.yaml    run.lock and workflow.lock as a conda environment: `snakemake --sdm conda`
 
 All layers are one resolution: no package has two versions. pip-tools runs in a throw-away virtual environment, so pip's
@@ -39,6 +40,9 @@ LAYERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Layer -> extras of pyproject.toml that it adds to the layers before it."""
 
+COMPILER: Final = "compiler"
+"""The extra of pyproject.toml that is in no layer, and has a lock of its own."""
+
 # Builds the project without build isolation; no package of the run layer asks for it on every Python.
 _BUILD_BACKEND: Final = "setuptools"
 _RESOLVER: Final = "pip-tools==7.6.2"
@@ -46,6 +50,7 @@ _BROUGHT_BY_TORCH: Final = re.compile(r"(?:nvidia-(?!ml-py\b)|cuda-|triton\b)")
 _LOCAL_VERSION: Final = re.compile(r"\+\S+")
 _HEADER: Final = "# `make lock` writes this file from pyproject.toml and requirements/pins.in.\n"
 _RUN_HEADER: Final = "# The CUDA libraries of torch are not here: torch itself pins them.\n"
+_COMPILER_HEADER: Final = "# Set-up installs this where there is no C compiler.\n"
 _ENVIRONMENT_HEADER: Final = """\
 # The environment of the rules for `snakemake --sdm conda`: `make lock` writes it from run.lock and workflow.lock.
 # Rules run in the checkout, where Python finds the package: it is not installed.
@@ -89,7 +94,9 @@ def split(all_pins: Sequence[str], needed: Mapping[str, Sequence[str]]) -> dict[
 
 
 def lock_text(layer: str, added: Sequence[str]) -> str:
-    """The text of the lock of a layer."""
+    """The text of the lock of a layer, or of the compiler's."""
+    if layer == COMPILER:
+        return _HEADER + _COMPILER_HEADER + "".join(f"{pin}\n" for pin in added)
     names = list(LAYERS)
     place = names.index(layer)
     start = f"--requirement {names[place - 1]}.lock\n" if place else _RUN_HEADER
@@ -103,7 +110,7 @@ def rules_environment(added: Mapping[str, Sequence[str]]) -> str:
 
 
 def resolve() -> dict[str, list[str]]:
-    """The pins that each layer adds, the newest version of everything."""
+    """The pins that each layer adds and those of the compiler, the newest version of everything."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         venv.create(place, with_pip=True)
@@ -118,7 +125,10 @@ def resolve() -> dict[str, list[str]]:
             chosen = [word for extra in extras for word in ("--extra", extra)]
             made = _compiled(python, place / f"{layer}.txt", [*options, *chosen], str(place / "backend.in"))
             needed[layer] = portable(made)
-        return split(portable(whole), needed)
+        pins_of_all = portable(whole)
+        added = split(pins_of_all, needed)
+        in_layers = {pin for pins_of in added.values() for pin in pins_of}
+        return {**added, COMPILER: [pin for pin in pins_of_all if pin not in in_layers]}
 
 
 def _compiled(python: str, output: Path, options: Sequence[str], source: str) -> str:

@@ -113,6 +113,13 @@ say "install this checkout in editable form"
 # The locks have everything, the build backend too: nothing unpinned comes in here.
 "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 "$venv/bin/python" -m pip check --disable-pip-version-check
+if [ -z "${CC:-}" ] && ! command -v cc > /dev/null; then
+  say "install a C compiler, since there is none in PATH (100 MB)"
+  "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --requirement requirements/compiler.lock || true
+fi
+say "compile the C code of the package"
+# Only the simulator needs it. Where it cannot be compiled now, a line says why, and the first use tries again.
+"$venv/bin/python" -m gpipe_bench.native || true
 rm -f "$unfinished"
 printf '%s %s' "$layer" "$digest" > "$complete"
 printf '\n== set-up: done, .venv has the layer %s\n' "$layer"

@@ -62,6 +62,7 @@ def commands(reference: Path) -> Iterator[Command]:
     peers = str(reference / "measured")
     yield Command(("-c", TRAINING), "trained with Pipe")
     yield _bench("--version", says=".")
+    yield Command(("-m", "gpipe_bench.native"), "")
     yield _bench("simulate", "--balance", "34-76-70-61", says="published")
     yield _bench("simulate-published", "ablation", "--out", "published.json", says="")
     yield _bench("predictions", "--table", "ablation", "--out", "predictions.csv", says="written: predictions.csv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -11,6 +12,7 @@ from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, check_one_input
 from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.tracing.precision import PRECISIONS
 from gpipe_bench.simulator.workloads.build import Model, workload_of
 from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite, module_source
 
@@ -26,6 +28,7 @@ def balance_by_simulation(
     batch_size: int | None = None,
     chunks: int = 1,
     checkpoint: str = "except_last",
+    precision: str = "float32",
     cache: str | Path | None = None,
 ) -> list[int]:
     """Layers per partition such that the busiest device is as little busy as it can be, on simulated hardware.
@@ -44,6 +47,7 @@ def balance_by_simulation(
         batch_size: samples of a mini-batch; default: those of ``sample``. A model of the suite needs it.
         chunks: number of micro-batches.
         checkpoint: ``always``, ``except_last`` or ``never``; recomputation counts.
+        precision: ``float32``, or a half, ``float16`` or ``bfloat16``, as of :func:`gpipe_bench.simulator.simulate`.
         cache: folder that stores traces of a model of the suite, default: the user's cache folder, or the times of an
             ``nn.Sequential``, default: they are not stored.
 
@@ -57,11 +61,10 @@ def balance_by_simulation(
         TraceError: a layer does not run on tensors without values.
         TypeError: ``module`` is of another type, a layer requires several inputs, or ``sample`` does not consist of
             tensors.
-        ValueError: ``batch_size``, ``chunks`` or ``checkpoint`` is wrong.
+        ValueError: ``batch_size``, ``chunks``, ``checkpoint`` or ``precision`` is wrong.
     """
-    times = layer_simulated_times(
-        module, sample, profile=profile, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint, cache=cache
-    )
+    how: dict[str, Any] = {"chunks": chunks, "checkpoint": checkpoint, "precision": precision, "cache": cache}
+    times = layer_simulated_times(module, sample, profile=profile, batch_size=batch_size, **how)
     check_partitions(n, len(times))
     return split_min_max(times, n)
 
@@ -74,6 +77,7 @@ def layer_simulated_times(
     batch_size: int | None = None,
     chunks: int = 1,
     checkpoint: str = "except_last",
+    precision: str = "float32",
     cache: str | Path | None = None,
 ) -> list[float]:
     """Seconds per training step for which each layer keeps its device busy: all micro-batches, forward and backward.
@@ -85,12 +89,14 @@ def layer_simulated_times(
     """
     if checkpoint not in CHECKPOINT_MODES:
         raise ValueError(f"checkpoint must be one of {', '.join(CHECKPOINT_MODES)}, got {checkpoint!r}; use one")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}; use one")
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
     folder = Path(cache) if cache else None
     if isinstance(module, Model):
         if sample is not None or batch_size is None:
             raise ValueError("a model of the suite must come with batch_size and no sample; it makes its own")
-        source = model_of_suite(module.name, module.arguments, folder)
+        source = model_of_suite(module.name, module.arguments, folder, precision=precision)
         return _times(source, hardware, batch_size, chunks, checkpoint)
     check_model(module, sample)
     check_one_input(module, sample)
@@ -102,13 +108,14 @@ def layer_simulated_times(
         "batch_size": size,
         "chunks": chunks,
         "mode": checkpoint,
+        "precision": precision,
     }
     return kept_costs(
         folder,
         module,
         given,
         question,
-        lambda: _times(module_source(module, given), hardware, size, chunks, checkpoint),
+        lambda: _times(module_source(module, given, precision=precision), hardware, size, chunks, checkpoint),
     )
 
 

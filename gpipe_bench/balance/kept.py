@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 
 from gpipe_bench import __version__
 from gpipe_bench.balance.fingerprint import fingerprint, plain_form
+from gpipe_bench.cache import cache_folder
 from gpipe_bench.sealed import read_sealed, write_sealed
 
 __all__ = ["default_folder", "device_name", "kept_costs"]
@@ -25,8 +25,7 @@ __all__ = ["default_folder", "device_name", "kept_costs"]
 
 def default_folder() -> Path:
     """``$XDG_CACHE_HOME/gpipe_bench/balance``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gpipe_bench" / "balance"
+    return cache_folder("balance")
 
 
 def kept_costs(

@@ -46,6 +46,7 @@ def simulate(
     transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
+    precision: Annotated[str, _setting("precision")] = _DEFAULT.precision,
     flavour: Annotated[str, _setting("flavour")] = "current",
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
     rows: Annotated[
@@ -73,7 +74,8 @@ def simulate(
     tell_microbatches([cell])
     with progress(f"simulating {cell.model} on {cell.partitions} devices"):
         result = simulate_cells([cell])[0]
-    print_simulation(result, published_for([result.row]))
+    # Published runs trained in float32.
+    print_simulation(result, published_for([result.row]) if cell.precision == "float32" else [])
     _write(result, trace, rows)
 
 

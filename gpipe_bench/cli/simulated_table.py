@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
     """
     console = console or output()
     row = result.row
-    console.print(Text(_title(row), style="bold"))
+    console.print(Text(_title(row, json.loads(result.configuration).get("precision", "")), style="bold"))
     if row.status == "ok":
         console.print(_devices(result.devices))
         console.print(Text(_totals(row)))
@@ -50,11 +51,19 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
         console.print(Text(_caveats(row)))
 
 
-def _title(row: Row) -> str:
+def _title(row: Row, precision: str) -> str:
     pipeline = f"{row.partitions} partitions ({row.balance}), {row.microbatches} micro-batches, batch {row.batch_size}"
-    how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, autograd {row.flavour}"
+    how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {_order(row)}"
+    how += f", {precision}" if precision else ""
     where = f"simulated on {row.device_count} x {row.device} ({row.profile})"
     return f"{row.model} ({row.model_args})\n{pipeline}; {how}\n{where}"
+
+
+def _order(row: Row) -> str:
+    """What orders the passes."""
+    if row.schedule != "gpipe":
+        return f"schedule {row.schedule}"
+    return "scheduled backward pass" if row.backward == "scheduled" else f"autograd {row.flavour}"
 
 
 def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:

@@ -68,7 +68,7 @@ def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
         if not isinstance(leaf, Tensor) and _hides_tensors(leaf):
             raise TypeError(
                 f"layers must hand on tensors in tuples, lists or dicts, got a {type(leaf).__name__} that holds "
-                "some; return a tuple, or register the class with torch.utils.pytree"
+                "some; return a tuple, or register the class with torch.utils._pytree.register_pytree_node"
             )
     return tuple(leaves), structure
 

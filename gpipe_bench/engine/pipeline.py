@@ -86,6 +86,11 @@ class Pipeline(InPlace):
             gather: puts the outputs of micro-batches together.
             return_output: whether to.
         """
+        if not callable(loss):
+            raise TypeError(
+                f"loss must be a function of (output, target), got {loss!r:.60}; pass nn.functional.mse_loss, say"
+            )
+        targets = split_targets(target, self.chunks, sizes)
         if self._choice is None:
             output = self._forward(microbatches, gather)
             value = check_loss(loss(output, target))
@@ -95,7 +100,6 @@ class Pipeline(InPlace):
             return found if return_output else found[0]
         plan = self._plan(len(microbatches))
         lists = self._lists(plan)
-        targets = split_targets(target, self.chunks, sizes)
         entering = [value for microbatch in microbatches for value in microbatch.values]
         with self._entered(plan, microbatches) as batch:
             shares = [size / sum(sizes) if sum(sizes) else 1 / plan.m for size in sizes]

@@ -82,7 +82,7 @@ class Batch:
     def __init__(self, randomness: Randomness, concurrent: bool, training: bool) -> None:
         self.randomness = randomness
         self.training = training
-        self.suspect = False
+        self._suspect = False
         self.drew = False
         self.concurrent = concurrent
         self.nested = concurrent and in_task()
@@ -101,12 +101,17 @@ class Batch:
         """A number for task (i, j) of this batch."""
         return int.from_bytes(hashlib.blake2b(self._seed() + b"%d,%d" % (i, j), digest_size=7).digest(), "little")
 
+    @property
+    def suspect(self) -> bool:
+        """Whether a task may have drawn unexpectedly: since the batch began, the CPU's generator has moved on."""
+        return self._suspect or (self._state is not None and self._state != _bytes(torch.default_generator.get_state()))
+
     def end(self) -> None:
         """After the forward pass: note unexpected draws, and let the next batch draw other numbers."""
         if not self.concurrent:
             return
-        self.suspect = self._state != _bytes(torch.default_generator.get_state())
-        if self.suspect:
+        self._suspect = self.suspect
+        if self._suspect:
             self._seed()
         self._state = None
         if self.drew:

@@ -30,7 +30,7 @@ def uncached_weights(*, shared: bool, anew: bool) -> Iterator[None]:
     if anew and count:
         raise RuntimeError(
             "parametrized weights must be computed in each task, got parametrize.cached() around a batch with "
-            "checkpoints or backward='scheduled'; leave it out, or use checkpoint='never' with backward='autograd'"
+            "checkpoints or a schedule; leave it out, or use checkpoint='never' without schedule and backward"
         )
     yield
     if shared and parametrization_cache()[1] is not before:

@@ -110,6 +110,9 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
         for thread in threads[:1]:
             while thread.is_alive():
                 result_of(thread.join)
+        # An exception in there has a traceback, whose frames hold the outbox.
+        while not outbox.empty():
+            outbox.get()
         # Python's start() waits on a lock that an interrupt may leave in a state of its own.
         if isinstance(error, RuntimeError) and isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None

@@ -47,8 +47,12 @@ class Schedule:
 
     @classmethod
     def of(cls, devices: Iterable[Iterable[tuple[str, int, int]]]) -> Schedule:
-        """The schedule of some lists of ``(kind, i, j)``, a list for each device."""
-        return cls(tuple(tuple(Action(*action) for action in row) for row in devices))
+        """The schedule of some lists of ``(kind, i, j)``, a list for each device.
+
+        Raises:
+            TypeError: something in a list is no action.
+        """
+        return cls(tuple(tuple(map(_action, row)) for row in devices))
 
     def __iter__(self) -> Iterator[Action]:
         """All actions, device by device."""
@@ -83,6 +87,17 @@ class Schedule:
         Such a schedule can stop between the two: ``pipe(x)`` is its first part, ``loss.backward()`` its second.
         """
         return all("F" not in _after_first_other(row) for row in self.devices)
+
+
+def _action(given: object) -> Action:
+    """One action of a list that somebody wrote."""
+    if isinstance(given, tuple | list) and len(given) == len(Action._fields) and _counts(*given[1:]):
+        return Action(*given)
+    raise TypeError(f"an action must be (kind, micro-batch, partition), got {given!r}; write one as ('F', 0, 1)")
+
+
+def _counts(i: object, j: object) -> bool:
+    return isinstance(i, int) and isinstance(j, int)
 
 
 def _after_first_other(row: Sequence[Action]) -> str:

@@ -17,9 +17,7 @@ _NAMED = 6
 
 
 def merged_order(schedule: Schedule) -> list[Action]:
-    """All actions in one order, round by round: each device whose next action is ready takes it, the last one first.
-
-    So a backward pass frees what later partitions hold before it reaches the next earlier one.
+    """All actions in one order, round by round: each device whose next action is ready takes it.
 
     Raises:
         ScheduleError: the devices wait for each other; the message names the actions that each one waits for.
@@ -29,7 +27,7 @@ def merged_order(schedule: Schedule) -> list[Action]:
     done: set[Action] = set()
     order: list[Action] = []
     while any(rows):
-        ready = [row for row in reversed(rows) if row and not missing(row[0], n, done)]
+        ready = [row for row in rows if row and not missing(row[0], n, done)]
         if not ready:
             raise ScheduleError([_deadlock(rows, n, done)])
         taken = [row.popleft() for row in ready]

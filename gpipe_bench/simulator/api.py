@@ -12,21 +12,23 @@ Results are the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
-from gpipe_bench.errors import ConfigError, OutOfMemory
-from gpipe_bench.simulator.arguments import check_request
+from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
+from gpipe_bench.schedules import Schedule, check
+from gpipe_bench.simulator.arguments import ScheduleLike, check_request
+from gpipe_bench.simulator.clock.list_rows import chosen_schedule
+from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.host.settings import enough_steps
 from gpipe_bench.simulator.runs.events import Settings, run
 from gpipe_bench.simulator.runs.simulation import GIB, DeviceUse, Shortage, Simulation, device_uses, step_events
-from gpipe_bench.simulator.workloads.build import Model, build_workload
+from gpipe_bench.simulator.workloads.build import Model, build_workload, microbatch_sizes
 from gpipe_bench.simulator.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def simulate(
     checkpoint: str = "except_last",
     components: Components = Components(),  # noqa: B008 - frozen
     backward: str = "autograd",
+    schedule: ScheduleLike | None = None,
     transfer: str = "direct",
     optimizer: str | None = "sgd",
     profile: str | Path | Profile = "p40",
@@ -51,6 +54,7 @@ def simulate(
     sample: Tensor | tuple[Tensor, ...] | None = None,
     loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
+    precision: str = "float32",
     flavour: str = "current",
     steps: int | None = None,
     memory: bool = True,
@@ -66,6 +70,9 @@ def simulate(
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
         backward: what orders the backward pass: ``autograd``, or ``scheduled``, the reversed schedule.
+        schedule: the name of one of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each
+            device. It orders all passes as ``pipe.step`` runs them, with a loss for each micro-batch, whatever
+            ``backward`` is. None: the forward program, then ``backward``.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile.
@@ -73,31 +80,66 @@ def simulate(
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them, on any device.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
+        precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves, master weights in float32.
         flavour: which autograd engine: ``current``, or ``published``, that of the published runs.
-        steps: training steps, one after the other; the result is the mean of those after the first. 1 is a step that
-            begins and ends with idle devices. None is 2, or more if host threads race.
+        steps: training steps; the result is the mean of those after the first. 1 is a step between idle devices. None
+            is 2, or more if host threads race.
         memory: whether to simulate the allocators.
         cache: folder of stored traces; default: the user's cache folder.
 
     Raises:
         ConfigError: arguments are wrong, all of which it lists, or the engine would refuse the module.
         BalanceError: the sum of ``balance`` is not the number of layers.
+        ScheduleError: the schedule does not exist for these numbers, or cannot run.
         SkipLayoutError, TraceError: skips do not match, or a layer does not run on tensors without values.
     """
-    check_request(locals())
-    if not isinstance(model, Model):
-        _check_module(model)
+    request = locals()
+    check_request(request)
+    return _answer(request)
+
+
+_SETTINGS: Final = ("components", "checkpoint", "flavour", "transfer", "memory", "backward")
+_WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "optimizer", "precision")
+
+
+def _answer(request: Mapping[str, Any]) -> Simulation:
+    """The simulation of a checked request, by the names of :func:`simulate`."""
+    model, balance, schedule, profile = (request[name] for name in ("model", "balance", "schedule", "profile"))
+    _check_module(model)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    settings = Settings(components, checkpoint, flavour, transfer, tuple(devices), memory=memory, backward=backward)
-    batch: dict[str, Any] = {"batch_size": batch_size, "chunks": chunks, "sample": sample, "loss": loss}
-    options: dict[str, Any] = {"target": target, "cache": Path(cache) if cache else None, "optimizer": optimizer}
-    workload = build_workload(model, balance=balance, profile=hardware, **batch, **options)
-    settings = replace(settings, steps=enough_steps(settings, workload.m * workload.n) if steps is None else steps)
-    return _simulated(workload, hardware, settings, _facts(model, balance, chunks, settings))
+    settings = Settings(**{name: request[name] for name in _SETTINGS}, devices=tuple(request["devices"]))
+    if schedule is not None:
+        m = len(microbatch_sizes(request["batch_size"], request["chunks"]))
+        settings = _scheduled(settings, schedule, m, len(balance))
+    work = {name: request[name] for name in _WORK}
+    if isinstance(settings.schedule, Schedule):
+        work["split"] = settings.schedule.splits
+    cache = Path(request["cache"]) if request["cache"] else None
+    workload = build_workload(model, profile=hardware, cache=cache, **work)
+    steps = request["steps"] or enough_steps(settings, workload.m * workload.n)
+    facts = _facts(model, balance, request["chunks"], settings)
+    if schedule is not None:
+        facts["schedule"] = schedule if isinstance(schedule, str) else "own"
+    return _simulated(workload, hardware, replace(settings, steps=steps), facts)
 
 
-def _check_module(model: nn.Sequential) -> None:
+def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> Settings:
+    """``settings`` with a schedule that was checked, on the devices that it is for."""
+    given = schedule if isinstance(schedule, str | Schedule) else Schedule.of(schedule)
+    try:
+        chosen = chosen_schedule(given, m, n, settings.devices)
+    except ScheduleError:
+        raise
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    check(chosen)
+    return replace(settings, schedule=chosen, backward="scheduled", devices=settings.devices or chosen.placement)
+
+
+def _check_module(model: nn.Sequential | Model) -> None:
     """Refuse a module that the engine refuses."""
+    if isinstance(model, Model):
+        return
     from gpipe_bench.engine.sequential import check_outermost, check_sharing
 
     try:
@@ -153,7 +195,7 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
         throughput_samples_per_s=batch_size / done.step_ns * 1e9,
         step_time_ms=done.step_ns / 1e6,
         microbatches=workload.m,
-        devices=device_uses(done, *counted, settings.devices or range(workload.n)),
+        devices=device_uses(done, *counted, done.devices),
         events=last[0],
         peak_allocated_gib=_total_gib(done.peak_allocated_bytes),
         peak_reserved_gib=_total_gib(done.peak_reserved_bytes),

@@ -11,13 +11,17 @@ from typing import Any, Final
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules import SCHEDULES, Schedule
+from gpipe_bench.simulator.clock.settings import BACKWARDS, FLAVOURS
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.host.autograd import FLAVOURS
-from gpipe_bench.simulator.host.settings import BACKWARDS
+from gpipe_bench.simulator.tracing.precision import PRECISIONS
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 
-__all__ = ["check_request"]
+__all__ = ["ScheduleLike", "check_request"]
+
+ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
+"""A name, a schedule, or a list of ``(kind, i, j)`` for each device."""
 
 TRANSFERS: Final = ("direct", "host")
 _MOST_DEVICES: Final = 2**16
@@ -28,6 +32,7 @@ _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "transfer": TRANSFERS,
     "flavour": FLAVOURS,
     "optimizer": (*OPTIMIZERS, None),
+    "precision": PRECISIONS,
 }
 _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "model": (Model, "an nn.Sequential or a gpipe_bench.simulator.Model; list its layers in one"),
@@ -48,6 +53,7 @@ def check_request(given: Mapping[str, Any]) -> None:
         ConfigError: all problems at once.
     """
     problems = [*_types(given), *_choices(given), *_numbers(given), *_devices(given), *_batch(given)]
+    problems += _schedule(given["schedule"])
     if problems:
         raise ConfigError(problems)
 
@@ -81,6 +87,18 @@ def _devices(given: Mapping[str, Any]) -> Iterator[str]:
         yield f"devices must be numbers below {_MOST_DEVICES}, got {max(devices)}; number them from 0 on"
     elif devices and _is_list(balance) and len(devices) != len(balance):
         yield f"devices must be one per partition, got {len(devices)} for {len(balance)}; name each, or none"
+
+
+def _schedule(schedule: object) -> Iterator[str]:
+    rule = f"schedule must be one of {', '.join(SCHEDULES)}, a Schedule, or a list of (kind, i, j) per device"
+    if isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            yield f"{rule}, got {schedule!r}; use one of them"
+    elif schedule is not None and not isinstance(schedule, Schedule):
+        try:
+            Schedule.of(schedule)  # type: ignore[arg-type]  # that is the question
+        except (TypeError, ValueError):
+            yield f"{rule}, got {_shown(schedule)}; use one of them"
 
 
 def _batch(given: Mapping[str, Any]) -> Iterator[str]:

@@ -25,16 +25,10 @@ from torch import nn
 
 from gpipe_bench.files import write_files
 from gpipe_bench.simulator.api import Model, simulate
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
-from gpipe_bench.simulator.runs.events import Settings, run_whole
-from gpipe_bench.simulator.workloads.build import build_workload
 
 __all__ = ["main"]
 
 _SIZES: Final = ((8, 32), (8, 128), (8, 512), (32, 128), (64, 64), (64, 128), (64, 256), (256, 1024))
-_ON_CLOCK: Final = 2**14
-"""The largest number of tasks that is also simulated task by task."""
-
 _PROFILE: Final = "h100"
 _SAMPLES, _FEATURES = 8, 1024
 _MODELS: Final = (Model("amoebanet-d", {"L": 60, "D": 256}), Model("unet", {"B": 5, "C": 32}))
@@ -51,22 +45,10 @@ _TABLE: Final = """
 ## `simulate()` by size
 
 {profile}, n linear layers, one per partition, m micro-batches, defaults: two steps, with memory, tracing included.
-Beside it the same steps with the clock, task by task, as every pipeline is simulated whose order of issue is not known
-beforehand; tracing aside. Were cost linear in n m, the microseconds per task would be constant.
+Were cost linear in n m, the microseconds per task would be constant. Each step is one of n m tasks.
 
-| n | m | `simulate()`, s | µs per task | on the clock, s | µs per task |
-|--:|--:|--:|--:|--:|--:|
-"""
-_FOOT: Final = """
-From 2^10 tasks on, pipelines whose order of issue is known beforehand are simulated without the clock: the turns of
-host threads one by one (`gpipe_bench/simulator/known_order/host_threads.py`), with the same times to the nanosecond.
-What a pass does to free memory is looked up, since a steady state repeats itself
-(`gpipe_bench/simulator/memory_states/pool_states.py`). Peaks are the same to the byte. Where a host thread runs ahead,
-no state of a device is like one before, but those of free memory are
-(`gpipe_bench/simulator/memory_states/free_states.py`). Where tensors live otherwise than the looking up has it, every
-request is made, which takes most of the time. The order is not known beforehand without clock-cycles, Fork and Join,
-copy streams or portals of skips, with the older autograd engine, with a scheduled backward pass, and on a device that
-is full. There the clock simulates every task.
+| n | m | `simulate()`, s | µs per task and step |
+|--:|--:|--:|--:|
 """
 
 
@@ -98,21 +80,11 @@ def _simulated(n: int, m: int, *, activated: bool = False) -> float:
     return _seconds(run, 1 if n * m > 2**17 else 3)
 
 
-def _by_clock(n: int, m: int) -> float:
-    profile = load_profile(_PROFILE)
-    work = build_workload(**_chain(n, m), profile=profile)
-    return _seconds(partial(run_whole, work, HardwareMachine(profile), Settings(steps=2)), 2)
-
-
 def _sizes() -> Iterator[str]:
     """A row for each size."""
     for n, m in _SIZES:
-        tasks = n * m
-        seconds = [_simulated(n, m)]
-        if tasks <= _ON_CLOCK:
-            seconds.append(_by_clock(n, m))
-        cells = [f"{found:.2f} | {found / tasks * 1e6:.1f}" for found in seconds] + [" | "] * (2 - len(seconds))
-        yield f"| {n} | {m} | {' | '.join(cells)} |\n"
+        seconds = _simulated(n, m)
+        yield f"| {n} | {m} | {seconds:.2f} | {seconds / (2 * n * m) * 1e6:.2f} |\n"
 
 
 def _predictions(times: int = 3) -> tuple[float, float]:
@@ -181,7 +153,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add(_TABLE.format(profile=_PROFILE.upper()))
     for line in _sizes():
         add(line)
-    add(_FOOT)
     if chosen.out is not None:
         write_files({chosen.out: page})
 

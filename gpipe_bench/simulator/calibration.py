@@ -2,9 +2,9 @@
 
 Three shares of a peak are fitted, by least squares of relative errors. What the rows do not tell stays what the profile
 says: a departure from it costs as much as an error does, but for rows that agree to a few percent it hardly counts. So
-one row is enough, and rows of models of different make tell more. How well they tell a share is its spread: an interval
-of 95 %, by linear propagation of what a row may be wrong by and of what the profile's shares may be. Rows of one make
-may agree to a tenth of a percent and leave the spread wide, since what one class of kernels loses another one gains.
+one row is enough, and rows of different models tell more. The spread of a share is an interval of 95 %, by linear
+propagation of the errors that rows and the profile's shares may have. Rows of similar models may agree to a tenth of a
+percent and leave the spread wide, since what one class of kernels loses another one gains.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.fit import Observation, observe
+from gpipe_bench.simulator.hardware.fitted_shares import fitted_profile
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
 from gpipe_bench.simulator.published.settings import Setting
@@ -32,6 +34,8 @@ __all__ = ["SHARES", "RowFit", "calibrate_rows"]
 SHARES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
 """The efficiencies, in the order of the fit; other ones keep their ratio to ``other_conv_matmul``."""
 
+# The other ones, and the largest that each may be.
+_TIED: Final = MappingProxyType({"spatial_conv": FAST_SHARE, "matmul": DIRECT_SHARE})
 # A row is trusted to 3 %; a share may well be three times what the profile assumes.
 _ROW: Final = 0.03
 _PRIOR: Final = log(3)
@@ -75,8 +79,8 @@ def calibrate_rows(
         cache: folder of stored traces; the user's cache folder by default.
 
     Raises:
-        ConfigError: no row can be used, rows are of several devices or of another one than the profile's, or one is
-            faster than the profile's peaks allow, whatever the others are.
+        ConfigError: no row can be used, rows are of several devices or of another one than the profile's, one is
+            faster than the profile's peaks allow, whatever the others are, or profiles refuse a fitted share.
     """
     cells: dict[_Key, list[float]] = {}
     used = [row for row in rows if _usable(row)]
@@ -96,7 +100,7 @@ def calibrate_rows(
     shares, spread = _fitted(seen, profile)
     origin = f"fitted to {len(seen)} cells measured on {devices[0]}, from the efficiencies of {profile.name}"
     update = {"name": name or profile.name, "sources": {**profile.sources, "efficiency": origin}}
-    fitted = _with_shares(profile, shares).model_copy(update=update)
+    fitted = fitted_profile(profile, _with_tied(profile, shares)).model_copy(update=update)
     return RowFit(
         fitted,
         {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in seen},
@@ -144,28 +148,34 @@ def _fitted(seen: Sequence[Observation], profile: Profile) -> tuple[tuple[float,
     most = [log(limit) for limit in _limits(profile)]
     # Durations are whole nanoseconds, so a derivative needs a step that is not too small.
     found = least_squares(residuals, start, bounds=(-np.inf, most), diff_step=1e-3)
-    # Residuals are in units of what is expected; where they are larger, so is everything.
+    # Residuals are in units of the expected ones; where they are larger, intervals are wider.
     scatter = max(1.0, 2 * found.cost / len(seen))
     widths = _SIGMAS * np.sqrt(scatter * np.diag(np.linalg.inv(found.jac.T @ found.jac)))
     spread = np.exp([found.x - widths, np.minimum(found.x + widths, most)])
-    return tuple(round(exp(value), 3) for value in found.x), list(zip(*spread.tolist(), strict=True))
+    return tuple(exp(value) for value in found.x), list(zip(*spread.tolist(), strict=True))
 
 
 def _limits(profile: Profile) -> tuple[float, ...]:
     """The largest shares that may be."""
     efficiency = profile.efficiency
-    tied = (efficiency.spatial_conv, FAST_SHARE), (efficiency.matmul, DIRECT_SHARE)
+    tied = [(getattr(efficiency, name), most) for name, most in _TIED.items()]
     others = [most * efficiency.other_conv_matmul / share for share, most in tied if share is not None]
     return FAST_SHARE, min(DIRECT_SHARE, *others), DIRECT_SHARE
 
 
 def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
-    values: dict[str, Any] = {**dict(zip(SHARES, shares, strict=True)), "origin": "fitted"}
-    moved = values["other_conv_matmul"] / profile.efficiency.other_conv_matmul
-    for name in ("spatial_conv", "matmul"):
+    update: dict[str, Any] = {**_with_tied(profile, shares), "origin": "fitted"}
+    return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=update)})
+
+
+def _with_tied(profile: Profile, shares: Sequence[float]) -> dict[str, float | None]:
+    """Fitted shares, and those that keep their ratio to one of them, as far as their limits let them."""
+    values: dict[str, float | None] = dict(zip(SHARES, shares, strict=True))
+    moved = shares[SHARES.index("other_conv_matmul")] / profile.efficiency.other_conv_matmul
+    for name, most in _TIED.items():
         share = getattr(profile.efficiency, name)
-        values[name] = None if share is None else round(share * moved, 3)
-    return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=values)})
+        values[name] = None if share is None else min(share * moved, most)
+    return values
 
 
 def _check_possible(seen: Sequence[Observation], profile: Profile, device: str) -> None:

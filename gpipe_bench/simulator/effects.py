@@ -18,9 +18,9 @@ from gpipe_bench.components import Components
 from gpipe_bench.data import needed_checkout
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
+from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.fit import FITTED
 from gpipe_bench.simulator.hardware.profile import Profile, load_profile
-from gpipe_bench.simulator.host.settings import enough_steps
 from gpipe_bench.simulator.published.runs import PublishedRuns
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
 from gpipe_bench.simulator.runs.events import Run, Settings, run
@@ -157,6 +157,12 @@ def _scratch(factor: float) -> Callable[[Workload], Workload]:
             graph_memory=scaled(task.graph_memory),
             backward_memory=scaled(task.backward_memory),
             checkpointed=task.checkpointed and task_with(task.checkpointed),
+            split=task.split
+            and replace(
+                task.split,
+                inputs_memory=scaled(task.split.inputs_memory),
+                weights_memory=scaled(task.split.weights_memory),
+            ),
         )
 
     def change(work: Workload) -> Workload:

@@ -9,6 +9,7 @@ bandwidth is not, since these rows hardly tell it from the others: it stays what
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from typing import Final
 
 from scipy.optimize import least_squares
 
+from gpipe_bench.errors import GpipeBenchError
+from gpipe_bench.simulator.hardware.fitted_shares import fitted_profile
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.published.runs import is_fitted, published_source
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
@@ -34,6 +37,8 @@ FITTED: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul")
 
 # Where a fit starts, so that a fit of its own result gives the same numbers.
 _START: Final = (0.8, 0.4, 0.4)
+# Farther from 1 than any share; a step of the fit that goes beyond would overflow.
+_FARTHEST: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +95,37 @@ def calibrate(observations: Sequence[Observation], profile: Profile) -> Calibrat
 
     Raises:
         ValueError: fewer than three observations.
+        ConfigError: profiles refuse a fitted share, such as one above 1.
     """
     if len(observations) < len(FITTED):
         raise ValueError(
             f"observations must be at least {len(FITTED)} for as many constants, got {len(observations)}; add rows"
         )
-    fitted = _fitted(observations, profile)
-    others = [_fitted([row for row in observations if row is not left_out], profile) for left_out in observations]
-    values = {name: [getattr(other.efficiency, name) for other in others] for name in FITTED}
+    fitted = fitted_profile(profile, dict(zip(FITTED, _shares(observations, profile), strict=True)))
+    # What is fitted to fewer rows is no profile, so it may be any number.
+    others = [_shares([row for row in observations if row is not left_out], profile) for left_out in observations]
+    spread = [(round(min(found), 3), round(max(found), 3)) for found in zip(*others, strict=True)]
     return Calibration(
         fitted,
         {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in observations},
-        {name: (min(found), max(found)) for name, found in values.items()},
+        dict(zip(FITTED, spread, strict=True)),
     )
 
 
-def _fitted(observations: Sequence[Observation], profile: Profile) -> Profile:
+def _shares(observations: Sequence[Observation], profile: Profile) -> list[float]:
+    """The shares that fit best, in the order of :data:`FITTED`."""
+
     def residuals(logs: Sequence[float]) -> list[float]:
-        candidate = _with_shares(profile, [exp(value) for value in logs])
+        candidate = _with_shares(profile, list(map(_share, logs)))
         return [log(row.simulated(candidate) / row.samples_per_s) for row in observations]
 
     # Durations are whole nanoseconds, so a derivative needs a step that is not too small.
     found = least_squares(residuals, [log(share) for share in _START], diff_step=1e-3)
-    return _with_shares(profile, [round(exp(value), 3) for value in found.x])
+    return list(map(_share, found.x))
+
+
+def _share(logarithm: float) -> float:
+    return exp(max(-_FARTHEST, min(_FARTHEST, logarithm)))
 
 
 def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
@@ -173,8 +186,12 @@ def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None
 
 
 def main() -> None:
-    """Print the fit of the P40."""
-    result = calibrate(fit_rows(), load_profile("p40"))
+    """Print the fit of the P40; ends with status 2 where it gives shares that profiles refuse."""
+    try:
+        result = calibrate(fit_rows(), load_profile("p40"))
+    except GpipeBenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     lines = [f"efficiency: {result.profile.efficiency.model_dump(exclude_none=True)}"]
     lines += [f"{name}: {low} .. {high} when a row is left out" for name, (low, high) in result.spread.items()]
     lines += [f"{name}: simulated {100 * error:+.2f} %" for name, error in result.errors.items()]

@@ -54,7 +54,7 @@ def block(text, title):
 
 
 def test_published_simulated_and_error_stand_side_by_side():
-    lines = block(printed([*PRINTED, *factorial()]), "against what was published")
+    lines = block(printed([*PRINTED, *factorial()]), "against the published values")
     # all but fork and join, copy streams and portals are on: 10 + 1 + 5
     assert ["baseline", "20.0", "16.0", "-20.0%", "20.0", "28.0", "+40.0%", "50%"] in lines
 
@@ -68,7 +68,7 @@ def test_published_rows_are_no_runs_and_have_no_table_of_their_own():
 def test_published_rows_of_other_settings_stand_alone():
     other = row("published", "baseline", 20.0, 20.0, batch_size=64)
     text = printed([other, *factorial()])
-    assert "against what was published" not in text
+    assert "against the published values" not in text
     assert text.count("x baseline") == 2
 
 

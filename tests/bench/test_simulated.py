@@ -70,7 +70,7 @@ def test_published_variants_come_first():
         ({"flavour": "old"}, "ablation.simulated.flavour must be one of current, published, got 'old'"),
         ({"optimizer": "lion"}, "ablation.simulated.optimizer must be one of sgd, momentum, rmsprop, adam"),
         ({"balance": "1-2"}, "ablation.simulated.balance must have one entry per partition"),
-        ({"schedule": "1f1b"}, "ablation.simulated.schedule must be gpipe for a simulation, got '1f1b'; measure other"),
+        ({"schedule": "1f1b"}, "ablation.simulated.schedule must be gpipe where backward is autograd, got 1f1b; set"),
         ({"warmup": 1}, "ablation.simulated.warmup must be a known key"),
     ],
 )

@@ -47,12 +47,12 @@ def test_the_balance_is_left_to_the_simulator():
     assert cell.settings()["balance"] == "auto"
 
 
-def test_the_default_sweeps_are_those_of_three_models_up_to_64_devices():
+def test_the_default_sweeps_are_those_of_four_models_up_to_64_devices():
     sweeps = SuiteConfig().sweep.simulated
-    assert {sweep.model for sweep in sweeps.values()} == {"unet", "amoebanet-d", "vit"}
+    assert {sweep.model for sweep in sweeps.values()} == {"unet", "amoebanet-d", "vit", "gpt2-xl"}
     for sweep in sweeps.values():
-        assert (sweep.partitions[0], sweep.partitions[-1]) == (1, 64)
-        assert (sweep.chunks[0], sweep.chunks[-1]) == (1, 128)
+        assert sweep.partitions == tuple(2**k for k in range(7))
+        assert sweep.chunks == tuple(2**k for k in range(8))
         assert len(sweep.checkpoints) == 3
         assert sweep.batch_size
         assert sweep.microbatch_size

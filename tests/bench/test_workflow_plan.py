@@ -124,5 +124,5 @@ def test_only_what_was_changed_may_lack_cells_of_the_reference(plan):
     assert set(less.allowed_parts[::2]) == {"--part"}
     advised = make_plan({"device": "cpu", "advice": {"unet": {"model": "unet", "devices": 4}}}, [])
     assert advised.allowed_parts == ["--part", "advice_unet"]
-    more = {"sweep": {"simulated": {"unet": {"chunks": [1, 2, 3, 4, 8, 16, 32, 128]}}}}
+    more = {"sweep": {"simulated": {"unet": {"chunks": [1, 2, 3, 4, 8, 16, 32, 64, 128]}}}}
     assert make_plan({"device": "cpu", **more}, []).allowed_parts == []

@@ -134,7 +134,7 @@ def test_every_problem_of_a_profile_is_a_line(call, tmp_path, text, problems):
         ),
         (("--components", "x", "--chunks", "0"), ["--chunks must be", "--components must be"]),
         (("--balance", "1-2"), ["--balance must sum to the 241 layers"]),
-        (("--schedule", "1f1b"), ["--schedule must be gpipe for a simulation, got '1f1b'"]),
+        (("--schedule", "1f1b"), ["--schedule must be gpipe where backward is autograd, got 1f1b; set"]),
         (("--flavour", "new"), ["--flavour must be one of current, published"]),
         (("--trace", "/proc/nowhere/trace.json"), ["output must be writable"]),
     ],

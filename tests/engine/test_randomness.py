@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench import Components, is_recomputing
+from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.errors import RandomnessError
 from gpipe_bench.schedule import clock_cycles, microbatch_major
 from tests.engine.support import FACTORIAL, MODES, label, numbered, on_cpu
@@ -286,6 +286,19 @@ def test_a_first_draw_in_a_later_batch_is_refused_once_rather_than_trained_on():
         loss.backward()
     step(pipe)
     assert torch.equal(pipe[1].first[3][-1], pipe[1].again[3][-1])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+def test_so_it_is_where_tasks_are_recomputed_before_the_last_forward_pass(schedule):
+    layers = nn.Sequential(nn.Identity(), Drop(on=False))
+    options = {"schedule": schedule, "backward": "scheduled", "checkpoint": "always"}
+    pipe = GPipe(layers, [1, 1], devices=["cpu"] * 2, chunks=4, **options)
+    pipe.step(batch(4), None, lambda output, _: output.sum())
+    layers[1].on = True
+    with pytest.raises(
+        RandomnessError, match=r"partition 1 must be drawn from the first batch on.*run the batch again"
+    ):
+        pipe.step(batch(4), None, lambda output, _: output.sum())
 
 
 def test_several_partitions_that_draw_later_are_refused_once_together():

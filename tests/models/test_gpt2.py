@@ -110,8 +110,9 @@ def test_matrix_products_cost_six_operations_per_weight_and_token():
     layers, tokens = SMALL["L"], 2 * SMALL["context"]
     traced = suite_tracer("gpt2", **SMALL).trace(2)
     products = layers * 12 * SMALL["D"] ** 2 + SMALL["vocabulary"] * SMALL["D"]
-    # Scores and what they mix, for each pair of tokens.
-    scores = layers * 2 * 2 * 2 * SMALL["context"] ** 2 * SMALL["D"]
+    # Scores and what they mix, for each token and those that it sees: itself and the ones before it.
+    seen = SMALL["context"] * (SMALL["context"] + 1) // 2
+    scores = layers * 2 * 2 * 2 * seen * SMALL["D"]
     assert 2 * products * tokens + scores <= flop(traced, "forward") < 1.5 * (2 * products * tokens + scores)
     assert 4 * products * tokens + 2 * scores <= flop(traced, "backward")
     assert any("attention" in op for op in ops(traced, "forward"))

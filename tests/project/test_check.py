@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts import check
+from scripts import check, run_tests
 
 PASSES = ("platform",)
 FAILS = ("timeit", "--no-such-option")
@@ -56,6 +56,15 @@ def test_every_tool_is_checked():
         "snakefmt --check",
         "snakemake --lint",
         "scripts.check_wheel",
-        "pytest",
+        "scripts.run_tests",
+        "scripts.check_native",
     ):
         assert any(command.startswith(wanted) for command in commands)
+
+
+def test_each_folder_of_tests_runs_in_one_of_two_processes():
+    first, second = run_tests.halves()
+    folders = {path.parent.relative_to(check.ROOT).parts[1] for path in (check.ROOT / "tests").glob("**/test_*.py")}
+    assert sorted(first + second) == sorted(f"tests/{name}" for name in folders)
+    assert first
+    assert second

@@ -22,7 +22,9 @@ from tests.project.tree import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TEXTS = {layer: (lock.FOLDER / f"{layer}.lock").read_text() for layer in lock.LAYERS}
 PINS = {layer: lock.pins(text) for layer, text in TEXTS.items()}
-ALL_PINS = [pin for pins in PINS.values() for pin in pins]
+COMPILER_TEXT = (lock.FOLDER / "compiler.lock").read_text()
+COMPILER_PINS = lock.pins(COMPILER_TEXT)
+ALL_PINS = [pin for pins in (*PINS.values(), COMPILER_PINS) for pin in pins]
 LOCKED = dict(pin.split("==") for pin in ALL_PINS)
 DEPENDENCIES = [
     Requirement(text)
@@ -48,7 +50,12 @@ def test_a_lock_is_as_the_script_writes_it(layer):
 
 def test_the_layers_take_in_every_extra_once():
     extras = [extra for extras in lock.LAYERS.values() for extra in extras]
-    assert sorted(extras) == sorted(PROJECT["optional-dependencies"])
+    assert sorted([*extras, lock.COMPILER]) == sorted(PROJECT["optional-dependencies"])
+
+
+def test_the_compiler_has_a_lock_of_its_own():
+    assert lock.lock_text(lock.COMPILER, COMPILER_PINS) == COMPILER_TEXT
+    assert [pin.partition("==")[0] for pin in COMPILER_PINS] == ["ziglang"]
 
 
 @pytest.mark.parametrize("layer", PINS)

@@ -21,6 +21,8 @@ case "$*" in
   "-m venv "*)
     echo "venv" >> "$CALLS"
     mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "#!$3/bin/python" > "$3/bin/pip" ;;
+  *requirements/compiler.lock) echo "compiler" >> "$CALLS"; exit 1 ;;
+  *gpipe_bench.native) echo "native" >> "$CALLS"; exit "${NATIVE_STATUS:-0}" ;;
   *--requirement*) echo "install:$(basename "${@: -1}" .lock)" >> "$CALLS"; exit "${PIP_STATUS:-0}" ;;
   *--editable*) echo "project" >> "$CALLS" ;;
   "-c import pip"*) ;;
@@ -52,15 +54,15 @@ def set_up(place: Path, *words: str, **environment: str) -> tuple[list[str], sub
 
 
 def test_set_up_is_done_once(checkout):
-    assert set_up(checkout)[0] == ["venv", "install:dev", "project"]
+    assert set_up(checkout)[0] == ["venv", "install:dev", "project", "native"]
     calls, run = set_up(checkout)
     assert (calls, run.returncode, run.stdout, run.stderr) == ([], 0, "", "")
 
 
 def test_a_layer_is_added_to_what_is_there(checkout):
-    assert set_up(checkout, "workflow")[0] == ["venv", "install:workflow", "project"]
+    assert set_up(checkout, "workflow")[0] == ["venv", "install:workflow", "project", "native"]
     (checkout / ".venv" / "left").touch()
-    assert set_up(checkout, "dev")[0] == ["install:dev", "project"]
+    assert set_up(checkout, "dev")[0] == ["install:dev", "project", "native"]
     assert (checkout / ".venv" / "left").exists()
     assert set_up(checkout, "workflow")[0] == []
 
@@ -69,7 +71,7 @@ def test_a_larger_layer_that_is_there_is_kept_up_to_date(checkout):
     set_up(checkout, "dev")
     with (checkout / "requirements" / "dev.lock").open("a") as lock:
         lock.write("extra==1\n")
-    assert set_up(checkout, "workflow")[0] == ["install:dev", "project"]
+    assert set_up(checkout, "workflow")[0] == ["install:dev", "project", "native"]
 
 
 @pytest.mark.parametrize("words", [("",), ("--quiet",), ("tests",)])
@@ -102,7 +104,7 @@ def test_a_failed_installation_says_so_and_is_made_anew(checkout):
     (checkout / ".venv" / "left").touch()
 
     calls, run = set_up(checkout)
-    assert calls == ["venv", "install:dev", "project"]
+    assert calls == ["venv", "install:dev", "project", "native"]
     assert run.returncode == 0
     assert not (checkout / ".venv" / "left").exists()
 
@@ -112,20 +114,37 @@ def test_a_new_lock_is_installed_in_place(checkout):
     (checkout / ".venv" / "left").touch()
     with (checkout / "requirements" / "run.lock").open("a") as lock:
         lock.write("extra==1\n")
-    assert set_up(checkout)[0] == ["install:dev", "project"]
+    assert set_up(checkout)[0] == ["install:dev", "project", "native"]
     assert (checkout / ".venv" / "left").exists()
+
+
+def test_a_compiler_is_installed_where_there_is_none(checkout, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for tool in ("basename", "bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "rm", "touch"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    calls, run = set_up(checkout, PATH=str(tmp_path / "bin"))
+    assert calls == ["venv", "install:dev", "project", "compiler", "native"]
+    assert run.returncode == 0
+    (checkout / ".venv" / ".complete").unlink()
+    assert set_up(checkout, PATH=str(tmp_path / "bin"), CC="clang")[0] == ["install:dev", "project", "native"]
+
+
+def test_c_code_that_does_not_compile_is_no_reason_to_fail(checkout):
+    calls, run = set_up(checkout, NATIVE_STATUS="2")
+    assert (calls[-1], run.returncode) == ("native", 0)
+    assert set_up(checkout)[0] == []
 
 
 def test_an_environment_whose_python_is_gone_is_made_anew(checkout):
     set_up(checkout)
     (checkout / ".venv" / "bin" / "python").unlink()
-    assert set_up(checkout)[0] == ["venv", "install:dev", "project"]
+    assert set_up(checkout)[0] == ["venv", "install:dev", "project", "native"]
 
 
 def test_a_moved_checkout_is_set_up_anew(checkout):
     set_up(checkout)
     moved = checkout.rename(checkout.parent / "moved")
-    assert set_up(moved)[0] == ["venv", "install:dev", "project"]
+    assert set_up(moved)[0] == ["venv", "install:dev", "project", "native"]
 
 
 def test_no_python_is_one_line_that_says_what_to_do(checkout):

@@ -11,7 +11,9 @@ LONGEST_FUNCTION = 60
 
 
 def test_files_are_short():
-    lengths = {name: text.count("\n") for name, text in texts(".py", ".smk", ".sh", "Snakefile", "Makefile")}
+    lengths = {
+        name: text.count("\n") for name, text in texts(".py", ".c", ".h", ".smk", ".sh", "Snakefile", "Makefile")
+    }
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
 
 

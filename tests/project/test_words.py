@@ -10,8 +10,9 @@ import pytest
 from tests.project.tree import ROOT, texts
 
 HERE = str(Path(__file__).relative_to(ROOT))
-KINDS = (".py", ".smk", ".md", ".sh", ".toml", ".yaml", ".yml", ".rst", ".cff", "Snakefile", "Makefile", "run")
-TEXT = [(name, text) for name, text in texts(*KINDS) if name != HERE]
+KINDS = (".py", ".c", ".h", ".smk", ".md", ".sh", ".toml", ".yaml", ".yml", ".rst", ".cff")
+NAMES = ("Snakefile", "Makefile", "run")
+TEXT = [(name, text) for name, text in texts(*KINDS, *NAMES) if name != HERE]
 
 # Pattern -> what to write instead.
 WORDS = {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.memory.allocator import MIB, Allocator, OutOfMemory
-from gpipe_bench.simulator.virtual_time.clock import Clock
+from tests.simulator.oracle.allocator import MIB, Allocator, OutOfMemory
+from tests.simulator.oracle.clock import Clock
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
 

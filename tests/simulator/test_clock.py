@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.simulator.virtual_time.clock import Clock
+from tests.simulator.oracle.clock import Clock
 
 
 def spans(*steps, engines=3, depth=0):

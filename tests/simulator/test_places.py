@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpipe_bench.simulator.virtual_time.places import Places
+from tests.simulator.oracle.places import Places
 
 
 def test_each_microbatch_copies_on_a_stream_of_its_own_until_the_pool_is_used_up():

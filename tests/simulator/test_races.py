@@ -7,9 +7,9 @@ from itertools import islice, pairwise
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.host.settings import enough_steps
+from gpipe_bench.simulator.clock.latency import latencies
+from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.runs.events import Settings, run
-from gpipe_bench.simulator.virtual_time.latency import latencies
 from tests.simulator.support import Plain, task, workload
 from tests.simulator.test_lives import heavy
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.runs.events import Settings, _Simulation
+from gpipe_bench.simulator.clock.run import run_on_clock
+from gpipe_bench.simulator.clock.settings import Settings
 from tests.simulator.support import Plain, task, workload
 
 
 def entries(m, n, label):
     """How often the clock goes on to something else."""
     work = workload(m, [task()] * n, [(0, 1), (0, n - 1)])
-    simulation = _Simulation(work, Plain(), Settings(Components.from_label(label), "always"))
-    simulation.run()
-    return simulation.clock._entries
+    chosen = Settings(Components.from_label(label), "always")
+    return run_on_clock(work, Plain(), chosen).result.agenda_entries
 
 
 @pytest.mark.parametrize("label", ["baseline", "dep-x-x", "dep-str-ptl"])

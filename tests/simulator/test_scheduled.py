@@ -31,8 +31,8 @@ def test_every_device_goes_from_the_last_microbatch_to_the_first(checkpoint, exp
 
 def test_a_task_waits_for_the_gradients_of_the_next_partition():
     found = scheduled(machine=Plain(copy=2 * MS))
-    ends = {(one.kind, one.i, one.j): one.last.end for one in found.issued}
-    starts = {(one.kind, one.i, one.j): one.first.start for one in found.issued}
+    ends = {(one.kind, one.i, one.j): one.end_ns for one in found.issued}
+    starts = {(one.kind, one.i, one.j): one.start_ns for one in found.issued}
     for i in range(M):
         for j in range(N - 1):
             assert starts["backward", i, j] >= ends["copy_grad", i, j + 1]

@@ -34,8 +34,10 @@ WRONG = {
     "checkpoint": ["sometimes", None],
     "components": ["baseline", None, {}],
     "backward": ["reversed", ""],
+    "schedule": ["zigzag", 3, [[1, 2]], [["F", 0]]],
     "transfer": ["nvlink"],
     "optimizer": ["sgdm", 3],
+    "precision": ["half", "fp16", torch.float16, None],
     "profile": [17, "p41", "nowhere.yaml"],
     "devices": [[0], [0, -1], ["cuda:0", "cuda:1"], 2, [0, 10**9]],
     "sample": [

@@ -9,7 +9,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.simulator.calibration import SHARES, calibrate_rows
-from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile
 from gpipe_bench.tables import csv_text
 
 H100 = load_profile("h100")
@@ -171,6 +171,22 @@ def test_one_row_beyond_the_peaks_is_refused_among_others(factor, refused, rows,
             calibrate_rows([*beyond, *rows[2:]], H100, cache=cache)
     else:
         calibrate_rows([*beyond, *rows[2:]], H100, cache=cache)
+
+
+def test_rows_at_the_peaks_give_a_profile_that_can_be_loaded(rows, cache):
+    """The share of products is at its limit, whatever rounding does to the one that it is tied to."""
+    efficiency = H100.efficiency.model_copy(update={"other_conv_matmul": 0.23, "matmul": 0.75})
+    tied = H100.model_copy(update={"efficiency": efficiency})
+    fast = [_changed(row, throughput_samples_per_s=1.25 * row.throughput_samples_per_s) for row in rows[4:]]
+    made = calibrate_rows(fast, tied, cache=cache).profile
+    assert parse_profile(made.model_dump()) == made
+    assert (made.efficiency.other_conv_matmul, made.efficiency.matmul) == (0.307, 1)
+
+
+def test_rows_that_no_device_is_as_slow_as(rows, cache):
+    slow = [_changed(row, throughput_samples_per_s=1e-6 * row.throughput_samples_per_s) for row in rows]
+    with pytest.raises(ConfigError, match=r"^efficiency\.\w+ must be at least 0\.001, got .* from the fit; .* slower"):
+        calibrate_rows(slow, H100, cache=cache)
 
 
 def test_the_command_writes_a_profile_that_simulate_takes(rows, cache, tmp_path, capsys, monkeypatch):

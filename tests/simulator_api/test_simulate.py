@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-import gpipe_bench.simulator.runs.events
+import gpipe_bench.simulator.hardware.profile
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.runs.simulation import busy_fraction, gib_texts
-from gpipe_bench.timeline import COMPUTE_KINDS, TimelineEvent
+from gpipe_bench.simulator.runs.simulation import gib_texts
+from gpipe_bench.timeline import COMPUTE_KINDS
 from tests.simulator_api.layers import linear
 
 UNET = Model("unet", {"depth": 2, "B": 2, "C": 64, "size": 128})
@@ -47,15 +47,6 @@ def test_shares_of_a_device_add_up_to_one(unet, variant):
     for use in step.devices:
         assert sum(getattr(use, f"{name}_fraction") for name in SHARES) == pytest.approx(1)
         assert use.compute_fraction + use.recompute_fraction <= use.utilization_fraction <= 1
-
-
-def test_a_device_is_busy_with_its_tasks_and_with_what_it_sends():
-    def event(device, kind, start_us, end_us):
-        return TimelineEvent(f"cuda:{device}", "compute", kind, 0, 1, 0, start_us, end_us, 0)
-
-    events = [event(0, "copy", 0, 4), event(1, "forward", 3, 5), event(1, "backward", 4, 12), event(10, "copy", 0, 9)]
-    assert busy_fraction(events, 0, 10) == 0.4
-    assert busy_fraction(events, 1, 10) == 0.7
 
 
 def test_times_of_a_step(unet):
@@ -196,8 +187,7 @@ def test_sizes_are_written_so_that_they_differ():
     assert gib_texts(21.991, 21.978, 2) == ("21.99 GiB", "21.98 GiB")
 
 
-def test_how_much_a_large_run_needs(cache, monkeypatch):
-    monkeypatch.setattr(gpipe_bench.simulator.runs.events, "LARGE", 16)
+def test_how_much_a_run_needs(cache):
     layers = nn.Sequential(*(nn.Linear(2**12, 2**12, device="meta") for _ in range(4)))
     sample = torch.empty(1, 2**12, device="meta")
     options = {"balance": [1] * 4, "batch_size": 2**16, "chunks": 16, "sample": sample, "checkpoint": "never"}

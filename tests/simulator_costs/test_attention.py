@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpipe_bench.simulator import simulate
+from gpipe_bench.simulator.tracing.attention import seen_pairs
 from gpipe_bench.simulator.tracing.layer_trace import trace_layer
 from gpipe_bench.simulator.tracing.specs import TensorSpec
 from gpipe_bench.simulator.tracing.steps import Alloc, Kernel
@@ -71,6 +72,49 @@ def test_written_out_it_is_what_it_was():
 )
 def test_its_options(options):
     assert len(kernels(trace(Attention(**options)).forward)) == 1
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 3), (2, 5), (5, 2)])
+def test_pairs_that_a_causal_mask_leaves(queries, keys):
+    assert seen_pairs(queries, keys) == int(torch.ones(queries, keys).tril().sum())
+
+
+def test_causal_attention_skips_what_its_mask_hides():
+    plain, causal = trace(Attention()), trace(Attention(is_causal=True))
+    for direction in ("plain", "forward", "backward"):
+        (whole,), (half,) = kernels(getattr(plain, direction)), kernels(getattr(causal, direction))
+        assert half.flop * LENGTH * LENGTH == whole.flop * seen_pairs(LENGTH, LENGTH)
+        assert half._replace(flop=whole.flop) == whole
+    own, other = ([step for step in traced.forward if isinstance(step, Alloc)] for traced in (plain, causal))
+    assert own == other, "no memory holds the mask"
+
+
+def test_a_mask_in_memory_is_read_and_nothing_is_skipped():
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device="meta").tril()
+    (whole,), (masked,) = (kernels(trace(Attention(**options)).forward) for options in ({}, {"attn_mask": mask}))
+    assert masked.flop == whole.flop
+    assert masked.bytes_read > whole.bytes_read
+
+
+@pytest.mark.parametrize("make", ["causal_upper_left", "causal_lower_right"])
+def test_a_causal_bias_of_pytorch_is_no_tensor(make):
+    bias = pytest.importorskip("torch.nn.attention.bias")
+    traced, causal = trace(Attention(attn_mask=getattr(bias, make)(LENGTH, LENGTH))), trace(Attention(is_causal=True))
+    assert (traced.forward, traced.backward) == (causal.forward, causal.backward)
+
+
+def test_an_encoder_layer_with_the_hint_of_a_causal_mask():
+    class Causal(nn.TransformerEncoderLayer):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.empty(x.shape[1], x.shape[1], device=x.device)
+            return super().forward(x, mask, is_causal=True)
+
+    options = {"dropout": 0.0, "batch_first": True, "device": "meta"}
+    flop = [
+        kernels(trace(kind(HEADS * WIDTH, HEADS, **options)).forward)[0].flop
+        for kind in (nn.TransformerEncoderLayer, Causal)
+    ]
+    assert flop[1] * LENGTH * LENGTH == flop[0] * seen_pairs(LENGTH, LENGTH)
 
 
 def test_a_mask_that_is_trained_is_written_out():

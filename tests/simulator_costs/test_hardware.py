@@ -8,7 +8,7 @@ import yaml
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware.profile import PROFILES, HardwareMachine, load_profile, parse_profile, profile_names
 from gpipe_bench.simulator.tracing.steps import Kernel
-from gpipe_bench.simulator.workloads.cost import duration_ns, total
+from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes, total
 from gpipe_bench.simulator.workloads.workload import HOST, Kernels
 
 P40 = yaml.safe_load((PROFILES / "p40.yaml").read_text(encoding="utf-8"))
@@ -124,6 +124,19 @@ def test_winograd_transforms_before_and_after_its_products():
     assert duration_ns(many_products, exact()) == 250_000
     without = exact().model_copy(update={"winograd": False})
     assert duration_ns(many_products, without) == 100_000
+
+
+def test_matrix_units_compute_convolutions_directly():
+    """Winograd's share and scratch memory are those of ordinary units; half precision runs on matrix units."""
+    device = exact().model_copy(update={"matrix_tflops": {"float16": 100.0}})
+    product = kernel("conv3x3_stride1", 10**9, 8_000_000)._replace(workspace=4_000_000)
+    half = product._replace(dtype="float16")
+    assert (device.uses_winograd("float32"), device.uses_winograd("float16")) == (True, False)
+    assert (scratch_bytes(product, device), scratch_bytes(half, device)) == (4_000_000, 0)
+    assert duration_ns(product, device) == duration_ns(product, exact())
+    assert duration_ns(half._replace(flop=10**10), device) == 200_000, "0.5 of 100 TFLOP/s"
+    wide = device.efficiency.model_copy(update={"spatial_conv": 2.0})
+    assert duration_ns(half._replace(flop=10**11), device.model_copy(update={"efficiency": wide})) == 1_000_000
 
 
 def test_kernels_add_up():

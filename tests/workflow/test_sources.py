@@ -49,6 +49,16 @@ def test_an_edit_changes_the_digests_of_what_depends_on_it(copy, edited, changes
     assert [old != new for old, new in zip(before, digests(copy), strict=True)] == changes
 
 
+def test_c_code_belongs_to_its_package(copy):
+    before = digests(copy)
+    (copy / "gpipe_bench/measure/new.c").touch()
+    (copy / "gpipe_bench/figures/new.def").touch()
+    (copy / "gpipe_bench/balance/new.c").touch()
+    measured, drawn = digests(copy)
+    assert before[0] != measured
+    assert before[1] != drawn
+
+
 def test_imports_for_annotations_are_no_dependency(tmp_path):
     path = tmp_path / "example.py"
     path.write_text(

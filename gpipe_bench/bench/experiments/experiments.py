@@ -123,6 +123,7 @@ class MeasuredSweeps(Experiment):
 
 _SIMULATED: dict[str, SimulatedSweep] = {
     "amoebanet-d": SimulatedSweep(model="amoebanet-d", model_args="L=72;D=256"),
+    "gpt2-xl": SimulatedSweep(model="gpt2-xl", profile="h100", batch_size=256, microbatch_size=4),
     "unet": SimulatedSweep(),
     "vit": SimulatedSweep(model="vit", model_args="L=32;D=1280", profile="h100", batch_size=512, microbatch_size=16),
 }

@@ -76,7 +76,7 @@ class _Grid(Experiment):
 
     model: Model = "unet"
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
-    chunks: ChunkCounts = (1, 2, 4, 8, 16, 32, 128)
+    chunks: ChunkCounts = (1, 2, 4, 8, 16, 32, 64, 128)
     checkpoints: Modes = ("always", "except_last", "never")
     batch_size: FixedBatch = 256
     microbatch_size: FixedMicrobatch = 8
@@ -106,7 +106,7 @@ class _Grid(Experiment):
 class SimulatedSweep(_Grid):
     """In virtual time, on as many devices as are asked for."""
 
-    partitions: Counts = (1, 2, 4, 8, 16, 64)
+    partitions: Counts = (1, 2, 4, 8, 16, 32, 64)
     variant: Variant = "dep-str-ptl"
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"

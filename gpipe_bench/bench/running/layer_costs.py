@@ -23,13 +23,18 @@ def simulated_balance(cell: SimulatedCell) -> list[int]:
         BalanceError: more partitions than layers.
         ConfigError: no such model or profile.
     """
-    times = _times(cell.model, cell.model_args, cell.profile, (cell.batch_size, cell.chunks), cell.checkpoint)
+    batch = cell.batch_size, cell.chunks
+    times = _times(cell.model, cell.model_args, cell.profile, batch, cell.checkpoint, precision=cell.precision)
     return split_min_max(times, cell.partitions)
 
 
 @lru_cache(maxsize=256)
-def _times(model: str, model_args: str, profile: str, batch: tuple[int, int], checkpoint: str) -> tuple[float, ...]:
+def _times(
+    model: str, model_args: str, profile: str, batch: tuple[int, int], checkpoint: str, *, precision: str = "float32"
+) -> tuple[float, ...]:
     size, chunks = batch
     known = Model(model, parse_arguments(model, model_args))
-    times = layer_simulated_times(known, profile=profile, batch_size=size, chunks=chunks, checkpoint=checkpoint)
+    times = layer_simulated_times(
+        known, profile=profile, batch_size=size, chunks=chunks, checkpoint=checkpoint, precision=precision
+    )
     return tuple(times)

@@ -106,29 +106,34 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
         checkpoint=cell.checkpoint,
         components=cell.components,
         backward=cell.backward,
+        schedule=None if cell.schedule == "gpipe" else cell.schedule,
         transfer=cell.transfer,
         optimizer=cell.optimizer,
         profile=hardware,
+        precision=cell.precision,
         flavour=cell.flavour,
     )
     own = {"flavour": cell.flavour, "repeat": 0, "config_sha256": cell.config_sha256, "cell": cell.id}
     row = step.row(**own, **facts)
     events = [event.to_dict() for event in step.events] if timeline else []
-    return RawResult(cell.id, row, device_records(step.devices, balance), _steps(step), events, cell.configuration)
+    layers = [0] * len(balance)
+    for device, count in zip(cell.homes(), balance, strict=True):
+        layers[device] += count
+    return RawResult(cell.id, row, device_records(step.devices, layers), _steps(step), events, cell.configuration)
 
 
-def device_records(uses: Iterable[DeviceUse], balance: Sequence[int]) -> list[dict[str, Any]]:
+def device_records(uses: Iterable[DeviceUse], layers: Sequence[int]) -> list[dict[str, Any]]:
     """The records of a table of devices.
 
     Args:
         uses: of the devices of one step.
-        balance: layers of each.
+        layers: how many each device has.
     """
     return [
         {
             "partition": use.device,
             "device": f"cuda:{use.device}",
-            "layers": balance[use.device],
+            "layers": layers[use.device],
             "peak_allocated_gib": use.peak_allocated_gib,
             "peak_reserved_gib": use.peak_reserved_gib,
             "compute_fraction": use.compute_fraction,

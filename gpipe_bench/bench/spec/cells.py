@@ -19,7 +19,6 @@ from gpipe_bench.bench.spec.settings import CellSettings, Variant, options
 from gpipe_bench.bench.spec.standins import stand_in
 from gpipe_bench.components import Components
 from gpipe_bench.models.arguments import nearest
-from gpipe_bench.schedules import named_schedule
 
 __all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "distinct_runs"]
 
@@ -79,10 +78,6 @@ class Cell(CellSettings):
         """A device for each device of the schedule: neighbours share one when there are too few."""
         p = self.schedule_devices
         return ["cpu" if self.device == "cpu" else f"{self.device}:{k * self.devices // p}" for k in range(p)]
-
-    def homes(self) -> tuple[int, ...]:
-        """For each partition its device of the schedule, from 0 to p - 1."""
-        return named_schedule(self.schedule, 1, self.partitions, self.schedule_devices).placement
 
     def placement(self) -> list[str]:
         """The device of each partition."""

@@ -17,6 +17,7 @@ from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
+from gpipe_bench.schedules import named_schedule
 
 __all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "each_valid", "no_boolean",
            "options", "read_balance"]  # fmt: skip
@@ -186,6 +187,10 @@ class PipelineSettings(Section):
     def schedule_devices(self) -> int:
         """p, how many devices the schedule has: one for each partition, or one for two partitions."""
         return -(-self.partitions // 2) if self.schedule in _TWO_PER_DEVICE else self.partitions
+
+    def homes(self) -> tuple[int, ...]:
+        """For each partition its device of the schedule, from 0 to p - 1."""
+        return named_schedule(self.schedule, 1, self.partitions, self.schedule_devices).placement
 
     def settings(self) -> dict[str, str | int | bool]:
         """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files.

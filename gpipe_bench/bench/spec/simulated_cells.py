@@ -55,12 +55,6 @@ def _profile(value: Any) -> Any:
     return value
 
 
-def _schedule(value: Any) -> Any:
-    if value != "gpipe":
-        raise ValueError(f"must be gpipe for a simulation, got {value!r}; measure other schedules")
-    return value
-
-
 def _simulated_balance(value: Any) -> Any:
     return () if value == AUTO or value in ((), []) else read_balance(value)
 
@@ -72,9 +66,6 @@ SimulatedBalance = Annotated[
     WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
     Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
 ]
-Schedule = Annotated[
-    Literal["gpipe"], BeforeValidator(_schedule), Field(description="order of the passes; only gpipe is simulated")
-]
 Transfer = Annotated[
     Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
 ]
@@ -84,6 +75,10 @@ Optimizer = Annotated[
 Profile = Annotated[
     str, BeforeValidator(_profile), Field(description="hardware: name of a profile, or path of a YAML file")
 ]
+Precision = Annotated[
+    Literal["float32", "float16", "bfloat16"],
+    Field(description="type of weights, activations and gradients; halves have master weights in float32"),
+]
 Flavour = Annotated[
     Literal["current", "published"],
     Field(description="autograd engine: current, or published for PyTorch 1.3"),
@@ -91,10 +86,9 @@ Flavour = Annotated[
 
 
 class SimulatedSettings(PipelineSettings):
-    """What is trained in which pipeline on which hardware, one device per partition."""
+    """What is trained in which pipeline on which hardware, on the devices of its schedule."""
 
     balance: SimulatedBalance = (9, 21, 13, 10)
-    schedule: Schedule = "gpipe"
     transfer: Transfer = "direct"
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"
@@ -112,6 +106,14 @@ class SimulatedCell(SimulatedSettings):
     """One simulation. It has no repeats: the same cell gives the same numbers everywhere."""
 
     variant: Variant = "dep-str-ptl"
+    precision: Precision = "float32"
+
+    def settings(self) -> dict[str, str | int | bool]:
+        """All settings; float32 is left out, as the schedule of GPipe is."""
+        data = super().settings()
+        if self.precision == "float32":
+            del data["precision"]
+        return data
 
     @property
     def components(self) -> Components:
@@ -121,9 +123,10 @@ class SimulatedCell(SimulatedSettings):
     @cached_property
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
-        size = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
-        hardware = readable(_hardware(self.profile).name)
-        return f"simulated-{model_word(self.model)}-{self.variant}-{size}-{hardware}-{self.config_sha256[:8]}"
+        parts = ["simulated", model_word(self.model), self.variant]
+        parts += [] if self.schedule == "gpipe" else [self.schedule]
+        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", readable(_hardware(self.profile).name)]
+        return "-".join([*parts, self.config_sha256[:8]])
 
 
 class SimulatedWorkload(SimulatedSettings):

@@ -20,6 +20,7 @@ from gpipe_bench.imports import imported_names
 __all__ = ["PACKAGES", "imported_modules", "source_digest", "source_files"]
 
 PACKAGES: Final = ("gpipe_bench",)
+_C_SUFFIXES: Final = (".c", ".def", ".h")
 
 
 def source_digest(*modules: str) -> str:
@@ -33,6 +34,10 @@ def source_digest(*modules: str) -> str:
     for name, path in sorted(source_files(modules).items()):
         digest.update(f"{name}\0".encode())
         digest.update(path.read_bytes())
+        if path.name == "__init__.py":
+            # C code belongs to the package whose folder it is in.
+            for source in sorted(found for found in path.parent.iterdir() if found.suffix in _C_SUFFIXES):
+                digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
 

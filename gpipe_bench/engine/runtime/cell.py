@@ -90,9 +90,7 @@ class Cell:
         """B: gradients of the outputs, which are taken out of ``grads``, to gradients of the inputs."""
         self.recompute()
         edges, theirs = self._outlet.roots(grads)
-        if edges:
-            self._whole("backward", edges, theirs)
-        return self._spread(self._inlet.grads or ())
+        return self._spread(self._whole("backward", edges, theirs) if edges else ())
 
     def backward_inputs(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """I: as :meth:`backward`, but gradients of weights are left to W."""
@@ -106,8 +104,7 @@ class Cell:
         with use_stream(self.task.stream):
             split = self.task.observed("backward_inputs", backward_inputs, edges, theirs, self._edges)
         if split is None:
-            self._whole("backward_inputs", edges, theirs)
-            return self._spread(self._inlet.grads or ())
+            return self._spread(self._whole("backward_inputs", edges, theirs))
         self._edges = []
         found, self._later = split
         return self._spread(found)
@@ -129,11 +126,14 @@ class Cell:
         self._outlet = Outlet(outputs)
         return outputs
 
-    def _whole(self, kind: str, edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> None:
+    def _whole(self, kind: str, edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """All of the backward pass; gives the gradients at the inlet, of which the cell keeps no hold until W."""
         self._inlet.is_open = True
         with use_stream(self.task.stream):
             self.task.observed(kind, torch.autograd.backward, edges, grads)
         self._inlet.is_open = False
+        found, self._inlet.grads = self._inlet.grads, None
+        return found or ()
 
     def _spread(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of all flat inputs, from those of the inputs that need one."""

@@ -80,11 +80,11 @@ class BackwardPass:
         Raises:
             RuntimeError: this is the second backward pass, or one that asks for something else.
         """
-        check_whole("backward='scheduled'", "backward='autograd' and checkpoint='never'")
+        check_whole("a scheduled backward pass", "checkpoint='never' without schedule and backward")
         if self._runtime is None:
             raise RuntimeError(
                 "a scheduled backward pass must be the only one of its batch, got a second one; add the losses up, or "
-                "use backward='autograd'"
+                "leave out schedule and backward"
             )
         for _, computing, callers in self._places:
             wait_stream(computing, callers)

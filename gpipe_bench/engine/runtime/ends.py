@@ -49,9 +49,9 @@ class _Receive(Function):
         inlet: Inlet = ctx.inlet
         if not inlet.is_open or inlet.grads is not None:
             raise RuntimeError(
-                "with backward='scheduled' gradients must come from the pipeline's outputs, got some from a tensor "
-                "that a layer keeps aside, or that another layer has from there; return it as an output, or use "
-                "backward='autograd' with checkpoint='never'"
+                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor "
+                "that a layer keeps aside, or that another layer has from there; return it as an output, or "
+                "leave out schedule and backward and use checkpoint='never'"
             )
         inlet.grads = grads
         return (None, None, None)

@@ -111,7 +111,7 @@ class Choice:
     def _for(self, m: int) -> Schedule:
         if isinstance(self.schedule, str):
             return named_schedule(self.schedule, m, len(self._placement), self._rows)
-        return self.schedule if isinstance(self.schedule, Schedule) else self.schedule(m, len(self._placement))
+        return _given(self.schedule, m, len(self._placement))
 
     def _groups(self, facts: Facts) -> tuple[int, ...]:
         """A thread for each accelerator; on the CPU one for each device of the schedule."""
@@ -144,6 +144,12 @@ def checked_schedule(schedule: Any) -> ScheduleLike | None:
         ) from None
 
 
+def _given(schedule: Schedule | Callable[[int, int], Schedule], m: int, n: int) -> Schedule:
+    """One of the user's own, which a function may give as lists."""
+    made = schedule if isinstance(schedule, Schedule) else schedule(m, n)
+    return made if isinstance(made, Schedule) else Schedule.of(made)
+
+
 def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:
     """For each partition the device of the schedule that has it.
 
@@ -164,7 +170,7 @@ def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[
         elif schedule in ("zb_v", "v_half"):
             rows = n // 2
         return named_schedule(schedule, 1, n, max(rows, 1)).placement
-    placement = schedule.placement if isinstance(schedule, Schedule) else schedule(n, n).placement
+    placement = _given(schedule, n, n).placement
     if len(placement) != n:
         got = f"one for {len(placement)} partitions"
         raise ScheduleError([f"schedule must be for {n} partitions, got {got}; change balance or schedule"])

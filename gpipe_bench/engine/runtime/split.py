@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-__all__ = ["WeightsLater", "backward_inputs"]
+__all__ = ["WeightsLater", "backward_inputs", "branching", "reaching"]
 
 Grads = tuple[Tensor | None, ...]
 
@@ -70,9 +70,9 @@ def backward_inputs(
         computed from it.
     """
     end = inputs[0].node
-    reaches = _reaching([edge.node for edge in edges], end)
+    reaches = reaching([edge.node for edge in edges], end)
     ends = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if not reaches[edge.node]]
-    branches = _branches(reaches, end, [edge.node for edge, _ in ends])
+    branches = branching(reaches, end, [edge.node for edge, _ in ends])
     if branches is None:
         return None
     later = WeightsLater(branches, ends)
@@ -91,7 +91,7 @@ def _instead(grads: Grads, _: Grads) -> Grads:
     return grads
 
 
-def _reaching(roots: Sequence[Node], end: Node) -> dict[Node, bool]:
+def reaching(roots: Sequence[Node], end: Node) -> dict[Node, bool]:
     """For each node behind ``roots``, in the order in which all behind it come first: whether it leads to ``end``."""
     reaches: dict[Node, bool] = {end: True}
     seen: set[Node] = {end}
@@ -113,7 +113,7 @@ def _reaching(roots: Sequence[Node], end: Node) -> dict[Node, bool]:
     return reaches
 
 
-def _branches(reaches: dict[Node, bool], end: Node, ends: Sequence[Node]) -> dict[Node, list[Tensor]] | None:
+def branching(reaches: dict[Node, bool], end: Node, ends: Sequence[Node]) -> dict[Node, list[Tensor]] | None:
     """For nodes that lead to ``end`` the weights that branch off there; None if branches, or one and ``ends``, meet."""
     branches: dict[Node, list[Tensor]] = {}
     taken = _behind(ends)

@@ -109,7 +109,9 @@ class Profile(_Section):
     bandwidth_gb_per_s: float = Field(gt=0, le=FASTEST, description="memory bandwidth, 10^9 bytes per second")
     peak_tflops: dict[str, float] = Field(description="peak of the ordinary units by dtype, 10^12 FLOP per second")
     matrix_tflops: dict[str, float] = Field(default={}, description="peak of the matrix units by dtype, dense")
-    winograd: bool = Field(description="whether 3x3 convolutions of stride 1 run by Winograd's algorithm")
+    winograd: bool = Field(
+        description="whether 3x3 convolutions of stride 1 run by Winograd's algorithm, but on matrix units"
+    )
     efficiency: Efficiency
     kernel_floor_us: float = Field(ge=0, description="shortest kernel, microseconds")
     launch_us: float = Field(ge=0, description="host time per kernel, microseconds")
@@ -139,6 +141,18 @@ class Profile(_Section):
         """Memory for tensors, bytes."""
         return int((self.memory_gib - self.context_gib) * _GIB)
 
+    def uses_winograd(self, dtype: str) -> bool:
+        """Whether 3x3 convolutions of stride 1 run by Winograd's algorithm: on matrix units they are direct ones."""
+        return self.winograd and _units("convolution", dtype) not in self.matrix_tflops
+
+    def flop_per_s(self, kernel_class: str, arithmetic: str, dtype: str) -> float:
+        """Rate that a computing kernel reaches, in FLOPs of the direct algorithm."""
+        peak = self.peak_flop_per_s(arithmetic, dtype)
+        if kernel_class != "conv3x3_stride1" or self.winograd == self.uses_winograd(dtype):
+            return self.efficiency.of_peak(kernel_class, arithmetic) * peak
+        # Its share says how fast Winograd's algorithm is; these units compute it as they do other wide filters.
+        return min(self.efficiency.of_peak("spatial_conv", arithmetic), DIRECT_SHARE) * peak
+
     def peak_flop_per_s(self, arithmetic: str, dtype: str) -> float:
         """Peak rate of a convolution or matrix product.
 
@@ -150,13 +164,17 @@ class Profile(_Section):
             ConfigError: the profile does not say how fast float64 is.
         """
         dtype = _PARTS.get(dtype, dtype)
-        units = _CONVOLUTION_UNITS.get(dtype, dtype) if arithmetic == "convolution" else dtype
-        tflops = self.matrix_tflops.get(units) or self.peak_tflops.get(dtype)
+        tflops = self.matrix_tflops.get(_units(arithmetic, dtype)) or self.peak_tflops.get(dtype)
         if tflops is None and dtype == "float64":
             raise ConfigError(
                 [f"profile {self.name}: peak_tflops must have float64 for a model of that type, got none; add it"]
             )
         return (tflops or self.peak_tflops["float32"]) * 1e12
+
+
+def _units(arithmetic: str, dtype: str) -> str:
+    """The type of the matrix units for operands of a type; '' for none."""
+    return _CONVOLUTION_UNITS.get(dtype, dtype) if arithmetic == "convolution" else dtype
 
 
 class HardwareMachine(NumberedMachine):

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.hardware.stored import KnownProfile, known
-from gpipe_bench.simulator.host.settings import enough_steps
 from gpipe_bench.simulator.published.settings import Setting, published_cells
 from gpipe_bench.simulator.runs.events import Run, Settings, run
-from gpipe_bench.simulator.runs.simulation import GIB, busy_fraction, gib_texts, step_events
+from gpipe_bench.simulator.runs.simulation import GIB, device_uses, gib_texts, step_events
 from gpipe_bench.simulator.tracing.trace_cache import default_folder
 from gpipe_bench.simulator.workloads.stored import kept_workload
 from gpipe_bench.simulator.workloads.workload import Workload
@@ -176,4 +176,5 @@ def _components(row: Setting) -> Components:
 
 def _utilization(row: Setting, done: Run) -> float:
     events, length_us = step_events(done, len(done.step_ends_ns) - 1)
-    return sum(busy_fraction(events, device, length_us) for device in range(row.partitions)) / row.partitions
+    uses = device_uses(done, events, length_us, range(row.partitions))
+    return sum(use.utilization_fraction for use in uses) / row.partitions

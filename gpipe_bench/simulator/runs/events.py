@@ -1,6 +1,6 @@
-"""The event simulation: one forward program, one autograd model, one clock.
+"""The event simulation: one order of actions, one clock.
 
-    program ──> recording lanes ──> shadow graph and host actions
+    program, or schedule ──> rows ──> nodes of autograd's graph, and lists of actions of host threads
                                          │
     calling thread, workers, autograd threads issue ──> streams and engines of the clock
                                          │
@@ -11,223 +11,33 @@ Everything is integers, so results are the same on every machine.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from itertools import accumulate, pairwise
-from typing import Final
-
-from gpipe_bench.collection import no_collection
-from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.schedule import checkpoint_stop
-from gpipe_bench.simulator.host.autograd import Autograd
-from gpipe_bench.simulator.host.host import Host
-from gpipe_bench.simulator.host.recording import COLLECT, COPY, LAUNCH, SYNC, RecordingLanes
-from gpipe_bench.simulator.host.scheduled import ScheduledBackward
-from gpipe_bench.simulator.host.settings import Settings
-from gpipe_bench.simulator.memory.memory import Memory
+from gpipe_bench.simulator.clock.run import run_on_clock
+from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.runs.outcome import Run
-from gpipe_bench.simulator.virtual_time.clock import Clock
-from gpipe_bench.simulator.virtual_time.graph import Node
-from gpipe_bench.simulator.virtual_time.latency import latencies
-from gpipe_bench.simulator.virtual_time.places import Places
-from gpipe_bench.simulator.virtual_time.streams import Thread
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
 
-__all__ = ["LARGE", "Run", "Settings", "run", "run_whole"]
-
-LARGE: Final = 2**10
-"""Tasks from which on a shorter way is looked for."""
+__all__ = ["Run", "Settings", "run"]
 
 
 def run(workload: Workload, machine: Machine, settings: Settings | None = None) -> Run:
     """Simulate training steps.
 
-    A run of many tasks takes a way that is much shorter and gives the same, where there is one; see
-    :mod:`gpipe_bench.simulator.runs.known_steps`.
-
     Raises:
-        ValueError: devices do not fit the workload.
+        ValueError: devices or a schedule do not fit the workload.
+        ScheduleError: there is no such schedule.
         OutOfMemory: a device's capacity does not suffice.
     """
     chosen = settings or Settings()
-    workload = workload.chosen(checkpoint_stop(chosen.checkpoint, workload.m))
-    if workload.m * workload.n >= LARGE and chosen.backward == "autograd" and chosen.flavour == "current":
-        # It works with arrays, and NumPy takes longer to load than most simulations.
-        from gpipe_bench.simulator.runs.known_steps import is_known, run_known
-
-        found = run_known(workload, machine, chosen) if is_known(workload, machine, chosen) else None
-        if found is not None:
-            return found
-    return run_whole(workload, machine, chosen)
-
-
-def run_whole(workload: Workload, machine: Machine, settings: Settings) -> Run:
-    """Simulate every task on the clock; ``workload``: as :meth:`Workload.chosen` gives it."""
-    with no_collection():
-        simulation = _Simulation(workload, machine, settings)
-        try:
-            return simulation.run()
-        finally:
-            simulation.forget()
-
-
-class _Simulation:
-    """The host threads of a pipeline but those of autograd."""
-
-    def __init__(self, workload: Workload, machine: Machine, settings: Settings) -> None:
-        devices = settings.devices or tuple(range(workload.n))
-        if len(devices) != workload.n:
-            raise ValueError(f"devices must be one per partition, got {len(devices)} for {workload.n}; name each")
-        components = settings.components
-        self.workload, self.settings = workload, settings
-        self.places = Places(
-            devices, copy_streams=components.copy_streams, transfer=settings.transfer, streams=settings.streams
-        )
-        # Copy streams are handed out while lanes are recorded, so the first step is recorded before the clock starts.
-        self.lanes = self._record()
-        self.clock = Clock(len(self.places.device_of), 3 * self.places.count, machine.queue_depth)
-        riding = not components.portals
-        self.memory = (
-            Memory(
-                workload,
-                self.places,
-                self.clock,
-                capacity=machine.capacity_bytes,
-                riding=riding,
-                published=settings.flavour == "published",
-                scheduled=settings.backward == "scheduled",
-                tally=settings.tally,
-            )
-            if settings.memory
-            else None
-        )
-        self.host = Host(workload, machine, self.places, self.clock, self.memory)
-        self.host.barrier = "barrier" not in settings.left_out
-        self.inboxes: dict[int, deque[Node]] = {}
-        self.asleep: dict[int, Thread] = {}
-        self.done: set[Node] = set()
-        self.collecting: Node | None = None
-        self.step_starts: list[int] = []
-        self.latencies = latencies(settings.nesting_ns[1], settings.seed)
-        self.caller = self._caller()
-
-    def run(self) -> Run:
-        self.clock.resume(self.caller)
-        end = self.clock.run()
-        steps = pairwise([*self.step_starts, len(self.host.issued)])
-        ends = (max((task.last.end for task in self.host.issued[start:stop]), default=0) for start, stop in steps)
-        allocators = [] if self.memory is None else self.memory.devices
-        return Run(
-            makespan_ns=end,
-            step_ends_ns=tuple(accumulate(ends, max)),
-            issued=tuple(self.host.issued),
-            peak_live_bytes=tuple(allocator.peak_live for allocator in allocators),
-            peak_allocated_bytes=tuple(allocator.peak_allocated for allocator in allocators),
-            peak_reserved_bytes=tuple(allocator.peak_reserved for allocator in allocators),
-            flushes=tuple(allocator.flushes for allocator in allocators),
-        )
-
-    def forget(self) -> None:
-        """Let go of everything, which refers to each other in circles and would stay until a collection."""
-        for part in (self.memory, self.host, self.lanes, self):
-            if part is not None:
-                vars(part).clear()
-
-    def _record(self) -> RecordingLanes:
-        work, settings = self.workload, self.settings
-        arrivals = {j: [skip.key for skip in work.skips if skip.target == j != skip.source] for j in range(work.n)}
-        plan = Plan(work.m, work.n, settings.components, settings.checkpoint, arrivals)
-        workers = settings.workers and settings.components.clock_cycle and work.n > 1
-        scheduled = settings.backward == "scheduled"
-        lanes = RecordingLanes(
-            work,
-            settings.components,
-            self.places,
-            workers=workers,
-            scheduled=scheduled,
-            published=settings.flavour == "published",
-        )
-        self.workers, self.plan = workers, plan
-        run_forward(plan, lanes)
-        lanes.keep()
-        return lanes
-
-    def _caller(self) -> Thread:
-        """The calling thread: forward pass, loss, backward pass and update of each step."""
-        for step in range(self.settings.steps):
-            if step:
-                self.lanes.rewind()
-                if self.memory is not None:
-                    self.memory.next_step()
-            self.step_starts.append(len(self.host.issued))
-            yield from self._forward()
-            if self.memory is not None:
-                self.memory.loss()
-            yield from self._backward()
-            for stream, kernels in zip(self.places.computing, self.workload.optimizer, strict=False):
-                yield from self.host.kernels(stream, kernels)
-            if self.memory is not None:
-                self.memory.update()
-
-    def _backward(self) -> Iterator[int | None]:
-        if self.settings.backward == "scheduled":
-            yield from self.host.kernels(self.places.computing[-1], self.workload.loss)
-            tasks = ScheduledBackward(self.plan, self.lanes, self.host, self.places, self.caller)
-            yield from tasks.run(workers=self.workers)
-            return
-        autograd = Autograd(
-            self.host,
-            range(self.places.count) if self.settings.streams else [0] * self.places.count,
-            flavour=self.settings.flavour,
-            prepare_ns=self.settings.nesting_ns[0],
-            latencies=self.latencies,
-            finished=self.caller,
-            left_out=self.settings.left_out,
-        )
-        autograd.start(self.lanes.root())
-        yield None
-
-    def _forward(self) -> Iterator[int | None]:
-        for what, node, waiter, awaited in self.lanes.actions:
-            if what == SYNC:
-                self.clock.wait(waiter, awaited)
-            elif node is None:
-                continue
-            elif what == COPY:
-                yield from self.host.transfer(node)
-            elif what == LAUNCH:
-                if self.workers:
-                    self._submit(node)
-                else:
-                    yield from self.host.forward(node)
-            elif what == COLLECT:
-                if self.workers and node not in self.done:
-                    self.collecting = node
-                    yield None
-                self.done.discard(node)
-                if self.memory is not None:
-                    self.memory.collected(node)
-
-    def _submit(self, node: Node) -> None:
-        """Hand a task to its worker."""
-        worker = self.places.workers[node.j]
-        if worker not in self.inboxes:
-            self.inboxes[worker] = deque()
-            self.asleep[worker] = self._worker(worker)
-        self.inboxes[worker].append(node)
-        thread = self.asleep.pop(worker, None)
-        if thread is not None:
-            self.clock.resume(thread)
-
-    def _worker(self, worker: int) -> Thread:
-        inbox = self.inboxes[worker]
-        while True:
-            while inbox:
-                node = inbox.popleft()
-                yield from self.host.forward(node)
-                self.done.add(node)
-                if node is self.collecting:
-                    self.collecting = None
-                    self.clock.resume(self.caller)
-            self.asleep[worker] = self.clock.current
-            yield None
+    done = run_on_clock(workload.chosen(checkpoint_stop(chosen.checkpoint, workload.m)), machine, chosen)
+    return Run(
+        makespan_ns=done.result.makespan_ns,
+        step_ends_ns=done.step_ends_ns,
+        issued=done.tasks,
+        peak_live_bytes=tuple(device.peak_live for device in done.memory),
+        peak_allocated_bytes=tuple(device.peak_allocated for device in done.memory),
+        peak_reserved_bytes=tuple(device.peak_reserved for device in done.memory),
+        flushes=tuple(device.flushes for device in done.memory),
+        devices=done.devices,
+        tasks=workload.m * workload.n,
+    )

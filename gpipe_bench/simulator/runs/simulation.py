@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final
 
 from gpipe_bench.breakdown import Breakdown, covered, mean_breakdown, split_busy_time, split_device_time
 from gpipe_bench.rows import Row
-from gpipe_bench.simulator.runs.events import Run
+from gpipe_bench.simulator.runs.outcome import Run, Timeline
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["DeviceUse", "Shortage", "Simulation", "busy_fraction", "device_uses", "gib_texts", "step_events"]
+__all__ = ["DeviceUse", "Shortage", "Simulation", "device_uses", "gib_texts", "step_events"]
 
 GIB: Final = 2**30
+
+_MANY: Final = 2**10
+"""Tasks from which on no event is made to find shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,14 @@ class Simulation:
         shortage: the same as numbers.
         throughput_samples_per_s: batch size over step time.
         step_time_ms: of a step that follows another, or from the start when there is but one; the mean where host
-            threads race, see :func:`gpipe_bench.simulator.host.settings.enough_steps`.
+            threads race, see :func:`gpipe_bench.simulator.clock.settings.enough_steps`.
         microbatches: m, as the batch gave them.
         devices: use of each device.
         events: timeline of the last step, in the order of starts; zero is the end of the step before. The host runs
             ahead, so what it issued before that has a negative time of issue.
         peak_allocated_gib: sum over devices; None without memory.
         peak_reserved_gib: likewise.
-        settings: columns of the row that say what was simulated.
+        settings: columns of the row that describe model, pipeline and settings.
     """
 
     status: str
@@ -157,21 +160,17 @@ class Simulation:
         return Row(**{**values, **columns})
 
 
-def step_events(run: Run, steps: int = 1) -> tuple[Sequence[TimelineEvent], float]:
+def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
     """Events of the last ``steps`` steps, and how long these took, in microseconds; zero is their start."""
     count = len(run.step_ends_ns)
     start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
     # A single step ends when the device is idle, with the update; others with what the next ones wait for.
     end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
-    if run.grid is not None:
-        return run.grid.timeline(-1, start_ns), (end_ns - start_ns) / 1e3
-    last = replace(run, issued=run.issued[len(run.issued) // count * (count - steps) :])
-    return last.events(zero_us=start_ns / 1e3), (end_ns - start_ns) / 1e3
+    tasks = run.issued[len(run.issued) // count * (count - steps) :]
+    return Timeline(tasks, start_ns), (end_ns - start_ns) / 1e3
 
 
-def device_uses(
-    run: Run, events: Sequence[TimelineEvent], length_us: float, devices: Sequence[int]
-) -> tuple[DeviceUse, ...]:
+def device_uses(run: Run, events: Timeline, length_us: float, devices: Sequence[int]) -> tuple[DeviceUse, ...]:
     """The use of each device that has a partition.
 
     Args:
@@ -181,58 +180,45 @@ def device_uses(
         devices: device of each partition.
     """
     used = sorted(set(devices))
-    shares, busy = _shares(run, events, length_us, (used, devices))
+    shares, occupied = (_counted if run.tasks >= _MANY else _added_up)(events, length_us, devices)
     return tuple(
         DeviceUse(
             device=device,
             peak_live_gib=_gib(run.peak_live_bytes, device),
             peak_allocated_gib=_gib(run.peak_allocated_bytes, device),
             peak_reserved_gib=_gib(run.peak_reserved_bytes, device),
-            utilization_fraction=occupied,
+            utilization_fraction=busy,
             compute_fraction=share.compute_fraction,
             recompute_fraction=share.recompute_fraction,
             copy_fraction=share.copy_fraction,
             bubble_fraction=share.bubble_fraction,
             imbalance_fraction=share.imbalance_fraction,
         )
-        for device, share, occupied in zip(used, shares, busy, strict=True)
+        for device, share, busy in zip(used, shares, occupied, strict=True)
     )
 
 
-def _shares(
-    run: Run, events: Sequence[TimelineEvent], length_us: float, places: tuple[Sequence[int], Sequence[int]]
-) -> tuple[list[Breakdown], list[float]]:
-    """The split of each used device's step, and how much of it each was busy; ``places``: used ones, of partitions."""
-    used, devices = places
-    if run.grid is not None:
-        # A device for each partition, maybe in another order.
-        end_ns = run.step_ends_ns[-1] if len(run.step_ends_ns) > 1 else run.makespan_ns
-        total = round(length_us * 1000)
-        rows = run.grid.busy(-1, (end_ns - total, end_ns))
-        rows = [rows[devices.index(device)] for device in used]
-        return split_busy_time([row[:3] for row in rows], total), [row.occupied / total for row in rows]
-    placed = events
+def _counted(events: Timeline, length_us: float, devices: Sequence[int]) -> tuple[list[Breakdown], list[float]]:
+    """The split of each used device's step, and how much of it each was busy, counted by the clock."""
+    total = round(length_us * 1000)
+    busy = events.busy(total)
+    rows = [busy[device] for device in sorted(set(devices))]
+    shares = split_busy_time([(row.compute_ns, row.recompute_ns, row.copy_ns) for row in rows], total)
+    return shares, [row.occupied_ns / total for row in rows]
+
+
+def _added_up(events: Timeline, length_us: float, devices: Sequence[int]) -> tuple[list[Breakdown], list[float]]:
+    """The same from the events, as of measured ones; it differs in the last digits."""
+    used = sorted(set(devices))
+    placed: Sequence[TimelineEvent] = events
     if list(devices) != used:
         placed = [replace(event, partition=used.index(devices[event.partition])) for event in events]
-    own: dict[str, list[TimelineEvent]] = {}
+    own: dict[str, list[tuple[float, float]]] = {}
     for event in events:
-        own.setdefault(event.device.rpartition(":")[2], []).append(event)
-    return (
-        split_device_time(placed, len(used), 0, length_us),
-        [busy_fraction(own.get(str(device), ()), device, length_us) for device in used],
-    )
-
-
-def busy_fraction(events: Iterable[TimelineEvent], device: int, length_us: float) -> float:
-    """Share of a step in which a device ran anything: a task, or a copy that it sends.
-
-    Args:
-        events: of one step or several, whose start is zero.
-        device: its number.
-        length_us: of these steps.
-    """
-    own = [event for event in events if event.device.endswith(f":{device}")]
-    return covered((max(event.start_us, 0.0), min(event.end_us, length_us)) for event in own) / length_us
+        span = max(event.start_us, 0.0), min(event.end_us, length_us)
+        own.setdefault(event.device.rpartition(":")[2], []).append(span)
+    occupied = [covered(own.get(str(device), ())) / length_us for device in used]
+    return split_device_time(placed, len(used), 0, length_us), occupied
 
 
 def _gib(values: Sequence[int], device: int) -> float | None:

@@ -28,7 +28,7 @@ from gpipe_bench.skip import Skippable
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import use_tracker
 
-__all__ = ["LayerRun", "declared_skips", "trace_layer"]
+__all__ = ["LayerRun", "LayerTracing", "declared_skips", "give_gradients", "trace_layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,16 @@ def trace_layer(
         skips: spec of each skip that it pops.
         wanted: for each tensor that leaves, whether a gradient comes back for it; for all by default.
     """
-    for parameter in layer.parameters():
-        parameter.grad = _gradient_of(parameter) if parameter.requires_grad else None
+    give_gradients(layer)
     with no_collection():
         plain, plain_ports, writes = _trace_plain(layer, inputs, skips)
-        return _Tracing(layer, inputs, skips, writes).run(plain, plain_ports, wanted)
+        return LayerTracing(layer, inputs, skips, writes).run(plain, plain_ports, wanted)
+
+
+def give_gradients(layer: nn.Module) -> None:
+    """Set the gradients of a layer, so that a backward pass adds to them."""
+    for parameter in layer.parameters():
+        parameter.grad = _gradient_of(parameter) if parameter.requires_grad else None
 
 
 def _gradient_of(parameter: nn.Parameter) -> Tensor:
@@ -140,7 +145,7 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor._version for tensor in tensors]  # noqa: SLF001 - autograd's own count of writes in place
 
 
-class _Tracing:
+class LayerTracing:
     """The pass with graph, and the backward pass."""
 
     def __init__(
@@ -155,6 +160,7 @@ class _Tracing:
         self._structure = inputs, skips
 
     def run(self, plain: tuple[Step, ...], plain_ports: tuple[Port, ...], wanted: Sequence[bool] | None) -> LayerRun:
+        """Run both; ``plain`` and its ports: the pass without graph, ``wanted``: see :func:`trace_layer`."""
         recorder = self.recorder
         first_node = _next_node()
         output, stashed, popped = self._forward()

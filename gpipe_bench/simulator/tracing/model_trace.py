@@ -6,12 +6,11 @@ an output that nobody reads gets none, and the layer's backward pass is shorter 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,11 @@ from torch import Tensor, nn
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.tracing.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
+from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
 from gpipe_bench.simulator.tracing.signature import is_lasting, signature
 from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, specs_in
 from gpipe_bench.simulator.tracing.steps import LayerTrace
+from gpipe_bench.simulator.tracing.twins import meta_twin
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.namespace import SkipKey
 
@@ -65,12 +66,22 @@ class Tracer:
         module: the model, on any device.
         sample: one sample or more, as the model takes them: a Tensor or a tuple of Tensors on any device.
         owned: whether the module is on the meta device and nobody else's, so that its layers need not be copied.
+        precision: what to trace it in, one of :data:`gpipe_bench.simulator.tracing.precision.PRECISIONS`.
     """
 
-    def __init__(self, module: nn.Sequential, sample: Tensor | tuple[Tensor, ...], *, owned: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Sequential,
+        sample: Tensor | tuple[Tensor, ...],
+        *,
+        owned: bool = False,
+        precision: str = "float32",
+    ) -> None:
         verify_skippables(module)
+        if precision in HALVES:
+            module, owned = _cast(module, precision, owned=owned), True
         self.module, self._owned = module, owned
-        self._sample = map_specs(TensorSpec.of, sample)
+        self._sample = map_specs(lambda tensor: TensorSpec.of(in_precision(tensor, precision)), sample)
         # Signatures may compare objects by identity, so the layers that they stand for are kept alive by the model.
         signatures = []
         for place, layer in enumerate(module):
@@ -79,6 +90,7 @@ class Tracer:
         self._declared = [declared_skips(layer) for layer in module]
         self._twins: dict[object, nn.Module] = {}
         self._runs: dict[Hashable, LayerRun] = {}
+        self._asked: dict[int, tuple[int, _Call, tuple[bool, ...] | None]] = {}
         if len(_runs) > _MOST_RUNS:
             _kinds.clear()
             _runs.clear()
@@ -178,13 +190,25 @@ class Tracer:
         runs = _runs if lasting and plain else self._runs
         if key not in runs:
             with _explained(f"layer {place} ({type(self.module[place]).__name__})", value):
-                twin = self._twins.get(kind)
-                if twin is None:
-                    own = self.module[place]
-                    twin = self._twins[kind] = own if self._owned else _meta_twin(own)
-                _, theirs = declared_skips(twin)
-                runs[key] = trace_layer(twin, value, dict(zip(theirs, popped.values(), strict=True)), wanted)
+                runs[key] = trace_layer(*self._arguments(place, (value, popped)), wanted)
+        self._asked[id(runs[key].trace)] = place, (value, popped), wanted
         return runs[key]
+
+    def arguments(self, trace: LayerTrace) -> tuple[nn.Module, object, _Skips, tuple[bool, ...] | None]:
+        """What a trace of a layer was made of: the arguments of :func:`trace_layer`."""
+        place, call, wanted = self._asked[id(trace)]
+        return *self._arguments(place, call), wanted
+
+    def _arguments(self, place: int, call: _Call) -> tuple[nn.Module, object, _Skips]:
+        """The layer on the meta device with its inputs, under its own names of skips."""
+        kind, _ = self._kinds[place]
+        twin = self._twins.get(kind)
+        if twin is None:
+            own = self.module[place]
+            twin = self._twins[kind] = own if self._owned else meta_twin(own)
+        value, popped = call
+        _, theirs = declared_skips(twin)
+        return twin, value, dict(zip(theirs, popped.values(), strict=True))
 
 
 class _Loss(nn.Module):
@@ -253,20 +277,15 @@ def _advice(error: str) -> str:
     return "check the shape of the sample, and let no step depend on the values of a tensor"
 
 
-def _meta_twin(layer: nn.Module) -> nn.Module:
-    """A copy on the meta device; no values are copied on the way, whatever the layer holds its tensors in."""
-    held = [
-        tensor
-        for module in layer.modules()
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values())
-        if isinstance(tensor, Tensor)
-    ]
-    return copy.deepcopy(layer, {id(tensor): _on_meta(tensor) for tensor in held}).to("meta")
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    empty = TensorSpec.of(tensor).empty()
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+def _cast(module: nn.Sequential, precision: str, *, owned: bool) -> nn.Sequential:
+    """The layers on the meta device in a half; copies, unless they are ``owned``."""
+    known: dict[int, Any] = {}
+    layers = []
+    for place, layer in enumerate(module):
+        with _explained(f"layer {place} ({type(layer).__name__})"):
+            twin = layer if owned else meta_twin(layer, known)
+            layers.append(twin.half() if precision == "float16" else twin.bfloat16())
+    return nn.Sequential(*layers)
 
 
 def _resized(spec: TensorSpec, size: int) -> TensorSpec:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from gpipe_bench.simulator.tracing.attention import seen_pairs
 from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
 from gpipe_bench.simulator.tracing.steps import Kernel
 
@@ -101,6 +102,8 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         flop = int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
         # A product of complex numbers is four of real ones.
         flop *= 4 if results and results[0].is_complex() else 1
+        if "attention" in name:
+            flop = _unmasked(flop, func, args, kwargs)
         kernel_class, arithmetic = "other_conv_matmul", "matmul"
     read = _bytes_read(name, [*tensors_of(args), *tensors_of(list(kwargs.values()))], results)
     written = sum(tensor_bytes(tensor) for tensor in results)
@@ -127,6 +130,16 @@ def tensors_of(value: object) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for item in value for tensor in tensors_of(item)]
     return []
+
+
+def _unmasked(flop: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The FLOPs of attention without those that a causal mask lets the kernel skip; PyTorch's formula counts them."""
+    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - what PyTorch declares of it
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if not given.get("is_causal") or "query" not in given:
+        return flop
+    queries, keys = int(given["query"].shape[-2]), int(given["key"].shape[-2])
+    return flop * seen_pairs(queries, keys) // (queries * keys)
 
 
 def _bytes_read(name: str, operands: list[Tensor], results: list[Tensor]) -> int:

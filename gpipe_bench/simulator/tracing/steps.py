@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = ["KERNEL_CLASSES", "NO_BLOCK", "Alloc", "Free", "Kernel", "LayerTrace", "Port", "Step"]
+__all__ = ["KERNEL_CLASSES", "NO_BLOCK", "Alloc", "Free", "Kernel", "LayerTrace", "Port", "SplitTrace", "Step"]
 
 KERNEL_CLASSES: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul", "memory_bound")
 """What bounds a kernel; the names are those of a profile's efficiencies."""
@@ -125,5 +125,40 @@ class LayerTrace:
 
     def kernels(self, direction: str) -> Iterator[Kernel]:
         """The kernels of ``forward``, ``plain`` or ``backward``."""
+        steps: tuple[Step, ...] = getattr(self, direction)
+        return (step for step in steps if isinstance(step, Kernel))
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTrace:
+    """The backward pass of one layer in two parts: I, the gradients of the inputs, and W, those of the weights.
+
+    Blocks of the forward pass have the numbers that they have in its :class:`LayerTrace`. All inputs that need a
+    gradient lead to the inputs of the partition.
+
+    Attributes:
+        inputs: I.
+        weights: W.
+        ending: what is freed when W of the whole partition is over.
+        released: blocks that are freed when I of the whole partition is over.
+        kept: blocks that stay from I to W.
+        output_gradients: block of the gradient of each output.
+        input_gradients: block of the gradient of each input.
+        holds: of each input, whether W keeps the autograd nodes that made it.
+        whole: whether the two parts cannot be told apart; then I is all of the backward pass, and nothing else is said.
+    """
+
+    inputs: tuple[Step, ...] = ()
+    weights: tuple[Step, ...] = ()
+    ending: tuple[Step, ...] = ()
+    released: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    output_gradients: tuple[int, ...] = ()
+    input_gradients: tuple[int, ...] = ()
+    holds: tuple[bool, ...] = ()
+    whole: bool = False
+
+    def kernels(self, direction: str) -> Iterator[Kernel]:
+        """The kernels of ``inputs`` or ``weights``."""
         steps: tuple[Step, ...] = getattr(self, direction)
         return (step for step in steps if isinstance(step, Kernel))

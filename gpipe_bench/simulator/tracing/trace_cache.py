@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, cached_property
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gpipe_bench.cache import cache_folder
 from gpipe_bench.sealed import read_sealed, write_sealed
 from gpipe_bench.simulator.tracing.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.tracing.scaling import ScalableTrace, decode_trace, encode_trace
@@ -71,8 +71,7 @@ class StoredTraces:
 
 def default_folder() -> Path:
     """Where traces are kept: ``$XDG_CACHE_HOME/gpipe_bench/traces``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gpipe_bench" / "traces"
+    return cache_folder("traces")
 
 
 class Shelf:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, Step
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, SplitTrace, Step
 from gpipe_bench.simulator.workloads.cost import scratch_bytes, total
-from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp
+from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp
 
 __all__ = ["Blocks", "Costs"]
 
@@ -83,7 +83,7 @@ class Costs:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         # The layers are kept: an id may only be used again when its object is gone.
-        self._known: dict[tuple[int, str], tuple[Kernels, LayerTrace]] = {}
+        self._known: dict[tuple[int, str], tuple[Kernels, LayerTrace | SplitTrace]] = {}
         # Kernels with scratch memory, numbered.
         self._scratches: dict[Kernel, MemoryOp | None] = {}
 
@@ -95,9 +95,16 @@ class Costs:
             self._scratches[kernel] = MemoryOp("scratch", number, nbytes) if nbytes else None
         return self._scratches[kernel]
 
-    def of(self, layer: LayerTrace, direction: str) -> Kernels:
-        """One pass of a layer: ``forward``, ``plain`` or ``backward``."""
+    def of(self, layer: LayerTrace | SplitTrace, direction: str) -> Kernels:
+        """One pass of a layer: ``forward``, ``plain`` or ``backward``; of a split one ``inputs`` or ``weights``."""
         key = id(layer), direction
         if key not in self._known:
             self._known[key] = total(layer.kernels(direction), self.profile), layer
         return self._known[key][0]
+
+    def total_of(
+        self, layers: Sequence[LayerTrace] | Sequence[SplitTrace], direction: str, more: Kernels = NOTHING
+    ) -> Kernels:
+        """One pass of layers, and ``more``."""
+        works = [*(self.of(layer, direction) for layer in layers), more]
+        return Kernels(sum(work.duration_ns for work in works), sum(work.launches for work in works))

@@ -13,6 +13,7 @@ from gpipe_bench.collection import no_collection
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.facts import LayerFacts, Parameter
+from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import Kernel, LayerTrace
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
@@ -53,7 +54,9 @@ def build_workload(
     sample: Tensor | tuple[Tensor, ...] | None = None,
     loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
+    precision: str = "float32",
     cache: Path | None = None,
+    split: bool = False,
 ) -> Workload:
     """The work of one training step.
 
@@ -67,13 +70,15 @@ def build_workload(
         sample: with an ``nn.Sequential``, a batch of any size as the model takes it, on any device.
         loss: with an ``nn.Sequential``, (output, target) -> scalar; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
+        precision: what to train in, see :mod:`gpipe_bench.simulator.tracing.precision`.
         cache: folder of stored traces; the user's cache folder by default.
+        split: whether backward passes are split into I and W; both are traced anew in each process.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
         ValueError: batch size, chunks, optimizer or what belongs to the model.
     """
-    source = _source(model, sample, loss, target, cache)
+    source = _source(model, (sample, loss, target), precision, cache)
     return workload_of(
         source,
         balance=balance,
@@ -82,6 +87,7 @@ def build_workload(
         profile=profile,
         optimizer=optimizer,
         cache=cache,
+        split=split,
     )
 
 
@@ -94,6 +100,7 @@ def workload_of(
     profile: Profile,
     optimizer: str | None,
     cache: Path | None = None,
+    split: bool = False,
 ) -> Workload:
     """The work of one training step of a model whose traces are at hand; see :func:`build_workload`.
 
@@ -108,10 +115,11 @@ def workload_of(
         _check_balance(balance, len(facts))
         routes = _routes(facts, balance)
         crossing = {number: route for number, route in routes.items() if route[0] != route[1]}
-        per_size = {size: _partitions(source, size, balance, crossing, profile) for size in set(sizes)}
+        per_size = {size: _partitions(source, size, balance, crossing, profile, split=split) for size in set(sizes)}
         largest = per_size[sizes[0]]
         dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
-        update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache)
+        masters = source.precision in HALVES
+        update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
         static = tuple(_static_of(facts[span], update) for span in _spans(balance))
         return Workload(
             partitions=tuple({size: per_size[size][j].task for size in sorted(per_size)} for j in range(len(balance))),
@@ -149,18 +157,20 @@ def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:
 
 def _source(
     model: Model | nn.Sequential,
-    sample: Tensor | tuple[Tensor, ...] | None,
-    loss: Callable[..., Tensor] | None,
-    target: Tensor | None,
+    given: tuple[Tensor | tuple[Tensor, ...] | None, Callable[..., Tensor] | None, Tensor | None],
+    precision: str,
     cache: Path | None,
 ) -> ModelSource:
+    """Traces of a model; ``given``: sample, loss and target."""
     if isinstance(model, Model):
-        return model_of_suite(model.name, model.arguments, cache)
+        return model_of_suite(model.name, model.arguments, cache, precision=precision)
+    sample, loss, target = given
     if sample is None:
         raise ValueError("sample must be given with an nn.Sequential, got None; pass a batch as the model takes it")
     if loss is not None and target is None:
         raise ValueError("target must be given with a loss, got None; pass the targets of a mini-batch")
-    return module_source(model, sample, loss, None if target is None else (lambda _: target))
+    targets = None if target is None else (lambda _: target)
+    return module_source(model, sample, loss, targets, precision=precision)
 
 
 def _check_balance(balance: Sequence[int], layers: int) -> None:
@@ -193,6 +203,8 @@ def _partitions(
     balance: Sequence[int],
     crossing: Mapping[int, tuple[int, int]],
     profile: Profile,
+    *,
+    split: bool,
 ) -> list[PartitionWork]:
     """The work of each partition for micro-batches of ``size`` samples; ``crossing``: routes of the skips by number."""
     facts, costs = source.facts(), source.composed.costs(profile)
@@ -215,8 +227,9 @@ def _partitions(
             departing=departing,
             first=j == 0,
             costs=costs,
+            split=source.splits(size, span) if split else None,
         )
-        key = size, span.start, span.stop, entering, tuple(arriving), departing
+        key = size, span.start, span.stop, entering, tuple(arriving), departing, split
         works.append(source.composed.partition(costs, key, make))
         entering = works[-1].task.output_bytes
     return works
@@ -251,6 +264,9 @@ def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMem
     gradients = sum(parameter.bytes for parameter in parameters)
     if traces is None:
         return StaticMemory(tuple(resident), gradients)
+    # An optimizer makes its master copies when it is made.
+    masters = [item.elements * traces[item.dtype].master_per_element for item in parameters]
+    resident += [nbytes for nbytes in masters if nbytes]
     return StaticMemory(
         tuple(resident),
         gradients,

@@ -15,6 +15,7 @@ from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Kernel, LayerTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
+from gpipe_bench.simulator.workloads.split import SplitLayers, split_work
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork
 
 __all__ = ["PartitionWork", "compose"]
@@ -44,6 +45,7 @@ def compose(
     departing: Sequence[int],
     first: bool,
     costs: Costs,
+    split: SplitLayers | None = None,
 ) -> PartitionWork:
     """The work of a partition for micro-batches of one size.
 
@@ -55,17 +57,18 @@ def compose(
         departing: numbers of the skips that go to others.
         first: whether the partition is the first one, whose inputs need no gradient.
         costs: of the layers on the device.
+        split: I and W of the layers, if the backward pass is split.
     """
     passes = partial(LayerPasses, layers, facts, input_bytes=input_bytes, arriving=arriving, departing=departing)
     partition = passes()
-    task, returning = _task(partition, costs, first=first)
+    task, returning = _task(partition, costs, split, first=first)
     if task.learns and (partition.writes or partition.cloned):
         apart = passes(apart=True, copies=partition.writes)
-        task = replace(task, checkpointed=_task(apart, costs, first=first)[0])
+        task = replace(task, checkpointed=_task(apart, costs, split, first=first)[0])
     return PartitionWork(task, partition.skip_bytes, returning)
 
 
-def _task(partition: LayerPasses, costs: Costs, *, first: bool) -> tuple[TaskWork, set[int]]:
+def _task(partition: LayerPasses, costs: Costs, split: SplitLayers | None, *, first: bool) -> tuple[TaskWork, set[int]]:
     """The work of a partition, and the skips that arrive and need gradients."""
     layers, arriving = partition.layers, partition.arriving
     plain, blocks = Blocks(costs), Blocks(costs)
@@ -78,9 +81,9 @@ def _task(partition: LayerPasses, costs: Costs, *, first: bool) -> tuple[TaskWor
     copying = _clones((*partition.bytes, *arriving.values()) if partition.copies else (), costs)
     cloning = _clones(partition.cloned if partition.apart else (), costs)
     task = TaskWork(
-        forward=_duration(layers, "plain", costs, copying),
-        recompute=_duration(layers, "forward", costs, copying),
-        backward=_duration(layers, "backward", costs, cloning),
+        forward=costs.total_of(layers, "plain", copying),
+        recompute=costs.total_of(layers, "forward", copying),
+        backward=costs.total_of(layers, "backward", cloning),
         forward_memory=_renamed(plain.take(), renamed or {}, made),
         graph_memory=graph_memory,
         backward_memory=blocks.take(),
@@ -92,6 +95,8 @@ def _task(partition: LayerPasses, costs: Costs, *, first: bool) -> tuple[TaskWor
         learns=_learns(layers, partition.facts),
         returns=() if first or all(partition.needs) else partition.needs,
     )
+    if split is not None:
+        task = replace(task, split=split_work(partition, task, costs, split))
     return task, partition.skip_needs & arriving.keys()
 
 
@@ -130,8 +135,3 @@ def _renamed(ops: Sequence[MemoryOp], names: dict[int, int], first_free: int) ->
         op if op.kind == "scratch" else MemoryOp(op.kind, names.get(op.block, first_free + op.block), op.bytes)
         for op in ops
     )
-
-
-def _duration(layers: Sequence[LayerTrace], direction: str, costs: Costs, more: Kernels) -> Kernels:
-    works = [*(costs.of(layer, direction) for layer in layers), more]
-    return Kernels(sum(work.duration_ns for work in works), sum(work.launches for work in works))

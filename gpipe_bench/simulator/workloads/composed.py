@@ -49,5 +49,6 @@ class Composed:
 
 
 def _requests(work: PartitionWork) -> int:
-    task = work.task
-    return len(task.forward_memory) + len(task.graph_memory) + len(task.backward_memory)
+    task, split = work.task, work.task.split
+    own = len(task.forward_memory) + len(task.graph_memory) + len(task.backward_memory)
+    return own + (0 if split is None else len(split.inputs_memory) + len(split.weights_memory))

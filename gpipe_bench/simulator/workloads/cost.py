@@ -29,9 +29,8 @@ def duration_ns(kernel: Kernel, profile: Profile) -> int:
     floor_ns = kernel.launches * profile.kernel_floor_us * 1000
     if kernel.kernel_class == "memory_bound":
         return round(max(memory_ns, floor_ns))
-    share = efficiency.of_peak(kernel.kernel_class, kernel.arithmetic)
-    compute_ns = 1e9 * kernel.flop / (share * profile.peak_flop_per_s(kernel.arithmetic, kernel.dtype))
-    if kernel.workspace and profile.winograd:
+    compute_ns = 1e9 * kernel.flop / profile.flop_per_s(kernel.kernel_class, kernel.arithmetic, kernel.dtype)
+    if kernel.workspace and profile.uses_winograd(kernel.dtype):
         scratch_ns = kernel.workspace / (efficiency.memory_bound * profile.bandwidth_gb_per_s)
         return round(max(memory_ns + scratch_ns + max(compute_ns, scratch_ns), floor_ns))
     return round(max(compute_ns, memory_ns, floor_ns))
@@ -39,7 +38,7 @@ def duration_ns(kernel: Kernel, profile: Profile) -> int:
 
 def scratch_bytes(kernel: Kernel, profile: Profile) -> int:
     """Scratch memory that a kernel asks for."""
-    return kernel.workspace if profile.winograd else 0
+    return kernel.workspace if kernel.workspace and profile.uses_winograd(kernel.dtype) else 0
 
 
 def total(kernels: Iterable[Kernel], profile: Profile) -> Kernels:

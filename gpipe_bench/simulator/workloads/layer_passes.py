@@ -6,14 +6,17 @@ graphs of the layers that kept it), which is free when the last one lets go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TypeVar
 
 from gpipe_bench.simulator.tracing.facts import LayerFacts
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 from gpipe_bench.simulator.workloads.blocks import Blocks
 from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
 
-__all__ = ["LayerPasses"]
+__all__ = ["LayerPasses", "name_gradients", "pass_on"]
+
+T = TypeVar("T")
 
 
 class LayerPasses:
@@ -89,25 +92,50 @@ class LayerPasses:
 
     def backward(self, blocks: Blocks, graphs: list[dict[int, int]]) -> tuple[list[int], dict[int, int]]:
         """Run the layers' backward passes; gives blocks of the gradients of inputs and of skips that arrived."""
-        last = self.layers[-1]
-        outputs = len(last.outputs) - len(last.stashed)
-        values = [gradient_name(place) for place in range(outputs)]
-        skips = {number: gradient_name(outputs + place) for place, number in enumerate(self.skip_bytes)}
-        for block in (*values, *skips.values()):
-            blocks.hold(block)
-        passes = list(enumerate(zip(self.layers, self.facts, graphs, strict=True)))
-        for at, (layer, facts, kept) in reversed(passes):
-            stashed = [facts.stashes[index] for index in layer.stashed]
-            gradients = [*values, *(skips.pop(number, NO_BLOCK) for number in stashed)]
-            arrived = _backward(blocks, layer, dict(kept), gradients)
+
+        def run(at: int, gradients: list[int]) -> list[int]:
+            layer, facts = self.layers[at], self.facts[at]
+            arrived = _backward(blocks, layer, dict(graphs[at]), gradients)
             split = layer.inputs - len(layer.popped)
             sizes = self.bytes if not at else [0] * split
             sizes = [*sizes, *(self.arriving.get(facts.pops[index], 0) for index in layer.popped)]
             self._own(blocks, layer, arrived, sizes)
             popped = zip(layer.popped, layer.needs[split:], strict=True)
             self.skip_needs |= {facts.pops[index] for index, needs in popped if needs}
+            return arrived
+
+        values, skips = self.gradients()
+        for block in (*values, *skips.values()):
+            blocks.hold(block)
+        return self.back(values, skips, NO_BLOCK, run)
+
+    def gradients(self) -> tuple[list[int], dict[int, int]]:
+        """Names of the gradients of the outputs: values, and skips by number."""
+        last = self.layers[-1]
+        outputs = len(last.outputs) - len(last.stashed)
+        skips = {number: gradient_name(outputs + place) for place, number in enumerate(self.skip_bytes)}
+        return [gradient_name(place) for place in range(outputs)], skips
+
+    def back(
+        self, values: list[T], skips: dict[int, T], nothing: T, run: Callable[[int, list[T]], list[T]]
+    ) -> tuple[list[T], dict[int, T]]:
+        """Go from the last layer to the first.
+
+        Args:
+            values: what belongs to each output.
+            skips: what belongs to each skip that leaves, by number.
+            nothing: what belongs to a skip that nobody pops.
+            run: (layer, what belongs to its outputs) -> what belongs to its inputs.
+
+        Returns:
+            What belongs to each input, and to each skip that arrived.
+        """
+        for at, (layer, facts) in reversed(list(enumerate(zip(self.layers, self.facts, strict=True)))):
+            stashed = [facts.stashes[index] for index in layer.stashed]
+            arrived = run(at, [*values, *(skips.pop(number, nothing) for number in stashed)])
+            split = layer.inputs - len(layer.popped)
             values = arrived[:split]
-            skips |= {facts.pops[index]: block for index, block in zip(layer.popped, arrived[split:], strict=True)}
+            skips |= {facts.pops[index]: item for index, item in zip(layer.popped, arrived[split:], strict=True)}
         return values, skips
 
     def _own(self, blocks: Blocks, layer: LayerTrace, arrived: list[int], sizes: Sequence[int]) -> None:
@@ -141,18 +169,28 @@ def _forward(
 
 def _backward(blocks: Blocks, layer: LayerTrace, names: dict[int, int], gradients: Sequence[int]) -> list[int]:
     """Run a layer's backward pass on the ``gradients`` of its outputs; gives those of its inputs."""
-    for block, gradient in zip(layer.output_gradients, gradients, strict=True):
+    name_gradients(blocks, layer.output_gradients, names, gradients)
+    blocks.run(layer.backward, names)
+    return pass_on(blocks, layer.input_gradients, names)
+
+
+def name_gradients(blocks: Blocks, own: Sequence[int], names: dict[int, int], gradients: Sequence[int]) -> None:
+    """Enter the ``gradients`` of a layer's outputs, its ``own`` blocks, and drop those that it does not need."""
+    for block, gradient in zip(own, gradients, strict=True):
         if block != NO_BLOCK:
             names[block] = gradient
         elif gradient != NO_BLOCK:
             blocks.drop(gradient)
-    blocks.run(layer.backward, names)
-    arrived = [names.get(block, NO_BLOCK) for block in layer.input_gradients]
+
+
+def pass_on(blocks: Blocks, own: Sequence[int], names: dict[int, int], staying: Container[int] = ()) -> list[int]:
+    """The gradients of a layer's inputs, which are its ``own`` blocks; of all others it keeps those ``staying``."""
+    arrived = [names.get(block, NO_BLOCK) for block in own]
     # One gradient may be that of several inputs, as of both operands of a sum.
     for block in arrived:
         blocks.hold(block)
-    for name in names.values():
-        blocks.drop(name)
+    for block in [block for block in names if block not in staying]:
+        blocks.drop(names.pop(block))
     return arrived
 
 

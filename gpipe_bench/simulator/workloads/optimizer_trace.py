@@ -1,4 +1,8 @@
-"""Traces the step of an optimizer on one parameter."""
+"""Traces the step of an optimizer on one parameter, or on its master copy.
+
+With a master copy a step is that of mixed-precision training. The gradient is cast to float32, and in float16 divided
+by the scale of the loss. The optimizer updates the copy, which is then rounded into the parameter.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +29,52 @@ _MAKERS: Final = MappingProxyType(
     }
 )
 
+_LOSS_SCALE: Final = 2.0**16
 
-def trace_step(name: str, dtype: str) -> OptimizerTrace:
+
+def trace_step(name: str, dtype: str, *, master: bool = False) -> OptimizerTrace:
     """The second step of an optimizer, when its state is there.
 
     Args:
         name: of the optimizer.
         dtype: of the parameter, as in ``float32``.
+        master: whether the optimizer has a copy of the parameter in float32.
     """
     make: Callable[[Any], torch.optim.Optimizer] = _MAKERS[name]
-    parameter = nn.Parameter(torch.empty(PROBE, dtype=getattr(torch, dtype), device="meta"))
+    parameter = _parameter(getattr(torch, dtype))
     parameter.grad = torch.empty(PROBE, dtype=parameter.dtype, device="meta")
-    optimizer = make([parameter])
+    own = _parameter(torch.float32) if master else parameter
+    optimizer = make([own])
     recorder = Recorder()
     with torch.no_grad(), recorder:
-        optimizer.step()
+        _step(optimizer, parameter, own)
         recorder.take()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        _step(optimizer, parameter, own)
     steps = recorder.take()
     kernels = tuple(step for step in steps if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes)
-    tensors = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
-    state = tuple(tensor.nbytes // PROBE for tensor in tensors if tensor.shape == parameter.shape)
-    return OptimizerTrace(kernels, state, _peak_bytes(steps) // PROBE)
+    tensors = [value for value in optimizer.state[own].values() if isinstance(value, torch.Tensor)]
+    state = tuple(tensor.nbytes // PROBE for tensor in tensors if tensor.shape == own.shape)
+    return OptimizerTrace(kernels, state, _peak_bytes(steps) // PROBE, own.element_size() if master else 0)
+
+
+def _parameter(dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(torch.empty(PROBE, dtype=dtype, device="meta"))
+
+
+def _step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, own: nn.Parameter) -> None:
+    """Update a parameter by the one that the optimizer has, its master copy or itself, and zero its gradient."""
+    gradient = parameter.grad
+    if own is parameter or gradient is None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return
+    own.grad = gradient.float()
+    if parameter.dtype is torch.float16:
+        own.grad.mul_(1 / _LOSS_SCALE)
+    optimizer.step()
+    own.grad = None
+    parameter.copy_(own)
+    gradient.zero_()
 
 
 def _unwrapped(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:

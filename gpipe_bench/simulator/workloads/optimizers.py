@@ -1,6 +1,8 @@
 """What the step of an optimizer costs, traced on one parameter of each type: everything in it is elementwise.
 
-State has the type of its parameter, as PyTorch makes it.
+State has the type of its parameter, as PyTorch makes it. In mixed precision the optimizer has a master copy of each
+parameter in float32, and state of that type: with Adam and the gradient 16 bytes for each element (Rajbhandari et al.,
+arXiv 1910.02054, section 3.1).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, Final
 
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.facts import Parameter
+from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import Kernel
 from gpipe_bench.simulator.tracing.trace_cache import default_folder, read, write
 from gpipe_bench.simulator.workloads.cost import total
@@ -35,11 +38,13 @@ class OptimizerTrace:
         kernels: kernels for :data:`PROBE` elements, with the zeroing of the gradient.
         state_per_element: bytes per element of each tensor of the state that has the shape of the parameter.
         temporary_per_element: bytes per element that a step holds while it lasts.
+        master_per_element: bytes per element of the copy in float32 that the optimizer updates; 0 for none.
     """
 
     kernels: tuple[Kernel, ...]
     state_per_element: tuple[int, ...]
     temporary_per_element: int
+    master_per_element: int = 0
 
     def scaled(self, elements: int) -> Iterable[Kernel]:
         """The kernels for a parameter of that many elements."""
@@ -48,13 +53,16 @@ class OptimizerTrace:
             yield kernel._replace(bytes_read=read, bytes_written=written)
 
 
-def trace_optimizer(name: str, dtypes: Collection[str], folder: Path | None = None) -> dict[str, OptimizerTrace]:
+def trace_optimizer(
+    name: str, dtypes: Collection[str], folder: Path | None = None, *, masters: bool = False
+) -> dict[str, OptimizerTrace]:
     """The traces of an optimizer in its second step, when its state is there, by the parameter's type.
 
     Args:
         name: one of :data:`OPTIMIZERS`.
         dtypes: types of parameters, as in ``float32``.
         folder: of stored traces; the user's cache folder by default.
+        masters: whether it updates parameters in a half by copies in float32.
 
     Raises:
         ValueError: there is no such optimizer.
@@ -62,18 +70,18 @@ def trace_optimizer(name: str, dtypes: Collection[str], folder: Path | None = No
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one of them")
     place = default_folder() if folder is None else folder
-    return {dtype: _stored_trace(name, dtype, place) for dtype in dtypes}
+    return {dtype: _stored_trace(name, dtype, place, master=masters and dtype in HALVES) for dtype in dtypes}
 
 
 @cache
-def _stored_trace(name: str, dtype: str, folder: Path) -> OptimizerTrace:
+def _stored_trace(name: str, dtype: str, folder: Path, *, master: bool) -> OptimizerTrace:
     # A first optimizer loads PyTorch's compiler, which takes longer than many simulations.
-    key = {"optimizer": name, "dtype": dtype}
+    key = {"optimizer": name, "dtype": dtype, **({"master": True} if master else {})}
     known = read(folder, key, _decode)
     if known is None:
         from gpipe_bench.simulator.workloads.optimizer_trace import trace_step
 
-        known = trace_step(name, dtype)
+        known = trace_step(name, dtype, master=master)
         write(folder, key, asdict(known))
     return known
 
@@ -83,6 +91,7 @@ def _decode(data: dict[str, Any]) -> OptimizerTrace:
         tuple(Kernel(*kernel) for kernel in data["kernels"]),
         tuple(data["state_per_element"]),
         data["temporary_per_element"],
+        data["master_per_element"],
     )
 
 

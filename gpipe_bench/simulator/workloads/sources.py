@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.collection import no_collection
 from gpipe_bench.simulator.tracing.facts import LayerFacts
+from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
 from gpipe_bench.simulator.tracing.scaling import PROBES, fit_line
 from gpipe_bench.simulator.tracing.steps import LayerTrace
 from gpipe_bench.simulator.tracing.trace_cache import Shelf, StoredTraces, default_folder
 from gpipe_bench.simulator.workloads.composed import Composed
+from gpipe_bench.simulator.workloads.split import SplitLayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from gpipe_bench.simulator.tracing.model_splits import SplitTracer
     from gpipe_bench.simulator.tracing.model_trace import Trace, Tracer
 
 __all__ = ["ModelSource", "model_of_suite", "module_source", "resnet101_source"]
@@ -42,6 +45,7 @@ class ModelSource:
         loss: (output, target) -> scalar, or None.
         target: batch size -> targets.
         shelf: where traces are kept, if they are.
+        precision: what the traces are in; an attribute, too.
 
     Attributes:
         composed: what partitions were made of them.
@@ -55,14 +59,17 @@ class ModelSource:
         target: Callable[[int], Tensor] | None = None,
         *,
         shelf: Shelf | None = None,
+        precision: str = "float32",
     ) -> None:
         self._make, self._shelf = tracer, shelf
+        self.precision = precision
         self._tracer: Tracer | None = None
         self._bytes = sample_bytes
         self._loss, self._target = loss, target
         self._known: StoredTraces | None = None
         self._losses: dict[int, LayerTrace] = {}
         self._evaluated: dict[int, list[_Pair]] = {}
+        self._splits: SplitTracer | None = None
         self.composed = Composed()
 
     def input_bytes(self, size: int) -> tuple[int, ...]:
@@ -79,13 +86,24 @@ class ModelSource:
 
     def partition(self, size: int, span: slice) -> list[LayerTrace]:
         """The traces of a partition's layers: no view comes to the first, nor to those to which it hands that on."""
-        traces: list[LayerTrace] = []
-        entered = True
-        for among, first in self._pairs(size)[span]:
-            trace = first if entered else among
-            entered &= all(port.block < trace.inputs for port in trace.outputs)
-            traces.append(trace)
-        return traces
+        pairs = zip(self._pairs(size)[span], self._firsts(size, span), strict=True)
+        return [first if entered else among for (among, first), entered in pairs]
+
+    def _firsts(self, size: int, span: slice) -> list[bool]:
+        """Which layers of a partition get no views."""
+        found = [True]
+        for _, first in self._pairs(size)[span]:
+            found.append(found[-1] and all(port.block < first.inputs for port in first.outputs))
+        return found[:-1]
+
+    def splits(self, size: int, span: slice) -> SplitLayers:
+        """I and W of a partition's layers, which are traced when they are asked for, and kept in memory alone."""
+        from gpipe_bench.simulator.tracing.model_splits import SplitTracer
+
+        if self._splits is None:
+            self._splits = SplitTracer(self._tracing())
+        tracer, firsts = self._splits, self._firsts(size, span)
+        return lambda at, held: tracer.split(size, span.start + at, held, first=firsts[at])
 
     def _pairs(self, size: int) -> list[_Pair]:
         if size not in self._evaluated:
@@ -99,7 +117,8 @@ class ModelSource:
         if batch_size not in self._losses:
             found = None if self._shelf is None else self._shelf.load_loss(batch_size)
             if found is None:
-                found = _trace_loss(self._loss, self._output(self._stored()), self._target(batch_size))
+                target = in_precision(self._target(batch_size), self.precision)
+                found = _trace_loss(self._loss, self._output(self._stored()), target)
                 if self._shelf is not None:
                     self._shelf.store_loss(batch_size, found)
             self._losses[batch_size] = found
@@ -176,17 +195,19 @@ def module_source(
     sample: Tensor | tuple[Tensor, ...],
     loss: Callable[..., Tensor] | None = None,
     target: Callable[[int], Tensor] | None = None,
+    *,
+    precision: str = "float32",
 ) -> ModelSource:
     """Traces of a module, kept in memory."""
-    tensors = sample if isinstance(sample, tuple) else (sample,)
+    tensors = [in_precision(tensor, precision) for tensor in (sample if isinstance(sample, tuple) else (sample,))]
     nbytes = tuple(tensor.nbytes // len(tensor) for tensor in tensors)
 
     def tracer() -> Tracer:
         from gpipe_bench.simulator.tracing.model_trace import Tracer
 
-        return Tracer(module, sample)
+        return Tracer(module, sample, precision=precision)
 
-    return ModelSource(tracer, nbytes, loss, target)
+    return ModelSource(tracer, nbytes, loss, target, precision=precision)
 
 
 def resnet101_source(folder: Path | None = None) -> ModelSource:
@@ -211,12 +232,13 @@ def _resnet101_source(folder: Path) -> ModelSource:
 
         return torch.empty(size, dtype=torch.int64, device="meta")
 
-    return _stored_source(
-        {"model": "resnet101", "arguments": ""}, build, ((3, 224, 224), "float32"), (loss, target), folder
-    )
+    key = {"model": "resnet101", "arguments": ""}
+    return _stored_source(key, build, ((3, 224, 224), "float32"), (loss, target), folder)
 
 
-def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = None) -> ModelSource:
+def model_of_suite(
+    name: str, given: Mapping[str, Any], folder: Path | None = None, *, precision: str = "float32"
+) -> ModelSource:
     """Traces of a model of the suite, kept in ``folder``, by default in the user's cache folder.
 
     Raises:
@@ -225,11 +247,11 @@ def model_of_suite(name: str, given: Mapping[str, Any], folder: Path | None = No
     from gpipe_bench.models.table import check_arguments, format_arguments, model_digest
 
     text = format_arguments(check_arguments(name, given))
-    return _suite_source(name, text, model_digest(name), default_folder() if folder is None else folder)
+    return _suite_source(name, text, model_digest(name), default_folder() if folder is None else folder, precision)
 
 
 @cache
-def _suite_source(name: str, text: str, digest: str, folder: Path) -> ModelSource:
+def _suite_source(name: str, text: str, digest: str, folder: Path, precision: str) -> ModelSource:
     """Traces of a model; ``digest``: of the files of a model of the user's own."""
     from gpipe_bench.models.table import model_spec, parse_arguments
 
@@ -241,7 +263,8 @@ def _suite_source(name: str, text: str, digest: str, folder: Path) -> ModelSourc
 
     entering = spec.input_shape(arguments), spec.input_type(arguments)
     key = {"model": name, "arguments": text, **({"files": digest} if digest else {})}
-    return _stored_source(key, lambda: spec.build(**arguments), entering, (spec.loss, target), folder)
+    build = partial(spec.build, **arguments)
+    return _stored_source(key, build, entering, (spec.loss, target), folder, precision=precision)
 
 
 def _stored_source(
@@ -250,6 +273,8 @@ def _stored_source(
     entering: tuple[tuple[int, ...], str],
     loss: tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int], Tensor]],
     folder: Path,
+    *,
+    precision: str = "float32",
 ) -> ModelSource:
     """Traces that are kept under ``key``; PyTorch is loaded only when something has to be traced.
 
@@ -259,6 +284,7 @@ def _stored_source(
         entering: shape and type of one sample.
         loss: loss function, and batch size -> targets.
         folder: where they are kept.
+        precision: what to trace the model in.
     """
     shape, kind = entering
 
@@ -273,9 +299,13 @@ def _stored_source(
                 module = build()
             # A function of the user's own may make tensors elsewhere, or give the same module twice.
             owned = "files" not in key
-            return Tracer(module, torch.empty(1, *shape, dtype=getattr(torch, kind), device="meta"), owned=owned)
+            sample = torch.empty(1, *shape, dtype=getattr(torch, kind), device="meta")
+            return Tracer(module, sample, owned=owned, precision=precision)
 
-    return ModelSource(tracer, (prod(shape) * _bytes_of(kind),), *loss, shelf=Shelf(folder, key))
+    half = precision in HALVES
+    nbytes = (prod(shape) * _bytes_of(precision if half and "float" in kind else kind),)
+    shelf = Shelf(folder, {**key, "precision": precision} if half else key)
+    return ModelSource(tracer, nbytes, *loss, shelf=shelf, precision=precision)
 
 
 def _bytes_of(kind: str) -> int:

@@ -17,6 +17,7 @@ __all__ = [
     "Machine",
     "MemoryOp",
     "SkipWork",
+    "SplitWork",
     "StaticMemory",
     "TaskWork",
     "Workload",
@@ -72,6 +73,28 @@ def gradient_name(place: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitWork:
+    """The backward pass of a task in two parts: I gives the gradients of its inputs, W those of its weights.
+
+    Block ids are of the space of :attr:`TaskWork.graph_memory`. What the backward pass as a whole frees is freed by I
+    or by W; until then it stays, gradients of outputs included, and so do gradients that I makes and W needs.
+
+    Attributes:
+        inputs: I; no launches: there is no gradient to compute.
+        weights: W; likewise.
+        inputs_memory: requests of I.
+        weights_memory: requests of W.
+        returning: as :attr:`TaskWork.returning`, after I; W holds those too that its requests free.
+    """
+
+    inputs: Kernels
+    weights: Kernels
+    inputs_memory: tuple[MemoryOp, ...] = ()
+    weights_memory: tuple[MemoryOp, ...] = ()
+    returning: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TaskWork:
     """Partition j for one micro-batch size.
 
@@ -101,6 +124,7 @@ class TaskWork:
         returns: for each of ``input_bytes``, whether a gradient goes back for it. Empty: for all of them.
         checkpointed: the work with a checkpoint, where that is another one: of inputs that layers write to it makes
             copies, and of gradients that others hold too or that are laid out otherwise.
+        split: the backward pass in two parts, if it was asked for.
     """
 
     forward: Kernels
@@ -117,6 +141,7 @@ class TaskWork:
     learns: bool = True
     returns: tuple[bool, ...] = ()
     checkpointed: TaskWork | None = None
+    split: SplitWork | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,120 @@
+"""One library of C files: compiled into the user's cache unless it is there, and loaded.
+
+The name of its file has two digests: one of the sources, what they include, the flags and the platform, and one of
+the compiler. A library made from other files is never loaded. If the compiler was removed, its library still loads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gpipe_bench.cache import cache_folder
+from gpipe_bench.errors import CompilerError, OutputError
+from gpipe_bench.native.compiler import find_compiler, identity, words
+
+__all__ = ["EXTRA_FLAGS", "LIBRARIES", "library", "packaged"]
+
+LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {"clock": ("simulator/clock", "simulator/memory")}
+"""Name of a library of this package -> its folders below ``gpipe_bench``; it has all C files in them."""
+
+EXTRA_FLAGS: Final = "GPIPE_BENCH_CFLAGS"
+"""Variable of the environment with more flags for the compiler, such as ``-g -fsanitize=address``."""
+
+# A fused multiply-add rounds once where Python rounds twice: results must not depend on the processor.
+_FLAGS: Final = ("-O2", "-std=c11", "-fPIC", "-shared", "-ffp-contract=off")
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
+
+
+@cache
+def packaged(name: str) -> ctypes.CDLL:
+    """A library of :data:`LIBRARIES`, once per process; raises what :func:`library` raises."""
+    return library(name, [path for folder in LIBRARIES[name] for path in sorted((_PACKAGE / folder).glob("*.c"))])
+
+
+def library(name: str, sources: Sequence[Path]) -> ctypes.CDLL:
+    """The library of C files, compiled now unless it is in the user's cache.
+
+    Args:
+        name: begins the name of the library's file.
+        sources: the C files. What they include stands in their folders: any file there but those of Python counts.
+
+    Raises:
+        CompilerError: there is no compiler, or it failed, or the library does not load.
+        OutputError: the user's cache cannot be written.
+    """
+    path = _compiled(name, sources)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompilerError(
+            f"library must load, got {path} ({error}); delete it, or set XDG_CACHE_HOME to another folder"
+        ) from error
+
+
+def _compiled(name: str, sources: Sequence[Path]) -> Path:
+    folder, flags = cache_folder("native"), [*_FLAGS, *words(EXTRA_FLAGS)]
+    start = f"{name}-{_digest(_contents(sources, flags))}"
+    compiler = find_compiler()
+    if compiler is not None:
+        path = folder / f"{start}-{_digest([identity(compiler).encode()])}.so"
+        if not path.exists():
+            _compile([*compiler, *flags, *map(str, sources), "-lm"], path)
+        return path
+    if left := sorted(folder.glob(f"{start}-*.so")):
+        return left[0]
+    raise CompilerError(
+        "a C compiler must be in PATH, got none; install gcc or clang, or run: python -m pip install ziglang"
+    )
+
+
+def _contents(sources: Sequence[Path], flags: Sequence[str]) -> Iterator[bytes]:
+    """All that a library is made from, but the compiler."""
+    # A library linked with a newer C library does not load with an older one, and machines may share a home folder.
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    yield " ".join((os.uname().sysname, os.uname().machine, libc or "", *flags)).encode()
+    beside = {path for folder in {source.parent for source in sources} for path in folder.iterdir()}
+    included = sorted(path for path in beside if path.suffix not in (".c", ".py") and path.is_file())
+    for path in (*sources, *included):
+        yield f"{path.parent.name}/{path.name}".encode()
+        yield path.read_bytes()
+
+
+def _digest(parts: Sequence[bytes] | Iterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:20]
+
+
+def _compile(command: Sequence[str], path: Path) -> None:
+    """Compile into ``path``, which is whole or absent at any time."""
+    # Here and not above: what is in the cache is loaded sooner without.
+    from gpipe_bench.files import staging
+
+    try:
+        with staging(path.parent) as draft:
+            _run([*command, "-o", str(draft / path.name)], draft)
+            (draft / path.name).replace(path)
+    except OutputError as error:
+        raise OutputError(
+            f"cache must be writable, got {path.parent} ({error.__cause__}); set XDG_CACHE_HOME to another folder"
+        ) from error
+
+
+def _run(command: Sequence[str], draft: Path) -> None:
+    import subprocess
+
+    # What zig compiles on the way is needed once.
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(draft), "ZIG_LOCAL_CACHE_DIR": str(draft)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    if status := done.returncode:
+        said = "\n".join((done.stderr + done.stdout).splitlines()[:12])
+        raise CompilerError(
+            f"C code must compile with {command[0]}, got exit status {status}; name another compiler in CC\n{said}"
+        )

@@ -1,0 +1,372 @@
+/* The clock: streams, engines and host threads in virtual time.
+
+       record.c    the forward program as nodes of autograd's graph, and what the calling thread does, in order
+       step.c      the calling thread and the workers; the loop of the agenda
+       schedule.c  lists of actions: schedules, and the scheduled backward pass
+       autograd.c  ready queues of nodes, nested passes
+            |      these are host threads: they call
+       host.c      issues computations and transfers, and passes the time that this takes
+            |
+       streams.c   operations on streams, launch queues, events
+       engines.c   what runs where, when several could
+       agenda.c    what happens when, and in which order what happens at one time
+
+   A host thread is a struct with a state. Its function does one thing and says whether the thread pauses; a thread that
+   pauses goes on at `until`, or when somebody resumes it. What happens at one time is decided by the order of entry
+   into the agenda, as everything here is; nothing depends on addresses or on the host. */
+
+#ifndef CLOCK_H
+#define CLOCK_H
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../memory/grow.h"
+#include "../memory/memory.h"
+#include "shared.h"
+
+/* What Python does not call is called directly. */
+#pragma GCC visibility push(hidden)
+
+#define VECTOR(type) \
+    struct { \
+        type *items; \
+        int64_t count, room; \
+    }
+
+/* Appends an item to a vector. */
+#define PUSH(vector, ...) \
+    do { \
+        GROW(vector); \
+        (vector).items[(vector).count++] = (__VA_ARGS__); \
+    } while (0)
+
+#define NONE UINT32_MAX
+#define NEVER INT64_MIN
+#define UNKNOWN (-1)
+
+/* Nanoseconds. */
+typedef int64_t Time;
+
+/* --- agenda.c ----------------------------------------------------------------------------------------------------- */
+
+enum { SUBJECT_BITS = 30, SUBJECT_OPERATION = 0, SUBJECT_THREAD, SUBJECT_ROOT };
+
+/* What happens: an operation ends, a thread goes on, or the root of a nested pass comes back. */
+typedef struct {
+    Time time;
+    uint64_t entry;
+    uint32_t subject; /* a number, and above SUBJECT_BITS what it numbers */
+} Appointment;
+
+typedef struct {
+    VECTOR(Appointment) heap;
+    VECTOR(uint32_t) present; /* what happens now, of which the first are over */
+    int64_t first_present;
+} Agenda;
+
+typedef struct Clock Clock;
+
+void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number);
+bool agenda_over(const Clock *clock);
+bool agenda_next(Clock *clock, uint32_t *subject);
+
+/* --- streams.c ---------------------------------------------------------------------------------------------------- */
+
+/* An operation that may have ended since: its place is used again, its number is not. */
+typedef struct {
+    uint32_t place, number;
+} OperationRef;
+
+typedef VECTOR(OperationRef) OperationRefs;
+
+/* A piece of a linked list: of followers (operations, and events above EVENT_BIT), or of threads. */
+typedef struct {
+    uint32_t subject, next;
+} Link;
+
+typedef struct {
+    uint32_t first, last;
+} List;
+
+#define EVENT_BIT 0x80000000u
+
+/* What runs on streams, until it has ended. */
+typedef struct {
+    Time duration;
+    Time issued;       /* when the host has issued the last of it; it cannot end before */
+    Time start;
+    uint32_t number;   /* in the order of issue, from 1; 0: the place is free */
+    uint32_t missing;  /* operations that it waits for */
+    List followers;    /* what waits for its end */
+    uint32_t starter;  /* the first thread that waits for its start, or NONE */
+    uint32_t queue;    /* the stream whose launch queue holds it, or NONE */
+    uint32_t launches; /* its place there */
+    uint32_t record;   /* the row of its task, or NONE */
+    uint32_t engines[3];
+    uint8_t engine_count;
+    bool begins, ends; /* whether it is the first, and the last, of its task */
+} Operation;
+
+/* Launches of an operation in the launch queue of a stream. */
+typedef struct {
+    int64_t before; /* launches before it */
+    Time duration, start;
+    uint32_t count, operation;
+} Launches;
+
+typedef struct {
+    OperationRef tail;     /* the last operation issued; NONE, or ended, if there is none to wait for */
+    OperationRefs awaited; /* operations of other streams that the next one waits for */
+    int64_t launched;      /* launches so far */
+    VECTOR(Launches) queued;
+    uint32_t first_queued; /* those before are of no interest any more */
+    uint32_t dropped;      /* how many of them are gone */
+} Stream;
+
+/* An operation that is ready for its engines; the order in which they are given away. */
+typedef struct {
+    Time ready; /* when it had nothing left to wait for but engines */
+    uint32_t number, operation;
+} Turn;
+
+typedef VECTOR(Turn) Turns;
+
+typedef struct {
+    Turns waiting;
+    bool occupied;
+} Engine;
+
+/* What an operation needs besides its streams. */
+typedef struct {
+    Time duration, host_ns;
+    uint32_t launches;
+    uint32_t engines[3];
+    uint8_t engine_count;
+} Order;
+
+void streams_start(Clock *clock, uint32_t engines);
+void streams_free(Clock *clock);
+uint32_t stream_add(Clock *clock, uint32_t device);
+void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited);
+void stream_record(Clock *clock, uint32_t stream, uint32_t event);
+uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, const Order *order);
+bool stream_room(Clock *clock, uint32_t stream, Time *until, uint32_t *operation);
+void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread);
+void operation_ends(Clock *clock, uint32_t operation);
+void launches_start(Clock *clock, const Operation *operation);
+
+/* --- engines.c ---------------------------------------------------------------------------------------------------- */
+
+void engines_settle(Clock *clock);
+void engine_release(Clock *clock, uint32_t engine);
+
+/* --- places.c ----------------------------------------------------------------------------------------------------- */
+
+void places_start(Clock *clock);
+void places_free(Clock *clock);
+uint32_t copying(Clock *clock, uint32_t i, uint32_t j);
+uint32_t leaving(Clock *clock, uint32_t i, uint32_t j);
+bool moves(const Clock *clock, uint32_t source, uint32_t target);
+
+/* --- record.c ----------------------------------------------------------------------------------------------------- */
+
+enum { NODE_copy, NODE_portal, NODE_wait, NODE_checkpoint, NODE_task, NODE_join, NODE_recompute, NODE_fork, NODE_loss };
+
+/* An autograd function. Its consumers receive its gradients: `edges` from its first to that of the next node. */
+typedef struct {
+    uint32_t i, j;          /* micro-batch; partition, for a copy that where it arrives */
+    uint32_t stream, peer;  /* where its backward is issued; the other stream of a copy or wait */
+    uint32_t lane;          /* the Fork that only waits for it, or NONE */
+    uint32_t first_edge;
+    uint32_t waiting;       /* edges into it that no gradient has passed yet */
+    int32_t rank;           /* its sequence number in the thread that made it */
+    uint16_t skip;          /* the skip of a portal */
+    uint8_t kind;
+    bool filled : 1;        /* whether a checkpoint's slot holds a recomputation */
+    bool single : 1;        /* whether a task is one node of the engine */
+    bool arriving : 1;      /* whether a wait comes before its task */
+} Node;
+
+/* The graph of a step, and what the calling thread does: a node, doubled, and one more to collect it. */
+typedef struct {
+    VECTOR(Node) nodes;
+    VECTOR(uint32_t) edges;
+    VECTOR(uint32_t) actions;
+    uint32_t *tasks;        /* by micro-batch and partition */
+    uint32_t *copies;       /* the same, or NONE; with lists of actions only */
+    uint32_t *portals;      /* by micro-batch and skip, or NONE; with lists of actions only */
+    uint32_t root;
+    int64_t first_rank;     /* of nodes that the calling thread makes */
+} Graph;
+
+void record_program(Clock *clock);
+void record_cells(Clock *clock);
+void graph_rewind(Clock *clock);
+void graph_forget(Clock *clock);
+int64_t node_rank(const Clock *clock, const Node *node);
+
+/* --- host.c ------------------------------------------------------------------------------------------------------- */
+
+enum { ROLE_caller, ROLE_worker, ROLE_autograd, ROLE_list };
+
+typedef struct {
+    Time until;       /* of a pause: when it goes on; NEVER: when it is resumed */
+    Time done;        /* of a thread that waits for room: when its own calls are over */
+    uint32_t room;    /* the stream whose launch queue it waits for, or NONE */
+    uint32_t pending; /* the node that it issues when its device is idle, or NONE */
+    uint8_t pending_kind;
+    uint8_t role, state, stage;
+    uint32_t number;  /* of its role */
+    uint32_t node;    /* what it is about */
+    uint32_t frame;   /* the nested pass that the node belongs to, or NONE */
+    uint32_t starter; /* the next thread that waits for the same operation to start, or NONE */
+    int64_t next;     /* its next action */
+    int64_t stop;     /* the end of its actions */
+    uint32_t sub;     /* a place within that, which a stage may need */
+} Thread;
+
+enum { KIND_BITS = 4, NODE_BITS = 32 - KIND_BITS };
+
+/* A task as a host thread issued it. Large runs have many of them, so no byte is left unused. */
+#pragma pack(push, 4)
+typedef struct {
+    Time issue, start, end;
+    uint32_t node : NODE_BITS, kind : KIND_BITS;
+} Record;
+#pragma pack(pop)
+
+bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind);
+bool host_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back);
+bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches);
+bool host_goes_on(Clock *clock, uint32_t thread);
+int32_t host_device(const Clock *clock, const Record *record);
+bool host_returns(const Clock *clock, uint32_t node);
+const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j);
+bool host_requested(Clock *clock, int outcome);
+
+/* --- autograd.c --------------------------------------------------------------------------------------------------- */
+
+/* A nested backward pass on a thread's stack. */
+typedef struct {
+    uint32_t checkpoint, depth;
+    bool rooted;   /* whether its root has come back from the thread of the CPU */
+    bool finished;
+} Frame;
+
+/* A node that is ready: the deepest first, then the highest rank, then the first to enter. */
+typedef struct {
+    int64_t rank;
+    uint64_t entry;
+    uint32_t depth, node, frame;
+} Ready;
+
+/* The queue of a device's thread, and its stack of nested passes. */
+typedef struct {
+    VECTOR(Ready) ready;
+    VECTOR(uint32_t) frames;
+    bool idle;
+} Queue;
+
+typedef struct {
+    Queue *queues;
+    uint32_t count;      /* the last queue is that of the CPU's thread */
+    uint32_t first;      /* of their threads */
+    uint64_t entries;
+    int64_t alive;       /* nodes queued or running */
+    int64_t latency;     /* latencies used so far */
+    VECTOR(Frame) frames;
+    VECTOR(uint32_t) free_frames;
+} Autograd;
+
+uint32_t autograd_threads(const Clock *clock);
+void autograd_start(Clock *clock);
+void autograd_free(Clock *clock);
+void autograd_begin(Clock *clock);
+bool autograd_step(Clock *clock, uint32_t thread);
+void autograd_rooted(Clock *clock, uint32_t frame);
+
+/* --- schedule.c --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint16_t *arrived;   /* messages that have come to each task, from the partition before; then gradients */
+    uint32_t *waiting;   /* for each partition the thread that waits for some, or NONE */
+    int64_t *awaited;    /* and their place in `arrived` */
+    uint32_t first;      /* of the threads */
+    uint32_t running;
+} Schedule;
+
+void schedule_start(Clock *clock);
+void schedule_free(Clock *clock);
+void schedule_begin(Clock *clock);
+bool schedule_step(Clock *clock, uint32_t thread);
+
+/* --- busy.c ------------------------------------------------------------------------------------------------------- */
+
+/* Nanoseconds of a device: forward and backward passes, recomputations, a copy and nothing else, a task or a copy that
+   it sends. */
+typedef struct {
+#define BUSY(name) int64_t name;
+#include "table.h"
+} Busy;
+
+
+/* --- step.c ------------------------------------------------------------------------------------------------------- */
+
+/* What has been handed to a worker and is not done. */
+typedef struct {
+    VECTOR(uint32_t) nodes;
+    int64_t first;
+    bool asleep;
+} Inbox;
+
+struct Clock {
+    const Input *input;
+    Memory *memory; /* or NULL */
+    bool full;      /* whether a device's memory did not suffice: then all is over */
+    bool is_over;   /* whether only tasks are left */
+    Time now;
+    uint64_t entries;
+    uint32_t current; /* the thread that runs */
+    Agenda agenda;
+    VECTOR(Operation) operations;
+    uint32_t free_operation, last_number;
+    VECTOR(Link) links;
+    uint32_t free_link;
+    VECTOR(uint32_t) events; /* operations that each event waits for */
+    VECTOR(Stream) streams;
+    VECTOR(uint32_t) device_of;
+    Engine *engines;
+    uint32_t engine_count;
+    Turns ready, settling;
+    /* Places: the compute stream of each partition; copy streams by partition and micro-batch, and their pool. */
+    uint32_t *computing, *copy_streams, *copies_made, *pool, *pool_taken, *workers;
+    Graph graph;
+    Thread *threads;
+    Autograd autograd;
+    Schedule schedule;
+    Inbox *inboxes;
+    bool *done;          /* tasks that were handed to workers, and have been issued */
+    uint32_t collecting; /* the task that the calling thread waits for, or NONE */
+    int64_t step;
+    VECTOR(Record) records;
+    VECTOR(int64_t) step_records; /* the first record of each step */
+};
+
+void thread_resume(Clock *clock, uint32_t thread);
+bool thread_pause(Clock *clock, uint32_t thread, Time until);
+
+#pragma GCC visibility pop
+
+/* --- what Python calls -------------------------------------------------------------------------------------------- */
+
+Clock *clock_new(const Input *input);
+int64_t clock_streams(const Clock *clock);
+void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing);
+int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends, int64_t *step_records);
+void clock_columns(const Clock *clock, int64_t first, int64_t last, const RecordColumns *columns);
+void clock_busy(const Clock *clock, int64_t first, int64_t last, Time start, Time end, Busy *busy);
+void clock_free(Clock *clock);
+
+#endif

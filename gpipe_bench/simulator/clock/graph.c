@@ -1,0 +1,35 @@
+/* What is asked of a graph that record.c has made. */
+
+#include "clock.h"
+
+/* The graph as it was before a backward pass: every step makes the same one. */
+void graph_rewind(Clock *clock)
+{
+    Graph *graph = &clock->graph;
+    for (int64_t node = 0; node < graph->nodes.count; node++) {
+        graph->nodes.items[node].filled = false;
+        graph->nodes.items[node].waiting = 0;
+    }
+    for (int64_t node = 0; node < graph->nodes.count; node++)
+        if (graph->nodes.items[node].lane != NONE)
+            graph->nodes.items[graph->nodes.items[node].lane].waiting++;
+    for (int64_t edge = 0; edge < graph->edges.count; edge++)
+        graph->nodes.items[graph->edges.items[edge]].waiting++;
+}
+
+/* The sequence number of a node. */
+int64_t node_rank(const Clock *clock, const Node *node)
+{
+    bool of_worker = clock->input->workers && (node->kind == NODE_task || node->kind == NODE_checkpoint);
+    return node->rank + (of_worker ? 0 : clock->graph.first_rank);
+}
+
+/* Frees all but the nodes. */
+void graph_forget(Clock *clock)
+{
+    free(clock->graph.edges.items);
+    free(clock->graph.actions.items);
+    free(clock->graph.tasks);
+    free(clock->graph.copies);
+    free(clock->graph.portals);
+}

@@ -1,0 +1,294 @@
+/* What host threads issue: computations and transfers, with what each costs the host. */
+
+#include "clock.h"
+
+/* The numbers of task (i, j): durations and launches of each kind of computation, then the columns called WORK. */
+const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j)
+{
+    const Input *input = clock->input;
+    return input->works + (input->class_of[i] * input->partitions + j) * WORK_columns;
+}
+
+/* The partition where a copy begins. */
+static uint32_t source_of(const Clock *clock, const Node *node)
+{
+    return node->kind == NODE_portal ? (uint32_t)clock->input->skip_source[node->skip] : node->j - 1;
+}
+
+/* The row of a transfer in the columns called way. */
+static int64_t way_of(const Clock *clock, const Node *node, bool back)
+{
+    const Input *input = clock->input;
+    int64_t class = input->class_of[node->i];
+    if (node->kind == NODE_portal)
+        return 2 * (input->classes * input->partitions + class * input->skips + node->skip) + back;
+    return 2 * (class * input->partitions + node->j) + back;
+}
+
+/* Whether any gradients are copied back by a node. */
+bool host_returns(const Clock *clock, uint32_t node)
+{
+    return clock->input->way_tensors[way_of(clock, &clock->graph.nodes.items[node], true)] > 0;
+}
+
+/* --- time passes -------------------------------------------------------------------------------------------------- */
+
+/* Waits where the launch queue of `room` is full; says whether the thread pauses. */
+static bool await_room(Clock *clock, Thread *own, uint32_t thread)
+{
+    Time until;
+    uint32_t first;
+    if (!stream_room(clock, own->room, &until, &first)) {
+        /* Resumed when it starts: the room that it leaves is known then. */
+        operation_after_start(clock, first, thread);
+        return thread_pause(clock, thread, NEVER);
+    }
+    own->room = NONE;
+    until = until > own->done ? until : own->done;
+    return until > clock->now && thread_pause(clock, thread, until);
+}
+
+/* The host's time for what it issued: its calls, and a wait where the launch queue is full. */
+static bool pass_time(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns)
+{
+    Thread *own = &clock->threads[thread];
+    own->done = clock->now + host_ns;
+    /* Even if it is none, other threads may come in between. */
+    if (!clock->input->queue_depth)
+        return thread_pause(clock, thread, own->done);
+    own->room = stream;
+    return await_room(clock, own, thread);
+}
+
+/* --- issue -------------------------------------------------------------------------------------------------------- */
+
+/* A row for a task; it is known where it starts and where it ends. */
+static uint32_t new_record(Clock *clock, uint32_t node, int kind)
+{
+    assert(clock->records.count < NONE);
+    PUSH(clock->records, (Record){clock->now, UNKNOWN, UNKNOWN, node, (uint32_t)kind});
+    return (uint32_t)clock->records.count - 1;
+}
+
+/* Says that an operation is the first, or the last, of a task. */
+static void mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends)
+{
+    Operation *marked = &clock->operations.items[operation];
+    marked->record = record;
+    marked->begins = marked->begins || begins;
+    marked->ends = marked->ends || ends;
+}
+
+static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind)
+{
+    const Node *task = &clock->graph.nodes.items[node];
+    const int64_t *work = host_work(clock, task->i, task->j) + 2 * kind;
+    uint32_t stream = clock->computing[task->j], record = new_record(clock, node, kind);
+    Order order = {work[0], clock->input->launch_ns * work[1], (uint32_t)work[1], {0}, 1};
+    order.engines[0] = (uint32_t)clock->input->device_of[task->j];
+    mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
+    return pass_time(clock, thread, stream, order.host_ns);
+}
+
+/* From device to device: a barrier of two streams, if copies wait for both. */
+static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record)
+{
+    const Input *input = clock->input;
+    uint32_t count = (uint32_t)input->devices, tensors = (uint32_t)input->way_tensors[way];
+    Order order = {input->way_ns[way], input->launch_ns * tensors, tensors, {0}, 2};
+    order.engines[0] = count + devices[0];
+    order.engines[1] = 2 * count + devices[1];
+    if (input->way_bus[way] >= 0)
+        order.engines[order.engine_count++] = 3 * count + (uint32_t)input->way_bus[way];
+    mark(clock, stream_issue(clock, ends, input->barrier ? 2 : 1, &order), record, true, true);
+    if (!input->barrier)
+        stream_wait(clock, ends[1], ends[0]);
+}
+
+/* Through the host's memory, tensor by tensor, with the barrier that a direct copy has by itself. Of no tensors, one
+   operation that takes no time stands for all. */
+static void issue_staged(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record)
+{
+    const Input *input = clock->input;
+    uint32_t count = (uint32_t)input->devices, tensors = (uint32_t)input->way_tensors[way];
+    const int64_t *lengths = input->staged_ns + input->way_staged[way];
+    stream_wait(clock, ends[0], ends[1]);
+    stream_wait(clock, ends[1], ends[0]);
+    for (uint32_t tensor = 0; tensor < (tensors ? tensors : 1); tensor++) {
+        Time begun = 2 * tensor * input->launch_ns;
+        Order down = {lengths[2 * tensor], begun + input->launch_ns, 1, {count + devices[0]}, 1};
+        Order up = {lengths[2 * tensor + 1], begun + 2 * input->launch_ns, 1, {2 * count + devices[1]}, 1};
+        mark(clock, stream_issue(clock, &ends[0], 1, &down), record, !tensor, false);
+        stream_wait(clock, ends[1], ends[0]);
+        mark(clock, stream_issue(clock, &ends[1], 1, &up), record, false, tensor + 1 >= tensors);
+    }
+}
+
+static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back)
+{
+    const Input *input = clock->input;
+    const Node *copy = &clock->graph.nodes.items[node];
+    uint32_t here = (uint32_t)input->device_of[copy->j], there = (uint32_t)input->device_of[source_of(clock, copy)];
+    uint32_t ends[2] = {back ? copy->stream : copy->peer, back ? copy->peer : copy->stream};
+    uint32_t devices[2] = {back ? here : there, back ? there : here};
+    int64_t way = way_of(clock, copy, back);
+    Time host_ns = input->launch_ns * input->way_tensors[way];
+    uint32_t record = new_record(clock, node, (copy->kind == NODE_portal ? KIND_portal : KIND_copy) + back);
+    if (input->staged) {
+        issue_staged(clock, ends, devices, way, record);
+        host_ns *= 2;
+    } else {
+        issue_direct(clock, ends, devices, way, record);
+    }
+    if (clock->memory)
+        memory_transferred(clock->memory);
+    return pass_time(clock, thread, ends[0], host_ns);
+}
+
+/* Kernels that belong to no task; says whether the thread pauses. */
+bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches)
+{
+    if (!duration && !launches)
+        return false;
+    Order order = {duration, clock->input->launch_ns * launches, (uint32_t)launches, {0}, 1};
+    order.engines[0] = clock->device_of.items[stream];
+    stream_issue(clock, &stream, 1, &order);
+    return pass_time(clock, thread, stream, order.host_ns);
+}
+
+/* --- requests, then issue ----------------------------------------------------------------------------------------- */
+
+/* Notes that a device's memory did not suffice; says whether that is so. Then all is over. */
+bool host_requested(Clock *clock, int outcome)
+{
+    clock->full = clock->full || outcome == MEMORY_FULL;
+    return outcome == MEMORY_FULL;
+}
+
+/* Issues a computation or transfer; if its device gave cached memory back, only when the device is idle. */
+static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32_t device)
+{
+    Thread *own = &clock->threads[thread];
+    if (clock->memory && memory_flushed(clock->memory, (int32_t)device)) {
+        VECTOR(uint32_t) streams = {NULL, 0, 0};
+        for (uint32_t stream = 0; stream < clock->streams.count; stream++)
+            if (clock->device_of.items[stream] == device)
+                PUSH(streams, stream);
+        Order idle = {0};
+        uint32_t operation = stream_issue(clock, streams.items, (uint32_t)streams.count, &idle);
+        free(streams.items);
+        operation_after_start(clock, operation, thread);
+        own->pending = node;
+        own->pending_kind = (uint8_t)kind;
+        return thread_pause(clock, thread, NEVER);
+    }
+    if (kind >= KIND_copy)
+        return issue_transfer(clock, thread, node, (kind - KIND_copy) % 2);
+    return issue_pass(clock, thread, node, kind);
+}
+
+/* What a computation asks of memory. */
+static int request_pass(Clock *clock, const Node *node, int kind)
+{
+    int32_t i = (int32_t)node->i, j = (int32_t)node->j;
+    int open = node->single ? FORWARD_TIED : FORWARD_OPEN;
+    int closed = clock->input->cycles ? FORWARD_CHECKPOINT : FORWARD_CELL;
+    switch (kind) {
+    case KIND_forward: return memory_forward(clock->memory, i, j, node->kind == NODE_checkpoint ? closed : open);
+    case KIND_recompute: return memory_recompute(clock->memory, i, j);
+    case KIND_backward_inputs: return memory_backward_inputs(clock->memory, i, j);
+    case KIND_backward_weights: return memory_backward_weights(clock->memory, i, j);
+    default: return memory_backward(clock->memory, i, j);
+    }
+}
+
+/* A computation of a task; says whether the thread pauses. */
+bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind)
+{
+    const Node *task = &clock->graph.nodes.items[node];
+    if (clock->memory && host_requested(clock, request_pass(clock, task, kind)))
+        return true;
+    /* Of a backward pass in two parts, one may have nothing to compute. */
+    const int64_t *work = host_work(clock, task->i, task->j) + 2 * kind;
+    if ((kind == KIND_backward_inputs || kind == KIND_backward_weights) && !work[0] && !work[1])
+        return false;
+    return issue(clock, thread, node, kind, (uint32_t)clock->input->device_of[task->j]);
+}
+
+/* The copy of a node, or the copy of its gradients back; says whether the thread pauses. */
+bool host_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back)
+{
+    const Node *copy = &clock->graph.nodes.items[node];
+    bool portal = copy->kind == NODE_portal;
+    uint32_t source = source_of(clock, copy);
+    if (clock->memory) {
+        int32_t skip = portal ? copy->skip : -1;
+        MemoryTransfer made = {(int32_t)copy->i, (int32_t)source, (int32_t)copy->j, skip, back, 0, 0};
+        made.sending = (int32_t)(back ? copy->stream : copy->peer);
+        made.receiving = (int32_t)(back ? copy->peer : copy->stream);
+        if (host_requested(clock, memory_transfer(clock->memory, &made)))
+            return true;
+    }
+    uint32_t receiver = (uint32_t)clock->input->device_of[back ? source : copy->j];
+    return issue(clock, thread, node, (portal ? KIND_portal : KIND_copy) + back, receiver);
+}
+
+/* A thread that paused within an issue goes on with it; says whether it pauses again. */
+bool host_goes_on(Clock *clock, uint32_t thread)
+{
+    Thread *own = &clock->threads[thread];
+    if (own->room != NONE)
+        return await_room(clock, own, thread);
+    if (own->pending == NONE)
+        return false;
+    uint32_t node = own->pending;
+    own->pending = NONE;
+    if (own->pending_kind >= KIND_copy)
+        return issue_transfer(clock, thread, node, (own->pending_kind - KIND_copy) % 2);
+    return issue_pass(clock, thread, node, own->pending_kind);
+}
+
+/* --- results ------------------------------------------------------------------------------------------------------ */
+
+/* Bytes moved by a copy, or of the results of a forward pass. */
+static int64_t bytes_of(const Clock *clock, const Node *node, int kind)
+{
+    if (kind >= KIND_copy)
+        return clock->input->way_bytes[way_of(clock, node, (kind - KIND_copy) % 2)];
+    bool makes = kind == KIND_forward || kind == KIND_recompute;
+    return makes ? host_work(clock, node->i, node->j)[WORK_output_bytes] : 0;
+}
+
+/* The partition whose device runs a task, for a copy the one that sends. */
+static uint32_t runs_on(const Clock *clock, const Record *record)
+{
+    const Node *node = &clock->graph.nodes.items[record->node];
+    bool onwards = record->kind >= KIND_copy && (record->kind - KIND_copy) % 2 == 0;
+    return onwards ? source_of(clock, node) : node->j;
+}
+
+/* The device that runs a task, for a copy the one that sends. */
+int32_t host_device(const Clock *clock, const Record *record)
+{
+    return clock->input->device_of[runs_on(clock, record)];
+}
+
+/* Writes some tasks to columns: those from `first` to before `last`, in the order of issue. */
+void clock_columns(const Clock *clock, int64_t first, int64_t last, const RecordColumns *columns)
+{
+    for (int64_t row = first, to = 0; row < last; row++, to++) {
+        const Record *record = &clock->records.items[row];
+        const Node *node = &clock->graph.nodes.items[record->node];
+        bool copies = record->kind >= KIND_copy, back = copies && (record->kind - KIND_copy) % 2;
+        uint32_t begin = runs_on(clock, record), sender = back ? node->stream : node->peer;
+        columns->kind[to] = (int8_t)record->kind;
+        columns->on_copy_stream[to] = copies && sender != clock->computing[begin];
+        columns->i[to] = (int32_t)node->i;
+        columns->j[to] = (int32_t)node->j;
+        columns->device[to] = clock->input->device_of[begin];
+        columns->issue_ns[to] = record->issue;
+        columns->start_ns[to] = record->start;
+        columns->end_ns[to] = record->end;
+        columns->bytes[to] = bytes_of(clock, node, record->kind);
+    }
+}

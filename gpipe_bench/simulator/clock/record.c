@@ -1,0 +1,400 @@
+/* The forward program written down as a graph of autograd's nodes and what the calling thread does, in order.
+
+   The counterpart of engine/paper/executor.py, step by step: where the engine makes an autograd node, so does this
+   file, with the sequence number that it would have; where it makes none, neither does this file.
+
+       x - Join - Copy - Wait - Checkpoint - Wait - Recompute - Fork - y      as in docs/engine.md, "The autograd graph"
+
+   The calling thread makes the nodes between tasks. If workers make those of tasks, each counts from zero, and the
+   calling thread from m n, so that its nodes outrank all checkpoints. Else one thread counts them all.
+
+   Which steps are taken, and in which order, gpipe_bench/program.py says: `script` holds its steps. */
+
+#include "clock.h"
+
+/* The first number of a thread that has made many nodes before. */
+#define MANY_NODES ((int64_t)1 << 40)
+
+/* What is known while a forward pass is recorded: producers of the micro-batch and of each skip on its way, NONE being
+   a tensor without a graph; and Forks whose phony a Join takes, or still has to be taken by the task. */
+typedef struct {
+    Clock *clock;
+    const Input *input;
+    Graph *graph;
+    uint32_t *values, *skips, *pending; /* by micro-batch; and skip */
+    uint32_t *forks;                    /* by partition: the last one */
+    int32_t *counters;                  /* nodes made by each worker */
+    int32_t made;                       /* nodes made by the calling thread */
+    bool lists;                         /* whether lists of actions run the backward pass */
+    bool any_checkpoint;
+} Recorder;
+
+/* The skips that a step concerns. */
+typedef struct {
+    const int32_t *items;
+    int32_t count;
+} Skips;
+
+static const Skips NO_SKIPS = {NULL, 0};
+
+static Skips incoming(const Input *input, uint32_t j)
+{
+    const int32_t *first = &input->incoming_first[j];
+    return (Skips){input->incoming + first[0], first[1] - first[0]};
+}
+
+static Skips outgoing(const Input *input, uint32_t j)
+{
+    const int32_t *first = &input->outgoing_first[j];
+    return (Skips){input->outgoing + first[0], first[1] - first[0]};
+}
+
+/* Skips that travel to partition j in the tuple of their micro-batch. */
+static Skips riding(const Input *input, uint32_t j)
+{
+    return input->portals ? NO_SKIPS : incoming(input, j);
+}
+
+/* --- nodes -------------------------------------------------------------------------------------------------------- */
+
+/* A new node, without consumers. */
+static uint32_t unranked_node(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream, uint32_t peer)
+{
+    Graph *graph = recorder->graph;
+    assert(graph->nodes.count < 1 << NODE_BITS && graph->edges.count < NONE && recorder->made < INT32_MAX);
+    Node made = {.i = i, .j = j, .stream = stream, .peer = peer, .lane = NONE, .kind = (uint8_t)kind};
+    made.first_edge = (uint32_t)graph->edges.count;
+    PUSH(graph->nodes, made);
+    return (uint32_t)graph->nodes.count - 1;
+}
+
+/* A new node that the calling thread makes. */
+static uint32_t node_new(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream, uint32_t peer)
+{
+    uint32_t made = unranked_node(recorder, kind, i, j, stream, peer);
+    recorder->graph->nodes.items[made].rank = recorder->made++;
+    return made;
+}
+
+/* Makes the newest node a consumer of a producer, if it is not one yet. */
+static void take(Recorder *recorder, uint32_t producer)
+{
+    Graph *graph = recorder->graph;
+    if (producer == NONE)
+        return;
+    const Node *newest = &graph->nodes.items[graph->nodes.count - 1];
+    /* All values of the loss differ. */
+    for (int64_t edge = newest->first_edge; newest->kind != NODE_loss && edge < graph->edges.count; edge++)
+        if (graph->edges.items[edge] == producer)
+            return;
+    PUSH(graph->edges, producer);
+    graph->nodes.items[producer].waiting++;
+}
+
+/* Makes a node the consumer of a Fork's phony. */
+static void take_lane(Recorder *recorder, uint32_t node, uint32_t lane)
+{
+    if (lane == NONE)
+        return;
+    recorder->graph->nodes.items[node].lane = lane;
+    recorder->graph->nodes.items[lane].waiting++;
+}
+
+/* The producer of a skip of micro-batch i. */
+static uint32_t *skip_of(Recorder *recorder, uint32_t i, int32_t skip)
+{
+    return &recorder->skips[i * recorder->input->skips + skip];
+}
+
+/* Lets the newest node take a micro-batch and some skips. */
+static void take_flat(Recorder *recorder, uint32_t i, Skips skips)
+{
+    take(recorder, recorder->values[i]);
+    for (int32_t one = 0; one < skips.count; one++)
+        take(recorder, *skip_of(recorder, i, skips.items[one]));
+}
+
+/* Whether a micro-batch or one of some skips has a graph. */
+static bool has_graph(Recorder *recorder, uint32_t i, Skips skips)
+{
+    bool found = recorder->values[i] != NONE;
+    for (int32_t one = 0; one < skips.count; one++)
+        found = found || *skip_of(recorder, i, skips.items[one]) != NONE;
+    return found;
+}
+
+/* A micro-batch and some skips come from a node now. */
+static void put(Recorder *recorder, uint32_t i, uint32_t node, Skips skips)
+{
+    recorder->values[i] = node;
+    for (int32_t one = 0; one < skips.count; one++)
+        *skip_of(recorder, i, skips.items[one]) = node;
+}
+
+/* What the calling thread does next. */
+static void act(Recorder *recorder, uint32_t node, bool collects)
+{
+    PUSH(recorder->graph->actions, node << 1 | collects);
+}
+
+static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j)
+{
+    return &recorder->graph->tasks[i * recorder->input->partitions + j];
+}
+
+/* The node of a copy from one partition to another; what it copies is yet to be taken. */
+static uint32_t copy_node(Recorder *recorder, int kind, uint32_t i, uint32_t source, uint32_t target)
+{
+    uint32_t stream = copying(recorder->clock, i, target), peer = copying(recorder->clock, i, source);
+    return node_new(recorder, kind, i, target, stream, peer);
+}
+
+/* --- steps, see gpipe_bench/program.py ---------------------------------------------------------------------------- */
+
+/* Of inputs that need no gradient, the task takes the phony. In `published` the Copy does: there is no Join. */
+static void step_join(Recorder *recorder, uint32_t i, uint32_t j)
+{
+    Skips skips = riding(recorder->input, j);
+    uint32_t phony = recorder->forks[j];
+    recorder->forks[j] = NONE;
+    if (phony == NONE || recorder->input->published || !has_graph(recorder, i, skips)) {
+        recorder->pending[i] = phony;
+        return;
+    }
+    uint32_t stream = j ? copying(recorder->clock, i, j - 1) : recorder->clock->computing[0];
+    uint32_t node = node_new(recorder, NODE_join, i, j ? j - 1 : 0, stream, stream);
+    take_flat(recorder, i, skips);
+    take_lane(recorder, node, phony);
+    put(recorder, i, node, skips);
+}
+
+static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip)
+{
+    uint32_t source = (uint32_t)recorder->input->skip_source[skip];
+    if (!moves(recorder->clock, source, j))
+        return;
+    uint32_t *carried = skip_of(recorder, i, skip);
+    uint32_t node = copy_node(recorder, NODE_portal, i, source, j);
+    recorder->graph->nodes.items[node].skip = (uint16_t)skip;
+    act(recorder, node, false);
+    take(recorder, *carried);
+    if (*carried != NONE)
+        *carried = node;
+    if (recorder->lists)
+        recorder->graph->portals[i * recorder->input->skips + skip] = node;
+}
+
+static void step_copy(Recorder *recorder, uint32_t i, uint32_t j)
+{
+    if (!moves(recorder->clock, j - 1, j))
+        return;
+    Skips skips = riding(recorder->input, j);
+    bool passed = has_graph(recorder, i, skips);
+    uint32_t node = copy_node(recorder, NODE_copy, i, j - 1, j);
+    act(recorder, node, false);
+    take_flat(recorder, i, skips);
+    if (passed) {
+        take_lane(recorder, node, recorder->pending[i]);
+        recorder->pending[i] = NONE;
+    }
+    put(recorder, i, passed ? node : NONE, skips);
+    if (recorder->lists)
+        recorder->graph->copies[i * recorder->input->partitions + j] = node;
+}
+
+/* The compute stream waits for the copy of what arrives, or the copy stream for the computation of what leaves. */
+static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, bool arriving)
+{
+    uint32_t stream = copying(recorder->clock, i, j), peer = recorder->clock->computing[j];
+    if (stream == peer)
+        return;
+    bool passed = has_graph(recorder, i, skips);
+    uint32_t node = node_new(recorder, NODE_wait, i, j, stream, peer);
+    recorder->graph->nodes.items[node].arriving = arriving;
+    take_flat(recorder, i, skips);
+    put(recorder, i, passed ? node : NONE, skips);
+    act(recorder, node, false);
+}
+
+/* The number of a task's node: of several that of the last, which runs first; -1 if none was made yet. */
+static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single)
+{
+    const Input *input = recorder->input;
+    int64_t count = single ? 1 : host_work(recorder->clock, i, j)[WORK_nodes];
+    int32_t *counter = input->workers ? &recorder->counters[recorder->clock->workers[j]] : &recorder->made;
+    assert(*counter < INT32_MAX - count);
+    *counter += (int32_t)count;
+    return *counter - 1;
+}
+
+/* Without checkpoint a task is one node all the same, if others have one and there is nothing else to tie a Join to. */
+static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpoint)
+{
+    const Input *input = recorder->input;
+    Skips skips = incoming(input, j);
+    uint32_t phony = recorder->pending[i], compute = recorder->clock->computing[j], join = NONE;
+    recorder->pending[i] = NONE;
+    recorder->any_checkpoint = recorder->any_checkpoint || checkpoint;
+    bool learns = host_work(recorder->clock, i, j)[WORK_learns];
+    bool tied = recorder->any_checkpoint && !has_graph(recorder, i, skips) && !input->published && !recorder->lists;
+    bool single = learns && (checkpoint || tied);
+    if (phony != NONE && (single || input->published)) {
+        join = node_new(recorder, NODE_join, i, j, compute, compute);
+        take_lane(recorder, join, phony);
+    }
+    int kind = checkpoint && learns ? NODE_checkpoint : NODE_task;
+    uint32_t node = unranked_node(recorder, kind, i, j, compute, compute);
+    recorder->graph->nodes.items[node].rank = task_rank(recorder, i, j, single);
+    recorder->graph->nodes.items[node].single = single;
+    take_flat(recorder, i, skips);
+    take(recorder, join);
+    *task_of(recorder, i, j) = node;
+    act(recorder, node, false);
+}
+
+static void step_collect(Recorder *recorder, uint32_t i, uint32_t j)
+{
+    uint32_t node = *task_of(recorder, i, j);
+    bool learns = host_work(recorder->clock, i, j)[WORK_learns];
+    put(recorder, i, learns ? node : NONE, outgoing(recorder->input, j));
+    act(recorder, node, true);
+}
+
+static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j)
+{
+    if (recorder->lists || recorder->graph->nodes.items[*task_of(recorder, i, j)].kind != NODE_checkpoint)
+        return;
+    uint32_t stream = leaving(recorder->clock, i, j);
+    uint32_t node = node_new(recorder, NODE_recompute, i, j, stream, recorder->clock->computing[j]);
+    take_flat(recorder, i, outgoing(recorder->input, j));
+    put(recorder, i, node, outgoing(recorder->input, j));
+}
+
+/* There is none where no gradient will ever pass. */
+static void step_fork(Recorder *recorder, uint32_t i, uint32_t j)
+{
+    if (recorder->lists || !host_work(recorder->clock, i, j)[WORK_learns])
+        return;
+    uint32_t stream = leaving(recorder->clock, i, j);
+    uint32_t node = node_new(recorder, NODE_fork, i, j, stream, stream);
+    take_flat(recorder, i, outgoing(recorder->input, j));
+    put(recorder, i, node, outgoing(recorder->input, j));
+    recorder->forks[j] = node;
+}
+
+/* One step of the program; `step` is its code with the skip of a portal. */
+static void record_step(Recorder *recorder, uint32_t i, uint32_t j, int32_t step)
+{
+    switch (step & STEP_MASK) {
+    case STEP_join: step_join(recorder, i, j); break;
+    case STEP_portal: step_portal(recorder, i, j, step >> STEP_BITS); break;
+    case STEP_copy: step_copy(recorder, i, j); break;
+    case STEP_await_copy: step_wait(recorder, i, j, incoming(recorder->input, j), true); break;
+    case STEP_launch: step_launch(recorder, i, j, false); break;
+    case STEP_launch_checkpoint: step_launch(recorder, i, j, true); break;
+    case STEP_collect: step_collect(recorder, i, j); break;
+    case STEP_await_compute: step_wait(recorder, i, j, outgoing(recorder->input, j), false); break;
+    case STEP_recompute: step_recompute(recorder, i, j); break;
+    case STEP_fork: step_fork(recorder, i, j); break;
+    default: abort();
+    }
+}
+
+/* --- all of it ---------------------------------------------------------------------------------------------------- */
+
+/* A table in which nothing is known. */
+static uint32_t *table(int64_t count)
+{
+    uint32_t *made = zeros(count + 1, sizeof(uint32_t));
+    for (int64_t place = 0; place < count; place++)
+        made[place] = NONE;
+    return made;
+}
+
+static Recorder recorder_new(Clock *clock)
+{
+    const Input *input = clock->input;
+    int64_t m = input->microbatches, n = input->partitions, skips = input->skips;
+    assert(m * n < NONE / 8 && skips < UINT16_MAX && n < NONE / 4);
+    Recorder made = {.clock = clock, .input = input, .graph = &clock->graph, .lists = input->lists > 0};
+    made.values = table(m);
+    made.pending = table(m);
+    made.skips = table(m * skips);
+    made.forks = table(n);
+    made.counters = zeros(n, sizeof(int32_t));
+    clock->graph.tasks = table(m * n);
+    clock->graph.copies = made.lists ? table(m * n) : NULL;
+    clock->graph.portals = made.lists ? table(m * skips) : NULL;
+    clock->graph.first_rank = input->workers ? input->published ? MANY_NODES : m * n : 0;
+    return made;
+}
+
+static void recorder_free(Recorder *recorder)
+{
+    free(recorder->values);
+    free(recorder->pending);
+    free(recorder->skips);
+    free(recorder->forks);
+    free(recorder->counters);
+}
+
+/* Adds the loss, where the backward pass begins, and the end of the last node's edges. */
+static void add_root(Recorder *recorder)
+{
+    const Input *input = recorder->input;
+    Graph *graph = recorder->graph;
+    uint32_t last = (uint32_t)input->partitions - 1, stream = recorder->clock->computing[last];
+    graph->root = node_new(recorder, NODE_loss, 0, last, stream, stream);
+    for (int64_t i = 0; i < input->microbatches; i++)
+        take(recorder, recorder->values[i]);
+    PUSH(graph->nodes, (Node){.first_edge = (uint32_t)graph->edges.count});
+    graph->nodes.count--;
+}
+
+/* Records a forward pass, phase by phase of each cycle. */
+void record_program(Clock *clock)
+{
+    Recorder recorder = recorder_new(clock);
+    const Input *input = clock->input;
+    const int32_t *tasks = input->cycle_tasks;
+    for (int64_t cycle = 0; cycle < input->cycles; cycle++) {
+        for (int phase = 0; phase < 3; phase++)
+            for (int32_t task = 0; task < input->cycle_sizes[cycle]; task++) {
+                uint32_t i = (uint32_t)tasks[2 * task], j = (uint32_t)tasks[2 * task + 1];
+                const int32_t *first = &input->script_first[3 * (input->script_of[i] * input->partitions + j) + phase];
+                for (int32_t step = first[0]; step < first[1]; step++)
+                    record_step(&recorder, i, j, input->script[step]);
+            }
+        tasks += 2 * input->cycle_sizes[cycle];
+    }
+    add_root(&recorder);
+    recorder_free(&recorder);
+}
+
+/* Makes the tasks and copies of a batch that lists of actions run, without a graph between them. */
+void record_cells(Clock *clock)
+{
+    Recorder recorder = recorder_new(clock);
+    const Input *input = clock->input;
+    uint32_t m = (uint32_t)input->microbatches;
+    for (uint32_t j = 0; j < input->partitions; j++)
+        copying(clock, m - 1, j);
+    bool *again = zeros(m * input->partitions, sizeof(bool));
+    for (int64_t action = 0; action < input->list_first[input->lists]; action++) {
+        int32_t i = input->action_i[action];
+        bool found = input->action_kind[action] == ACTION_R || i < input->checkpointed;
+        again[i * input->partitions + input->action_j[action]] |= found;
+    }
+    for (uint32_t i = 0; i < m; i++)
+        for (uint32_t j = 0; j < input->partitions; j++) {
+            Skips skips = incoming(input, j);
+            for (int32_t one = 0; input->portals && one < skips.count; one++)
+                step_portal(&recorder, i, j, skips.items[one]);
+            if (j)
+                step_copy(&recorder, i, j);
+            step_launch(&recorder, i, j, again[i * input->partitions + j]);
+        }
+    free(again);
+    add_root(&recorder);
+    recorder_free(&recorder);
+}

@@ -1,0 +1,102 @@
+"""How a workload is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpipe_bench.components import Components
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules import Schedule
+
+__all__ = ["BACKWARDS", "FLAVOURS", "MECHANISMS", "Settings", "enough_steps"]
+
+MECHANISMS: Final = frozenset({"barrier", "rank", "zeros"})
+"""What :attr:`Settings.left_out` may name."""
+
+BACKWARDS: Final = ("autograd", "scheduled")
+"""What may drive the backward pass."""
+
+FLAVOURS: Final = ("current", "published")
+"""Autograd engines, see ``autograd.c``."""
+
+_TRANSFERS = ("direct", "host")
+# Where threads race: an epoch of the published ablation twice over, after a first step; of large runs fewer steps.
+_RACING_STEPS: Final = 33
+_RACING_TASKS: Final = 33 * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the engine runs a workload.
+
+    Attributes:
+        components: which components are on.
+        checkpoint: ``always``, ``except_last`` or ``never``.
+        backward: ``autograd``, or ``scheduled``: workers run the reversed schedule.
+        schedule: the name of one of :mod:`gpipe_bench.schedules`, or a schedule, which then orders everything as
+            ``pipe.step`` runs it, with a loss for each micro-batch; None: the forward program, and ``backward``.
+        flavour: which autograd engine, see ``autograd.c``.
+        transfer: ``direct`` or ``host``.
+        devices: device of each partition; empty: one each.
+        streams: whether devices have streams; the CPU has none.
+        workers: whether workers issue the tasks of a clock-cycle; else the calling thread does.
+        nesting_ns: of a nested backward pass in flavour ``published``, the host's time to prepare it and the mean
+            latency of its root; how many checkpoints nest before the first comes back is a race of the two.
+        seed: of the latencies, see :mod:`gpipe_bench.simulator.clock.latency`; None: all are their mean.
+        left_out: mechanisms to go without, to see what they are worth: ``barrier``, a copy waits for its sender alone;
+            ``rank``, ready nodes run in the order of their arrival; ``zeros``, a gradient that is None stays so, and
+            recomputations run on the thread of the CPU.
+        memory: whether to follow the allocators.
+        tally: with ``memory``, only count the bytes of tensors: no allocator, no limit.
+        steps: training steps, back to back: the host does not wait for the devices between them.
+    """
+
+    components: Components = field(default_factory=Components)
+    checkpoint: str = "except_last"
+    flavour: str = "current"
+    transfer: str = "direct"
+    devices: tuple[int, ...] = ()
+    streams: bool = True
+    workers: bool = True
+    nesting_ns: tuple[int, int] = (50_000, 100_000)
+    seed: int | None = 0
+    left_out: frozenset[str] = frozenset()
+    memory: bool = True
+    tally: bool = False
+    steps: int = 1
+    backward: str = "autograd"
+    schedule: str | Schedule | None = None
+
+    def __post_init__(self) -> None:
+        choices = {
+            "checkpoint": CHECKPOINT_MODES,
+            "flavour": FLAVOURS,
+            "transfer": _TRANSFERS,
+            "backward": BACKWARDS,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                got = getattr(self, name)
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {got!r}; choose one of them")
+        unknown = sorted(self.left_out - MECHANISMS)
+        if unknown:
+            raise ValueError(f"left_out must be of {', '.join(sorted(MECHANISMS))}, got {unknown}; correct it")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}; simulate one step or more")
+
+    @property
+    def races(self) -> bool:
+        """Whether host threads race, so that no two steps are alike: checkpoints nest, and nothing orders them."""
+        nests = self.flavour == "published" and self.backward == "autograd" and self.checkpoint != "never"
+        return nests and not self.components.fork_join
+
+
+def enough_steps(settings: Settings, tasks: int) -> int:
+    """Steps that show what a step takes: a first one and another, or many where threads race.
+
+    Args:
+        settings: of the run.
+        tasks: partitions times micro-batches.
+    """
+    return max(2, min(_RACING_STEPS, _RACING_TASKS // tasks)) if settings.races else 2

@@ -1,0 +1,305 @@
+/* Streams and the operations on them.
+
+       stream   runs what was issued to it in order; an operation may belong to several streams, which is the barrier of
+                a copy between devices: it begins when all have come to it, and all go on when it ends
+       event    passes when all that was pending on a stream has run */
+
+#include "clock.h"
+
+/* --- lists -------------------------------------------------------------------------------------------------------- */
+
+/* Appends a subject to a list. */
+static void append(Clock *clock, List *list, uint32_t subject)
+{
+    uint32_t place = clock->free_link;
+    if (place == NONE) {
+        place = (uint32_t)clock->links.count;
+        assert(place < NONE);
+        PUSH(clock->links, (Link){0, NONE});
+    } else {
+        clock->free_link = clock->links.items[place].next;
+    }
+    clock->links.items[place] = (Link){subject, NONE};
+    if (list->first == NONE)
+        list->first = place;
+    else
+        clock->links.items[list->last].next = place;
+    list->last = place;
+}
+
+/* Takes the first subject out of a list that has one. */
+static uint32_t take_first(Clock *clock, List *list)
+{
+    uint32_t place = list->first;
+    Link link = clock->links.items[place];
+    list->first = link.next;
+    clock->links.items[place].next = clock->free_link;
+    clock->free_link = place;
+    return link.subject;
+}
+
+/* --- operations --------------------------------------------------------------------------------------------------- */
+
+/* A place for a new operation. */
+static uint32_t operation_new(Clock *clock)
+{
+    uint32_t place = clock->free_operation;
+    if (place == NONE) {
+        place = (uint32_t)clock->operations.count;
+        assert(place < 1u << SUBJECT_BITS);
+        GROW(clock->operations);
+        clock->operations.count++;
+    } else {
+        clock->free_operation = clock->operations.items[place].followers.first;
+    }
+    assert(clock->last_number < NONE);
+    Operation *made = &clock->operations.items[place];
+    made->number = ++clock->last_number;
+    made->missing = 0;
+    made->followers = (List){NONE, NONE};
+    made->starter = made->queue = made->record = NONE;
+    made->begins = made->ends = false;
+    return place;
+}
+
+/* Whether an operation has not ended. */
+static inline bool runs(const Clock *clock, OperationRef found)
+{
+    return found.place != NONE && clock->operations.items[found.place].number == found.number;
+}
+
+/* Makes `follower` wait for the end of `leader`, if it does not yet. The follower is the newest operation, so it is the
+   last that the leader has. */
+static void follow(Clock *clock, uint32_t leader, uint32_t follower)
+{
+    List *followers = &clock->operations.items[leader].followers;
+    if (followers->first != NONE && clock->links.items[followers->last].subject == follower)
+        return;
+    append(clock, followers, follower);
+    clock->operations.items[follower].missing++;
+}
+
+/* Lets a thread go on when an operation starts. */
+void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread)
+{
+    uint32_t *place = &clock->operations.items[operation].starter;
+    while (*place != NONE)
+        place = &clock->threads[*place].starter;
+    *place = thread;
+    clock->threads[thread].starter = NONE;
+}
+
+/* --- streams ------------------------------------------------------------------------------------------------------ */
+
+/* Adds a stream of a device; gives its number. */
+uint32_t stream_add(Clock *clock, uint32_t device)
+{
+    PUSH(clock->streams, (Stream){.tail = {NONE, 0}});
+    PUSH(clock->device_of, device);
+    return (uint32_t)clock->streams.count - 1;
+}
+
+/* Drops what has ended from what the next operation of a stream waits for; the tail joins the others. */
+static OperationRefs *pending(Clock *clock, Stream *stream)
+{
+    OperationRefs *awaited = &stream->awaited;
+    int64_t kept = 0;
+    for (int64_t place = 0; place < awaited->count; place++)
+        if (runs(clock, awaited->items[place]))
+            awaited->items[kept++] = awaited->items[place];
+    awaited->count = kept;
+    return awaited;
+}
+
+/* Whether an operation is among others. */
+static bool among(const OperationRefs *others, OperationRef found)
+{
+    for (int64_t place = 0; place < others->count; place++)
+        if (others->items[place].number == found.number)
+            return true;
+    return false;
+}
+
+/* What is issued to `waiter` from now on begins after everything issued to `awaited` so far. */
+void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited)
+{
+    if (waiter == awaited)
+        return;
+    Stream *target = &clock->streams.items[waiter], *source = &clock->streams.items[awaited];
+    OperationRefs *theirs = pending(clock, source);
+    bool tail = runs(clock, source->tail);
+    if (!theirs->count && !tail)
+        return;
+    OperationRefs *own = pending(clock, target);
+    if (runs(clock, target->tail) && !among(own, target->tail))
+        PUSH(*own, target->tail);
+    for (int64_t place = 0; place < theirs->count; place++)
+        if (!among(own, theirs->items[place]))
+            PUSH(*own, theirs->items[place]);
+    if (tail && !among(own, source->tail))
+        PUSH(*own, source->tail);
+    target->tail.place = NONE;
+}
+
+/* Lets an event pass when everything issued to a stream so far has run; perhaps at once. */
+void stream_record(Clock *clock, uint32_t stream, uint32_t event)
+{
+    assert(event < EVENT_BIT);
+    Stream *from = &clock->streams.items[stream];
+    OperationRefs *found = pending(clock, from);
+    uint32_t missing = 0;
+    for (int64_t place = 0; place < found->count; place++, missing++)
+        append(clock, &clock->operations.items[found->items[place].place].followers, event | EVENT_BIT);
+    if (runs(clock, from->tail) && !among(found, from->tail)) {
+        append(clock, &clock->operations.items[from->tail.place].followers, event | EVENT_BIT);
+        missing++;
+    }
+    while (clock->events.count <= event)
+        PUSH(clock->events, 0);
+    clock->events.items[event] = missing;
+    if (!missing)
+        memory_passed(clock->memory, (int32_t)event);
+}
+
+/* --- launch queues ------------------------------------------------------------------------------------------------ */
+
+/* Forgets launches that leave room for all that was issued. */
+static void forget_launches(Clock *clock, Stream *stream)
+{
+    int64_t excess = stream->launched - clock->input->queue_depth;
+    Launches *items = stream->queued.items;
+    while (stream->first_queued < stream->queued.count &&
+           items[stream->first_queued].before + items[stream->first_queued].count < excess)
+        stream->first_queued++;
+    if (2 * stream->first_queued > stream->queued.count && stream->first_queued >= 32) {
+        stream->queued.count -= stream->first_queued;
+        for (int64_t place = 0; place < stream->queued.count; place++)
+            items[place] = items[place + stream->first_queued];
+        stream->dropped += stream->first_queued;
+        stream->first_queued = 0;
+    }
+}
+
+/* Puts the launches of an operation into the queue of a stream. */
+static void queue_launches(Clock *clock, uint32_t number, uint32_t place, uint32_t count)
+{
+    Stream *stream = &clock->streams.items[number];
+    Operation *operation = &clock->operations.items[place];
+    PUSH(stream->queued, (Launches){stream->launched, operation->duration, UNKNOWN, count, place});
+    operation->queue = number;
+    operation->launches = stream->dropped + (uint32_t)stream->queued.count - 1;
+    stream->launched += count;
+    forget_launches(clock, stream);
+}
+
+/* When the launch queue of a stream has room for all that was issued; false: an operation must start to know that. */
+bool stream_room(Clock *clock, uint32_t number, Time *until, uint32_t *operation)
+{
+    Stream *stream = &clock->streams.items[number];
+    int64_t depth = clock->input->queue_depth, excess = stream->launched - depth;
+    *until = clock->now;
+    if (!depth || excess <= 0)
+        return true;
+    const Launches *first = &stream->queued.items[stream->first_queued];
+    if (first->start < 0) {
+        *operation = first->operation;
+        return false;
+    }
+    *until = first->start + (first->duration * (excess - first->before) + first->count - 1) / first->count;
+    return true;
+}
+
+/* Notes in its launch queue that an operation has started. */
+void launches_start(Clock *clock, const Operation *operation)
+{
+    Stream *stream = &clock->streams.items[operation->queue];
+    if (operation->launches >= stream->dropped + stream->first_queued)
+        stream->queued.items[operation->launches - stream->dropped].start = clock->now;
+}
+
+/* --- issue -------------------------------------------------------------------------------------------------------- */
+
+/* Issues an operation to a stream, or to several that meet in it; the first is the one that holds its launches. */
+uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, const Order *order)
+{
+    uint32_t place = operation_new(clock);
+    Operation *made = &clock->operations.items[place];
+    made->duration = order->duration;
+    made->issued = clock->now + order->host_ns;
+    made->engine_count = order->engine_count;
+    for (uint32_t engine = 0; engine < order->engine_count; engine++)
+        made->engines[engine] = order->engines[engine];
+    for (uint32_t one = 0; one < count; one++) {
+        Stream *stream = &clock->streams.items[streams[one]];
+        if (runs(clock, stream->tail))
+            follow(clock, stream->tail.place, place);
+        for (int64_t awaited = 0; awaited < stream->awaited.count; awaited++)
+            if (runs(clock, stream->awaited.items[awaited]))
+                follow(clock, stream->awaited.items[awaited].place, place);
+        stream->awaited.count = 0;
+        stream->tail = (OperationRef){place, made->number};
+    }
+    if (clock->input->queue_depth && order->launches)
+        queue_launches(clock, streams[0], place, order->launches);
+    if (!made->missing)
+        PUSH(clock->ready, (Turn){clock->now, made->number, place});
+    return place;
+}
+
+/* --- ends --------------------------------------------------------------------------------------------------------- */
+
+/* Ends an operation: what waits for it may be ready, events may pass, and its engines are free. */
+void operation_ends(Clock *clock, uint32_t place)
+{
+    Operation ended = clock->operations.items[place];
+    clock->operations.items[place].number = 0;
+    if (ended.begins)
+        clock->records.items[ended.record].start = ended.start;
+    if (ended.ends)
+        clock->records.items[ended.record].end = clock->now;
+    while (ended.followers.first != NONE) {
+        uint32_t subject = take_first(clock, &ended.followers);
+        if (subject & EVENT_BIT) {
+            uint32_t event = subject & ~EVENT_BIT;
+            if (!--clock->events.items[event])
+                memory_passed(clock->memory, (int32_t)event);
+            continue;
+        }
+        Operation *follower = &clock->operations.items[subject];
+        if (!--follower->missing)
+            PUSH(clock->ready, (Turn){clock->now, follower->number, subject});
+    }
+    if (ended.duration)
+        for (uint32_t engine = 0; engine < ended.engine_count; engine++)
+            engine_release(clock, ended.engines[engine]);
+    clock->operations.items[place].followers.first = clock->free_operation;
+    clock->free_operation = place;
+}
+
+/* --- life --------------------------------------------------------------------------------------------------------- */
+
+/* Makes the engines; streams come one by one. */
+void streams_start(Clock *clock, uint32_t engines)
+{
+    clock->free_operation = clock->free_link = NONE;
+    clock->engine_count = engines;
+    clock->engines = zeros(engines, sizeof(Engine));
+}
+
+void streams_free(Clock *clock)
+{
+    for (int64_t number = 0; number < clock->streams.count; number++) {
+        free(clock->streams.items[number].awaited.items);
+        free(clock->streams.items[number].queued.items);
+    }
+    for (uint32_t engine = 0; engine < clock->engine_count; engine++)
+        free(clock->engines[engine].waiting.items);
+    free(clock->engines);
+    free(clock->streams.items);
+    free(clock->device_of.items);
+    free(clock->operations.items);
+    free(clock->links.items);
+    free(clock->events.items);
+    free(clock->ready.items);
+    free(clock->settling.items);
+}

@@ -1,0 +1,181 @@
+/* What Python and C both name: this one table is a struct and enumerations in C, and is read by clock/shared.py.
+
+   NUMBER(name)         a number of the input
+   COLUMN(type, name)   an array of the input
+   STEP(name)           a step of the forward program, see gpipe_bench/program.py
+   ACTION(name)         an action of a schedule, see gpipe_bench/schedules/actions.py
+   KIND(name)           a kind of task, see gpipe_bench/timeline.py
+   WORK(name)           a column of `works` after the durations and launches of computations
+   RESULT(name)         a number of the result
+   BUSY(name)           a number of the use of a device
+   RECORD(type, name)   a column of the tasks that were issued */
+
+#ifndef NUMBER
+#define NUMBER(...)
+#endif
+#ifndef COLUMN
+#define COLUMN(...)
+#endif
+#ifndef STEP
+#define STEP(...)
+#endif
+#ifndef ACTION
+#define ACTION(...)
+#endif
+#ifndef KIND
+#define KIND(...)
+#endif
+#ifndef WORK
+#define WORK(...)
+#endif
+#ifndef RESULT
+#define RESULT(...)
+#endif
+#ifndef BUSY
+#define BUSY(...)
+#endif
+#ifndef RECORD
+#define RECORD(...)
+#endif
+
+/* Sizes. */
+NUMBER(microbatches)
+NUMBER(partitions)
+NUMBER(devices)
+NUMBER(classes)            /* of micro-batches whose tasks are alike */
+NUMBER(skips)
+NUMBER(buses)
+NUMBER(steps)              /* of training */
+NUMBER(cycles)             /* of the forward program; 0: a schedule runs the forward passes too */
+NUMBER(lists)              /* of actions, each of a thread; 0: autograd runs the backward pass */
+NUMBER(latency_count)
+NUMBER(updates)            /* partitions with an optimizer */
+
+/* The machine. */
+NUMBER(launch_ns)
+NUMBER(queue_depth)
+NUMBER(loss_ns)
+NUMBER(loss_launches)
+
+/* Settings. */
+NUMBER(copy_streams)
+NUMBER(has_streams)
+NUMBER(staged)             /* transfers go through the host's memory */
+NUMBER(workers)            /* tasks, and lists of actions, have threads of their own */
+NUMBER(portals)
+NUMBER(published)          /* the flavour of autograd */
+NUMBER(barrier)
+NUMBER(ranked)
+NUMBER(zeros_elsewhere)    /* recomputations run in the thread of the CPU */
+NUMBER(prepare_ns)
+NUMBER(checkpointed)       /* leading micro-batches */
+NUMBER(ahead)              /* leading micro-batches that are recomputed ahead of their gradients, by lists */
+NUMBER(loss_per_microbatch)
+
+/* Partitions: devices, rows of the schedule, and skips that come in and go out (first of each, and one more). */
+COLUMN(int32_t, device_of)
+COLUMN(int32_t, row_of)
+COLUMN(int32_t, incoming_first)
+COLUMN(int32_t, incoming)
+COLUMN(int32_t, outgoing_first)
+COLUMN(int32_t, outgoing)
+COLUMN(int64_t, update_ns)
+COLUMN(int64_t, update_launches)
+
+/* Micro-batches: the class of each; the share of the loss of each in nanoseconds. */
+COLUMN(int32_t, class_of)
+COLUMN(int64_t, microbatch_loss_ns)
+
+/* Tasks by class and partition: durations and launches of each kind, then the columns called WORK. */
+COLUMN(int64_t, works)
+
+/* Skips. */
+COLUMN(int32_t, skip_source)
+COLUMN(int32_t, skip_target)
+
+/* Transfers: by class and partition, and after these by class and skip, forward and back. */
+COLUMN(int32_t, way_tensors)
+COLUMN(int64_t, way_bytes)
+COLUMN(int64_t, way_ns)
+COLUMN(int32_t, way_bus)        /* or -1 */
+COLUMN(int32_t, way_staged)     /* first of `staged_ns`: for each tensor the way to the host and the way from it */
+COLUMN(int64_t, staged_ns)
+
+/* The forward program: tasks cycle by cycle; for each micro-batch which script it follows; for each script, partition
+   and phase the first of `script` (and one more); each entry a step and, above STEP_BITS, a skip. */
+COLUMN(int32_t, cycle_sizes)
+COLUMN(int32_t, cycle_tasks)
+COLUMN(int32_t, script_of)
+COLUMN(int32_t, script_first)
+COLUMN(int32_t, script)
+
+/* Lists of actions: the first of each and one more; each action. */
+COLUMN(int32_t, list_first)
+COLUMN(int8_t, action_kind)
+COLUMN(int32_t, action_i)
+COLUMN(int32_t, action_j)
+
+/* How long roots of nested passes take to come back, one after the other, again and again. */
+COLUMN(int64_t, latencies)
+
+STEP(join)
+STEP(portal)
+STEP(copy)
+STEP(await_copy)
+STEP(launch)
+STEP(launch_checkpoint)
+STEP(collect)
+STEP(await_compute)
+STEP(recompute)
+STEP(fork)
+
+ACTION(F)
+ACTION(R)
+ACTION(B)
+ACTION(I)
+ACTION(W)
+
+KIND(forward)
+KIND(recompute)
+KIND(backward)
+KIND(backward_inputs)
+KIND(backward_weights)
+KIND(copy)
+KIND(copy_grad)
+KIND(portal)
+KIND(portal_grad)
+
+WORK(output_bytes)
+WORK(nodes)
+WORK(learns)
+
+RESULT(makespan_ns)
+RESULT(records)
+RESULT(operations)
+RESULT(agenda_entries)
+RESULT(nodes)
+
+BUSY(compute_ns)
+BUSY(recompute_ns)
+BUSY(copy_ns)
+BUSY(occupied_ns)
+
+RECORD(int8_t, kind)
+RECORD(int8_t, on_copy_stream)
+RECORD(int32_t, i)
+RECORD(int32_t, j)
+RECORD(int32_t, device)
+RECORD(int64_t, issue_ns)
+RECORD(int64_t, start_ns)
+RECORD(int64_t, end_ns)
+RECORD(int64_t, bytes)
+
+#undef NUMBER
+#undef COLUMN
+#undef STEP
+#undef ACTION
+#undef KIND
+#undef WORK
+#undef RESULT
+#undef RECORD
+#undef BUSY

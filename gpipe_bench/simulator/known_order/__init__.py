@@ -1,1 +1,0 @@
-"""Times of pipelines whose order of issue is known beforehand, without the clock."""

@@ -1,0 +1,65 @@
+/* Growable vectors: struct { T *items; int64_t count, room; }, all zero at first. */
+
+#ifndef GPIPE_BENCH_GROW_H
+#define GPIPE_BENCH_GROW_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* End the process: the host has no memory left, or a number has outgrown its field. */
+static inline void give_up(const char *what) {
+    fprintf(stderr, "gpipe_bench: the simulation cannot go on: %s\n", what);
+    abort();
+}
+
+/* Memory that is all zero; like malloc, but it never fails. */
+static inline void *zeros(int64_t count, int64_t size) {
+    void *made = calloc((size_t)(count ? count : 1), (size_t)size);
+    if (made == NULL) {
+        give_up("no memory left on the host");
+    }
+    return made;
+}
+
+/* `items` with more room: half as much again. */
+static inline void *grown(void *items, int64_t *room, int64_t size) {
+    *room += *room / 2 + 8;
+    if (*room > INT32_MAX) {
+        give_up("more than 2^31 items of one sort");
+    }
+    void *made = realloc(items, (size_t)(*room * size));
+    if (made == NULL) {
+        give_up("no memory left on the host");
+    }
+    return made;
+}
+
+/* Make room for one more item; places of items have 31 bits. */
+#define GROW(vector) \
+    do { \
+        if ((vector).count == (vector).room) { \
+            (vector).items = grown((vector).items, &(vector).room, (int64_t)sizeof *(vector).items); \
+        } \
+    } while (0)
+
+/* A place for one more item: one of the unused places, which a field chains, or one at the end. */
+#define TAKE_PLACE(vector, link, place) \
+    do { \
+        (place) = (vector).unused; \
+        if ((place) < 0) { \
+            GROW(vector); \
+            (place) = (int32_t)(vector).count++; \
+        } else { \
+            (vector).unused = (vector).items[place].link; \
+        } \
+    } while (0)
+
+/* A place is unused from now on. */
+#define LEAVE_PLACE(vector, link, place) \
+    do { \
+        (vector).items[place].link = (vector).unused; \
+        (vector).unused = (place); \
+    } while (0)
+
+#endif

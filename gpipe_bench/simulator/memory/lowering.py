@@ -1,0 +1,194 @@
+"""The passes of a task as rows of requests, which ``passes.c`` runs.
+
+A row is a code, a slot and bytes. Slots stand for blocks of the task: first those that leave it, then what else a pass
+with graph leaves in use, then everything else.
+
+    slot     0 .. leaving .. left .. slots
+             │  outputs │ kept by the graph │ given back by the pass that asks for it
+
+The first backward pass of a partition makes the gradients of its parameters; later ones add to them, and free what they
+added. Where no task has a checkpoint, autograd sums up the gradients of all micro-batches before any becomes a
+parameter's. It adds in place where it may: to a sum, and to a first gradient that is no view
+(torch/csrc/autograd/input_buffer.cpp). So the second gradient of a linear layer's weight, which is a transposed one,
+needs room for a third. The rows say what each of these needs; which one it is, is known when they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from gpipe_bench.program import HANDED_OVER_BYTES
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK
+from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, TaskWork
+
+__all__ = ["CODES", "CODE_BITS", "LoweredTask"]
+
+CODES: Final = ("alloc", "drop", "brief", "scratch", "let_go", "gradient", "view", "leaving", "kept")
+"""What a row asks for, by its code; ``state.h`` has the same ones as ``ROW_ALLOC`` and so on."""
+
+CODE_BITS: Final = 8
+"""Bits of a code; the slot is above them."""
+
+_ALLOC, _DROP, _BRIEF, _SCRATCH, _LET_GO, _GRADIENT, _VIEW, _LEAVING, _KEPT = range(len(CODES))
+_ENDLESS: Final = 2**62
+_GRADIENTS: Final = frozenset({"gradient", "view"})
+
+_Blocks = dict[int, None]
+"""Blocks in use, in order."""
+
+
+class LoweredTask:
+    """A task as the memory reads it.
+
+    Args:
+        work: the task.
+        kernels: a number for each kind of kernel that asks for scratch memory.
+
+    Attributes:
+        slots: how many slots a pass has.
+        left: how many of them are in use after a pass with graph.
+        splits: whether its backward pass has halves.
+        later: how many slots may be in use between them.
+        hand_over: least bytes of a gradient that is handed over in a scheduled backward pass.
+        passes_back: whether a gradient that comes goes on as it is.
+        lists: as ``Kind`` in ``state.h`` has them.
+    """
+
+    def __init__(self, work: TaskWork, kernels: Mapping[int, int]) -> None:
+        self._kernels = kernels
+        self._own = dict.fromkeys(name for name in work.leaving if name > NO_BLOCK)
+        left = self._own | _left(work.graph_memory)
+        self._slots = {name: slot for slot, name in enumerate(left)}
+        self.left = len(left)
+        self.splits = work.split is not None
+        halves = self._halves(work.split or SplitWork(NOTHING, NOTHING), left)
+        self.later = len(self._slots)
+        self.hand_over = HANDED_OVER_BYTES if len(work.leaving) == 1 else _ENDLESS
+        self.passes_back = min(work.returning, default=0) < NO_BLOCK
+        kept, early = _kept_names(work), work.split.inputs_memory if work.split else ()
+        self.lists: tuple[Sequence[int], ...] = (
+            work.output_bytes,
+            work.input_bytes,
+            work.returns or (True,) * len(work.input_bytes),
+            self._named(work.leaving),
+            [name in kept for name in self._own],
+            sorted(-1 - name // 2 for name in kept if name < NO_BLOCK),
+            self._plain(work.forward_memory),
+            self._rows(work.graph_memory, {}),
+            [-2 - op.block for op in early if op.kind == "free" and op.block < NO_BLOCK],
+            *self._back(work.backward_memory, work.returning, left.copy()),
+            *halves,
+        )
+        self.slots = len(self._slots)
+
+    def integers(self) -> list[int]:
+        """What the description says of it."""
+        found = [self.slots, self.left, self.splits, self.later, self.hand_over, self.passes_back]
+        for numbers in self.lists:
+            found.append(len(numbers))
+            found += numbers
+        return found
+
+    def _slot(self, name: int) -> int:
+        return self._slots.setdefault(name, len(self._slots))
+
+    def _named(self, names: Sequence[int]) -> list[int]:
+        """Slots of the task's own blocks among ``names``."""
+        return [self._slot(name) if name > NO_BLOCK else name for name in names]
+
+    def _rows(self, ops: Sequence[MemoryOp], alive: _Blocks) -> list[int]:
+        """Rows of requests; what is given back as soon as it was asked for is one row.
+
+        Args:
+            ops: the requests.
+            alive: blocks in use before them; afterwards those that they leave in use.
+        """
+        rows: list[int] = []
+        sizes: dict[int, int] = {}
+        newest: int | None = None
+        for kind, block, nbytes in ops:
+            if kind == "scratch":
+                rows += (_SCRATCH | self._kernels[block] << CODE_BITS, nbytes)
+                newest = None
+            elif kind == "alloc":
+                rows += (_ALLOC | self._slot(block) << CODE_BITS, nbytes)
+                sizes[block] = nbytes
+                alive[block] = None
+                newest = block
+            else:
+                alive.pop(block, None)
+                if kind == "free" and block == newest:
+                    rows[-2] += _BRIEF - _ALLOC
+                else:
+                    rows += self._freed(kind, block, sizes)
+                newest = None
+        return rows
+
+    def _freed(self, kind: str, block: int, sizes: Mapping[int, int]) -> tuple[int, int]:
+        """The row of something that is given back; ``sizes``: bytes of blocks that the pass has asked for."""
+        if block < NO_BLOCK:
+            return _LET_GO | -2 - block << CODE_BITS, 0
+        code = _LEAVING if block in self._own else _DROP
+        if kind in _GRADIENTS:
+            code = _VIEW if kind == "view" and block in sizes else _GRADIENT
+        return code | self._slot(block) << CODE_BITS, sizes[block] if code == _VIEW else 0
+
+    def _plain(self, ops: Sequence[MemoryOp]) -> list[int]:
+        """Rows of a pass without graph, which gives back at its end what does not leave."""
+        alive: _Blocks = {}
+        rows = self._rows(ops, alive)
+        for name in alive:
+            if name not in self._own:
+                rows += (_DROP | self._slot(name) << CODE_BITS, 0)
+        return rows
+
+    def _back(
+        self, ops: Sequence[MemoryOp], returning: Sequence[int], alive: _Blocks, later: Sequence[MemoryOp] = ()
+    ) -> list[list[int]]:
+        """A backward pass or a half of it, as ``Back`` in ``state.h`` lists it.
+
+        Args:
+            ops: its requests.
+            returning: as of the task.
+            alive: blocks in use before it; afterwards those that are in use when its last request was made.
+            later: requests of the half that follows; if there are none, it gives back at its end what is in use.
+        """
+        rows = self._rows(ops, alive)
+        made = [op.block for op in ops if op.kind in _GRADIENTS]
+        stays = {*returning, *made}
+        for name in () if later else self._own | alive:
+            if name not in stays:
+                # Outputs of a recomputation are given back earlier where they are not kept.
+                rows += ((_KEPT if name in self._own else _DROP) | self._slot(name) << CODE_BITS, 0)
+        freed = {op.block for op in later if op.kind == "free"}
+        shared = [name for name in dict.fromkeys(returning) if name > NO_BLOCK and name in freed]
+        return [self._named(returning), self._named(shared), self._named(made), rows]
+
+    def _halves(self, split: SplitWork, left: _Blocks) -> list[list[int]]:
+        """I, then W; where a task cannot be split, I does all."""
+        alive, later = left.copy(), split.weights_memory
+        inputs = self._back(split.inputs_memory, split.returning, alive, later)
+        if not later:
+            return [*inputs, [], [], [], []]
+        freed = {op.block for op in later if op.kind == "free"}
+        between = {name: None for name in alive if name in freed or name not in split.returning}
+        return [*inputs, *self._back(later, (), between)]
+
+
+def _left(ops: Iterable[MemoryOp]) -> _Blocks:
+    """Blocks that a row of requests leaves in use."""
+    left: _Blocks = {}
+    for kind, block, _ in ops:
+        if kind == "alloc":
+            left[block] = None
+        elif kind == "free":
+            left.pop(block, None)
+    return left
+
+
+def _kept_names(work: TaskWork) -> frozenset[int]:
+    """Names of the inputs and outputs that the graph of a task keeps."""
+    freed = {op.block for op in work.backward_memory if op.kind not in {"alloc", "scratch"}}
+    inputs = {name for name in freed if name < NO_BLOCK and not name % 2}
+    return frozenset(inputs | freed.intersection(work.leaving))

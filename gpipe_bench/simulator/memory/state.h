@@ -1,0 +1,185 @@
+/* What the memory keeps of the workload, and what it knows of each task meanwhile. */
+
+#ifndef GPIPE_BENCH_MEMORY_STATE_H
+#define GPIPE_BENCH_MEMORY_STATE_H
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "allocator.h"
+#include "grow.h"
+#include "memory.h"
+
+/* A list in the description. */
+typedef struct {
+    const int64_t *items;
+    int64_t count;
+} Numbers;
+
+/* What a row of a pass asks for; lowering.py has the same codes. A row is two integers: the code, with the slot above
+   it, and bytes. */
+enum {
+    ROW_ALLOC = 0,    /* memory for a slot */
+    ROW_DROP = 1,     /* the slot is held no longer */
+    ROW_BRIEF = 2,    /* allocate and free at once */
+    ROW_SCRATCH = 3,  /* the same, for kernels that can do without; the slot is the kind of kernel */
+    ROW_LET_GO = 4,   /* the pass needs something that was lent to it no longer */
+    ROW_GRADIENT = 5, /* drop, unless it becomes the gradient of a parameter */
+    ROW_VIEW = 6,     /* the same for a view: what it is added to is replaced by a sum of these bytes */
+    ROW_LEAVING = 7,  /* drop, unless outputs of a recomputation are kept until the end */
+    ROW_KEPT = 8,     /* drop, if they are */
+};
+
+/* Bits of a row's code, below the slot. */
+#define CODE_BITS 8
+
+/* A backward pass, or a half of it. */
+typedef struct {
+    Numbers returning; /* name or slot of the gradient of each input and arriving skip; empty: all are -1 */
+    Numbers shared;    /* slots among them that the other half needs, too */
+    Numbers made;      /* slots that become gradients of parameters that have none */
+    Numbers rows;
+} Back;
+
+/* A task, as far as it matters to memory: tasks that are alike share one. Blocks of its own have slots. Names below -1
+   are those of what comes to it: -2 - 2 * place for inputs, -3 - 2 * place for gradients of outputs; -1 is a tensor
+   that is allocated when the pass has ended. */
+typedef struct {
+    int64_t left;        /* slots in use after a pass with graph, numbered from 0; first those that leave */
+    int64_t hand_over;   /* in a scheduled backward pass: least bytes of a gradient that goes amid it */
+    int64_t splits;      /* whether the backward pass has halves */
+    int64_t later;       /* slots in use after I, numbered from 0 */
+    int64_t passes_back; /* whether a gradient that comes goes on as it is */
+    Numbers outputs;     /* bytes */
+    Numbers inputs;      /* bytes */
+    Numbers returns;     /* of each input, whether a gradient goes back */
+    Numbers leaving;     /* name or slot of each output and departing skip; empty: all are -1 */
+    Numbers kept;        /* of each leaving slot, whether the graph keeps it */
+    Numbers kept_inputs; /* places of inputs that the graph keeps */
+    Numbers plain;       /* rows of a pass without graph */
+    Numbers graph;       /* rows of a pass with graph */
+    Numbers early;       /* what I is the last to need of what came, by -2 - name */
+    Back whole;          /* I and W at once */
+    Back input_half;     /* I */
+    Back weight_half;    /* W; without rows where I does all */
+} Kind;
+
+/* Blocks, in order. */
+typedef struct {
+    int64_t count;
+    int32_t items[];
+} Row;
+
+typedef struct {
+    int64_t device, stream;
+    int64_t gradients;   /* bytes of the gradients of all parameters */
+    int64_t temporary;   /* bytes that an update holds while it lasts */
+    int64_t ending;      /* how many skips it pops */
+    Numbers incoming;    /* skips that a task takes in, those first; others ride through */
+    Numbers departing;   /* skips that it stashes for other partitions */
+    Numbers resident;    /* bytes of each parameter and buffer */
+    Numbers state;       /* bytes of each tensor of the optimizer's state */
+    Row *own;            /* gradients of its parameters, once they are there */
+    int is_alone;        /* whether they are those of one task without checkpoint, to which none were added yet */
+} Partition;
+
+/* Micro-batch i on partition j. Rows are NULL where there is nothing. */
+typedef struct {
+    Row *saved;     /* inputs that the micro-batch, or a checkpoint, holds */
+    Row *table;     /* slots that its graph keeps */
+    Row *lent;      /* inputs that its graph keeps, as in Kind.kept_inputs */
+    Row *gradients; /* of its outputs, as far as they have come; NONE where there is none */
+    int32_t how;    /* FORWARD_OPEN, ... */
+} Task;
+
+typedef struct {
+    int64_t source, target, returns;
+    Numbers bytes; /* by the number of the micro-batch's size */
+} Skip;
+
+typedef struct {
+    int32_t *items;
+    int64_t count, room;
+} List;
+
+struct Memory {
+    Allocators all;
+    int64_t published;  /* gradients are set to zero between steps, and checkpoints keep what they recomputed */
+    int64_t scheduled;  /* the backward pass is scheduled */
+    int64_t riding;     /* skips ride through the partitions between */
+    int64_t is_static;  /* parameters are known tensor by tensor */
+    int64_t partition_count, microbatch_count, skip_count, size_count, name_count;
+    Numbers sizes;      /* of each micro-batch, the number of its size */
+    Numbers batch;      /* bytes of each tensor of the batch */
+    Numbers kind_of;    /* by partition and size */
+    Kind *kinds;
+    Partition *partitions;
+    Skip *skips;
+    Task *tasks;        /* see task_at */
+    Row **values;       /* of each micro-batch, wherever it is */
+    int32_t *passing;   /* of each micro-batch and skip, a skip on its way, or NONE */
+    int32_t *skip_gradients;
+    Row *held_batch;    /* the caller holds the batch all the time */
+    List sent;          /* what the last copy has sent */
+    int has_state;      /* whether there is an optimizer's state */
+    char *without;      /* kinds of kernels that do without scratch memory from now on */
+    int32_t *table;     /* slots of the pass that runs */
+    int32_t *lent;      /* by -2 - name: what is lent to it, or NONE */
+};
+
+/* How rows are run. */
+typedef struct {
+    int is_open;  /* its graph was made by the forward pass, so that what is lent may go amid it */
+    int is_made;  /* gradients become those of parameters */
+    int is_summed;
+    int keeps;    /* outputs of the recomputation stay until the end */
+} Way;
+
+/* Run the rows of a pass on the table of slots; MEMORY_FULL if the device is full. */
+int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way);
+
+/* Forget all that is known of tasks; what their blocks still take is in use for ever. */
+void forget_rows(Memory *memory);
+
+/* A row for some blocks, whose items are yet to be set. */
+static inline Row *new_row(int64_t count) {
+    Row *row = zeros(1, (int64_t)sizeof(Row) + count * (int64_t)sizeof(int32_t));
+    row->count = count;
+    return row;
+}
+
+/* Drop the blocks of a row, and forget it. */
+static inline void drop_row(Memory *memory, Row **row) {
+    for (int64_t place = 0; *row != NULL && place < (*row)->count; place++) {
+        if ((*row)->items[place] != NONE) {
+            drop(&memory->all, (*row)->items[place]);
+        }
+    }
+    free(*row);
+    *row = NULL;
+}
+
+static inline const Kind *kind_at(const Memory *memory, int64_t i, int64_t j) {
+    return &memory->kinds[memory->kind_of.items[j * memory->size_count + memory->sizes.items[i]]];
+}
+
+/* Tasks of one clock-cycle are neighbours, so that a large pipeline finds them in the cache. */
+static inline Task *task_at(const Memory *memory, int64_t i, int64_t j) {
+    int64_t cycle = (uint32_t)(i + j) % (uint32_t)memory->microbatch_count;
+    return &memory->tasks[cycle * memory->partition_count + j];
+}
+
+static inline int32_t *skip_at(const Memory *memory, int32_t *table, int64_t i, int64_t skip) {
+    return &table[i * memory->skip_count + skip];
+}
+
+static inline int64_t skip_bytes(const Memory *memory, int64_t i, int64_t skip) {
+    return memory->skips[skip].bytes.items[memory->sizes.items[i]];
+}
+
+/* A block of partition j on its compute stream. */
+static inline int32_t new_on(Memory *memory, int64_t j, int64_t bytes) {
+    return allocate(&memory->all, (int32_t)memory->partitions[j].stream, bytes);
+}
+
+#endif

@@ -1,0 +1,105 @@
+"""Puts I and W of layers together to the two parts of a partition's backward pass.
+
+    I    layer 3 ─► layer 2 ─► layer 1      keeps what W needs; at its end the nodes above the first weights are freed
+    W    layer 3 ─► layer 2 ─► layer 1      at its end go the gradients that I noted, and all other nodes
+
+A partition without gradients for its inputs has all of the backward pass in W; one that the engine does not cut has it
+in I. So has one in which gradients of weights mix with each other on the way, as where a layer makes values of weights
+alone and a later one joins them with others: there the engine cuts, and the simulation does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, LayerTrace, SplitTrace
+from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
+from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, name_gradients, pass_on
+from gpipe_bench.simulator.workloads.workload import NOTHING, SplitWork, TaskWork
+
+__all__ = ["SplitLayers", "split_work"]
+
+SplitLayers = Callable[[int, tuple[bool, ...]], SplitTrace]
+"""(layer of the partition, for each of its outputs whether W keeps the nodes that made it) -> I and W of the layer."""
+
+
+def split_work(partition: LayerPasses, task: TaskWork, costs: Costs, layers: SplitLayers) -> SplitWork:
+    """I and W of a partition.
+
+    Args:
+        partition: its layers.
+        task: its work.
+        costs: of the layers.
+        layers: I and W of each.
+    """
+    if not task.learns:
+        return SplitWork(NOTHING, NOTHING)
+    if not task.returning:
+        return SplitWork(NOTHING, task.backward, (), task.backward_memory)
+    traces = None if any(map(_begins, partition.layers)) else _traces(partition, layers)
+    if traces is None:
+        return SplitWork(task.backward, NOTHING, task.backward_memory, (), task.returning)
+    return _composed(partition, traces, costs)
+
+
+def _works(layer: LayerTrace) -> bool:
+    return any(block != NO_BLOCK for block in layer.output_gradients)
+
+
+def _begins(layer: LayerTrace) -> bool:
+    """Whether gradients come to a layer and go no further."""
+    return _works(layer) and all(block == NO_BLOCK for block in layer.input_gradients)
+
+
+def _traces(partition: LayerPasses, layers: SplitLayers) -> list[SplitTrace] | None:
+    """I and W of each layer; None if one of them cannot be cut."""
+    found: dict[int, SplitTrace] = {}
+
+    def look(at: int, held: list[bool]) -> list[bool]:
+        layer = partition.layers[at]
+        nothing = (NO_BLOCK,) * layer.inputs
+        idle = SplitTrace(
+            output_gradients=layer.output_gradients, input_gradients=nothing, holds=(False,) * layer.inputs
+        )
+        found[at] = layers(at, tuple(held)) if _works(layer) else idle
+        return list(found[at].holds or idle.holds)
+
+    values, skips = partition.gradients()
+    partition.back([False] * len(values), dict.fromkeys(skips, False), False, look)
+    if any(trace.whole for trace in found.values()):
+        return None
+    return [found[at] for at in range(len(partition.layers))]
+
+
+def _composed(partition: LayerPasses, traces: Sequence[SplitTrace], costs: Costs) -> SplitWork:
+    blocks = Blocks(costs)
+    _, _, graphs = partition.forward(blocks, graph=True)
+    blocks.take()
+    names = [dict(kept) for kept in graphs]
+
+    def run(at: int, gradients: list[int]) -> list[int]:
+        trace = traces[at]
+        name_gradients(blocks, trace.output_gradients, names[at], gradients)
+        blocks.run(trace.inputs, names[at])
+        return pass_on(blocks, trace.input_gradients, names[at], {*trace.kept, *trace.released})
+
+    values, skips = partition.gradients()
+    for block in (*values, *skips.values()):
+        blocks.hold(block)
+    values, skips = partition.back(values, skips, NO_BLOCK, run)
+    returning = (*values, *(skips.get(number, NO_BLOCK) for number in partition.arriving))
+    blocks.leave(returning)
+    backwards = range(len(traces) - 1, -1, -1)
+    for at in backwards:
+        for block in traces[at].released:
+            blocks.drop(names[at].pop(block))
+    inputs_memory = blocks.take()
+    for at in backwards:
+        blocks.run(traces[at].weights, names[at])
+    for at in backwards:
+        blocks.run(traces[at].ending, names[at])
+        for name in names[at].values():
+            blocks.drop(name)
+    return SplitWork(
+        costs.total_of(traces, "inputs"), costs.total_of(traces, "weights"), inputs_memory, blocks.take(), returning
+    )

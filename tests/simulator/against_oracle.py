@@ -1,0 +1,52 @@
+"""The clock in C against the one in Python: everything that can be seen of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import zip_longest
+
+from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.schedule import checkpoint_stop
+from gpipe_bench.simulator.clock.run import run_on_clock
+from tests.simulator.oracle.run import run_whole
+
+PEAKS = ("peak_live", "peak_allocated", "peak_reserved")
+
+
+def by_oracle(work, machine, chosen):
+    try:
+        done = run_whole(work, machine, chosen)
+    except OutOfMemory as error:
+        return [], vars(error)
+    memory = [getattr(done, f"{name}_bytes") for name in PEAKS] + [done.flushes]
+    tasks = [
+        (one.kind, one.i, one.j, one.device, one.stream, one.issue_ns, one.first.start, one.last.end, one.nbytes)
+        for one in done.issued
+    ]
+    return tasks, (done.makespan_ns, done.step_ends_ns, *memory)
+
+
+def by_clock(work, machine, chosen):
+    try:
+        done = run_on_clock(work, machine, chosen)
+    except OutOfMemory as error:
+        return [], vars(error)
+    memory = [tuple(getattr(device, name) for device in done.memory) for name in (*PEAKS, "flushes")]
+    tasks = [
+        (one.kind, one.i, one.j, one.device, one.stream, one.issue_ns, one.start_ns, one.end_ns, one.nbytes)
+        for one in done.tasks
+    ]
+    return tasks, (done.result.makespan_ns, done.step_ends_ns, *memory)
+
+
+def same(work, machine, chosen):
+    """Check that both give the same tasks in the same order at the same times, and the same memory."""
+    work = work.chosen(checkpoint_stop(chosen.checkpoint, work.m))
+    (tasks, found), (expected_tasks, expected) = (one(work, machine, chosen) for one in (by_clock, by_oracle))
+    for number, (task, expected_task) in enumerate(zip_longest(tasks, expected_tasks)):
+        assert task == expected_task, number
+    assert found == expected
+
+
+def same_without_memory(work, machine, chosen):
+    same(work, machine, replace(chosen, memory=False))

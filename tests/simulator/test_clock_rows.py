@@ -1,0 +1,87 @@
+"""What the clock in C is told: the forward program as rows does what the program does; both languages name the same."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpipe_bench.components import Components
+from gpipe_bench.program import Plan, run_forward
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules import KINDS as ACTION_KINDS
+from gpipe_bench.simulator.clock import lowering
+from gpipe_bench.simulator.clock.program_rows import program_rows
+from gpipe_bench.simulator.clock.settings import Settings
+from gpipe_bench.simulator.clock.shared import ACTIONS, KINDS, STEP_BITS, STEPS, Input
+from gpipe_bench.timeline import KINDS as TIMELINE_KINDS
+from tests.simulator.support import Plain, task, workload
+
+
+class Noted:
+    """Lanes that note what a program calls, with which task."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def note(i, j, skip=None, *, checkpoint=False):
+            self.calls.append((name + "_checkpoint" * checkpoint, i, j, skip))
+
+        return note
+
+
+def expanded(plan):
+    """The calls that rows stand for, as the clock repeats them."""
+    rows, names = program_rows(plan), list(STEPS)
+    tasks, found, place = rows["cycle_tasks"], [], 0
+    for size in rows["cycle_sizes"]:
+        cycle = [tuple(tasks[2 * (place + k) : 2 * (place + k) + 2]) for k in range(size)]
+        for phase, (i, j) in product(range(3), cycle):
+            first = 3 * (rows["script_of"][i] * plan.n + j) + phase
+            for step in rows["script"][rows["script_first"][first] : rows["script_first"][first + 1]]:
+                name = names[step % 2**STEP_BITS]
+                found.append((name, i, j, step >> STEP_BITS if name == "portal" else None))
+        place += size
+    return found
+
+
+def same(plan):
+    lanes = Noted()
+    run_forward(plan, lanes)
+    assert expanded(plan) == lanes.calls
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
+@pytest.mark.parametrize("components", list(Components.factorial()), ids=lambda one: one.label)
+def test_rows_are_the_program(components, checkpoint):
+    for m, n in product((1, 2, 3, 5), (1, 2, 4)):
+        arrivals = {n - 1: [0, 2], 1: [1]} if n > 2 else {}
+        same(Plan(m, n, components, checkpoint, arrivals))
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(
+    m=st.integers(1, 40),
+    n=st.integers(1, 9),
+    components=st.builds(Components, *[st.booleans()] * 5),
+    checkpoint=st.sampled_from(CHECKPOINT_MODES),
+    arrivals=st.dictionaries(st.integers(0, 8), st.lists(st.integers(0, 20), max_size=3)),
+    backward=st.booleans(),
+)
+def test_rows_are_the_program_in_any_plan(m, n, components, checkpoint, arrivals, backward):
+    same(Plan(m, n, components, checkpoint, arrivals, backward))
+
+
+def test_both_languages_have_the_same_kinds():
+    assert tuple(ACTIONS) == ACTION_KINDS
+    assert KINDS == TIMELINE_KINDS
+
+
+def test_the_input_has_every_number_and_column(monkeypatch):
+    given = {}
+    monkeypatch.setattr(lowering, "filled", lambda *found: given.update(found[0], **found[1]) or (Input(), []))
+    lowering.Lowered(workload(4, [task()] * 2), Plain(), Settings())
+    assert {*given} == {name for name, _ in Input._fields_}

@@ -1,0 +1,70 @@
+"""The clock in C gives what the clock in Python gives: issue, start and end of every task, order, and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from gpipe_bench.components import Components
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.simulator.clock.settings import FLAVOURS, MECHANISMS, Settings
+from tests.simulator.against_oracle import same
+from tests.simulator.digests.groups import CASES
+from tests.simulator.support import Plain, task, workload
+from tests.simulator.test_lives import heavy
+
+MACHINE = Plain(copy=300, launch_ns=20, queue_depth=1024)
+SIZES = ((1, 3), (2, 4), (4, 5), (3, 34), (6, 2))
+SKIPS = ((0, 1), (0, 3), (1, 2), (2, 3))
+
+
+def chain(n, m, skips=()):
+    tasks = [heavy(forward=1000 + 37 * j, backward=2000 + 11 * j, launches=3, nodes=2) for j in range(n)]
+    # Blocks of tasks are named without skips.
+    return workload(m, [replace(one, leaving=()) if skips else one for one in tasks], skips)
+
+
+@pytest.mark.parametrize(("flavour", "mode"), [*product(FLAVOURS, CHECKPOINT_MODES)])
+def test_chains_with_every_combination(flavour, mode):
+    for (n, m), components in product(SIZES, Components.factorial()):
+        for memory in (False, True):
+            same(chain(n, m), MACHINE, Settings(components, mode, flavour=flavour, steps=2, memory=memory))
+
+
+@pytest.mark.parametrize(("flavour", "mode"), [*product(FLAVOURS, CHECKPOINT_MODES)])
+def test_skips_with_every_combination(flavour, mode):
+    for components in Components.factorial():
+        same(chain(4, 5, SKIPS), MACHINE, Settings(components, mode, flavour=flavour, steps=2))
+
+
+VARIANTS = {
+    "scheduled": {"backward": "scheduled"},
+    "staged": {"transfer": "host"},
+    "shared": {"devices": (0, 0, 1, 1)},
+    "shared and staged": {"devices": (0, 1, 0, 1), "transfer": "host"},
+    "without streams": {"streams": False},
+    "without workers": {"workers": False},
+    "equal latencies": {"seed": None, "flavour": "published"},
+    **{f"without {name}": {"left_out": frozenset({name})} for name in MECHANISMS},
+}
+
+
+@pytest.mark.parametrize("mode", CHECKPOINT_MODES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant, mode):
+    for early, portals, depth in product((True, False), (True, False), (0, 4, 9)):
+        chosen = Settings(Components(early_recompute=early, portals=portals), mode, steps=3, **VARIANTS[variant])
+        same(chain(4, 6, SKIPS), replace(MACHINE, queue_depth=depth), chosen)
+
+
+def test_what_takes_no_time():
+    for components in Components.factorial():
+        same(workload(4, [task(0, 0, 0)] * 3, [(0, 2)]), Plain(copy=0), Settings(components))
+
+
+@pytest.mark.parametrize("group", [name for name in CASES if name.startswith("random")])
+def test_random_runs(group):
+    for case in list(CASES[group]())[:60]:
+        same(case.workload, case.machine, case.settings)
