@@ -88,7 +88,7 @@ class Pipeline(InPlace):
         """
         if not callable(loss):
             raise TypeError(
-                f"loss must be a function of (output, target), got {loss!r:.60}; pass nn.functional.mse_loss, say"
+                f"loss must be a function of (output, target), got {loss!r:.60}; pass one, such as mse_loss"
             )
         targets = split_targets(target, self.chunks, sizes)
         if self._choice is None:

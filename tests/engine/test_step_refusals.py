@@ -11,7 +11,7 @@ from torch import nn
 
 from gpipe_bench import GPipe
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule, with_recomputation
+from gpipe_bench.schedules import SCHEDULES, Schedule, check, named_schedule, with_recomputation
 from tests.engine.steps import ALL, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import MODES, Flags, Mix, assert_same, numbered
 
@@ -304,3 +304,33 @@ def test_of_several_exceptions_the_first_of_the_order_surfaces(schedule, workers
     for _ in range(5):
         with pytest.raises(BoomError, match="first"):
             pipe.step(numbered(6) + torch.zeros(3), torch.ones(6), mean_loss)
+
+
+# --- losses, targets, actions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+def test_a_loss_must_be_a_function(schedule):
+    pipe = GPipe(chain(), [1] * 4, devices=["cpu"] * 4, chunks=4, schedule=schedule)
+    with pytest.raises(TypeError, match=r"loss must be a function of \(output, target\), got 'mse'; pass one"):
+        pipe.step(torch.ones(8, 4), torch.ones(8, 4), "mse")
+
+
+def test_a_target_of_another_batch_size_without_a_schedule():
+    pipe = GPipe(chain(), [1] * 4, devices=["cpu"] * 4, chunks=4)
+    with pytest.raises(ValueError, match="target must have the input's batch size 8, got a tensor of 3"):
+        pipe.step(samples(8, 3), targets(3), mean_loss)
+
+
+@pytest.mark.parametrize("action", [("F", 0), (0, 0, "F"), "F00", ("F", "0", "0"), 7])
+def test_something_that_is_no_action_is_named(action):
+    with pytest.raises(TypeError, match=r"an action must be \(kind, micro-batch, partition\), got .*; write one as"):
+        check([[action]])
+
+
+def test_a_function_may_give_lists():
+    given = one_by_one(4, 4)
+    pipe = GPipe(chain(), [1] * 4, devices=["cpu"] * 4, chunks=4, schedule=lambda m, n: one_by_one(m, n).devices)
+    same = GPipe(chain(), [1] * 4, devices=["cpu"] * 4, chunks=4, schedule=given)
+    same.load_state_dict(pipe.state_dict())
+    assert torch.equal(pipe.step(samples(8, 3), targets(8), mean_loss), same.step(samples(8, 3), targets(8), mean_loss))

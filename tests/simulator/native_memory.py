@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from itertools import count
 from pathlib import Path
-from subprocess import run
 
 from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.simulator.clock.run import library as compiled
 from gpipe_bench.simulator.memory.description import describe
 from tests.simulator.oracle.memory import Memory
 from tests.simulator.oracle.streams import Event
@@ -17,18 +17,9 @@ RECORD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 OPEN, TIED, CHECKPOINT = range(3)
 
 
-def library(folder: Path, *flags: str) -> ctypes.CDLL:
-    """Compile the memory into a folder."""
-    path = folder / "memory.so"
-    strict = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"]
-    run(["gcc", *strict, "-shared", "-fPIC", *flags, "-o", path, *sorted(FOLDER.glob("*.c"))], check=True)
-    return loaded(path)
-
-
-def loaded(path: Path) -> ctypes.CDLL:
-    found = ctypes.CDLL(str(path))
-    found.memory_new.restype = ctypes.c_void_p
-    found.memory_new.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+def library() -> ctypes.CDLL:
+    """The library of clock and memory, with what only these tests call."""
+    found = compiled()
     found.memory_requests.restype = ctypes.c_int64
     return found
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.runs.events import Run, Settings
-from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, TaskWork, Workload
+from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, SplitWork, TaskWork, Workload
 
 MS = 1_000_000
 LETTERS = {
@@ -47,7 +47,10 @@ class Plain:
 
 
 def task(forward: int = 10 * MS, backward: int = 20 * MS, launches: int = 1, **options) -> TaskWork:
-    options = {"input_bytes": (1,), "output_bytes": (1,), **options}
+    """A task whose backward pass can be split into halves."""
+    inputs = Kernels(backward // 2, launches // 2)
+    split = SplitWork(inputs, Kernels(backward - inputs.duration_ns, launches - inputs.launches))
+    options = {"input_bytes": (1,), "output_bytes": (1,), "split": split, **options}
     return TaskWork(Kernels(forward, launches), Kernels(forward, launches), Kernels(backward, launches), **options)
 
 

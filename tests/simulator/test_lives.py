@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +27,11 @@ def free(block):
 
 
 def heavy(**options):
-    """Keeps 30 MiB, its input, 4 MiB, and its output, 2 MiB, for its backward pass, which needs 3 MiB more."""
-    return task(
+    """Keeps 30 MiB, its input, 4 MiB, and its output, 2 MiB, for its backward pass, which needs 3 MiB more.
+
+    Of a split one, W frees the 30 MiB and the input.
+    """
+    made = task(
         forward_memory=(alloc(0, GRAPH), alloc(1, OUTPUT), free(0)),
         graph_memory=(alloc(0, GRAPH), alloc(1, OUTPUT)),
         backward_memory=(alloc(2, GRADIENT), free(0), free(1), free(input_name(0))),
@@ -35,6 +40,8 @@ def heavy(**options):
         output_bytes=(OUTPUT * MIB,),
         **options,
     )
+    inputs, weights = (alloc(2, GRADIENT), free(1)), (free(0), free(input_name(0)))
+    return replace(made, split=replace(made.split, inputs_memory=inputs, weights_memory=weights))
 
 
 def peaks(work, *, checkpoint="always", steps=1, **switches):

@@ -26,7 +26,7 @@ from tests.simulator.support import task, workload
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory):
-    return library(tmp_path_factory.mktemp("native"))
+    return library()
 
 
 def constants(name):

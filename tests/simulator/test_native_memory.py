@@ -46,7 +46,7 @@ SHARED = st.sampled_from([lambda n: (), lambda n: (), lambda n: (0,) * n, lambda
 
 @pytest.fixture(scope="module", autouse=True)
 def both(tmp_path_factory) -> Iterator[None]:
-    BothMemories.library = library(tmp_path_factory.mktemp("native"))
+    BothMemories.library = library()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(oracle_run, "Memory", BothMemories)
         yield

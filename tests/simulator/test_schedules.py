@@ -152,3 +152,10 @@ def test_a_row_is_on_one_device():
     work = workload(4, [task()] * 4)
     with pytest.raises(ValueError, match="devices must be one for each row of the schedule"):
         run_on_clock(work, Plain(), Settings(schedule="zb_v", devices=(0, 1, 1, 2)))
+
+
+def test_a_schedule_with_halves_needs_a_workload_with_halves():
+    work = workload(4, [replace(task(), split=None)] * 2)
+    with pytest.raises(ValueError, match=r"workload must be split into I and W.*build it with split=True"):
+        run_on_clock(work, Plain(), Settings(schedule="zb_h1"))
+    assert run_on_clock(work, Plain(), Settings(schedule="1f1b")).result.makespan_ns

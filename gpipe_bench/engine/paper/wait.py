@@ -1,4 +1,4 @@
-"""Wait: a compute stream waits for the copy of its inputs, or a copy stream for the computation of what it copies."""
+"""Wait: a compute stream waits for the copy of its inputs, or a copy stream for the computation of its tensors."""
 
 from __future__ import annotations
 

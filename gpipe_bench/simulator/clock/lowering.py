@@ -14,7 +14,7 @@ from gpipe_bench.simulator.clock.program_rows import program_rows
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import filled
 from gpipe_bench.simulator.clock.transfers import Transfers
-from gpipe_bench.simulator.workloads.workload import Kernels, Machine, TaskWork, Workload
+from gpipe_bench.simulator.workloads.workload import NOTHING, Machine, SplitWork, TaskWork, Workload
 
 __all__ = ["Lowered"]
 
@@ -45,6 +45,9 @@ class Lowered:
         self._schedule: Schedule | None = None
         if settings.schedule is not None:
             self._schedule = chosen_schedule(settings.schedule, m, n, settings.devices)
+            if self._schedule.splits and not _is_split(workload):
+                rule = "workload must be split into I and W, as the schedule is, got whole backward passes"
+                raise ValueError(f"{rule}; build it with split=True")
         self.rows = tuple(range(n)) if self._schedule is None else self._schedule.placement
         self.devices = tuple(settings.devices) or self.rows
         if len(self.devices) != n:
@@ -174,8 +177,8 @@ def _flat(name: str, lists: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]
 
 def _work_row(work: TaskWork) -> Iterator[int]:
     """Durations and launches of each kind of computation, then output bytes, nodes, and whether it learns."""
-    inputs, weights = _split(work)
-    for kernels in (work.forward, work.recompute, work.backward, inputs, weights):
+    split = work.split or SplitWork(NOTHING, NOTHING)
+    for kernels in (work.forward, work.recompute, work.backward, split.inputs, split.weights):
         yield kernels.duration_ns
         yield kernels.launches
     yield sum(work.output_bytes)
@@ -183,10 +186,6 @@ def _work_row(work: TaskWork) -> Iterator[int]:
     yield work.learns
 
 
-def _split(work: TaskWork) -> tuple[Kernels, Kernels]:
-    """The backward pass of the inputs and that of the weights; halves where it was not traced in two."""
-    if work.split is not None:
-        return work.split.inputs, work.split.weights
-    whole = work.backward
-    half = Kernels(whole.duration_ns // 2, whole.launches // 2)
-    return half, Kernels(whole.duration_ns - half.duration_ns, whole.launches - half.launches)
+def _is_split(workload: Workload) -> bool:
+    works = (work for works in workload.partitions for work in works.values())
+    return all(work.split is not None or not work.learns for work in works)

@@ -1,4 +1,4 @@
-"""Transfers as arrays: tensors, bytes and nanoseconds of what is copied between partitions, and on which bus."""
+"""Transfers between partitions as arrays: their tensors, bytes, nanoseconds and bus."""
 
 from __future__ import annotations
 
