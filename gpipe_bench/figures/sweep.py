@@ -30,6 +30,9 @@ __all__ = ["draw_sweep", "sweep_figure", "sweep_groups"]
 _LEFT_IN: Final = 0.42
 _RIGHT_IN: Final = 0.08
 _ROW_IN: Final = 0.125
+# Of maps with many rows, so that six of them fit in a column of a page.
+_LOW_ROW_IN: Final = 0.11
+_MANY_ROWS: Final = 7
 _TITLE_IN: Final = 0.15
 _TOP_IN: Final = 0.15
 _GAP_IN: Final = 0.04
@@ -106,7 +109,7 @@ def _add_series(page: Page, series: Series) -> None:
     values = [point.throughput for point in every if point.throughput]
     best = max(values, default=0.0)
     norm = LogNorm(min(values, default=0.5) * 0.999, best * 1.001 or 1.0)
-    height = len(numbers) * _ROW_IN
+    height = len(numbers) * (_ROW_IN if len(numbers) < _MANY_ROWS else _LOW_ROW_IN)
     pitch = _TITLE_IN + height + _GAP_IN
     last = len(series.points) - 1
 
