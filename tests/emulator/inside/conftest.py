@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.virtual_devices.bed.library import devices, leave, load
+from gpipe_bench.emulator.library import devices, leave, load
 
 load(8)
 torch.set_num_threads(1)

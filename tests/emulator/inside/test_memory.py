@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.virtual_devices.bed.library import capacity, devices, memory_count
-from tests.virtual_devices.bed.trace import recording
+from gpipe_bench.emulator.library import capacity, devices, memory_count
+from gpipe_bench.emulator.trace import recording
 
 DEVICE = devices(7)[-1]
 

@@ -21,10 +21,10 @@ from gpipe_bench.simulator.workloads.workload import HOST
 from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS
 from tests.simulator.support import MS, task, workload
-from tests.virtual_devices.bed.clock import simulate
-from tests.virtual_devices.bed.library import jitter
-from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import (
+from tests.emulator.bed.clock import simulate
+from gpipe_bench.emulator.library import jitter
+from gpipe_bench.emulator.trace import recording
+from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     COPY_MS,
     FORWARD_MS,

@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import torch
 
-from tests.virtual_devices.bed import device_module
-from tests.virtual_devices.bed.build import built
+from gpipe_bench.emulator import device_module
+from gpipe_bench.emulator.build import built
 
 __all__ = [
     "NAME",

@@ -15,7 +15,7 @@ from torch.utils.cpp_extension import include_paths, library_paths
 
 __all__ = ["BuildError", "built", "obstacle"]
 
-SOURCES = Path(__file__).parents[1] / "csrc"
+SOURCES = Path(__file__).parent / "csrc"
 # PyTorch's headers warn; optimisation takes longer than it saves.
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w"]
 

@@ -1,7 +1,7 @@
 """How many of PyTorch's own operator samples give on a virtual device what they give on the CPU.
 
-    python -m tests.virtual_devices.bed.agreement              all operators, about 15 s
-    python -m tests.virtual_devices.bed.agreement --every 10   each tenth
+    python -m tests.emulator.bed.agreement              all operators, about 15 s
+    python -m tests.emulator.bed.agreement --every 10   each tenth
 
 PyTorch describes its operators for its own tests (OpInfo): names, sample arguments, what has a gradient. Samples are
 float32; forward results and gradients are compared. Random numbers come from equal seeds. Operators that return
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.virtual_devices.bed.library import leave, load
+from gpipe_bench.emulator.library import leave, load
 
 __all__ = ["Verdict", "judge", "judge_all", "operators", "report"]
 

@@ -10,10 +10,10 @@ import torch
 
 from gpipe_bench import Components
 from gpipe_bench.program import HANDED_OVER_BYTES
-from tests.virtual_devices.bed.mutants import mutants
-from tests.virtual_devices.bed.races import find_races
-from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import WAYS, WIDTH, BoomError, Case, batch, mean_score, score, targets
+from tests.emulator.bed.mutants import mutants
+from gpipe_bench.emulator.races import find_races
+from gpipe_bench.emulator.trace import recording
+from tests.emulator.inside.pipelines import WAYS, WIDTH, BoomError, Case, batch, mean_score, score, targets
 
 ON, NO_COPY_STREAMS = Components(), Components(copy_streams=False)
 WAYS_TO_TRAVEL = (((0, 1, 2), "direct"), ((0, 1, 2), "host"), ((0, 0, 0), "host"))

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.virtual_devices.bed.library import elapsed_by
-from tests.virtual_devices.bed.trace import Record, Trace, recording
+from gpipe_bench.emulator.library import elapsed_by
+from gpipe_bench.emulator.trace import Record, Trace, recording
 
 __all__ = ["Durations", "Timeline", "simulate", "ticking"]
 

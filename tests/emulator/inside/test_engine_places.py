@@ -9,10 +9,10 @@ import torch
 
 from gpipe_bench import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
-from tests.virtual_devices.bed.library import thread_index
-from tests.virtual_devices.bed.races import find_races
-from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import (
+from gpipe_bench.emulator.library import thread_index
+from gpipe_bench.emulator.races import find_races
+from gpipe_bench.emulator.trace import recording
+from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     FORWARD_MS,
     WAYS,

@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.virtual_devices.bed.trace import HOST, Record
+from gpipe_bench.emulator.trace import HOST, Record
 
 __all__ = ["Race", "find_races"]
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from tests.virtual_devices.bed.library import devices
-from tests.virtual_devices.bed.races import find_races
-from tests.virtual_devices.bed.trace import Record, recording
+from gpipe_bench.emulator.library import devices
+from gpipe_bench.emulator.races import find_races
+from gpipe_bench.emulator.trace import Record, recording
 
 FIRST, SECOND = devices(2)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from tests.virtual_devices.bed.trace import HOST, Record
+from gpipe_bench.emulator.trace import HOST, Record
 
 __all__ = ["reserved"]
 

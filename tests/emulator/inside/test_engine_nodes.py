@@ -9,7 +9,7 @@ import torch
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
-from tests.virtual_devices.inside.pipelines import Case, batch, even_balance, model
+from tests.emulator.inside.pipelines import Case, batch, even_balance, model
 
 M, N = 4, 3
 OURS = ("Checkpoint", "Recompute", "Fork", "Join", "Copy", "Portal", "Wait", "Guard")

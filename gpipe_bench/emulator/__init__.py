@@ -1,9 +1,8 @@
-"""Virtual devices: several accelerators for PyTorch, really run, on a machine that has none.
+"""Virtual devices for PyTorch: several accelerators, really run, on a machine that has none.
 
     load()                                  a device type ``virtual`` with eight devices, once per process
     with recording() as trace: step()       what ran when, on which device, stream and host thread
     find_races(trace.records)               accesses that no wait orders, frees that no record_stream covers
-    simulate(trace.records, durations)      when it would have run on devices that work at the same time
 
 The dispatcher, the autograd engine, streams, events and guards are PyTorch's own; only kernels are the CPU's, on host
 memory. They run when the host launches them, so results never depend on a missing wait: that is what the race checker

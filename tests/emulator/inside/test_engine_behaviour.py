@@ -15,9 +15,9 @@ from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.errors import RandomnessError
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
-from tests.virtual_devices.bed.races import find_races
-from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import (
+from gpipe_bench.emulator.races import find_races
+from gpipe_bench.emulator.trace import recording
+from tests.emulator.inside.pipelines import (
     WAYS,
     WIDTH,
     BoomError,

@@ -21,11 +21,11 @@ from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES, Durations, merged_order, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.actions import needs
 from gpipe_bench.timeline import KINDS
-from tests.virtual_devices.bed.clock import simulate, ticking
-from tests.virtual_devices.bed.library import devices, duration, jitter
-from tests.virtual_devices.bed.mutants import mutants
-from tests.virtual_devices.bed.trace import recording
-from tests.virtual_devices.inside.pipelines import (
+from tests.emulator.bed.clock import simulate, ticking
+from gpipe_bench.emulator.library import devices, duration, jitter
+from tests.emulator.bed.mutants import mutants
+from gpipe_bench.emulator.trace import recording
+from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     COPY_MS,
     DOUBLE,

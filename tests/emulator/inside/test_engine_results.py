@@ -13,7 +13,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
-from tests.virtual_devices.inside.pipelines import (
+from tests.emulator.inside.pipelines import (
     DOUBLE,
     SKIPS,
     WAYS,

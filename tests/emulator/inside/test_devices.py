@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.virtual_devices.bed.library import devices, thread_index
-from tests.virtual_devices.bed.trace import HOST, recording
+from gpipe_bench.emulator.library import devices, thread_index
+from gpipe_bench.emulator.trace import HOST, recording
 
 FIRST, SECOND, THIRD = devices(3)
 

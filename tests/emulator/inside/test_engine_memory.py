@@ -12,10 +12,10 @@ from gpipe_bench import Components, GPipe
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.models.unet import unet
 from gpipe_bench.schedules import SCHEDULES, in_flight, named_schedule
-from tests.virtual_devices.bed.library import capacity, devices, memory_count
-from tests.virtual_devices.bed.pools import reserved
-from tests.virtual_devices.bed.trace import Record, recording
-from tests.virtual_devices.inside.pipelines import DOUBLE, WAYS, Case, batch, model, score, step
+from gpipe_bench.emulator.library import capacity, devices, memory_count
+from tests.emulator.bed.pools import reserved
+from gpipe_bench.emulator.trace import Record, recording
+from tests.emulator.inside.pipelines import DOUBLE, WAYS, Case, batch, model, score, step
 
 # The published ablation's layers and cuts (torchgpipe, benchmarks/unet-timeline), with fewer channels and pixels.
 BALANCE, DEPTH, BLOCKS, CHANNELS, SIZE, CHUNKS = [34, 76, 70, 61], 5, 5, 2, 64, 8

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tests.virtual_devices.bed.library import backend
+from gpipe_bench.emulator.library import backend
 
 __all__ = ["HOST", "Record", "Trace", "parse", "recording"]
 

@@ -1,6 +1,6 @@
 """The engine on several devices, in a process of its own: see bed/ for the devices and inside/ for the tests.
 
-To run only some of them, with pytest's own output: ``pytest tests/virtual_devices/inside -k mutant``.
+To run only some of them, with pytest's own output: ``pytest tests/emulator/inside -k mutant``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.virtual_devices.bed import build
+from gpipe_bench.emulator import build
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "pytest", "tests/virtual_devices/inside", "--tb=short", "--no-header", "-q"]
+COMMAND = [sys.executable, "-m", "pytest", "tests/emulator/inside", "--tb=short", "--no-header", "-q"]
 OBSTACLE = build.obstacle()
 # Asked for more cases than usual, the tests take up to an hour.
 LIMIT_S = 900 if "VIRTUAL_DEVICES_STRIDE" not in os.environ else 7200
