@@ -15,7 +15,18 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.intervals import Interval, median_interval, ratio_interval
 from gpipe_bench.rows import Row
 
-__all__ = ["FAILURES", "LOOP", "PAPER", "THROUGHPUT", "CpuGroup", "Group", "Outcome", "group_rows", "published_beside"]
+__all__ = [
+    "FAILURES",
+    "LOOP",
+    "PAPER",
+    "THROUGHPUT",
+    "CpuGroup",
+    "Group",
+    "Outcome",
+    "group_rows",
+    "published_beside",
+    "way_of",
+]
 
 FAILURES: Final = ("unsupported", "oom", "error", "skipped")
 THROUGHPUT: Final = "throughput_samples_per_s"
@@ -117,8 +128,10 @@ class CpuGroup(Group):
         return [self.outcomes[name] for name in dict.fromkeys([*first, *self.outcomes]) if name in self.outcomes]
 
 
-def _way(row: Row) -> str:
-    """How a row of a CPU's ablation was run."""
+def way_of(row: Row) -> str:
+    """How a row of a CPU's ablation was run; empty for every other row."""
+    if (row.experiment, row.evidence, row.device.partition(" ")[0]) != ("ablation", "measured", "cpu"):
+        return ""
     if row.partitions == row.chunks == 1:
         return LOOP
     if row.backward == "scheduled":
@@ -126,22 +139,16 @@ def _way(row: Row) -> str:
     return PAPER if row.variant == _ON_A_CPU else row.variant
 
 
-def _cpu_key(row: Row) -> tuple[object, ...] | None:
-    """What the rows of one ablation on a CPU share; None of other rows."""
-    if (row.experiment, row.evidence, row.device.partition(" ")[0]) != ("ablation", "measured", "cpu"):
-        return None
-    return tuple(getattr(row, name) for name in _CPU_SETTING)
-
-
 def _cpu_groups(rows: Sequence[Row]) -> tuple[list[Group], list[Row]]:
     """The ablations on a CPU in which the plain loop was run, and all other rows."""
-    keys = [_cpu_key(row) for row in rows]
-    looped = {key for row, key in zip(rows, keys, strict=True) if key and _way(row) == LOOP}
-    groups: dict[object, Group] = {}
+    ways = [way_of(row) for row in rows]
+    keys = [tuple(getattr(row, name) for name in _CPU_SETTING) for row in rows]
+    looped = {key for key, way in zip(keys, ways, strict=True) if way == LOOP}
+    groups: dict[tuple[object, ...], Group] = {}
     rest = []
-    for row, key in zip(rows, keys, strict=True):
-        if key in looped:
-            outcome = groups.setdefault(key, CpuGroup(row)).outcomes.setdefault(_way(row), Outcome(_way(row)))
+    for row, way, key in zip(rows, ways, keys, strict=True):
+        if way and key in looped:
+            outcome = groups.setdefault(key, CpuGroup(row)).outcomes.setdefault(way, Outcome(way))
             (outcome.ok if row.status == "ok" else outcome.failed).append(row)
         else:
             rest.append(row)

@@ -1,4 +1,4 @@
-"""The table in the terminal: every variant, or way to run on a CPU, with its repeats, medians, intervals and failures."""
+"""The table in the terminal: every variant, or way to run on a CPU, with repeats, medians, intervals and failures."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _SHARES: Final = {
 _STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", "error": "bold red"}
 _LOUD: Final = ("error", "oom", "skipped")
 _READING: Final = (
-    "n repeats; median [bootstrapped 95 % interval, which spans all repeats when they are few]; * differs from what it "
-    "is a multiple of (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline with free copies."
+    "n repeats; median [bootstrapped 95 % interval, which spans all repeats when they are few]; * differs from 1 "
+    "(Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline with free copies."
 )
 
 

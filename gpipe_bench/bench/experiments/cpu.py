@@ -103,13 +103,13 @@ class CpuWorkload(Section):
         """The paper's executor, the plain loop, then the schedules that the layers permit."""
         n = self.workers()
         pipeline: dict[str, Any] = {"partitions": n, "balance": self.balance}
+        place: dict[str, Any]
         for label in labels_of(self.variants):
             yield self._cell(variant=label, **pipeline)
         yield self._cell(partitions=1, balance=(self._layers(),), chunks=1, checkpoint="never")
         for name in self.schedules:
-            two = {"partitions": 2 * n, "balance": ()}
-            if name not in TWO_PER_DEVICE or two["partitions"] <= self._layers():
-                place = two if name in TWO_PER_DEVICE else pipeline
+            place = {"partitions": 2 * n, "balance": ()} if name in TWO_PER_DEVICE else pipeline
+            if place["partitions"] <= self._layers():
                 yield self._cell(backward="scheduled", schedule=name, **place)
 
     def runs(self, machine: Machine) -> list[CellRun]:  # noqa: ARG002 - a CPU is the same wherever it is asked for
