@@ -76,7 +76,8 @@ def _check_setting(rows: Sequence[Row], rows_csv: Path) -> None:
 
 def _add_group(page: Page, group: Group, published: Group | None) -> None:
     twin = ["published"] if published else []
-    page.heading(f"{group.head.model}: ablation", *twin, group.head.evidence)
+    what = "pipelines on a CPU" if isinstance(group, CpuGroup) else "ablation"
+    page.heading(f"{group.head.model}: {what}", *twin, group.head.evidence)
     page.paragraph(setting_words(group.head), colour=FAINT)
     page.space(0.06)
     if isinstance(group, CpuGroup):

@@ -20,6 +20,7 @@ from gpipe_bench.bench.experiments.config_files import (
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 
+BALANCE_RULE = "must have one entry per partition"
 VARIANTS_RULE = "must be published, factorial or labels like dep-str-ptl"
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,8 +54,7 @@ def test_all_problems_are_reported_at_once(tmp_path):
     """
     assert sorted(problems(text, folder=tmp_path)) == [
         "a.yaml: ablation.cpu must be a section of settings, got 3; write its keys below it, indented",
-        "a.yaml: ablation.cuda.balance must have one entry per partition, 3, got 2 in 1-2; "
-        "change balance or partitions",
+        f"a.yaml: ablation.cuda.balance {BALANCE_RULE}, 3, got 2 in 1-2; change balance or partitions",
         "a.yaml: ablation.cuda.batch_size must be a whole number, got 'many'; write it without quotes or decimals",
         "a.yaml: ablation.cuda.checkpoint must be one of always, except_last, never, got 'allways'; use 'always'",
         "a.yaml: ablation.cuda.chuncks must be a known key, got 'chuncks'; use 'chunks'",
