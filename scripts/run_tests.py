@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-FIRST: Final = ("engine", "models", "native", "simulator", "simulator_costs", "virtual_devices")
+FIRST: Final = ("engine", "models", "native", "simulator", "simulator_costs", "emulator")
 """About half of the work; the second process has all other folders."""
 
 

@@ -84,8 +84,7 @@ def trace(
 ) -> None:
     """Write one step of one variant as a Chrome trace, which Perfetto opens (ui.perfetto.dev).
 
-    Where copy streams are unsupported, the same variant without them is shown, and the trace says so. A variant that
-    failed gives an empty trace with the reason.
+    A variant that failed, or is unsupported here, gives an empty trace with the reason.
     """
     from gpipe_bench.bench.storage.trace import write_trace
     from gpipe_bench.figures.runs import choose_run

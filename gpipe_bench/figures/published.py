@@ -15,15 +15,27 @@ from gpipe_bench.figures.style import FAINT, FONT_PT, INK, LEFT_IN, RIGHT_IN, RU
 from gpipe_bench.figures.text import TIMES, significant, text_width_pt
 from gpipe_bench.outcomes import Group, Outcome
 
-__all__ = ["PUBLISHED_MARK", "add_published"]
+__all__ = [
+    "AXIS_IN",
+    "COLUMN_IN",
+    "GAP_IN",
+    "PUBLISHED_MARK",
+    "ROW_IN",
+    "add_published",
+    "draw_absence",
+    "fit_limits",
+    "label",
+    "rule_lines",
+]
 
 PUBLISHED_MARK: Final = "Open diamonds: the published values."
 """How to read the marks of a published group beside another."""
 
-_GAP_IN: Final = 0.14
-_COLUMN_IN: Final = (WIDTH_IN - LEFT_IN - _GAP_IN - RIGHT_IN) / 2
-_ROW_IN: Final = 0.27
-_AXIS_IN: Final = 0.33
+GAP_IN: Final = 0.14
+COLUMN_IN: Final = (WIDTH_IN - LEFT_IN - GAP_IN - RIGHT_IN) / 2
+ROW_IN: Final = 0.27
+AXIS_IN: Final = 0.33
+"""Sizes of a panel of two columns, in inches."""
 
 
 def add_published(page: Page, group: Group, published: Group | None = None) -> None:
@@ -40,25 +52,22 @@ def add_published(page: Page, group: Group, published: Group | None = None) -> N
     kind = memory.removeprefix("peak_").removesuffix("_gib")
 
     def draw(frame: Frame) -> None:
-        speed = frame.axes(LEFT_IN, _COLUMN_IN, 0.0, len(outcomes) * _ROW_IN)
+        speed = frame.axes(LEFT_IN, COLUMN_IN, 0.0, len(outcomes) * ROW_IN)
         _draw_column(speed, outcomes, published, "throughput_samples_per_s", 1.0)
         speed.set_xlabel("throughput (samples/s)")
         speed.set_yticks(range(len(outcomes)), [outcome.variant for outcome in outcomes])
-        size = frame.axes(LEFT_IN + _COLUMN_IN + _GAP_IN, _COLUMN_IN, 0.0, len(outcomes) * _ROW_IN)
+        size = frame.axes(LEFT_IN + COLUMN_IN + GAP_IN, COLUMN_IN, 0.0, len(outcomes) * ROW_IN)
         _draw_column(size, outcomes, published, memory, scale)
         size.set_xlabel(f"peak {kind} ({unit})")
         size.set_yticks(range(len(outcomes)), [])
 
-    page.strip(len(outcomes) * _ROW_IN + _AXIS_IN, draw)
+    page.strip(len(outcomes) * ROW_IN + AXIS_IN, draw)
 
 
 def _draw_column(axes: Axes, outcomes: Sequence[Outcome], published: Group | None, column: str, scale: float) -> None:
-    axes.set_ylim(len(outcomes) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    for y in range(1, len(outcomes)):
-        axes.axhline(y - 0.5, linewidth=0.3, color=RULE, zorder=0)
+    rule_lines(axes, len(outcomes))
     printed = [published.outcomes[o.variant] for o in outcomes if o.variant in published.outcomes] if published else []
-    _fit_limits(axes, [scale * value for outcome in (*outcomes, *printed) for value in outcome.samples(column)])
+    fit_limits(axes, [scale * value for outcome in (*outcomes, *printed) for value in outcome.samples(column)])
     for y, outcome in enumerate(outcomes):
         for value in (value for twin in printed if twin.variant == outcome.variant for value in twin.samples(column)):
             axes.plot(scale * value, y + 0.14, "d", markersize=6.5, markerfacecolor="none", color=INK, zorder=4)
@@ -66,17 +75,26 @@ def _draw_column(axes: Axes, outcomes: Sequence[Outcome], published: Group | Non
     for y, outcome in enumerate(outcomes):
         interval = outcome.interval(column)
         if interval is None:
-            _draw_absence(axes, y, outcome)
+            draw_absence(axes, y, outcome)
             continue
         mark = VARIANT_MARKS[outcome.variant]
         draw_interval(axes, interval, scale, y + 0.14, mark)
         if interval.n > 1:
             draw_samples(axes, outcome.samples(column), scale, y + 0.34, mark)
         ratio = f" ({interval.median / base.median:.2f}{TIMES})" if base and y and base.median else ""
-        _label(axes, scale * interval.median, y, significant(scale * interval.median) + ratio)
+        label(axes, scale * interval.median, y, significant(scale * interval.median) + ratio)
 
 
-def _fit_limits(axes: Axes, values: Sequence[float]) -> None:
+def rule_lines(axes: Axes, count: int) -> None:
+    """Make room for some lines, with a rule between them."""
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    for y in range(1, count):
+        axes.axhline(y - 0.5, linewidth=0.3, color=RULE, zorder=0)
+
+
+def fit_limits(axes: Axes, values: Sequence[float]) -> None:
+    """Show all of some values; no ticks where there are none."""
     if not values:
         axes.set(xlim=(0, 1), xticks=[])
         return
@@ -85,15 +103,16 @@ def _fit_limits(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _label(axes: Axes, value: float, y: int, text: str) -> None:
+def label(axes: Axes, value: float, y: int, text: str) -> None:
     """A value above its mark, moved inwards where it would leave the axes."""
     low, high = axes.get_xlim()
-    half = (text_width_pt(text) / 2 + 2) / (_COLUMN_IN * 72)
+    half = (text_width_pt(text) / 2 + 2) / (COLUMN_IN * 72)
     place = min(max((value - low) / (high - low), half), 1 - half) if half < 0.5 else 0.5
     axes.text(low + place * (high - low), y - 0.12, text, ha="center", va="bottom", fontsize=FONT_PT)
 
 
-def _draw_absence(axes: Axes, y: int, outcome: Outcome) -> None:
+def draw_absence(axes: Axes, y: int, outcome: Outcome) -> None:
+    """Say in its line why an outcome has no value."""
     statuses = dict.fromkeys(row.status for row in outcome.failed)
     if statuses:
         draw_failure(axes, 0.06, y, next(iter(statuses)), axes.get_yaxis_transform())

@@ -25,8 +25,7 @@ def draw_timeline(
     Args:
         events_csv: columns cell, variant, repeat, evidence and those of a timeline event.
         rows_csv: the rows of the same runs.
-        variant: label of the components. Where it was unsupported for want of copy streams, the same components
-            without them are drawn, and the title says so.
+        variant: label of the components.
         out_stem: path of the figure without its suffix.
         evidence: ``measured`` or ``simulated``.
 

@@ -10,6 +10,7 @@ from typing import Final
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.text import TIMES
 from gpipe_bench.intervals import median_interval, ratio_interval
+from gpipe_bench.outcomes import LOOP, way_of
 from gpipe_bench.report.tables import Field, PageTable, number_words
 from gpipe_bench.rows import EVIDENCE, Row
 
@@ -121,7 +122,11 @@ def _value_columns(rows: Sequence[Row], printed: Mapping[tuple[object, ...], Row
 def _baseline_column(
     rows: Sequence[Row], shown: Sequence[str], cells: Mapping[tuple[object, ...], Cell]
 ) -> list[Column]:
-    """Throughput over that of the same setting without any component, where the table has that."""
+    """Throughput over that of the plain loop, or of the same setting without any component, where the table has it."""
+    loop = [row for row in rows if way_of(row) == LOOP]
+    if loop:
+        base = _values(loop, _SPEED)
+        return [(f"{TIMES} {LOOP}", lambda cell: _ratio([] if cell[0] in loop else _values(cell, _SPEED), base))]
     if "variant" not in shown or not any(row.variant == _BASELINE and row.status == "ok" for row in rows):
         return []
 

@@ -14,7 +14,7 @@ HOST = Plain(launch_ns=10_000, queue_depth=1024)
 
 
 def orders(checkpoint="always", flavour="current", nesting_ns=(60_000, 60_000), **switches):
-    """The backward order of each device, as in tests/virtual_devices/inside/test_engine_order.py."""
+    """The backward order of each device, as in tests/emulator/inside/test_engine_order.py."""
     work = workload(M, [task(launches=20)] * N)
     chosen = Settings(Components(**switches), checkpoint, flavour, nesting_ns=nesting_ns, seed=None)
     names = order(run(work, HOST, chosen), "RB")

@@ -1,6 +1,6 @@
 """Exact makespans: a forward pass or recomputation takes 10 ms, a backward pass 20, a copy 0.1, the host nothing.
 
-On virtual devices the real engine takes the same times (tests/virtual_devices/inside/test_engine_time.py).
+On virtual devices the real engine takes the same times (tests/emulator/inside/test_engine_time.py).
 """
 
 from __future__ import annotations

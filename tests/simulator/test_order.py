@@ -5,7 +5,7 @@ If one thread numbers all nodes, that is the same. If each partition's worker nu
 other node comes in between. So with workers partitions are equally deep here in mode ``never``, and no task has a
 number as high as those of the nodes between tasks. Not covered is the order on the CPU, with workers, of partitions
 that are unlike or have very many nodes, in modes ``never`` and ``except_last``. On accelerators every device has an
-autograd thread of its own, see tests/virtual_devices.
+autograd thread of its own, see tests/emulator.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-# What each component of the pipeline brings: every combination measured on this machine's devices, and simulated on
-# those of the published runs.
+# What each component of the pipeline brings: every combination simulated on the devices of the published runs, and
+# measured on the GPUs here; on a CPU, pipelines beside the plain loop.
 
 
 rule ablation:

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, SimulatedSweep
 from gpipe_bench.bench.spec.cells import Cell, CellRun
 from gpipe_bench.bench.spec.experiment import Experiment
@@ -36,7 +37,7 @@ Transfer = Annotated[
 
 
 class Workload(CellSettings):
-    """One model and batch, run with several variants of the pipeline."""
+    """One model and batch, run with several variants of the pipeline; the defaults are small."""
 
     transfer: Transfer = "auto"
     repeats: Repeats = 4
@@ -71,10 +72,6 @@ class Workload(CellSettings):
         return runs
 
 
-class CpuWorkload(Workload):
-    """What is measured on a CPU: small, with skips that cross partitions."""
-
-
 class CudaWorkload(Workload):
     """What is measured on GPUs: torchgpipe's own ablation (benchmarks/unet-timeline of torchgpipe 0.0.7)."""
 
@@ -87,7 +84,7 @@ class CudaWorkload(Workload):
 
 
 class Ablation(Experiment):
-    """Throughput and memory with each component of the pipeline switched on and off."""
+    """Throughput and memory with each component switched on and off; on a CPU, of each way to run the pipeline."""
 
     timelines: ClassVar[bool] = True
 
@@ -100,8 +97,8 @@ class Ablation(Experiment):
     )
 
     def runs(self, machine: Machine) -> list[CellRun]:
-        """Every variant of the workload for this type of device."""
-        workload: Workload = self.cuda if machine.device == "cuda" else self.cpu
+        """All of the workload for this type of device."""
+        workload: Workload | CpuWorkload = self.cuda if machine.device == "cuda" else self.cpu
         return workload.runs(machine)
 
     def simulations(self) -> list[SimulatedCell]:

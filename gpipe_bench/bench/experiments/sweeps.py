@@ -171,7 +171,7 @@ class MeasuredSweep(_Grid):
 
 
 class CpuSweep(MeasuredSweep):
-    """Small: partitions share the cores, so what shows is what micro-batches and partitions cost."""
+    """Small, with few numbers of partitions and micro-batches."""
 
     chunks: ChunkCounts = (1, 4)
     batch_size: FixedBatch = 8

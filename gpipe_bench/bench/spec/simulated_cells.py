@@ -5,20 +5,12 @@ from __future__ import annotations
 import os
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.spec.names import model_word, readable
-from gpipe_bench.bench.spec.settings import (
-    BALANCE_SCHEMA,
-    BatchSize,
-    Chunks,
-    ModelArgs,
-    PipelineSettings,
-    Variant,
-    read_balance,
-)
+from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs, PipelineSettings, Variant
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
@@ -26,10 +18,7 @@ from gpipe_bench.files import is_file
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
-__all__ = ["AUTO", "SimulatedBalance", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
-
-AUTO: Final = "auto"
-"""A balance that the simulator finds: the slowest partition is as fast as it can be."""
+__all__ = ["SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
 
 
 def _hardware(profile: str) -> Hardware:
@@ -55,17 +44,6 @@ def _profile(value: Any) -> Any:
     return value
 
 
-def _simulated_balance(value: Any) -> Any:
-    return () if value == AUTO or value in ((), []) else read_balance(value)
-
-
-SimulatedBalance = Annotated[
-    tuple[int, ...],
-    BeforeValidator(_simulated_balance),
-    PlainSerializer(lambda sizes: "-".join(map(str, sizes)) or AUTO, return_type=str),
-    WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
-    Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
-]
 Transfer = Annotated[
     Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
 ]
@@ -88,7 +66,7 @@ Flavour = Annotated[
 class SimulatedSettings(PipelineSettings):
     """What is trained in which pipeline on which hardware, on the devices of its schedule."""
 
-    balance: SimulatedBalance = (9, 21, 13, 10)
+    balance: AutoBalance = (9, 21, 13, 10)
     transfer: Transfer = "direct"
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"
@@ -135,7 +113,7 @@ class SimulatedWorkload(SimulatedSettings):
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
     batch_size: BatchSize = 128
     chunks: Chunks = 8
-    balance: SimulatedBalance = (34, 76, 70, 61)
+    balance: AutoBalance = (34, 76, 70, 61)
     variants: Variants = ("published", "factorial")
 
     def cells(self) -> list[SimulatedCell]:

@@ -1,4 +1,4 @@
-"""Findings of an ablation: what each component of the pipeline brings, step by step and over all combinations."""
+"""Findings of an ablation: what each component brings, step by step and over all combinations; a CPU's pipelines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Final
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.figures.groups import ordered_groups
 from gpipe_bench.figures.text import TIMES, significant
-from gpipe_bench.outcomes import Group, published_beside
+from gpipe_bench.outcomes import CpuGroup, Group, published_beside
+from gpipe_bench.report.findings.cpu import cpu_sentences
 from gpipe_bench.report.findings.finding import NBSP, Finding, percent, setting
 from gpipe_bench.rows import Row
 
@@ -62,10 +63,13 @@ def ablation_findings(rows: Sequence[Row], section: str) -> Iterator[Finding]:
         # Published values stand beside simulated ones; alone they are a finding of their own.
         if group.head.evidence == "published" and any(other is group for other in beside):
             continue
-        sentences = tuple(_sentences(group, published))
+        if isinstance(group, CpuGroup):
+            topic, sentences = "Pipelines on a CPU", tuple(cpu_sentences(group))
+        else:
+            topic, sentences = "Components", tuple(_sentences(group, published))
         if sentences:
             kinds = ("published", group.head.evidence) if published else (group.head.evidence,)
-            yield Finding("Components", kinds, setting(group.head), sentences, section)
+            yield Finding(topic, kinds, setting(group.head), sentences, section)
 
 
 def effects(group: Group) -> list[Effect]:

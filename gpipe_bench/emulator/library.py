@@ -1,0 +1,160 @@
+"""The compiled backend, loaded: devices, their memory and the host's behaviour."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from gpipe_bench.emulator import device_module
+from gpipe_bench.emulator.build import built
+
+__all__ = [
+    "NAME",
+    "MemoryCount",
+    "backend",
+    "capacity",
+    "devices",
+    "duration",
+    "jitter",
+    "leave",
+    "load",
+    "memory_count",
+    "thread_index",
+]
+
+NAME = "virtual"
+MOST = 16
+ELAPSED = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64, ctypes.c_int64)
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "vd_set_device_count": (None, [ctypes.c_int]),
+    "vd_device_count": (ctypes.c_int, []),
+    "vd_trace_start": (None, []),
+    "vd_trace_stop": (None, []),
+    "vd_trace_size": (ctypes.c_int64, []),
+    "vd_trace_text": (ctypes.c_char_p, [ctypes.c_int64]),
+    "vd_set_duration": (ctypes.c_double, [ctypes.c_double]),
+    "vd_set_jitter": (None, [ctypes.c_uint64, ctypes.c_int]),
+    "vd_thread": (ctypes.c_int, []),
+    "vd_memory": (None, [ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)]),
+    "vd_reset_peak": (None, [ctypes.c_int]),
+    "vd_set_capacity": (None, [ctypes.c_int, ctypes.c_int64]),
+    "vd_capacity": (ctypes.c_int64, [ctypes.c_int]),
+    "vd_set_elapsed": (None, [ELAPSED]),
+}
+
+
+@functools.cache
+def backend() -> ctypes.CDLL:
+    """The library itself; loading it registers the device type, before the first backward pass of the process."""
+    library = ctypes.CDLL(str(built()))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+@functools.cache
+def load(count: int = 8) -> None:
+    """Give this process ``count`` virtual devices.
+
+    Raises:
+        ValueError: fewer than one or more than 16.
+        BuildError: the backend does not compile.
+    """
+    if not 1 <= count <= MOST:
+        raise ValueError(f"count must be between 1 and {MOST}, got {count}; ask for as many devices")
+    backend().vd_set_device_count(count)
+    torch.utils.rename_privateuse1_backend(NAME)
+    device_module.default_generators = tuple(
+        torch.ops.virtual_devices.default_generator(index) for index in range(count)
+    )
+    torch._register_device_module(NAME, sys.modules[device_module.__name__])
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+
+def devices(count: int | None = None) -> list[torch.device]:
+    """The first ``count`` devices, or all of them."""
+    return [torch.device(NAME, index) for index in range(count or backend().vd_device_count())]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCount:
+    """Bytes in use, their peak since it was last reset, and blocks in use."""
+
+    current: int
+    peak: int
+    blocks: int
+
+
+def memory_count(device: torch.device, stream: torch.Stream | None = None) -> MemoryCount:
+    """What a device holds, or what was allocated on one of its streams."""
+    counts = (ctypes.c_int64 * 3)()
+    backend().vd_memory(device.index, -1 if stream is None else stream.stream_id, counts)
+    return MemoryCount(*counts)
+
+
+@contextmanager
+def capacity(device: torch.device, nbytes: int) -> Iterator[None]:
+    """Let ``device`` hold no more than ``nbytes``; beyond them allocations raise torch.OutOfMemoryError."""
+    before = backend().vd_capacity(device.index)
+    backend().vd_set_capacity(device.index, nbytes)
+    try:
+        yield
+    finally:
+        backend().vd_set_capacity(device.index, before)
+
+
+@contextmanager
+def duration(milliseconds: float) -> Iterator[None]:
+    """Let each kernel that this thread launches in the block take so much virtual time."""
+    before = backend().vd_set_duration(milliseconds)
+    try:
+        yield
+    finally:
+        backend().vd_set_duration(before)
+
+
+@contextmanager
+def jitter(seed: int, microseconds: int) -> Iterator[None]:
+    """Let the host wait at random, up to ``microseconds``, before each launch: shakes the order of its threads."""
+    backend().vd_set_jitter(seed, microseconds)
+    try:
+        yield
+    finally:
+        backend().vd_set_jitter(0, 0)
+
+
+def thread_index() -> int:
+    """The number by which a trace knows the calling thread."""
+    return int(backend().vd_thread())
+
+
+@contextmanager
+def elapsed_by(ask: Callable[[int, int], float]) -> Iterator[None]:
+    """Let ``torch.Event.elapsed_time`` ask for the milliseconds between two event versions."""
+    callback = ELAPSED(ask)
+    backend().vd_set_elapsed(callback)
+    try:
+        yield
+    finally:
+        backend().vd_set_elapsed(ELAPSED())
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once, with its output written.
+
+    Autograd's device threads may still be letting go of the last backward pass. Python, on its way out, would end them
+    amid C++ code that must not be left so, and the process would abort.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

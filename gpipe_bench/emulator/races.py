@@ -1,0 +1,252 @@
+"""The race checker: which accesses to memory no wait orders.
+
+A vector clock per stream counts the records that have run before. An event copies its stream's clock, a wait joins
+it, a synchronisation joins it into the host's clock, and a launch joins the host's into the stream's. Then one access
+happens before another exactly if the other's clock has counted it. Each block keeps its last write and the reads
+since then. Two more rules come from the caching allocator, which hands a freed block out again on the stream that
+allocated it, while the streams may still be busy:
+
+- An allocation counts as a write on its stream: what used that memory before may still run there.
+- When a block is freed, every other stream that used it must have been recorded (``record_stream``), or the block's
+  own stream must have waited for that use before it gets the next block, which may be the same memory.
+
+One rule is about time rather than data. A copy between devices begins when its sender and its receiver have both come
+to it, and one that is staged through host memory must do the same:
+
+- Before the sender's half begins, its stream must have waited for what the receiver's stream had been given when the
+  host thread last did something else.
+
+Limits: the host counts as one thread, so what its threads do is taken as ordered as it happened, which can hide a race
+and cannot invent one. Blocks are whole: two halves of one are one. Memory of the CPU is seen only where a copy reads
+or writes pinned memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpipe_bench.emulator.trace import HOST, Record
+
+__all__ = ["Race", "find_races"]
+
+Queue = tuple[int, int]
+Clock = dict[Queue, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses to a block that nothing orders.
+
+    Attributes:
+        kind: ``read`` of what may not be written yet, ``write`` over what may still be used, ``free`` of what another
+            stream may still use, or ``transfer`` that begins before its receiver has come to it.
+        block: the memory.
+        before: the access that may come too late.
+        after: the one that may come too early.
+    """
+
+    kind: str
+    block: int
+    before: Record
+    after: Record
+
+    def __str__(self) -> str:
+        return f"{self.kind} of block {self.block}: {self.after} does not wait for {self.before}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    queue: Queue
+    time: int
+    record: Record
+
+
+@dataclass(slots=True)
+class _Block:
+    queue: Queue
+    write: _Access | None = None
+    reads: dict[Queue, _Access] = field(default_factory=dict)
+    uses: dict[Queue, _Access] = field(default_factory=dict)
+    recorded: set[Queue] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Launch:
+    """An access as its host thread launched it, the ``number``-th of all.
+
+    Attributes:
+        access: what it is.
+        clock: of its stream, for the sender's half of a staged copy.
+        pair: streams of sender and receiver, if it is half of a staged copy.
+    """
+
+    number: int
+    access: _Access
+    clock: Clock | None = None
+    pair: tuple[Queue, Queue] | None = None
+
+
+def find_races(records: Iterable[Record]) -> list[Race]:
+    """All races of a trace, one per pair of accesses."""
+    checker = _Checker()
+    for record in records:
+        getattr(checker, record.kind)(record)
+    return checker.races
+
+
+class _Checker:
+    def __init__(self) -> None:
+        self.races: list[Race] = []
+        self.clocks: dict[Queue, Clock] = {}
+        self.host: Clock = {}
+        # How often the host has synchronised, and what of that a stream has seen.
+        self.host_version = 0
+        self.seen: dict[Queue, int] = {}
+        self.versions: dict[int, Clock] = {}
+        self.blocks: dict[int, _Block] = {}
+        # What was freed since a stream's last allocation, and the uses on other streams that nobody recorded.
+        self.freed: defaultdict[Queue, list[tuple[int, _Access, Record]]] = defaultdict(list)
+        self.transfers = _Transfers()
+
+    def kernel(self, record: Record) -> None:
+        clock = self.launch(record.queue)
+        access = _Access(record.queue, clock[record.queue], record)
+        self.races += self.transfers.launched(access, clock)
+        for block in record.reads:
+            # Who writes must wait for whatever who reads must.
+            if block not in record.writes:
+                self.read(block, access, clock)
+        for block in record.writes:
+            self.write(block, access, clock)
+
+    copy = kernel
+
+    def record(self, record: Record) -> None:
+        self.versions[record.version] = dict(self.launch(record.queue))
+
+    def wait(self, record: Record) -> None:
+        _join(self.launch(record.queue), self.versions.get(record.version, {}))
+
+    def sync_stream(self, record: Record) -> None:
+        self.host_joins(self.clocks.get(record.queue, {}))
+
+    def sync_device(self, record: Record) -> None:
+        for queue, clock in self.clocks.items():
+            if queue[0] == record.device:
+                self.host_joins(clock)
+
+    def sync_event(self, record: Record) -> None:
+        self.host_joins(self.versions.get(record.version, {}))
+
+    def alloc(self, record: Record) -> None:
+        (block,) = record.writes
+        self.blocks[block] = _Block(record.queue)
+        if record.device != HOST:
+            clock = self.launch(record.queue)
+            self.blocks[block].write = _Access(record.queue, clock[record.queue], record)
+            for freed, use, at in self.freed.pop(record.queue, ()):
+                if clock.get(use.queue, 0) < use.time:
+                    self.races.append(Race("free", freed, use.record, at))
+
+    def free(self, record: Record) -> None:
+        (block,) = record.writes
+        known = self.blocks.pop(block, None)
+        if known is None or record.device == HOST:
+            return
+        for queue, use in known.uses.items():
+            if queue != known.queue and queue not in known.recorded:
+                self.freed[known.queue].append((block, use, record))
+
+    def record_stream(self, record: Record) -> None:
+        (block,) = record.writes
+        self.of(block, record).recorded.add(record.queue)
+
+    def read(self, block: int, access: _Access, clock: Clock) -> None:
+        known = self.of(block, access.record)
+        self.expect("read", block, known.write, access, clock)
+        known.reads[access.queue] = known.uses[access.queue] = access
+
+    def write(self, block: int, access: _Access, clock: Clock) -> None:
+        known = self.of(block, access.record)
+        for earlier in (known.write, *known.reads.values()):
+            self.expect("write", block, earlier, access, clock)
+        known.write = known.uses[access.queue] = access
+        known.reads = {}
+
+    def expect(self, kind: str, block: int, earlier: _Access | None, access: _Access, clock: Clock) -> None:
+        """``earlier`` must have been counted by the clock of ``access``."""
+        if earlier is not None and clock.get(earlier.queue, 0) < earlier.time:
+            self.races.append(Race(kind, block, earlier.record, access.record))
+
+    def of(self, block: int, record: Record) -> _Block:
+        """What is known of a block; one from before the trace is its first user's, who has nobody to wait for."""
+        known = self.blocks.get(block)
+        if known is None:
+            known = self.blocks[block] = _Block(record.queue)
+        return known
+
+    def launch(self, queue: Queue) -> Clock:
+        """The clock of a stream, for a record that the host launches now."""
+        clock = self.clocks.setdefault(queue, {queue: 0})
+        if self.seen.get(queue, 0) < self.host_version:
+            _join(clock, self.host)
+            self.seen[queue] = self.host_version
+        clock[queue] += 1
+        return clock
+
+    def host_joins(self, clock: Clock) -> None:
+        _join(self.host, clock)
+        self.host_version += 1
+
+
+def _join(clock: Clock, other: Clock) -> None:
+    for queue, time in other.items():
+        if clock.get(queue, 0) < time:
+            clock[queue] = time
+
+
+class _Transfers:
+    """Copies staged through host memory: from a device to a block there, and from that block to a device."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.of_thread: defaultdict[int, list[_Launch]] = defaultdict(list)
+        self.of_queue: defaultdict[Queue, list[_Launch]] = defaultdict(list)
+        self.staged: dict[int, _Launch] = {}
+
+    def launched(self, access: _Access, clock: Clock) -> list[Race]:
+        """What an access adds: a race, if it is the receiver's half and the sender's did not wait."""
+        launch = _Launch(self.count, access)
+        self.count += 1
+        races = []
+        if access.record.name == "device_to_host":
+            launch.clock = dict(clock)
+            self.staged.update(dict.fromkeys(access.record.writes, launch))
+        for block in access.record.reads if access.record.name == "host_to_device" else ():
+            if block in self.staged:
+                sent = self.staged.pop(block)
+                sent.pair = launch.pair = sent.access.queue, access.queue
+                races += self.early(block, sent)
+        self.of_thread[access.record.thread].append(launch)
+        self.of_queue[access.queue].append(launch)
+        return races
+
+    def early(self, block: int, sent: _Launch) -> list[Race]:
+        """The receiver's last work that the sender's half should have waited for, if it did not."""
+        assert sent.pair is not None
+        assert sent.clock is not None
+        thread = self.of_thread[sent.access.record.thread]
+        # Other tensors of the same transfer share its barrier.
+        others = (launch.number for launch in reversed(thread) if launch.pair != sent.pair)
+        since = next((number for number in others if number < sent.number), -1)
+        given = self.of_queue[sent.pair[1]]
+        known = bisect_right(given, since, key=lambda launch: launch.number)
+        if known == 0 or sent.pair[0] == sent.pair[1]:
+            return []
+        last = given[known - 1].access
+        if sent.clock.get(last.queue, 0) >= last.time:
+            return []
+        return [Race("transfer", block, last.record, sent.access.record)]

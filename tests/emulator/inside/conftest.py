@@ -1,0 +1,29 @@
+"""The device type is registered before any test runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpipe_bench.emulator.library import devices, leave, load
+
+load(8)
+torch.set_num_threads(1)
+DEFAULT_STREAMS = [torch.accelerator.current_stream(device) for device in devices()]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Equal seeds, default streams and the first device."""
+    torch.manual_seed(0)
+    for stream in reversed(DEFAULT_STREAMS):
+        torch.accelerator.set_stream(stream)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    session.config.exit_status = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    leave(config.exit_status)
