@@ -64,6 +64,12 @@ def test_backward_passes_at_one_time_do_not_wait_for_each_other():
     assert arrivals(*rows, row("backward_end", 1, 2), row("backward_end", 0, 1)) == [0, 0, 0, 0, 2, 5]
 
 
+def test_a_backward_pass_ends_after_those_that_were_run_for_it():
+    inner = [row("backward", 1, 2), launch(2, 3, version=2), row("backward_end", 1, 2)]
+    rows = [row("backward", 0, 1), launch(1, 1, version=1), *inner, row("backward_end", 0, 1)]
+    assert arrivals(*rows) == [0, 0, 1, 1, 4, 4]
+
+
 def test_who_reads_a_block_comes_after_who_wrote_it():
     assert arrivals(launch(0, 5, writes=(1,)), launch(0), launch(1, reads=(1,))) == [0, 5, 5]
 

@@ -193,23 +193,18 @@ inline void trace_await(int64_t version) {
   trace().add(row);
 }
 
-// Begins an outermost backward pass of this thread; 0 inside another one.
+// Begins a backward pass, perhaps inside another one.
 inline int64_t begin_backward() {
-  if (current_pass() != 0) {
-    return 0;
-  }
   const int64_t version = trace().add_version({ROW_backward});
   c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, std::make_shared<BackwardPass>(version));
   return version;
 }
 
 inline void end_backward(int64_t version) {
-  if (version != 0) {
-    c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO_2);
-    Record row{ROW_backward_end};
-    row.version = version;
-    trace().add(row);
-  }
+  c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO_2);
+  Record row{ROW_backward_end};
+  row.version = version;
+  trace().add(row);
 }
 
 } // namespace virtual_devices

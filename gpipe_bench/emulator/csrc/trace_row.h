@@ -7,7 +7,7 @@ typedef struct {
     int64_t bytes;       /* of a copy, an allocation or a free */
     int64_t duration_ns; /* of a kernel; -1: not known */
     int64_t version;     /* of an event (record, wait, sync_event), of a hand-over (signal, await) or of a backward pass
-                            (backward, backward_end); of other rows: the backward pass that they belong to, or 0 */
+                            (backward, backward_end); of other rows: the innermost backward pass that they belong to, or 0 */
     int64_t block;       /* of alloc, free, record_stream; else 0. Blocks are numbered from 1 in the order of allocation */
     int64_t first_read, first_write, end_write; /* places in the array of blocks: reads, then writes of kernels, copies */
     int32_t kind, name;        /* name: place in the table of names (an operator, or a kind of copy) */
@@ -29,7 +29,7 @@ enum {
     ROW_record_stream, /* a stream uses a block */
     ROW_signal,        /* a host thread hands over; awaits of that version come after it */
     ROW_await,
-    ROW_backward,      /* an outermost backward pass; rows that belong to it come after it, and before its end */
+    ROW_backward,      /* a backward pass; rows that belong to it come after it, and before its end */
     ROW_backward_end,
     ROW_mark           /* what was issued so far belongs to what ends here */
 };
