@@ -31,7 +31,7 @@ class Row(ctypes.Structure):
     """One row of a trace, as ``csrc/trace_row.h`` explains it."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("bytes", "duration_ns", "version", "block")),
+        *((name, ctypes.c_int64) for name in ("bytes", "duration_ns", "version", "pass", "block")),
         *((name, ctypes.c_int64) for name in ("first_read", "first_write", "end_write")),
         *((name, ctypes.c_int32) for name in ("kind", "name", "device", "stream")),
         *((name, ctypes.c_int32) for name in ("peer", "peer_stream", "thread", "launches")),
@@ -52,13 +52,13 @@ class Record(NamedTuple):
         thread: the host thread, numbered as first seen.
         duration: milliseconds of virtual time, if they are known.
         nbytes: copied, allocated or freed.
-        version: of an event: which recording of it. Of a hand-over: which one. Of other rows: the backward pass that
-            they belong to, or 0.
+        version: of an event: which recording of it. Of a hand-over: which one.
         peer: the other device of a copy, -1 for the host.
         reads: blocks.
         writes: blocks; of an allocation, a free and a record_stream: the one block.
         peer_stream: the current stream of a copy's other device.
         launches: how many kernels the host launches.
+        backward: the innermost backward pass that the row belongs to, by its version, or 0.
     """
 
     kind: str
@@ -74,6 +74,7 @@ class Record(NamedTuple):
     writes: tuple[int, ...] = ()
     peer_stream: int = 0
     launches: int = 0
+    backward: int = 0
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -147,6 +148,7 @@ class Trace:
             tuple(written),
             row.peer_stream,
             row.launches,
+            getattr(row, "pass"),
         )
 
 

@@ -55,18 +55,23 @@ def test_who_waits_for_an_event_comes_after_its_record(kind):
 
 def test_a_backward_pass_begins_after_its_call_and_ends_after_its_rows():
     began = [launch(0, 2), row("backward", 0, 1)]
-    passes = [launch(1, 3, version=1), launch(2, 4, version=1), launch(1, 3, version=1)]
+    passes = [launch(1, 3, backward=1), launch(2, 4, backward=1), launch(1, 3, backward=1)]
     assert arrivals(*began, *passes, row("backward_end", 0, 1), launch(0)) == [0, 2, 2, 2, 5, 8, 8]
 
 
+def test_events_belong_to_backward_passes_too():
+    event = Record("record", "", 0, 0, thread=1, version=2, backward=1)
+    assert arrivals(launch(0, 2), row("backward", 0, 1), event, row("backward_end", 0, 1)) == [0, 2, 2, 2]
+
+
 def test_backward_passes_at_one_time_do_not_wait_for_each_other():
-    rows = [row("backward", 0, 1), row("backward", 1, 2), launch(2, 5, version=1), launch(3, 2, version=2)]
+    rows = [row("backward", 0, 1), row("backward", 1, 2), launch(2, 5, backward=1), launch(3, 2, backward=2)]
     assert arrivals(*rows, row("backward_end", 1, 2), row("backward_end", 0, 1)) == [0, 0, 0, 0, 2, 5]
 
 
 def test_a_backward_pass_ends_after_those_that_were_run_for_it():
-    inner = [row("backward", 1, 2), launch(2, 3, version=2), row("backward_end", 1, 2)]
-    rows = [row("backward", 0, 1), launch(1, 1, version=1), *inner, row("backward_end", 0, 1)]
+    inner = [row("backward", 1, 2, backward=1), launch(2, 3, backward=2), row("backward_end", 1, 2, backward=1)]
+    rows = [row("backward", 0, 1), launch(1, 1, backward=1), *inner, row("backward_end", 0, 1)]
     assert arrivals(*rows) == [0, 0, 1, 1, 4, 4]
 
 

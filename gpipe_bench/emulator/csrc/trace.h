@@ -125,7 +125,8 @@ class Trace {
     TraceRow row{};
     row.bytes = record.bytes;
     row.duration_ns = record.duration_ns;
-    row.version = record.version > 0 ? record.version : current_pass();
+    row.version = record.version;
+    row.pass = current_pass();
     row.block = record.block;
     row.first_read = place();
     blocks_.insert(blocks_.end(), record.reads.begin(), record.reads.end());

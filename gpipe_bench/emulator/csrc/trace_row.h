@@ -6,8 +6,9 @@
 typedef struct {
     int64_t bytes;       /* of a copy, an allocation or a free */
     int64_t duration_ns; /* of a kernel; -1: not known */
-    int64_t version;     /* of an event (record, wait, sync_event), of a hand-over (signal, await) or of a backward pass
-                            (backward, backward_end); of other rows: the innermost backward pass that they belong to, or 0 */
+    int64_t version;     /* of an event (record, wait, sync_event), of a hand-over (signal, await, mark) or of a backward
+                            pass (backward, backward_end); else 0 */
+    int64_t pass;        /* the innermost backward pass that the row belongs to, or 0 */
     int64_t block;       /* of alloc, free, record_stream; else 0. Blocks are numbered from 1 in the order of allocation */
     int64_t first_read, first_write, end_write; /* places in the array of blocks: reads, then writes of kernels, copies */
     int32_t kind, name;        /* name: place in the table of names (an operator, or a kind of copy) */

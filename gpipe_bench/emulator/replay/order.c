@@ -1,8 +1,7 @@
 /* Which rows of other host threads come before a row.
 
        hand-over   an await comes after its signal; whoever waits for an event comes after its record
-       backward    rows of a backward pass come after its begin, and its end comes after all of them; one that a thread
-                   runs for another pass ends before that
+       backward    rows of a backward pass come after its begin, and its end comes after all of them
        data        who reads a block comes after who wrote it last; who writes or frees it, after all who touched it
 
    A thread that waits for a row of another one has waited for all rows before that. So a row is left out if an earlier
@@ -35,7 +34,6 @@ typedef struct {
     BlockRows *blocks;
     int64_t first_block, block_count;
     uint32_t *latest; /* by thread and other thread: the row after the last one that it waits for, or 0 */
-    int64_t *pass;    /* by thread: the place of the backward pass that it is at, or was at last; or -1 */
 } Finder;
 
 /* --- rows and versions -------------------------------------------------------------------------------------------- */
@@ -81,7 +79,7 @@ static void list_versions(HostOrder *order, const ReplayInput *input) {
     order->versions = zeros(count, sizeof(Version));
     for (uint32_t row = 0; row < input->count; row++) {
         if (makes_version(&input->rows[row])) {
-            order->versions[order->version_count++] = (Version){input->rows[row].version, row, -1, -1};
+            order->versions[order->version_count++] = (Version){input->rows[row].version, row, -1};
         }
     }
 }
@@ -169,38 +167,20 @@ static void touch_blocks(Finder *finder, uint32_t number) {
     }
 }
 
-/* The end of a backward pass comes after all its rows. It is a row of the pass around that, if there is one. */
-static void end_pass(Finder *finder, uint32_t number, Version *version) {
-    int64_t *pass = &finder->pass[finder->order->thread_of[number]];
-    come_after_all(finder, number, &version->rows);
-    *pass = version->outer;
-    if (*pass >= 0) {
-        touch(finder, &finder->order->versions[*pass].rows, number);
-    }
-}
-
-/* What a row comes after by its version; other rows have that of their backward pass. */
-static void follow_version(Finder *finder, uint32_t number) {
+/* What a row comes after by its version, and by the backward pass that it belongs to. */
+static void follow_versions(Finder *finder, uint32_t number) {
     const TraceRow *row = &finder->input->rows[number];
-    int64_t place = row->version ? order_version(finder->order, row->version) : -1;
-    int64_t *pass = &finder->pass[finder->order->thread_of[number]];
-    if (place < 0 || row->kind == ROW_record || row->kind == ROW_signal) {
-        return;
+    Version *versions = finder->order->versions;
+    int64_t version = row->version ? order_version(finder->order, row->version) : -1;
+    int64_t pass = row->pass ? order_version(finder->order, row->pass) : -1;
+    if (version >= 0 && row->kind == ROW_backward_end) {
+        come_after_all(finder, number, &versions[version].rows);
+    } else if (version >= 0 && !makes_version(row)) {
+        come_after(finder, number, versions[version].row);
     }
-    Version *version = &finder->order->versions[place];
-    switch (row->kind) {
-    case ROW_wait:
-    case ROW_sync_event:
-    case ROW_await: come_after(finder, number, version->row); break;
-    case ROW_backward:
-        version->outer = *pass;
-        *pass = place;
-        break;
-    case ROW_backward_end: end_pass(finder, number, version); break;
-    default:
-        come_after(finder, number, version->row);
-        touch(finder, &version->rows, number);
-        *pass = place;
+    if (pass >= 0) {
+        come_after(finder, number, versions[pass].row);
+        touch(finder, &versions[pass].rows, number);
     }
 }
 
@@ -233,19 +213,14 @@ void order_begin(HostOrder *order, const ReplayInput *input) {
     order->first_earlier = zeros(input->count + 1, sizeof(int64_t));
     Finder finder = {.order = order, .input = input, .touches = {.unused = -1}};
     finder.latest = zeros((int64_t)order->threads * order->threads, sizeof(uint32_t));
-    finder.pass = zeros(order->threads, sizeof(int64_t));
-    for (uint32_t thread = 0; thread < order->threads; thread++) {
-        finder.pass[thread] = -1;
-    }
     number_blocks(&finder);
     for (uint32_t row = 0; row < input->count; row++) {
         order->first_earlier[row] = order->earlier.count;
-        follow_version(&finder, row);
+        follow_versions(&finder, row);
         touch_blocks(&finder, row);
     }
     order->first_earlier[input->count] = order->earlier.count;
     free(finder.latest);
-    free(finder.pass);
     free(finder.blocks);
     free(finder.touches.items);
 }

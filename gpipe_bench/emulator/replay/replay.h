@@ -51,8 +51,7 @@ typedef struct {
 typedef struct {
     int64_t version;
     uint32_t row;
-    int32_t rows;  /* of a backward pass: the last of each thread, a list of order.c */
-    int64_t outer; /* the place of the pass that its thread was at, or -1 */
+    int32_t rows; /* of a backward pass: the last of each thread, a list of order.c */
 } Version;
 
 /* The order of rows on the host. Threads are numbered from 0 as they occur. */

@@ -49,6 +49,7 @@ def traced(*records: Record) -> Trace:
             thread=record.thread,
             launches=record.launches,
         )
+        setattr(row, "pass", record.backward)
         row.first_read = len(blocks)
         blocks += record.reads
         row.first_write = len(blocks)
