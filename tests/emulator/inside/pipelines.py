@@ -18,7 +18,10 @@ from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.skip import Namespace, pop, skippable, stash
 from gpipe_bench.emulator.library import duration, thread_index
 from gpipe_bench.emulator.races import Race, find_races
+from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import Trace, recording
+from gpipe_bench.simulator.workloads.workload import Machine
+from tests.emulator.bed.rows import NS_PER_MS
 
 WIDTH = 3
 FORWARD_MS, BACKWARD_MS, COPY_MS = 10.0, 20.0, 0.1
@@ -327,6 +330,12 @@ def working_pipe(n: int, m: int, **options: Any) -> GPipe:
     """A chain of n partitions that each do one :class:`Work`, on n devices."""
     devices = [f"virtual:{j}" for j in range(n)]
     return GPipe(nn.Sequential(*(Work() for _ in range(n))), [1] * n, devices=devices, chunks=m, **options)
+
+
+def run_ends(trace: Trace, machine: Machine) -> list[float]:
+    """When each kernel and each copy ends, in milliseconds."""
+    ends = replay(trace, machine).end_ns
+    return [ends[i] / NS_PER_MS for i, record in enumerate(trace.records) if record.kind in ("kernel", "copy")]
 
 
 def working_step(pipe: GPipe, through: str = "backward") -> Trace:

@@ -21,34 +21,39 @@ from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES, Durations, merged_order, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.actions import needs
 from gpipe_bench.timeline import KINDS
-from tests.emulator.bed.clock import simulate, ticking
+from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import devices, duration, jitter
-from tests.emulator.bed.mutants import mutants
+from gpipe_bench.emulator.replay.run import replay
+from gpipe_bench.emulator.replay.ticking import ticking
 from gpipe_bench.emulator.trace import recording
+from tests.emulator.bed.mutants import mutants
+from tests.emulator.bed.rows import NS_PER_MS, Bed, timed
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     COPY_MS,
     DOUBLE,
     FORWARD_MS,
     WIDTH,
+    run_ends,
     working_pipe,
     working_step,
 )
 
 N = 4
 RUNS = 4
-COPIES = {"device_to_device": COPY_MS, "device_to_host": COPY_MS / 2, "host_to_device": COPY_MS / 2}
+MACHINE = Bed(COPY_MS)
 ALONG = (N - 1) * (FORWARD_MS + BACKWARD_MS + 2 * COPY_MS)
 
 
 def makespans(m, checkpoint, components, **options):
     """The makespans of some runs with random delays of the host."""
-    pipe = working_pipe(N, m, checkpoint=checkpoint, components=components, **options)
     found = []
-    for seed in range(RUNS):
-        with jitter(seed, 200 if seed else 0):
-            trace = working_step(pipe)
-        found.append(simulate(trace.records, COPIES).makespan)
+    with seen():
+        pipe = working_pipe(N, m, checkpoint=checkpoint, components=components, **options)
+        for seed in range(RUNS):
+            with jitter(seed, 200 if seed else 0):
+                trace = working_step(pipe)
+            found.append(replay(trace, MACHINE).makespan_ns / NS_PER_MS)
     return found
 
 
@@ -120,14 +125,16 @@ def ends(name, m, devices, checkpoint, **options):
     n = devices * (2 if name in DOUBLE else 1)
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(n)))
     places = [f"virtual:{d}" for d in range(devices)]
-    pipe = GPipe(layers, [1] * n, devices=places, chunks=m, schedule=name, checkpoint=checkpoint, **options)
-    x = torch.ones(m, WIDTH, device=pipe.devices[0], requires_grad=True)
-    target = torch.ones(m, WIDTH, device=pipe.devices[-1])
     found = []
-    for seed in range(RUNS):
-        with jitter(seed, 200 if seed else 0), recording() as trace:
-            pipe.step(x, target, lambda output, expected: (output * expected).mean())
-        found.append(simulate(trace.records, COPIES | {"mm": FORWARD_MS}).makespan)
+    with seen():
+        pipe = GPipe(layers, [1] * n, devices=places, chunks=m, schedule=name, checkpoint=checkpoint, **options)
+        x = torch.ones(m, WIDTH, device=pipe.devices[0], requires_grad=True)
+        target = torch.ones(m, WIDTH, device=pipe.devices[-1])
+        for seed in range(RUNS):
+            with jitter(seed, 200 if seed else 0), recording() as trace:
+                pipe.step(x, target, lambda output, expected: (output * expected).mean())
+            timed(trace, {"mm": FORWARD_MS})
+            found.append(replay(trace, MACHINE).makespan_ns / NS_PER_MS)
     return found
 
 
@@ -176,8 +183,7 @@ def between_compute_streams(transfer):
         with duration(1):
             x + 1
             y + 1
-    timeline = simulate(trace.records, {"device_to_device": 2, "device_to_host": 1, "host_to_device": 1})
-    return [timeline.end[i] for i, record in enumerate(trace.records) if record.kind in ("kernel", "copy")]
+    return run_ends(trace, Bed(2))
 
 
 def test_on_compute_streams_a_copy_waits_for_its_receiver_whatever_the_transfer():
@@ -192,9 +198,9 @@ def test_without_the_barrier_a_copy_through_the_host_would_not():
 
 
 def test_a_measured_timeline_shows_virtual_time():
-    pipe = working_pipe(N, 4, checkpoint="always")
-    x = torch.ones(4, WIDTH, device=pipe.devices[0])
-    with ticking(COPIES):
+    with seen(), ticking(MACHINE):
+        pipe = working_pipe(N, 4, checkpoint="always")
+        x = torch.ones(4, WIDTH, device=pipe.devices[0])
         recorder = Recorder()
         with pipe.observe(recorder):
             pipe(x).sum().backward()

@@ -7,7 +7,6 @@ streams, they race: then every run gives another result, and the simulator's mus
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -17,13 +16,14 @@ from torch import nn
 from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.simulator.runs.events import Settings, run
-from gpipe_bench.simulator.workloads.workload import HOST
 from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS
 from tests.simulator.support import MS, task, workload
-from tests.emulator.bed.clock import simulate
+from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import jitter
+from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import recording
+from tests.emulator.bed.rows import Bed
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     COPY_MS,
@@ -35,7 +35,7 @@ from tests.emulator.inside.pipelines import (
     working_pipe,
 )
 
-COPIES = {"device_to_device": COPY_MS, "device_to_host": COPY_MS / 2, "host_to_device": COPY_MS / 2}
+MACHINE = Bed(COPY_MS)
 SIZES = ((1, 3), (3, 2), (4, 4), (8, 3))
 RUNS, TRIES = 3, 60
 
@@ -44,21 +44,6 @@ SKIPS = {2: ((0, 1),), 3: ((0, 2), (1, 2)), 4: ((0, 3), (1, 2), (1, 3))}
 
 Orders = tuple[tuple[tuple[str, int], ...], ...]
 Skips = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Bed:
-    """A machine as the bed has it: copies take their time, hosts none."""
-
-    launch_ns: int = 0
-    queue_depth: int = 0
-    capacity_bytes: int = 0
-
-    def copy_ns(self, source: int, target: int, nbytes: int) -> int:
-        return round(COPY_MS * MS / (2 if HOST in (source, target) else 1))
-
-    def bus(self, source: int, target: int) -> tuple[int, int] | None:
-        return None
 
 
 class Watch:
@@ -89,12 +74,13 @@ def skipping_pipe(m: int, n: int, skips: Skips, **options) -> GPipe:
 
 def real(m: int, n: int, seed: int, skips: Skips = (), **options) -> tuple[float, Orders]:
     """Makespan of the engine, and the order on each device."""
-    pipe = skipping_pipe(m, n, skips, **options) if skips else working_pipe(n, m, **options)
-    x = torch.ones(m, WIDTH, device=pipe.devices[0])
     watch = Watch(n)
-    with jitter(seed, 200 if seed else 0), recording() as trace, pipe.observe(watch):
-        pipe(x).sum().backward()
-    return simulate(trace.records, COPIES).makespan, tuple(map(tuple, watch.seen))
+    with seen():
+        pipe = skipping_pipe(m, n, skips, **options) if skips else working_pipe(n, m, **options)
+        x = torch.ones(m, WIDTH, device=pipe.devices[0])
+        with jitter(seed, 200 if seed else 0), recording() as trace, pipe.observe(watch):
+            pipe(x).sum().backward()
+    return replay(trace, MACHINE).makespan_ns / MS, tuple(map(tuple, watch.seen))
 
 
 def simulated(
@@ -104,7 +90,7 @@ def simulated(
     nodes = [3 + sum(j in skip for skip in skips) for j in range(n)]
     work = workload(m, [task(round(FORWARD_MS * MS), round(BACKWARD_MS * MS), nodes=count) for count in nodes], skips)
     chosen = Settings(components, checkpoint, transfer=transfer, memory=False, backward=backward)
-    found = run(work, Bed(), chosen)
+    found = run(work, MACHINE, chosen)
     ran = [event for event in found.events() if event.kind in COMPUTE_KINDS]
     orders = (tuple((event.kind, event.microbatch) for event in ran if event.partition == j) for j in range(n))
     return found.makespan_ns / MS, tuple(orders)

@@ -1,0 +1,40 @@
+"""Timing events of PyTorch read the virtual clock: ``torch.Event.elapsed_time`` asks for a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gpipe_bench.emulator.library import elapsed_by
+from gpipe_bench.emulator.replay.run import Replayed, replay
+from gpipe_bench.emulator.trace import Trace, recording
+from gpipe_bench.simulator.workloads.workload import Machine
+
+__all__ = ["ticking"]
+
+_NS_PER_MS: Final = 1_000_000
+
+
+@contextmanager
+def ticking(machine: Machine, *, host_time: bool = True) -> Iterator[Trace]:
+    """Record the block; events that were recorded in it can be timed in it.
+
+    Args:
+        machine: what copies and launches cost.
+        host_time: as for :func:`gpipe_bench.emulator.replay.run.replay`.
+    """
+    with recording() as trace:
+        latest: dict[int, Replayed] = {}
+
+        def elapsed(one: int, other: int) -> float:
+            trace.fetch()
+            count = len(trace.rows)
+            if count not in latest:
+                latest.clear()
+                latest[count] = replay(trace, machine, host_time=host_time, limited=False)
+            versions = latest[count].versions
+            return (versions[other] - versions[one]) / _NS_PER_MS
+
+        with elapsed_by(elapsed):
+            yield trace
