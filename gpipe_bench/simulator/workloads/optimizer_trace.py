@@ -6,7 +6,6 @@ by the scale of the loss. The optimizer updates the copy, which is then rounded 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,10 +21,10 @@ __all__ = ["trace_step"]
 
 _MAKERS: Final = MappingProxyType(
     {
-        "sgd": lambda parameters: _unwrapped(torch.optim.SGD)(parameters, lr=0.1, foreach=False),
-        "momentum": lambda parameters: _unwrapped(torch.optim.SGD)(parameters, lr=0.1, momentum=0.9, foreach=False),
-        "rmsprop": lambda parameters: _unwrapped(torch.optim.RMSprop)(parameters, foreach=False),
-        "adam": lambda parameters: _unwrapped(torch.optim.Adam)(parameters, foreach=False),
+        "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),
+        "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
+        "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=False),
+        "adam": lambda parameters: torch.optim.Adam(parameters, foreach=False),
     }
 )
 
@@ -75,12 +74,6 @@ def _step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, own: nn.Par
     own.grad = None
     parameter.copy_(own)
     gradient.zero_()
-
-
-def _unwrapped(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """An optimizer without what keeps PyTorch's compiler out of its methods: loading that takes half a second."""
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "step", "zero_grad")}
-    return type(kind.__name__, (kind,), methods)
 
 
 def _peak_bytes(steps: Iterable[Step]) -> int:
