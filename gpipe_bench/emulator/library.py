@@ -33,6 +33,7 @@ __all__ = [
 NAME = "virtual"
 MOST = 16
 ELAPSED = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64, ctypes.c_int64)
+COUNT = ctypes.POINTER(ctypes.c_int64)
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_set_device_count": (None, [ctypes.c_int]),
@@ -40,11 +41,18 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_trace_start": (None, []),
     "vd_trace_stop": (None, []),
     "vd_trace_size": (ctypes.c_int64, []),
-    "vd_trace_text": (ctypes.c_char_p, [ctypes.c_int64]),
-    "vd_set_duration": (ctypes.c_double, [ctypes.c_double]),
+    "vd_trace_rows": (ctypes.c_void_p, [COUNT]),
+    "vd_trace_blocks": (ctypes.c_void_p, [COUNT]),
+    "vd_trace_names": (ctypes.c_char_p, []),
+    "vd_signal": (ctypes.c_int64, []),
+    "vd_await": (None, [ctypes.c_int64]),
+    "vd_backward": (ctypes.c_int64, []),
+    "vd_backward_end": (None, [ctypes.c_int64]),
+    "vd_mark": (ctypes.c_int64, []),
+    "vd_set_duration": (ctypes.c_int64, [ctypes.c_int64]),
     "vd_set_jitter": (None, [ctypes.c_uint64, ctypes.c_int]),
     "vd_thread": (ctypes.c_int, []),
-    "vd_memory": (None, [ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)]),
+    "vd_memory": (None, [ctypes.c_int, ctypes.c_int64, COUNT]),
     "vd_reset_peak": (None, [ctypes.c_int]),
     "vd_set_capacity": (None, [ctypes.c_int, ctypes.c_int64]),
     "vd_capacity": (ctypes.c_int64, [ctypes.c_int]),
@@ -116,7 +124,7 @@ def capacity(device: torch.device, nbytes: int) -> Iterator[None]:
 @contextmanager
 def duration(milliseconds: float) -> Iterator[None]:
     """Let each kernel that this thread launches in the block take so much virtual time."""
-    before = backend().vd_set_duration(milliseconds)
+    before = backend().vd_set_duration(round(milliseconds * 1e6))
     try:
         yield
     finally:

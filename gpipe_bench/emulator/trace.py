@@ -1,36 +1,64 @@
-"""What the host issued: kernels, copies, events, synchronisations, allocations and frees, in issue order."""
+"""What the host issued: kernels, copies, events, synchronisations, allocations, frees and hand-overs, in issue order."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+import ctypes
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpipe_bench.emulator.library import backend
 
-__all__ = ["HOST", "Record", "Trace", "parse", "recording"]
+__all__ = ["HAND_OVERS", "HOST", "KINDS", "Record", "Row", "Trace", "mark", "recording"]
 
 HOST = -1
 
+KINDS: Final = (
+    *("kernel", "copy", "record", "wait", "sync_stream", "sync_device", "sync_event", "alloc", "free", "record_stream"),
+    *("signal", "await", "backward", "backward_end", "mark"),
+)
+"""Kinds of rows, by their numbers in ``csrc/trace_row.h``."""
+
+HAND_OVERS: Final = frozenset(KINDS[10:])
+"""Kinds that tell how host threads depend on each other; see :mod:`gpipe_bench.emulator.handovers`."""
+
+_OF_A_BLOCK: Final = frozenset({"alloc", "free", "record_stream"})
+_NS_PER_MS: Final = 1_000_000
+
+
+class Row(ctypes.Structure):
+    """One row of a trace, as ``csrc/trace_row.h`` explains it."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("bytes", "duration_ns", "version", "block")),
+        *((name, ctypes.c_int64) for name in ("first_read", "first_write", "end_write")),
+        *((name, ctypes.c_int32) for name in ("kind", "name", "device", "stream")),
+        *((name, ctypes.c_int32) for name in ("peer", "peer_stream", "thread", "launches")),
+    )
+
 
 class Record(NamedTuple):
-    """One line of a trace.
+    """One row of a trace, with names.
 
     Attributes:
         kind: ``kernel``; ``copy`` between devices or with the host; ``record`` and ``wait`` of an event on a stream;
             ``sync_stream``, ``sync_device``, ``sync_event``: the host waits; ``alloc`` and ``free`` of a block;
-            ``record_stream``: a stream uses a block.
+            ``record_stream``: a stream uses a block; ``signal``, ``await``, ``backward``, ``backward_end`` and
+            ``mark``: hand-overs between host threads.
         name: of the operator; of a copy ``device_to_device``, ``host_to_device`` or ``device_to_host``.
         device: where it runs; -1 is the host. A copy between devices runs on the sender's.
         stream: of that device; 0 is the default one. Of an allocation: the current one.
         thread: the host thread, numbered as first seen.
-        duration: milliseconds of virtual time, if the host thread said so.
+        duration: milliseconds of virtual time, if they are known.
         nbytes: copied, allocated or freed.
-        version: of an event: which recording of it.
+        version: of an event: which recording of it. Of a hand-over: which one. Of other rows: the backward pass that
+            they belong to, or 0.
         peer: the other device of a copy, -1 for the host.
         reads: blocks.
         writes: blocks; of an allocation, a free and a record_stream: the one block.
+        peer_stream: the current stream of a copy's other device.
+        launches: how many kernels the host launches.
     """
 
     kind: str
@@ -44,6 +72,8 @@ class Record(NamedTuple):
     peer: int = HOST
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    peer_stream: int = 0
+    launches: int = 0
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -55,49 +85,78 @@ class Record(NamedTuple):
         return f"{self.kind} {self.name} on {where}"
 
 
-def parse(text: str) -> list[Record]:
-    """The records in the backend's own lines."""
-    return [_record(line.split("\t")) for line in text.splitlines()]
-
-
-def _record(fields: list[str]) -> Record:
-    kind, name, device, stream, thread, duration, nbytes, version, peer, reads, writes = fields
-    given = float(duration)
-    return Record(
-        kind,
-        name,
-        int(device),
-        int(stream),
-        int(thread),
-        None if math.isnan(given) else given,
-        int(nbytes),
-        int(version),
-        int(peer),
-        _blocks(reads),
-        _blocks(writes),
-    )
-
-
-def _blocks(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(","))) if text else ()
-
-
 class Trace:
-    """The records of one recording, so far."""
+    """What was recorded.
 
-    def __init__(self) -> None:
+    Args:
+        rows: in issue order.
+        blocks: what ``first_read``, ``first_write`` and ``end_write`` of the rows point into.
+        names: what ``name`` of the rows points into.
+
+    Attributes:
+        rows: as given. While a recording goes on, call :meth:`fetch` for all rows so far.
+        blocks: as given.
+        names: as given.
+    """
+
+    def __init__(self, rows: Sequence[Row] = (), blocks: Sequence[int] = (), names: Sequence[str] = ("",)) -> None:
+        self.rows: ctypes.Array[Row] = (Row * len(rows))(*rows)
+        self.blocks: array[int] = array("q", blocks)
+        self.names: tuple[str, ...] = tuple(names)
         self._records: list[Record] = []
+        self._open = False
+
+    def fetch(self) -> None:
+        """Take over what was recorded since the last call, if the recording still goes on."""
+        library = backend()
+        if not self._open or library.vd_trace_size() == len(self.rows):
+            return
+        count = ctypes.c_int64()
+        place = library.vd_trace_rows(ctypes.byref(count))
+        self.rows = (Row * count.value).from_buffer_copy(_bytes(place, count.value * ctypes.sizeof(Row)))
+        place = library.vd_trace_blocks(ctypes.byref(count))
+        self.blocks = array("q", _bytes(place, 8 * count.value))
+        self.names = tuple(library.vd_trace_names().decode().split("\n"))
 
     @property
     def records(self) -> list[Record]:
-        """Everything recorded since the recording began."""
-        if backend().vd_trace_size() > len(self._records):
-            self._records += parse(backend().vd_trace_text(len(self._records)).decode())
+        """The rows with names: everything recorded since the recording began."""
+        self.fetch()
+        for index in range(len(self._records), len(self.rows)):
+            self._records.append(self._record(self.rows[index]))
         return self._records
 
     def of(self, kind: str) -> list[Record]:
         """The records of one kind."""
         return [record for record in self.records if record.kind == kind]
+
+    def _record(self, row: Row) -> Record:
+        kind = KINDS[row.kind]
+        written = (row.block,) if kind in _OF_A_BLOCK else self.blocks[row.first_write : row.end_write]
+        return Record(
+            kind,
+            self.names[row.name],
+            row.device,
+            row.stream,
+            row.thread,
+            None if row.duration_ns < 0 else row.duration_ns / _NS_PER_MS,
+            row.bytes,
+            row.version,
+            row.peer,
+            tuple(self.blocks[row.first_read : row.first_write]),
+            tuple(written),
+            row.peer_stream,
+            row.launches,
+        )
+
+
+def _bytes(place: int | None, count: int) -> bytes:
+    return ctypes.string_at(place, count) if place and count else b""
+
+
+def mark() -> None:
+    """Say that everything issued so far, by all threads, belongs to what ends here, as a training step."""
+    backend().vd_mark()
 
 
 @contextmanager
@@ -105,9 +164,11 @@ def recording() -> Iterator[Trace]:
     """Record what the host issues in the block; what was issued before counts as done."""
     backend().vd_trace_start()
     trace = Trace()
+    trace._open = True  # noqa: SLF001 - the class of this module
     try:
         yield trace
     finally:
         backend().vd_trace_stop()
         # The next recording overwrites what is not fetched.
-        _ = trace.records
+        trace.fetch()
+        trace._open = False  # noqa: SLF001 - likewise

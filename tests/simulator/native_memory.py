@@ -35,6 +35,8 @@ class NativeMemory:
         assert self._memory.value
         self._record = RECORD(self._recorded)
         self.devices = places.count
+        found.memory_allocators.restype = ctypes.c_void_p
+        self._allocators = ctypes.c_void_p(found.memory_allocators(self._memory))
         found.memory_connect(self._memory, self._record, None)
 
     def __del__(self) -> None:
@@ -48,7 +50,7 @@ class NativeMemory:
         return self.call("transfer", (ctypes.c_int32 * 7)(*numbers))
 
     def passed(self, event: int) -> None:
-        self._c.memory_passed(self._memory, event)
+        self._c.event_passed(self._allocators, event)
 
     def flushed(self, device: int) -> bool:
         return bool(self._c.memory_flushed(self._memory, device))

@@ -25,7 +25,7 @@ inline void add_block(Blocks& blocks, const at::Tensor& tensor) {
     return;
   }
   const Block* block = Memory::find(tensor.storage().data_ptr());
-  if (block != nullptr && std::find(blocks.begin(), blocks.end(), block->id) == blocks.end()) {
+  if (block != nullptr && !holds(blocks, block->id)) {
     blocks.push_back(block->id);
   }
 }
@@ -174,7 +174,7 @@ class Kernel {
  public:
   Kernel(const char* name, int device) : aliases_(device) {
     jitter();
-    record_ = Record{"kernel", name, device, current_stream(device), t_duration};
+    record_ = kernel_row(name, device);
   }
 
   at::Tensor read(const at::Tensor& tensor) {
@@ -198,13 +198,13 @@ class Kernel {
   }
 
   void launch() {
-    trace().add(std::move(record_));
+    trace().add(record_);
   }
 
  private:
   at::AutoDispatchBelowADInplaceOrView below_;
   Aliases aliases_;
-  Record record_;
+  Record record_{};
 };
 
 } // namespace virtual_devices

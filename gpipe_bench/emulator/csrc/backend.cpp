@@ -1,4 +1,4 @@
-// Virtual devices for PyTorch: registration, and the functions that bed/library.py calls.
+// Virtual devices for PyTorch: registration, and the functions that library.py calls.
 //
 // One translation unit: what takes time to compile is PyTorch's headers.
 
@@ -91,12 +91,40 @@ int64_t vd_trace_size() {
   return virtual_devices::trace().size();
 }
 
-const char* vd_trace_text(int64_t begin) {
-  return virtual_devices::trace().text(begin);
+const TraceRow* vd_trace_rows(int64_t* count) {
+  return virtual_devices::trace().rows(count);
 }
 
-double vd_set_duration(double milliseconds) {
-  return std::exchange(virtual_devices::t_duration, milliseconds);
+const int64_t* vd_trace_blocks(int64_t* count) {
+  return virtual_devices::trace().blocks(count);
+}
+
+const char* vd_trace_names() {
+  return virtual_devices::trace().names();
+}
+
+int64_t vd_signal() {
+  return virtual_devices::trace().add_version({ROW_signal});
+}
+
+void vd_await(int64_t version) {
+  virtual_devices::trace_await(version);
+}
+
+int64_t vd_backward() {
+  return virtual_devices::begin_backward();
+}
+
+void vd_backward_end(int64_t version) {
+  virtual_devices::end_backward(version);
+}
+
+int64_t vd_mark() {
+  return virtual_devices::trace().add_version({ROW_mark});
+}
+
+int64_t vd_set_duration(int64_t nanoseconds) {
+  return std::exchange(virtual_devices::t_duration_ns, nanoseconds);
 }
 
 void vd_set_jitter(uint64_t seed, int microseconds) {

@@ -87,14 +87,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = new Event;
     }
-    static_cast<Event*>(*event)->version = trace().record_event(stream.device_index(), stream.id());
+    static_cast<Event*>(*event)->version = trace_event(stream.device_index(), stream.id());
   }
 
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) {
-      Record wait{"wait", "", stream.device_index(), stream.id()};
-      wait.version = static_cast<Event*>(event)->version;
-      trace().add(std::move(wait));
+      trace_wait(stream.device_index(), stream.id(), static_cast<Event*>(event)->version);
     }
   }
 
@@ -114,15 +112,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
-      Record sync{"sync_event"};
+      Record sync{ROW_sync_event};
       sync.version = static_cast<Event*>(event)->version;
       g_reached = std::max<int64_t>(g_reached, static_cast<Event*>(event)->version);
-      trace().add(std::move(sync));
+      trace().add(sync);
     }
   }
 
   void synchronizeDevice(c10::DeviceIndex device) const override {
-    trace().add({"sync_device", "", device < 0 ? t_device : checked(device)});
+    trace().add({ROW_sync_device, 0, device < 0 ? t_device : checked(device)});
   }
 
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override {

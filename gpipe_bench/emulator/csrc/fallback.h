@@ -165,7 +165,7 @@ inline void fallback(const c10::OperatorHandle& op, Stack* stack) {
     jitter();
   }
   const std::string& name = schema.name();
-  Record record{"kernel", name.substr(name.find("::") + 2), device, current_stream(device), t_duration};
+  Record record = kernel_row(name.substr(name.find("::") + 2), device);
   Aliases aliases(device);
   for (size_t index = 0; index < count; ++index) {
     c10::IValue& value = (*stack)[first + index];
@@ -187,14 +187,12 @@ inline void fallback(const c10::OperatorHandle& op, Stack* stack) {
     return;
   }
   for (const int64_t block : made) {
-    const bool known = std::find(record.reads.begin(), record.reads.end(), block) != record.reads.end() ||
-        std::find(record.writes.begin(), record.writes.end(), block) != record.writes.end();
-    if (!known) {
+    if (!holds(record.reads, block) && !holds(record.writes, block)) {
       record.writes.push_back(block);
     }
   }
   const int64_t stream = record.stream;
-  trace().add(std::move(record));
+  trace().add(record);
   if (waits(op)) {
     trace_sync(device, stream);
   }

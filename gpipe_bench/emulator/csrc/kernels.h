@@ -55,10 +55,10 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   const size_t kept = std::min(bytes, storage->nbytes());
   if (kept > 0) {
     std::memcpy(grown.get(), storage->data(), kept);
-    Record record{"kernel", "resize_", device, current_stream(device), t_duration};
+    Record record = kernel_row("resize_", device);
     record.reads = {Memory::find(storage->data_ptr())->id};
     record.writes = {Memory::find(grown)->id};
-    trace().add(std::move(record));
+    trace().add(record);
   }
   storage->set_data_ptr_noswap(std::move(grown));
   storage->set_nbytes(bytes);
@@ -132,10 +132,11 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   at::Tensor source = kernel.read(self);
   kernel.write(target).copy_(source);
   if (peer != device) {
-    record.kind = "copy";
+    record.kind = ROW_copy;
     record.peer = peer;
+    record.peer_stream = peer == kHost ? 0 : current_stream(peer);
     record.bytes = static_cast<int64_t>(target.nbytes());
-    record.name = from_host ? "host_to_device" : to_host ? "device_to_host" : "device_to_device";
+    record.name = trace().name(from_host ? "host_to_device" : to_host ? "device_to_host" : "device_to_device");
   }
   if (across) {
     trace_barrier(peer, current_stream(peer), device, stream);

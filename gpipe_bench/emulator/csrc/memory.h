@@ -59,13 +59,13 @@ class Memory {
       block->data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
       TORCH_CHECK(block->data != nullptr, "host memory must hold every virtual device, got no ", bytes, " bytes");
     }
-    note("alloc", *block);
+    note(ROW_alloc, *block);
     Block* raw = block.release();
     return c10::DataPtr(raw->data, raw, &free_block, where);
   }
 
   void release(Block* block) {
-    note("free", *block);
+    note(ROW_free, *block);
     account(*block, -1);
     if (!block->owner) {
       std::free(block->data);
@@ -80,9 +80,9 @@ class Memory {
 
   void record_stream(const c10::DataPtr& pointer, const c10::Stream& stream) {
     if (const Block* block = find(pointer)) {
-      Record record{"record_stream", "", stream.device_index(), stream.id()};
-      record.writes = {block->id};
-      trace().add(std::move(record));
+      Record record{ROW_record_stream, 0, stream.device_index(), stream.id()};
+      record.block = block->id;
+      trace().add(record);
     }
   }
 
@@ -138,20 +138,20 @@ class Memory {
     }
   }
 
-  void note(const char* kind, const Block& block) {
+  void note(int kind, const Block& block) {
     if (block.device == kHost) {
       std::lock_guard<std::mutex> lock(mutex_);
       auto* data = static_cast<const char*>(block.data);
-      if (*kind == 'a') {
+      if (kind == ROW_alloc) {
         pinned_[data] = data + block.bytes;
       } else {
         pinned_.erase(data);
       }
     }
-    Record record{kind, "", block.device, block.stream};
+    Record record{kind, 0, block.device, block.stream};
     record.bytes = static_cast<int64_t>(block.bytes);
-    record.writes = {block.id};
-    trace().add(std::move(record));
+    record.block = block.id;
+    trace().add(record);
   }
 
   std::mutex mutex_;

@@ -8,7 +8,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <random>
 #include <thread>
 
@@ -30,8 +29,8 @@ std::atomic<uint64_t> g_jitter_seed{0};
 thread_local int t_device = 0;
 thread_local std::array<int64_t, kMaxDevices> t_streams{};
 thread_local int t_thread = -1;
-// Milliseconds of virtual time that each kernel of this thread takes; NaN: the clock's table decides.
-thread_local double t_duration = std::nan("");
+// Nanoseconds of virtual time that each kernel of this thread takes; -1: not said.
+thread_local int64_t t_duration_ns = -1;
 
 inline int checked(int device) {
   TORCH_CHECK(

@@ -1,30 +1,53 @@
-// What the host issued: one record per kernel, copy, event, synchronisation, allocation and free, in issue order.
+// What the host issued, in issue order: see trace_row.h.
 #pragma once
 
 #include "runtime.h"
+#include "trace_row.h"
 
+#include <c10/util/SmallVector.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
 #include <mutex>
-#include <sstream>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace virtual_devices {
 
-using Blocks = std::vector<int64_t>;
+using Blocks = c10::SmallVector<int64_t, 8>;
 
+inline bool holds(const Blocks& blocks, int64_t block) {
+  return std::find(blocks.begin(), blocks.end(), block) != blocks.end();
+}
+
+// A row before it is added.
 struct Record {
-  const char* kind; // see bed/trace.py
-  std::string name; // of the operator
+  int kind;
+  int name = 0;
   int device = kHost;
   int64_t stream = 0;
-  double duration = std::nan("");
+  int64_t duration_ns = -1;
   int64_t bytes = 0;
-  int64_t version = 0; // of an event
-  int peer = kHost; // the other device of a copy
+  int64_t version = 0;
+  int64_t block = 0;
+  int peer = kHost;
+  int64_t peer_stream = 0;
+  int launches = 0;
   Blocks reads;
   Blocks writes;
-  int thread = 0;
 };
+
+// Autograd gives it to the threads that run a backward pass for the thread that called it.
+struct BackwardPass final : c10::DebugInfoBase {
+  explicit BackwardPass(int64_t version) : version(version) {}
+  int64_t version;
+};
+
+inline int64_t current_pass() {
+  const auto* pass = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2);
+  return pass == nullptr ? 0 : static_cast<const BackwardPass*>(pass)->version;
+}
 
 class Trace {
  public:
@@ -34,7 +57,8 @@ class Trace {
 
   void start() {
     std::lock_guard<std::mutex> lock(mutex_);
-    records_.clear();
+    rows_.clear();
+    blocks_.clear();
     on_ = true;
   }
 
@@ -42,62 +66,93 @@ class Trace {
     on_ = false;
   }
 
-  void add(Record record) {
-    if (!on_) {
-      return;
-    }
-    record.thread = thread_index();
+  // The place of a name in the table; equal names have one.
+  int name(const std::string& text) {
     std::lock_guard<std::mutex> lock(mutex_);
-    records_.push_back(std::move(record));
+    const auto [found, added] = places_.try_emplace(text, static_cast<int>(places_.size()));
+    if (added) {
+      names_ += "\n" + text;
+    }
+    return found->second;
   }
 
-  // An event's version and its record are made in one go, so that versions ascend in the trace.
-  int64_t record_event(int device, int64_t stream) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t version = ++versions_;
+  void add(const Record& record) {
     if (on_) {
-      Record record{"record", "", device, stream};
-      record.version = version;
-      record.thread = thread_index();
-      records_.push_back(std::move(record));
+      std::lock_guard<std::mutex> lock(mutex_);
+      push(record);
     }
-    return version;
+  }
+
+  // A record of a version of its own, made in one go, so that versions ascend in the trace.
+  int64_t add_version(Record record) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    record.version = ++versions_;
+    if (on_) {
+      push(record);
+    }
+    return record.version;
   }
 
   int64_t size() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return static_cast<int64_t>(records_.size());
+    return static_cast<int64_t>(rows_.size());
   }
 
-  // The records from index `begin` on, a line each; valid until the next call.
-  const char* text(int64_t begin) {
+  // Copies, valid until the next call: other threads may go on adding.
+  const TraceRow* rows(int64_t* count) {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::ostringstream out;
-    out.precision(17);
-    for (size_t index = begin; index < records_.size(); ++index) {
-      const Record& r = records_[index];
-      out << r.kind << '\t' << r.name << '\t' << r.device << '\t' << r.stream << '\t' << r.thread << '\t'
-          << r.duration << '\t' << r.bytes << '\t' << r.version << '\t' << r.peer << '\t';
-      list(out, r.reads);
-      out << '\t';
-      list(out, r.writes);
-      out << '\n';
-    }
-    text_ = out.str();
-    return text_.c_str();
+    rows_copy_ = rows_;
+    *count = static_cast<int64_t>(rows_copy_.size());
+    return rows_copy_.data();
+  }
+
+  const int64_t* blocks(int64_t* count) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocks_copy_ = blocks_;
+    *count = static_cast<int64_t>(blocks_copy_.size());
+    return blocks_copy_.data();
+  }
+
+  // A line each; the first is empty.
+  const char* names() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    names_copy_ = names_;
+    return names_copy_.c_str();
   }
 
  private:
-  static void list(std::ostream& out, const Blocks& blocks) {
-    for (size_t index = 0; index < blocks.size(); ++index) {
-      out << (index ? "," : "") << blocks[index];
-    }
+  void push(const Record& record) {
+    TraceRow row{};
+    row.bytes = record.bytes;
+    row.duration_ns = record.duration_ns;
+    row.version = record.version > 0 ? record.version : current_pass();
+    row.block = record.block;
+    row.first_read = place();
+    blocks_.insert(blocks_.end(), record.reads.begin(), record.reads.end());
+    row.first_write = place();
+    blocks_.insert(blocks_.end(), record.writes.begin(), record.writes.end());
+    row.end_write = place();
+    row.kind = record.kind;
+    row.name = record.name;
+    row.device = record.device;
+    row.stream = static_cast<int32_t>(record.stream);
+    row.peer = record.peer;
+    row.peer_stream = static_cast<int32_t>(record.peer_stream);
+    row.thread = thread_index();
+    row.launches = record.launches;
+    rows_.push_back(row);
+  }
+
+  int64_t place() const {
+    return static_cast<int64_t>(blocks_.size());
   }
 
   std::atomic<bool> on_{false};
   std::mutex mutex_;
-  std::vector<Record> records_;
-  std::string text_;
+  std::vector<TraceRow> rows_, rows_copy_;
+  std::vector<int64_t> blocks_, blocks_copy_;
+  std::unordered_map<std::string, int> places_{{"", 0}};
+  std::string names_, names_copy_;
   int64_t versions_ = 0;
 };
 
@@ -107,15 +162,54 @@ inline Trace& trace() {
   return *instance;
 }
 
-// The host waits for a stream, or for a device.
+inline Record kernel_row(const std::string& name, int device) {
+  Record row{ROW_kernel, trace().name(name), device, current_stream(device), t_duration_ns};
+  row.launches = 1;
+  return row;
+}
+
+// The host waits for a stream.
 inline void trace_sync(int device, int64_t stream) {
-  trace().add({"sync_stream", "", device, stream});
+  trace().add({ROW_sync_stream, 0, device, stream});
+}
+
+inline int64_t trace_event(int device, int64_t stream) {
+  return trace().add_version({ROW_record, 0, device, stream});
+}
+
+inline void trace_wait(int device, int64_t stream, int64_t version) {
+  Record wait{ROW_wait, 0, device, stream};
+  wait.version = version;
+  trace().add(wait);
 }
 
 inline void trace_barrier(int from, int64_t from_stream, int to, int64_t to_stream) {
-  Record wait{"wait", "", to, to_stream};
-  wait.version = trace().record_event(from, from_stream);
-  trace().add(std::move(wait));
+  trace_wait(to, to_stream, trace_event(from, from_stream));
+}
+
+inline void trace_await(int64_t version) {
+  Record row{ROW_await};
+  row.version = version;
+  trace().add(row);
+}
+
+// Begins an outermost backward pass of this thread; 0 inside another one.
+inline int64_t begin_backward() {
+  if (current_pass() != 0) {
+    return 0;
+  }
+  const int64_t version = trace().add_version({ROW_backward});
+  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, std::make_shared<BackwardPass>(version));
+  return version;
+}
+
+inline void end_backward(int64_t version) {
+  if (version != 0) {
+    c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO_2);
+    Record row{ROW_backward_end};
+    row.version = version;
+    trace().add(row);
+  }
 }
 
 } // namespace virtual_devices

@@ -149,8 +149,10 @@ typedef struct {
 void streams_start(Clock *clock, uint32_t engines);
 void streams_free(Clock *clock);
 uint32_t stream_add(Clock *clock, uint32_t device);
+void stream_pending(Clock *clock, uint32_t stream, OperationRefs *found);
+void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, int64_t count);
 void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited);
-void stream_record(Clock *clock, uint32_t stream, uint32_t event);
+void stream_record(void *clock, int32_t stream, int32_t event);
 uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, const Order *order);
 bool stream_room(Clock *clock, uint32_t stream, Time *until, uint32_t *operation);
 void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread);
@@ -237,6 +239,8 @@ typedef struct {
 } Record;
 #pragma pack(pop)
 
+bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns);
+void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends);
 bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind);
 bool host_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back);
 bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches);
@@ -321,9 +325,14 @@ typedef struct {
     bool asleep;
 } Inbox;
 
+/* What a thread does next; says whether it pauses. */
+typedef bool ThreadStep(Clock *clock, uint32_t thread);
+
 struct Clock {
     const Input *input;
-    Memory *memory; /* or NULL */
+    ThreadStep *const *steps; /* by role */
+    Memory *memory;           /* or NULL */
+    Allocators *allocators;   /* or NULL; they are told of events that pass */
     bool full;      /* whether a device's memory did not suffice: then all is over */
     bool is_over;   /* whether only tasks are left */
     Time now;
@@ -354,6 +363,7 @@ struct Clock {
     VECTOR(int64_t) step_records; /* the first record of each step */
 };
 
+void clock_loop(Clock *clock);
 void thread_resume(Clock *clock, uint32_t thread);
 bool thread_pause(Clock *clock, uint32_t thread, Time until);
 

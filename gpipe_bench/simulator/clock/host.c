@@ -49,7 +49,7 @@ static bool await_room(Clock *clock, Thread *own, uint32_t thread)
 }
 
 /* The host's time for what it issued: its calls, and a wait where the launch queue is full. */
-static bool pass_time(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns)
+bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns)
 {
     Thread *own = &clock->threads[thread];
     own->done = clock->now + host_ns;
@@ -71,7 +71,7 @@ static uint32_t new_record(Clock *clock, uint32_t node, int kind)
 }
 
 /* Says that an operation is the first, or the last, of a task. */
-static void mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends)
+void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends)
 {
     Operation *marked = &clock->operations.items[operation];
     marked->record = record;
@@ -86,8 +86,8 @@ static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind)
     uint32_t stream = clock->computing[task->j], record = new_record(clock, node, kind);
     Order order = {work[0], clock->input->launch_ns * work[1], (uint32_t)work[1], {0}, 1};
     order.engines[0] = (uint32_t)clock->input->device_of[task->j];
-    mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
-    return pass_time(clock, thread, stream, order.host_ns);
+    host_mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
+    return host_spends(clock, thread, stream, order.host_ns);
 }
 
 /* From device to device: a barrier of two streams, if copies wait for both. */
@@ -100,7 +100,7 @@ static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *dev
     order.engines[1] = 2 * count + devices[1];
     if (input->way_bus[way] >= 0)
         order.engines[order.engine_count++] = 3 * count + (uint32_t)input->way_bus[way];
-    mark(clock, stream_issue(clock, ends, input->barrier ? 2 : 1, &order), record, true, true);
+    host_mark(clock, stream_issue(clock, ends, input->barrier ? 2 : 1, &order), record, true, true);
     if (!input->barrier)
         stream_wait(clock, ends[1], ends[0]);
 }
@@ -118,9 +118,9 @@ static void issue_staged(Clock *clock, const uint32_t *ends, const uint32_t *dev
         Time begun = 2 * tensor * input->launch_ns;
         Order down = {lengths[2 * tensor], begun + input->launch_ns, 1, {count + devices[0]}, 1};
         Order up = {lengths[2 * tensor + 1], begun + 2 * input->launch_ns, 1, {2 * count + devices[1]}, 1};
-        mark(clock, stream_issue(clock, &ends[0], 1, &down), record, !tensor, false);
+        host_mark(clock, stream_issue(clock, &ends[0], 1, &down), record, !tensor, false);
         stream_wait(clock, ends[1], ends[0]);
-        mark(clock, stream_issue(clock, &ends[1], 1, &up), record, false, tensor + 1 >= tensors);
+        host_mark(clock, stream_issue(clock, &ends[1], 1, &up), record, false, tensor + 1 >= tensors);
     }
 }
 
@@ -142,7 +142,7 @@ static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool ba
     }
     if (clock->memory)
         memory_transferred(clock->memory);
-    return pass_time(clock, thread, ends[0], host_ns);
+    return host_spends(clock, thread, ends[0], host_ns);
 }
 
 /* Kernels that belong to no task; says whether the thread pauses. */
@@ -153,7 +153,7 @@ bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration,
     Order order = {duration, clock->input->launch_ns * launches, (uint32_t)launches, {0}, 1};
     order.engines[0] = clock->device_of.items[stream];
     stream_issue(clock, &stream, 1, &order);
-    return pass_time(clock, thread, stream, order.host_ns);
+    return host_spends(clock, thread, stream, order.host_ns);
 }
 
 /* --- requests, then issue ----------------------------------------------------------------------------------------- */

@@ -183,20 +183,18 @@ static bool caller_step(Clock *clock, uint32_t thread)
 /* Runs a thread until it pauses. */
 static void run_thread(Clock *clock, uint32_t thread)
 {
-    static bool (*const steps[])(Clock *, uint32_t) = {caller_step, worker_step, autograd_step, schedule_step};
     Thread *own = &clock->threads[thread];
     own->until = NEVER;
     bool paused = host_goes_on(clock, thread);
     while (!paused)
-        paused = steps[own->role](clock, thread);
+        paused = clock->steps[own->role](clock, thread);
     if (own->until != NEVER)
         agenda_add(clock, own->until, SUBJECT_THREAD, thread);
 }
 
 /* Runs until nothing is left to do, or a device is full. */
-static void run(Clock *clock)
+void clock_loop(Clock *clock)
 {
-    thread_resume(clock, 0);
     while (!clock->full) {
         if (clock->ready.count && agenda_over(clock)) {
             engines_settle(clock);
@@ -212,12 +210,6 @@ static void run(Clock *clock)
         default: autograd_rooted(clock, number);
         }
     }
-}
-
-/* For the memory: lets an event pass when everything issued to a stream so far has run. */
-static void record(void *context, int32_t stream, int32_t event)
-{
-    stream_record(context, (uint32_t)stream, (uint32_t)event);
 }
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
@@ -240,9 +232,11 @@ static void start_threads(Clock *clock)
 /* Makes a clock and records what it is to run; `input` stays the caller's, and must live as long. */
 Clock *clock_new(const Input *input)
 {
+    static ThreadStep *const steps[] = {caller_step, worker_step, autograd_step, schedule_step};
     Clock *clock = zeros(1, sizeof(Clock));
     assert(input->devices < NONE / 8 && input->microbatches < NONE / 2);
     clock->input = input;
+    clock->steps = steps;
     clock->collecting = NONE;
     streams_start(clock, (uint32_t)(3 * input->devices + input->buses));
     places_start(clock);
@@ -311,10 +305,12 @@ int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends, 
 {
     if (memory) {
         clock->memory = memory;
-        memory_connect(memory, record, clock);
+        clock->allocators = memory_allocators(memory);
+        memory_connect(memory, stream_record, clock);
         clock->full = memory_start(memory) == MEMORY_FULL;
     }
-    run(clock);
+    thread_resume(clock, 0);
+    clock_loop(clock);
     if (clock->full)
         return 1;
     Time end = 0;

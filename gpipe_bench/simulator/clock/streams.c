@@ -120,45 +120,62 @@ static bool among(const OperationRefs *others, OperationRef found)
     return false;
 }
 
+/* Appends to a list what the next operation of a stream waits for. */
+void stream_pending(Clock *clock, uint32_t number, OperationRefs *found)
+{
+    Stream *stream = &clock->streams.items[number];
+    const OperationRefs *awaited = pending(clock, stream);
+    for (int64_t place = 0; place < awaited->count; place++)
+        PUSH(*found, awaited->items[place]);
+    if (runs(clock, stream->tail) && !among(awaited, stream->tail))
+        PUSH(*found, stream->tail);
+}
+
+/* What is issued to `waiter` from now on begins after some operations. They are not in a list of its own. */
+void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, int64_t count)
+{
+    Stream *target = &clock->streams.items[waiter];
+    OperationRefs *own = pending(clock, target);
+    for (int64_t place = 0; place < count; place++) {
+        if (!runs(clock, awaited[place]))
+            continue;
+        if (runs(clock, target->tail) && !among(own, target->tail))
+            PUSH(*own, target->tail);
+        target->tail.place = NONE;
+        if (!among(own, awaited[place]))
+            PUSH(*own, awaited[place]);
+    }
+}
+
 /* What is issued to `waiter` from now on begins after everything issued to `awaited` so far. */
 void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited)
 {
+    const Stream *source = &clock->streams.items[awaited];
     if (waiter == awaited)
         return;
-    Stream *target = &clock->streams.items[waiter], *source = &clock->streams.items[awaited];
-    OperationRefs *theirs = pending(clock, source);
-    bool tail = runs(clock, source->tail);
-    if (!theirs->count && !tail)
-        return;
-    OperationRefs *own = pending(clock, target);
-    if (runs(clock, target->tail) && !among(own, target->tail))
-        PUSH(*own, target->tail);
-    for (int64_t place = 0; place < theirs->count; place++)
-        if (!among(own, theirs->items[place]))
-            PUSH(*own, theirs->items[place]);
-    if (tail && !among(own, source->tail))
-        PUSH(*own, source->tail);
-    target->tail.place = NONE;
+    stream_await(clock, waiter, source->awaited.items, source->awaited.count);
+    stream_await(clock, waiter, &source->tail, 1);
 }
 
-/* Lets an event pass when everything issued to a stream so far has run; perhaps at once. */
-void stream_record(Clock *clock, uint32_t stream, uint32_t event)
+/* Lets an event pass when everything issued to a stream so far has run; perhaps at once. As a MemoryRecord. */
+void stream_record(void *context, int32_t stream, int32_t event)
 {
-    assert(event < EVENT_BIT);
+    Clock *clock = context;
+    uint32_t number = (uint32_t)event, missing = 0;
+    assert(number < EVENT_BIT);
     Stream *from = &clock->streams.items[stream];
     OperationRefs *found = pending(clock, from);
-    uint32_t missing = 0;
     for (int64_t place = 0; place < found->count; place++, missing++)
-        append(clock, &clock->operations.items[found->items[place].place].followers, event | EVENT_BIT);
+        append(clock, &clock->operations.items[found->items[place].place].followers, number | EVENT_BIT);
     if (runs(clock, from->tail) && !among(found, from->tail)) {
-        append(clock, &clock->operations.items[from->tail.place].followers, event | EVENT_BIT);
+        append(clock, &clock->operations.items[from->tail.place].followers, number | EVENT_BIT);
         missing++;
     }
-    while (clock->events.count <= event)
+    while (clock->events.count <= number)
         PUSH(clock->events, 0);
-    clock->events.items[event] = missing;
+    clock->events.items[number] = missing;
     if (!missing)
-        memory_passed(clock->memory, (int32_t)event);
+        event_passed(clock->allocators, event);
 }
 
 /* --- launch queues ------------------------------------------------------------------------------------------------ */
@@ -262,7 +279,7 @@ void operation_ends(Clock *clock, uint32_t place)
         if (subject & EVENT_BIT) {
             uint32_t event = subject & ~EVENT_BIT;
             if (!--clock->events.items[event])
-                memory_passed(clock->memory, (int32_t)event);
+                event_passed(clock->allocators, (int32_t)event);
             continue;
         }
         Operation *follower = &clock->operations.items[subject];

@@ -84,7 +84,7 @@ typedef struct {
     int32_t unused;
 } Events;
 
-typedef struct {
+struct Allocators {
     int32_t device_count, stream_count;
     int tallies;             /* only count the bytes that were asked for */
     Device *devices;
@@ -96,7 +96,7 @@ typedef struct {
     void *context;
     MemoryShortage shortage;
     int64_t requests;
-} Allocators;
+};
 
 /* Allocators of some devices; `device_of`: the device of each stream. */
 void allocators_begin(Allocators *all, int32_t devices, const int64_t *device_of, int32_t streams, int64_t capacity);
@@ -113,9 +113,6 @@ void drop(Allocators *all, int32_t block);
 
 /* Note that `stream` uses a block that may belong to another one. */
 void use_on_stream(Allocators *all, int32_t block, int32_t stream);
-
-/* The last operation before an event has ended. */
-void event_passed(Allocators *all, int32_t event);
 
 /* Change what counts as in use, apart from any request: by bytes that were asked for, and as the allocator rounds. */
 void discount(Allocators *all, int32_t device, int64_t live, int64_t allocated);

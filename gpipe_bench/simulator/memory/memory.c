@@ -213,8 +213,8 @@ int memory_flushed(Memory *memory, int32_t device) {
     return one->use.flushes > before;
 }
 
-void memory_passed(Memory *memory, int32_t event) {
-    event_passed(&memory->all, event);
+Allocators *memory_allocators(Memory *memory) {
+    return &memory->all;
 }
 
 void memory_use(const Memory *memory, int32_t device, MemoryUse *use) {

@@ -1,0 +1,35 @@
+/* One row of a trace: the interface between the devices, which write rows, and the replay, which reads them. Plain C. */
+#pragma once
+
+#include <stdint.h>
+
+typedef struct {
+    int64_t bytes;       /* of a copy, an allocation or a free */
+    int64_t duration_ns; /* of a kernel; -1: not known */
+    int64_t version;     /* of an event (record, wait, sync_event), of a hand-over (signal, await) or of a backward pass
+                            (backward, backward_end); of other rows: the backward pass that they belong to, or 0 */
+    int64_t block;       /* of alloc, free, record_stream; else 0. Blocks are numbered from 1 in the order of allocation */
+    int64_t first_read, first_write, end_write; /* places in the array of blocks: reads, then writes of kernels, copies */
+    int32_t kind, name;        /* name: place in the table of names (an operator, or a kind of copy) */
+    int32_t device, stream;    /* -1: the host; stream 0 is the default one, 1..64 the pools */
+    int32_t peer, peer_stream; /* of a copy: the other device (-1: the host) and its current stream */
+    int32_t thread, launches;  /* host thread in the order first seen; launches of a kernel (0: costs the host nothing) */
+} TraceRow;
+
+enum {
+    ROW_kernel,
+    ROW_copy,          /* between devices: of the sender */
+    ROW_record,        /* an event on a stream */
+    ROW_wait,          /* a stream waits for an event */
+    ROW_sync_stream,   /* the host waits for a stream, a device, an event */
+    ROW_sync_device,
+    ROW_sync_event,
+    ROW_alloc,
+    ROW_free,
+    ROW_record_stream, /* a stream uses a block */
+    ROW_signal,        /* a host thread hands over; awaits of that version come after it */
+    ROW_await,
+    ROW_backward,      /* an outermost backward pass; rows that belong to it come after it, and before its end */
+    ROW_backward_end,
+    ROW_mark           /* what was issued so far belongs to what ends here */
+};

@@ -1,0 +1,157 @@
+"""Makes visible in a trace how host threads depend on each other, while the engine runs.
+
+    thread A                       thread B
+    box.put(x)   signal 7   ───►   box.get()      await 7
+    start()      signal 8   ───►   begins         await 8
+    join()       await 9    ◄───   ends           signal 9
+    loss.backward()                backward 10 ... backward_end 10, around what autograd's threads do
+
+A trace has the order in which each thread issued its work. In virtual time, a thread may go on at another moment than
+on the host that ran it; what it must wait for, only these rows tell.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import GenericAlias
+from typing import Any, Final
+
+from torch.autograd import Variable
+
+from gpipe_bench.emulator.library import backend
+
+__all__ = ["seen"]
+
+_ENGINE: Final = "gpipe_bench.engine"
+_PLAIN: Final = queue.SimpleQueue
+
+
+@contextmanager
+def seen() -> Iterator[None]:
+    """Put a hand-over into the trace for what passes a queue, for threads that start and end, and for backward passes.
+
+    Queues are the ``SimpleQueue`` of the engine and of ``queue``, if they were made in the block, and ``Queue``. A
+    backward pass inside another one belongs to it.
+    """
+    with ExitStack() as changes:
+        for name, module in list(sys.modules.items()):
+            if name.startswith(_ENGINE) and vars(module).get("SimpleQueue") is _PLAIN:
+                changes.enter_context(_replaced(module, "SimpleQueue", _SimpleQueue))
+        changes.enter_context(_replaced(queue, "SimpleQueue", _SimpleQueue))
+        for owner, name, around in (
+            (queue.Queue, "_put", _put),
+            (queue.Queue, "_get", _get),
+            (threading.Thread, "start", _start),
+            (threading.Thread, "run", _run),
+            (threading.Thread, "join", _join),
+        ):
+            changes.enter_context(_replaced(owner, name, _around(getattr(owner, name), around)))
+        engine = _Engine(Variable._execution_engine)  # noqa: SLF001 - where PyTorch's Python calls its engine
+        changes.enter_context(_replaced(Variable, "_execution_engine", engine))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    plain = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+
+
+def _around(plain: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that calls ``around`` with the plain method first."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(plain, self, *args, **kwargs)
+
+    return method
+
+
+class _SimpleQueue:
+    """As ``queue.SimpleQueue``; what passes it brings the version of its signal along."""
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[tuple[int, Any]] = _PLAIN()
+
+    __class_getitem__ = classmethod(GenericAlias)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        del block, timeout  # a queue without limit never blocks
+        self._items.put((backend().vd_signal(), item))
+
+    def put_nowait(self, item: Any) -> None:
+        self.put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        version, item = self._items.get(block, timeout)
+        backend().vd_await(version)
+        return item
+
+    def get_nowait(self) -> Any:
+        return self.get(block=False)
+
+    def empty(self) -> bool:
+        return self._items.empty()
+
+    def qsize(self) -> int:
+        return self._items.qsize()
+
+
+def _put(plain: Any, box: Any, item: Any) -> None:
+    vars(box).setdefault("_versions", deque()).append(backend().vd_signal())
+    plain(box, item)
+
+
+def _get(plain: Any, box: Any) -> Any:
+    # What was put before the block has no version, and leaves the queue first.
+    versions = vars(box).get("_versions", ())
+    if versions and len(versions) == box._qsize():  # noqa: SLF001 - called by the queue, which holds its lock
+        backend().vd_await(versions.popleft())
+    return plain(box)
+
+
+def _start(plain: Any, thread: threading.Thread) -> None:
+    vars(thread)["_begins"] = backend().vd_signal()
+    plain(thread)
+
+
+def _run(plain: Any, thread: threading.Thread) -> None:
+    begins = vars(thread).get("_begins")
+    if begins is not None:
+        backend().vd_await(begins)
+    try:
+        plain(thread)
+    finally:
+        vars(thread)["_ends"] = backend().vd_signal()
+
+
+def _join(plain: Any, thread: threading.Thread, timeout: float | None = None) -> None:
+    plain(thread, timeout)
+    ends = vars(thread).get("_ends")
+    if ends is not None and not thread.is_alive():
+        backend().vd_await(ends)
+
+
+class _Engine:
+    """PyTorch's autograd engine, as its Python calls it."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        version = backend().vd_backward()
+        try:
+            return self._engine.run_backward(*args, **kwargs)
+        finally:
+            backend().vd_backward_end(version)

@@ -1,0 +1,82 @@
+/* The blocks of a trace in the caching allocators of the devices: see allocator.h. */
+
+#include "../../simulator/memory/allocator.h"
+#include "replay.h"
+
+struct BlockTable {
+    Allocators all;
+    int64_t first, count; /* numbers of blocks that the trace allocates */
+    int32_t *held;        /* by number from the first on: the allocator's block, or NONE */
+};
+
+BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32_t streams, MemoryRecord *record,
+                       void *context) {
+    BlockTable *blocks = zeros(1, sizeof(BlockTable));
+    int64_t last = 0;
+    blocks->first = INT64_MAX;
+    for (const TraceRow *row = input->rows; row < input->rows + input->count; row++) {
+        if (row->kind == ROW_alloc) {
+            blocks->first = row->block < blocks->first ? row->block : blocks->first;
+            last = row->block > last ? row->block : last;
+        }
+    }
+    blocks->count = last ? last + 1 - blocks->first : 0;
+    blocks->held = zeros(blocks->count, sizeof(int32_t));
+    for (int64_t place = 0; place < blocks->count; place++) {
+        blocks->held[place] = NONE;
+    }
+    allocators_begin(&blocks->all, (int32_t)input->devices, device_of, streams, input->capacity);
+    blocks->all.record = record;
+    blocks->all.context = context;
+    return blocks;
+}
+
+void blocks_end(BlockTable *blocks) {
+    allocators_end(&blocks->all);
+    free(blocks->held);
+    free(blocks);
+}
+
+Allocators *blocks_allocators(BlockTable *blocks) {
+    return &blocks->all;
+}
+
+/* Where a block is noted; NULL if it is from before the trace. */
+static int32_t *place_of(BlockTable *blocks, int64_t block) {
+    int64_t place = block - blocks->first;
+    return place >= 0 && place < blocks->count ? &blocks->held[place] : NULL;
+}
+
+int blocks_alloc(BlockTable *blocks, int64_t block, int32_t stream, int64_t bytes) {
+    const Device *device = &blocks->all.devices[blocks->all.pools[2 * stream].device];
+    int64_t flushes = device->use.flushes;
+    int32_t made = allocate(&blocks->all, stream, bytes);
+    if (made == NONE) {
+        return BLOCK_FULL;
+    }
+    *place_of(blocks, block) = made;
+    return device->use.flushes > flushes ? BLOCK_FLUSHED : BLOCK_MADE;
+}
+
+void blocks_release(BlockTable *blocks, int64_t block) {
+    int32_t *held = place_of(blocks, block);
+    if (held != NULL && *held != NONE) {
+        drop(&blocks->all, *held);
+        *held = NONE;
+    }
+}
+
+void blocks_use(BlockTable *blocks, int64_t block, int32_t stream) {
+    const int32_t *held = place_of(blocks, block);
+    if (held != NULL && *held != NONE) {
+        use_on_stream(&blocks->all, *held, stream);
+    }
+}
+
+void blocks_count(const BlockTable *blocks, int32_t device, MemoryUse *use) {
+    *use = blocks->all.devices[device].use;
+}
+
+void blocks_shortage(const BlockTable *blocks, MemoryShortage *shortage) {
+    *shortage = blocks->all.shortage;
+}

@@ -1,0 +1,115 @@
+/* The replay of a trace in virtual time.
+
+       replay.c    host threads go through their rows: they issue, wait, allocate and free
+       order.c     which rows of other threads come before a row
+       blocks.c    the blocks of the trace in the caching allocators of the devices
+            |
+       simulator/clock: agenda, streams, engines, launch queues      simulator/memory: allocators */
+
+#ifndef GPIPE_BENCH_REPLAY_H
+#define GPIPE_BENCH_REPLAY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../../simulator/memory/grow.h"
+#include "../../simulator/memory/memory.h"
+#include "../csrc/trace_row.h"
+
+/* A trace, and the machine that it runs on. */
+typedef struct {
+    const TraceRow *rows;
+    const int64_t *blocks;      /* that rows read and write, see TraceRow */
+    const int64_t *duration_ns; /* of each row */
+    const int32_t *bus;         /* of each row, or -1 */
+    int64_t count;              /* of the rows, fewer than 2^31 */
+    int64_t devices, buses;
+    int64_t from_host;          /* the name of copies from the host */
+    int64_t launch_ns;
+    int64_t queue_depth;        /* 0: no limit */
+    int64_t capacity;           /* bytes of a device; 0: no limit */
+} ReplayInput;
+
+/* When each row ran, in nanoseconds; -1 where it did not. */
+typedef struct {
+    int64_t *begin, *end; /* of kernels and copies; both: of an event when it passed, of a mark when all before had ended */
+    int64_t *host;        /* when its thread came to it */
+} ReplayTimes;
+
+enum { REPLAY_DONE = 0, REPLAY_FULL = 1, REPLAY_STUCK = 2 };
+
+/* --- order.c ------------------------------------------------------------------------------------------------------ */
+
+#define NO_ROW UINT32_MAX
+
+/* What a row waits for: a row of another thread. */
+typedef struct {
+    uint32_t thread, row;
+} Earlier;
+
+/* A recorded event, a signal or a backward pass. */
+typedef struct {
+    int64_t version;
+    uint32_t row;
+    int32_t rows; /* of a backward pass: the last of each thread, a place in Touches, or -1 */
+} Version;
+
+/* The order of rows on the host. Threads are numbered from 0 as they occur. */
+typedef struct {
+    uint32_t threads;
+    uint32_t *thread_of;    /* by row */
+    uint32_t *first, *next; /* the first row of each thread, and the next one after each row; or their count */
+    int64_t *first_earlier; /* by row, and one more */
+    struct {
+        Earlier *items;
+        int64_t count, room;
+    } earlier;
+    Version *versions; /* ascending */
+    int64_t version_count;
+} HostOrder;
+
+void order_begin(HostOrder *order, const ReplayInput *input);
+void order_end(HostOrder *order);
+
+/* The place of a version, or -1: it is from before the trace. */
+int64_t order_version(const HostOrder *order, int64_t version);
+
+/* --- blocks.c ----------------------------------------------------------------------------------------------------- */
+
+typedef struct BlockTable BlockTable;
+
+enum { BLOCK_MADE = 0, BLOCK_FULL = 1, BLOCK_FLUSHED = 2 };
+
+/* `streams`: the device of each, in the order of their numbers; `record` is asked to record events. */
+BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32_t streams, MemoryRecord *record,
+                   void *context);
+Allocators *blocks_allocators(BlockTable *blocks);
+
+/* Allocates; BLOCK_FLUSHED: it had to give segments back before, so that the host waits for the device. */
+int blocks_alloc(BlockTable *blocks, int64_t block, int32_t stream, int64_t bytes);
+
+/* These do nothing to a block from before the trace. */
+void blocks_release(BlockTable *blocks, int64_t block);
+void blocks_use(BlockTable *blocks, int64_t block, int32_t stream);
+
+void blocks_count(const BlockTable *blocks, int32_t device, MemoryUse *use);
+void blocks_shortage(const BlockTable *blocks, MemoryShortage *shortage);
+void blocks_end(BlockTable *blocks);
+
+/* --- what Python calls -------------------------------------------------------------------------------------------- */
+
+typedef struct Replay Replay;
+
+/* `input` and what it points to stay the caller's, and must live as long. */
+Replay *replay_new(const ReplayInput *input);
+
+/* Runs all rows. After REPLAY_FULL ask for the shortage, after REPLAY_STUCK for the rows that wait for each other. */
+int replay_run(Replay *replay, const ReplayTimes *times);
+void replay_memory(const Replay *replay, int32_t device, MemoryUse *use);
+void replay_shortage(const Replay *replay, MemoryShortage *shortage);
+
+/* A row that waits, from `*row` on, and the one that it waits for; 0: there is none. */
+int replay_stuck(const Replay *replay, int64_t *row, int64_t *awaited);
+void replay_free(Replay *replay);
+
+#endif
