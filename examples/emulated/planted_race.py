@@ -13,10 +13,10 @@ MENDED = "--mended" in sys.argv
 kind = torch.accelerator.current_accelerator().type
 first, second = torch.device(kind, 0), torch.device(kind, 1)
 
-front = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()).to(first)
-back = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1)).to(second)
+front = nn.Sequential(nn.Linear(256, 256), nn.ReLU()).to(first)
+back = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1)).to(second)
 optimizer = torch.optim.SGD([*front.parameters(), *back.parameters()], lr=0.1)
-batch = torch.rand(512, 4096).to(first)
+batch = torch.rand(16, 256).to(first)
 copies = torch.Stream(first)  # copies overlap with the next computation of the first device
 
 for step in range(4):

@@ -109,7 +109,7 @@ def _print_races(races: Iterable[Race], run: ScriptRun) -> None:
     console = output()
     rows = {id(record): row for row, record in enumerate(run.records)}
     texts = dict.fromkeys(_race(race, rows, run.lines) for race in races)
-    console.print(f"{len(texts) or 'no'} races, each with the lines of both accesses" if texts else "no races")
+    console.print(f"{len(texts)} {'race' if len(texts) == 1 else 'races'}" if texts else "no races", style="bold")
     for text in list(texts)[:_RACES]:
         console.print(text, soft_wrap=True)
     if len(texts) > _RACES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,11 +40,15 @@ class Lines:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Note the line of each kernel and copy that is issued in the block."""
-        with torch.autograd.detect_anomaly(check_nan=False), each_row(self._note):
+        with warnings.catch_warnings():
+            # That it takes time is known.
+            warnings.simplefilter("ignore", UserWarning)
+            detection = torch.autograd.detect_anomaly(check_nan=False)
+        with detection, each_row(self._note):
             yield
 
     def _note(self, row: int) -> None:
-        line = _calling(sys._getframe(1)) or _differentiated()  # noqa: SLF001 - traceback's own way is ten times slower
+        line = _calling(sys._getframe().f_back) or _differentiated()  # noqa: SLF001 - traceback's own way is ten times slower
         if line:
             self.of[row] = line
 
