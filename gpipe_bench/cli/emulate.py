@@ -54,9 +54,7 @@ def emulate(
     from gpipe_bench.emulator.script import run_script
 
     try:
-        run = run_script(
-            script, arguments or [], devices=devices, profile=hardware, races=races, host_time=host_time
-        )
+        run = run_script(script, arguments or [], devices=devices, profile=hardware, races=races, host_time=host_time)
     except OutOfMemory as error:
         typer.echo(f"out of memory: {error}", err=True)
         leave(1)

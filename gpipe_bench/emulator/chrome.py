@@ -22,9 +22,7 @@ def chrome_trace(records: Sequence[Record], replayed: Replayed, metadata: Mappin
         metadata: plain facts that are shown with the trace.
     """
     streams = sorted({record.queue for record in records if record.kind in ("kernel", "copy")})
-    rows: list[dict[str, Any]] = []
-    for device in sorted({device for device, _ in streams}):
-        rows.append(_name("process", f"device {device}", device))
+    rows = [_name("process", f"device {device}", device) for device in sorted({device for device, _ in streams})]
     rows += [_name("thread", _stream(stream), device, stream) for device, stream in streams]
     times = zip(records, replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True)
     rows += [

@@ -71,7 +71,7 @@ def _inside(
     records: Sequence[Record], begin_ns: Sequence[int], end_ns: Sequence[int], window: tuple[int, int]
 ) -> list[tuple[Record, _Span]]:
     """Kernels and copies that run in the window, and the part of their time that lies in it."""
-    found = []
+    found: list[tuple[Record, _Span]] = []
     for record, begin, end in zip(records, begin_ns, end_ns, strict=True):
         span = max(begin, window[0]), min(end, window[1])
         if record.kind in ("kernel", "copy") and span[0] < span[1]:
