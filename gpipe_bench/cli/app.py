@@ -16,6 +16,7 @@ from gpipe_bench.cli import (
     compare,
     config,
     datapackage,
+    emulate,
     figure,
     measure,
     peers,
@@ -56,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("simulate", rich_help_panel=_CHOOSE)(simulate.simulate)
+app.command("emulate", rich_help_panel=_CHOOSE)(emulate.emulate)
 app.command("advise", rich_help_panel=_CHOOSE)(advise.advise)
 app.command("balance", rich_help_panel=_CHOOSE)(balance.balance)
 app.command("predictions", rich_help_panel=_CHOOSE)(predictions.predictions)
