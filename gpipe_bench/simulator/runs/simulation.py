@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from gpipe_bench.breakdown import Breakdown, covered, mean_breakdown, split_busy_time, split_device_time
 from gpipe_bench.rows import Row
@@ -110,6 +110,8 @@ class Simulation:
         settings: columns of the row that describe model, pipeline and settings.
     """
 
+    evidence: ClassVar[str] = "simulated"
+
     status: str
     reason: str = ""
     shortage: Shortage | None = None
@@ -136,7 +138,7 @@ class Simulation:
         return mean_breakdown([Breakdown(*(getattr(use, name) for name in names)) for use in self.devices])
 
     def row(self, **columns: Any) -> Row:
-        """The simulation as a row with evidence ``simulated``.
+        """The result as a row with its kind of evidence.
 
         Args:
             columns: further columns, such as ``experiment``; they go before what the simulation knows.
@@ -144,7 +146,7 @@ class Simulation:
         share = self.share
         values: dict[str, Any] = {
             **self.settings,
-            "evidence": "simulated",
+            "evidence": self.evidence,
             "status": self.status,
             "reason": self.reason,
             "microbatches": self.microbatches,
@@ -170,23 +172,48 @@ def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
     return Timeline(tasks, start_ns), (end_ns - start_ns) / 1e3
 
 
-def device_uses(run: Run, events: Timeline, length_us: float, devices: Sequence[int]) -> tuple[DeviceUse, ...]:
+class Peaks(Protocol):
+    """The peaks of each device's memory, in bytes, empty without memory; and the size of the run."""
+
+    @property
+    def tasks(self) -> int:
+        """Micro-batches times partitions."""
+
+    @property
+    def peak_live_bytes(self) -> tuple[int, ...]:
+        """Of all tensors."""
+
+    @property
+    def peak_allocated_bytes(self) -> tuple[int, ...]:
+        """The same, rounded as the allocator rounds."""
+
+    @property
+    def peak_reserved_bytes(self) -> tuple[int, ...]:
+        """Of segments."""
+
+
+def device_uses(
+    peaks: Peaks, events: Sequence[TimelineEvent], length_us: float, devices: Sequence[int]
+) -> tuple[DeviceUse, ...]:
     """The use of each device that has a partition.
 
     Args:
-        run: the simulation.
+        peaks: of the run.
         events: of one step or several, whose start is zero.
         length_us: of these steps.
         devices: device of each partition.
     """
     used = sorted(set(devices))
-    shares, occupied = (_counted if run.tasks >= _MANY else _added_up)(events, length_us, devices)
+    if isinstance(events, Timeline) and peaks.tasks >= _MANY:
+        shares, occupied = _counted(events, length_us, devices)
+    else:
+        shares, occupied = _added_up(events, length_us, devices)
     return tuple(
         DeviceUse(
             device=device,
-            peak_live_gib=_gib(run.peak_live_bytes, device),
-            peak_allocated_gib=_gib(run.peak_allocated_bytes, device),
-            peak_reserved_gib=_gib(run.peak_reserved_bytes, device),
+            peak_live_gib=_gib(peaks.peak_live_bytes, device),
+            peak_allocated_gib=_gib(peaks.peak_allocated_bytes, device),
+            peak_reserved_gib=_gib(peaks.peak_reserved_bytes, device),
             utilization_fraction=busy,
             compute_fraction=share.compute_fraction,
             recompute_fraction=share.recompute_fraction,
