@@ -9,7 +9,7 @@
     ├── SkipLayoutError    (TypeError)     stashes and pops do not match; lists every mismatch
     ├── SkipUsageError     (RuntimeError)  a skippable layer broke its own declaration
     ├── RandomnessError    (RuntimeError)  a recomputation could not reproduce its random numbers
-    ├── TraceError         (ValueError)    a layer cannot be traced without values, or not with these shapes
+    ├── TraceError         (ValueError)    a layer cannot be traced, or a trace cannot be replayed
     ├── UnsupportedError   (RuntimeError)  a switch or device that this machine cannot run
     ├── CompilerError      (RuntimeError)  there is no C compiler, or it failed
     ├── OutOfMemory        (RuntimeError)  a simulated device has too little memory
@@ -94,7 +94,7 @@ class RandomnessError(GpipeBenchError, RuntimeError):
 
 
 class TraceError(GpipeBenchError, ValueError):
-    """A layer cannot be traced without values, or not with these shapes."""
+    """A layer cannot be traced without values, or not with these shapes; or rows of a trace wait for each other."""
 
 
 class UnsupportedError(GpipeBenchError, RuntimeError):

@@ -20,8 +20,11 @@ from gpipe_bench.native.compiler import find_compiler, identity, words
 
 __all__ = ["EXTRA_FLAGS", "LIBRARIES", "library", "packaged"]
 
-LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {"clock": ("simulator/clock", "simulator/memory")}
-"""Name of a library of this package -> its folders below ``gpipe_bench``; it has all C files in them."""
+LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "clock": ("simulator/clock", "simulator/memory", "emulator/replay", "emulator/csrc/trace_row.h"),
+}
+"""Name of a library of this package -> its folders below ``gpipe_bench``; it has all C files in them. Headers elsewhere
+that these include are named, too."""
 
 EXTRA_FLAGS: Final = "GPIPE_BENCH_CFLAGS"
 """Variable of the environment with more flags for the compiler, such as ``-g -fsanitize=address``."""
@@ -34,21 +37,24 @@ _PACKAGE: Final = Path(__file__).resolve().parents[1]
 @cache
 def packaged(name: str) -> ctypes.CDLL:
     """A library of :data:`LIBRARIES`, once per process; raises what :func:`library` raises."""
-    return library(name, [path for folder in LIBRARIES[name] for path in sorted((_PACKAGE / folder).glob("*.c"))])
+    parts = [_PACKAGE / part for part in LIBRARIES[name]]
+    sources = [path for part in parts if not part.suffix for path in sorted(part.glob("*.c"))]
+    return library(name, sources, [part for part in parts if part.suffix])
 
 
-def library(name: str, sources: Sequence[Path]) -> ctypes.CDLL:
+def library(name: str, sources: Sequence[Path], headers: Sequence[Path] = ()) -> ctypes.CDLL:
     """The library of C files, compiled now unless it is in the user's cache.
 
     Args:
         name: begins the name of the library's file.
         sources: the C files. What they include stands in their folders: any file there but those of Python counts.
+        headers: what they include from elsewhere.
 
     Raises:
         CompilerError: there is no compiler, or it failed, or the library does not load.
         OutputError: the user's cache cannot be written.
     """
-    path = _compiled(name, sources)
+    path = _compiled(name, sources, headers)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -57,9 +63,9 @@ def library(name: str, sources: Sequence[Path]) -> ctypes.CDLL:
         ) from error
 
 
-def _compiled(name: str, sources: Sequence[Path]) -> Path:
+def _compiled(name: str, sources: Sequence[Path], headers: Sequence[Path]) -> Path:
     folder, flags = cache_folder("native"), [*_FLAGS, *words(EXTRA_FLAGS)]
-    start = f"{name}-{_digest(_contents(sources, flags))}"
+    start = f"{name}-{_digest(_contents(sources, headers, flags))}"
     compiler = find_compiler()
     if compiler is not None:
         path = folder / f"{start}-{_digest([identity(compiler).encode()])}.so"
@@ -73,14 +79,14 @@ def _compiled(name: str, sources: Sequence[Path]) -> Path:
     )
 
 
-def _contents(sources: Sequence[Path], flags: Sequence[str]) -> Iterator[bytes]:
+def _contents(sources: Sequence[Path], headers: Sequence[Path], flags: Sequence[str]) -> Iterator[bytes]:
     """All that a library is made from, but the compiler."""
     # A library linked with a newer C library does not load with an older one, and machines may share a home folder.
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     yield " ".join((os.uname().sysname, os.uname().machine, libc or "", *flags)).encode()
     beside = {path for folder in {source.parent for source in sources} for path in folder.iterdir()}
     included = sorted(path for path in beside if path.suffix not in (".c", ".py") and path.is_file())
-    for path in (*sources, *included):
+    for path in (*sources, *included, *headers):
         yield f"{path.parent.name}/{path.name}".encode()
         yield path.read_bytes()
 

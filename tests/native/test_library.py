@@ -87,6 +87,14 @@ def test_a_source_more_is_compiled(source):
     assert library("tiny", [source, second]).second() == 2
 
 
+def test_an_edit_of_a_header_elsewhere_is_compiled(source, tmp_path):
+    header = tmp_path / "elsewhere.h"
+    source.write_text('#include "../elsewhere.h"\nint number(void);\nint number(void) { return ELSEWHERE; }\n')
+    for value in (7, 8):
+        header.write_text(f"#define ELSEWHERE {value}\n")
+        assert library("tiny", [source], [header]).number() == value
+
+
 def test_other_flags_are_compiled(source, monkeypatch):
     assert number(source) == 1
     monkeypatch.setenv(build.EXTRA_FLAGS, "-DNUMBER='4 + 3'")
@@ -205,5 +213,5 @@ def test_libraries_of_the_package_are_compiled_by_one_command(source, cache, mon
 
 
 def test_every_folder_of_a_library_has_c_files():
-    folders = {folder for folders in build.LIBRARIES.values() for folder in folders}
-    assert [folder for folder in folders if not list((build._PACKAGE / folder).glob("*.c"))] == []
+    parts = {build._PACKAGE / part for parts in build.LIBRARIES.values() for part in parts}
+    assert [part for part in parts if not (part.is_file() if part.suffix else list(part.glob("*.c")))] == []

@@ -32,7 +32,7 @@ typedef struct {
 
 /* When each row ran, in nanoseconds; -1 where it did not. */
 typedef struct {
-    int64_t *begin, *end; /* of kernels and copies; of an event when it passed; of a mark when all before it had ended */
+    int64_t *begin, *end; /* of kernels and copies; both: of an event when it passed, of a mark when all before had ended */
     int64_t *host;        /* when its thread came to it */
 } ReplayTimes;
 

@@ -1,0 +1,1 @@
+"""Traces run again in virtual time, on the clock and the allocators of the simulator."""

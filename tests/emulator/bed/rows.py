@@ -1,0 +1,58 @@
+"""Traces written by hand, and machines to replay them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpipe_bench.emulator.trace import HOST, KINDS, Record, Row, Trace
+
+__all__ = ["Bed", "traced"]
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A machine whose copies take ``copy_ms`` milliseconds, with the host half of that; launches cost nothing."""
+
+    copy_ms: float = 0.0
+    launch_ns: int = 0
+    queue_depth: int = 0
+    capacity_bytes: int = 0
+    shared: Callable[[int, int], tuple[int, int] | None] = lambda source, target: None
+
+    def copy_ns(self, source: int, target: int, nbytes: int) -> int:
+        return round(self.copy_ms * NS_PER_MS / (2 if HOST in (source, target) else 1))
+
+    def bus(self, source: int, target: int) -> tuple[int, int] | None:
+        return self.shared(source, target)
+
+
+def traced(*records: Record) -> Trace:
+    """The trace of some records."""
+    names, blocks, rows = [""], [], []
+    for record in records:
+        names += [record.name] * (record.name not in names)
+        of_a_block = record.kind in ("alloc", "free", "record_stream")
+        row = Row(
+            bytes=record.nbytes,
+            duration_ns=-1 if record.duration is None else round(record.duration * NS_PER_MS),
+            version=record.version,
+            block=record.writes[0] if of_a_block else 0,
+            kind=KINDS.index(record.kind),
+            name=names.index(record.name),
+            device=record.device,
+            stream=record.stream,
+            peer=record.peer,
+            peer_stream=record.peer_stream,
+            thread=record.thread,
+            launches=record.launches,
+        )
+        row.first_read = len(blocks)
+        blocks += record.reads
+        row.first_write = len(blocks)
+        blocks += () if of_a_block else record.writes
+        row.end_write = len(blocks)
+        rows.append(row)
+    return Trace(rows, blocks, names)
