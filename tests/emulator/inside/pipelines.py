@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import Components, GPipe, is_recomputing
-from gpipe_bench.schedule import CHECKPOINT_MODES
-from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.skip import Namespace, pop, skippable, stash
 from gpipe_bench.emulator.library import duration, thread_index
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.trace import Trace, recording
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.skip import Namespace, pop, skippable, stash
 
 WIDTH = 3
 FORWARD_MS, BACKWARD_MS, COPY_MS = 10.0, 20.0, 0.1

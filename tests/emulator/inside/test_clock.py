@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.emulator.bed.clock import simulate, ticking
 from gpipe_bench.emulator.library import devices, duration
 from gpipe_bench.emulator.trace import Record, recording
+from tests.emulator.bed.clock import simulate, ticking
 
 FIRST, SECOND = devices(2)
 

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe
+from gpipe_bench.emulator.library import devices, duration, jitter
+from gpipe_bench.emulator.trace import recording
 from gpipe_bench.engine.transfer import Endpoint, Route, move
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
@@ -22,9 +24,7 @@ from gpipe_bench.schedules import SCHEDULES, Durations, merged_order, named_sche
 from gpipe_bench.schedules.actions import needs
 from gpipe_bench.timeline import KINDS
 from tests.emulator.bed.clock import simulate, ticking
-from gpipe_bench.emulator.library import devices, duration, jitter
 from tests.emulator.bed.mutants import mutants
-from gpipe_bench.emulator.trace import recording
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     COPY_MS,

@@ -8,10 +8,10 @@ from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.simulator.clock.run import run_on_clock
 from gpipe_bench.simulator.clock.settings import Settings
-from tests.simulator.support import MS, task, workload
 from tests.emulator.inside.pipelines import BACKWARD_MS, COPY_MS, DOUBLE, FORWARD_MS
 from tests.emulator.inside.test_engine_time import ends
 from tests.emulator.inside.test_simulator_agrees import Bed
+from tests.simulator.support import MS, task, workload
 
 
 def simulated(name, m, devices, checkpoint, transfer):

@@ -15,15 +15,14 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe
+from gpipe_bench.emulator.library import jitter
+from gpipe_bench.emulator.trace import recording
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.simulator.runs.events import Settings, run
 from gpipe_bench.simulator.workloads.workload import HOST
 from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS
-from tests.simulator.support import MS, task, workload
 from tests.emulator.bed.clock import simulate
-from gpipe_bench.emulator.library import jitter
-from gpipe_bench.emulator.trace import recording
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     COPY_MS,
@@ -34,6 +33,7 @@ from tests.emulator.inside.pipelines import (
     Work,
     working_pipe,
 )
+from tests.simulator.support import MS, task, workload
 
 COPIES = {"device_to_device": COPY_MS, "device_to_host": COPY_MS / 2, "host_to_device": COPY_MS / 2}
 SIZES = ((1, 3), (3, 2), (4, 4), (8, 3))
