@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
 
-__all__ = ["Breakdown", "mean_breakdown", "split_busy_time", "split_device_time"]
+__all__ = ["Breakdown", "covered", "mean_breakdown", "split_busy_time", "split_device_time"]
 
 Interval = tuple[float, float]
 
@@ -90,6 +90,11 @@ def mean_breakdown(rows: Sequence[Breakdown]) -> Breakdown:
     """The mean over partitions, each share on its own."""
     names = Breakdown.__slots__
     return Breakdown(*(sum(getattr(row, name) for row in rows) / len(rows) for name in names))
+
+
+def covered(intervals: Iterable[Interval]) -> float:
+    """Length of the union of intervals."""
+    return _length(_union(intervals))
 
 
 def _busy(pairs: Sequence[tuple[TimelineEvent, Interval]]) -> tuple[float, float, float]:

@@ -24,7 +24,8 @@ __all__ = [
     "Group",
     "Outcome",
     "group_rows",
-    "published_beside",
+    "groups_beside",
+    "shown_groups",
     "way_of",
 ]
 
@@ -188,10 +189,28 @@ def _may_be_of(row: Row, group: Group) -> bool:
     return not row.device or row.device.split(" ")[0] == group.head.device.split(" ")[0]
 
 
-def published_beside(group: Group, groups: Iterable[Group]) -> Group | None:
-    """The published values of the same pipeline, to be set against a simulated group; None without any."""
-    if group.head.evidence != "simulated":
-        return None
+def groups_beside(group: Group, groups: Iterable[Group]) -> list[Group]:
+    """What is set against a group, none where it stands alone.
+
+    Of a simulated group the published values of the same pipeline; of an emulated one these, and what the simulator
+    says of it with the autograd engine of today.
+    """
+    kind, found = group.head.evidence, list(groups)
+    if kind not in ("simulated", "emulated"):
+        return []
     same = [name for name in _SETTING if name not in ("evidence", "transfer", "flavour")]
-    printed = [other for other in groups if other.head.evidence == "published"]
-    return next((o for o in printed if all(getattr(o.head, name) == getattr(group.head, name) for name in same)), None)
+    others = [other for other in found if all(getattr(other.head, name) == getattr(group.head, name) for name in same)]
+    beside = [other for other in others if other.head.evidence == "published"][:1]
+    return beside + ([other for other in others if _is_twin(other.head, group.head)] if kind == "emulated" else [])
+
+
+def shown_groups(groups: Sequence[Group]) -> list[tuple[Group, list[Group]]]:
+    """The groups that do not only stand beside another one, in their order, each with those beside it."""
+    pairs = [(group, groups_beside(group, groups)) for group in groups]
+    taken = [id(other) for _, beside in pairs for other in beside]
+    return [(group, beside) for group, beside in pairs if id(group) not in taken]
+
+
+def _is_twin(simulated: Row, emulated: Row) -> bool:
+    known = simulated.evidence, simulated.flavour, simulated.transfer, simulated.profile
+    return known == ("simulated", "current", emulated.transfer, emulated.profile)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.marks import VARIANT_MARKS, draw_failure, draw_interval, draw_samples
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import FAINT, FONT_PT, INK, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
+from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, FONT_PT, INK, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import TIMES, significant, text_width_pt
 from gpipe_bench.outcomes import Group, Outcome
 
@@ -19,17 +19,25 @@ __all__ = [
     "AXIS_IN",
     "COLUMN_IN",
     "GAP_IN",
-    "PUBLISHED_MARK",
     "ROW_IN",
     "add_published",
+    "beside_words",
     "draw_absence",
     "fit_limits",
     "label",
     "rule_lines",
 ]
 
-PUBLISHED_MARK: Final = "Open diamonds: the published values."
-"""How to read the marks of a published group beside another."""
+_BESIDE: Final[dict[str, dict[str, Any]]] = {
+    "published": {"marker": "d", "markersize": 6.5, "markeredgecolor": INK},
+    "simulated": {"marker": "o", "markersize": 6.0, "markeredgecolor": EVIDENCE_COLOURS["simulated"]},
+}
+"""Marks of the values of other evidence."""
+
+_WORDS: Final = {
+    "published": "Open diamonds: the published values.",
+    "simulated": "Open circles: simulated, with the same autograd engine.",
+}
 
 GAP_IN: Final = 0.14
 COLUMN_IN: Final = (WIDTH_IN - LEFT_IN - GAP_IN - RIGHT_IN) / 2
@@ -38,13 +46,18 @@ AXIS_IN: Final = 0.33
 """Sizes of a panel of two columns, in inches."""
 
 
-def add_published(page: Page, group: Group, published: Group | None = None) -> None:
+def beside_words(beside: Sequence[Group]) -> list[str]:
+    """How to read the marks of groups beside another."""
+    return [_WORDS[other.head.evidence] for other in beside]
+
+
+def add_published(page: Page, group: Group, beside: Sequence[Group] = ()) -> None:
     """Add the panel of a group to a page: one line per published variant, in the order of print.
 
     Args:
         page: where to add it.
         group: what is shown.
-        published: published values of the same pipeline, marked beside.
+        beside: values of the same pipeline of other evidence.
     """
     outcomes = [group.outcomes.get(variant, Outcome(variant)) for variant in PUBLISHED]
     memory = group.memory_column
@@ -53,24 +66,31 @@ def add_published(page: Page, group: Group, published: Group | None = None) -> N
 
     def draw(frame: Frame) -> None:
         speed = frame.axes(LEFT_IN, COLUMN_IN, 0.0, len(outcomes) * ROW_IN)
-        _draw_column(speed, outcomes, published, "throughput_samples_per_s", 1.0)
+        _draw_column(speed, outcomes, beside, "throughput_samples_per_s", 1.0)
         speed.set_xlabel("throughput (samples/s)")
         speed.set_yticks(range(len(outcomes)), [outcome.variant for outcome in outcomes])
         size = frame.axes(LEFT_IN + COLUMN_IN + GAP_IN, COLUMN_IN, 0.0, len(outcomes) * ROW_IN)
-        _draw_column(size, outcomes, published, memory, scale)
+        _draw_column(size, outcomes, beside, memory, scale)
         size.set_xlabel(f"peak {kind} ({unit})")
         size.set_yticks(range(len(outcomes)), [])
 
     page.strip(len(outcomes) * ROW_IN + AXIS_IN, draw)
 
 
-def _draw_column(axes: Axes, outcomes: Sequence[Outcome], published: Group | None, column: str, scale: float) -> None:
+def _draw_column(axes: Axes, outcomes: Sequence[Outcome], beside: Sequence[Group], column: str, scale: float) -> None:
     rule_lines(axes, len(outcomes))
-    printed = [published.outcomes[o.variant] for o in outcomes if o.variant in published.outcomes] if published else []
-    fit_limits(axes, [scale * value for outcome in (*outcomes, *printed) for value in outcome.samples(column)])
-    for y, outcome in enumerate(outcomes):
-        for value in (value for twin in printed if twin.variant == outcome.variant for value in twin.samples(column)):
-            axes.plot(scale * value, y + 0.14, "d", markersize=6.5, markerfacecolor="none", color=INK, zorder=4)
+    shown = {outcome.variant: y for y, outcome in enumerate(outcomes)}
+    others = [
+        (other.head.evidence, shown[variant], scale * value)
+        for other in beside
+        for variant, outcome in other.outcomes.items()
+        if variant in shown
+        for value in outcome.samples(column)
+    ]
+    own = [scale * value for outcome in outcomes for value in outcome.samples(column)]
+    fit_limits(axes, [*own, *(value for _, _, value in others)])
+    for kind, y, value in others:
+        axes.plot(value, y + 0.14, linestyle="none", markerfacecolor="none", zorder=4, **_BESIDE[kind])
     base = outcomes[0].interval(column)
     for y, outcome in enumerate(outcomes):
         interval = outcome.interval(column)

@@ -36,7 +36,7 @@ def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: st
         events: of one table, perhaps of several kinds of evidence.
         rows: of the same runs.
         variant: label of the components.
-        evidence: ``measured`` or ``simulated``; nothing of another kind is shown.
+        evidence: ``measured``, ``emulated`` or ``simulated``; nothing of another kind is shown.
 
     Raises:
         ConfigError: ``variant`` is no label, or the tables hold nothing of it.

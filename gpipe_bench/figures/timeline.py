@@ -27,7 +27,7 @@ def draw_timeline(
         rows_csv: the rows of the same runs.
         variant: label of the components.
         out_stem: path of the figure without its suffix.
-        evidence: ``measured`` or ``simulated``.
+        evidence: ``measured``, ``emulated`` or ``simulated``.
 
     Returns:
         The paths written: SVG, PDF, PNG.
@@ -54,5 +54,5 @@ def timeline_figure(run: Run, variant: str) -> Figure:
 
 
 def _step(row: Row) -> str:
-    """The recorded step; a simulation has no repeats."""
-    return "simulated step" if row.evidence == "simulated" else f"{row.evidence} step of repeat {row.repeat or 0}"
+    """The recorded step; only measured ones are of a repeat."""
+    return f"{row.evidence} step" + (f" of repeat {row.repeat or 0}" if row.evidence == "measured" else "")

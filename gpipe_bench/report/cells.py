@@ -44,7 +44,7 @@ Column = tuple[str, Callable[[Cell], Field]]
 
 
 def cell_tables(rows: Sequence[Row]) -> list[PageTable]:
-    """A table per kind of evidence, model and machine, published before simulated before measured.
+    """A table per kind of evidence, model and machine, published before simulated, emulated and measured.
 
     Where a published row has the same setting and hardware, the difference from it stands beside the value.
     """
@@ -93,7 +93,7 @@ def _common(rows: Sequence[Row]) -> list[str]:
 
 
 def _title(row: Row, shown: Sequence[str], common: Sequence[str]) -> str:
-    machine = row.profile if row.evidence == "simulated" else row.device or row.profile
+    machine = row.profile if row.evidence in ("simulated", "emulated") else row.device or row.profile
     counts = {name: getattr(row, name) for name in ("partitions", "chunks") if name not in shown}
     facts = [f"{count} {name if count != 1 else name.removesuffix('s')}" for name, count in counts.items()]
     facts += [f"batch {row.batch_size}"] if "batch_size" not in shown else []
@@ -106,7 +106,7 @@ def _title(row: Row, shown: Sequence[str], common: Sequence[str]) -> str:
 def _value_columns(rows: Sequence[Row], printed: Mapping[tuple[object, ...], Row]) -> list[Column]:
     """How many repeats, then every metric that a row has, each with its difference from print where there is one."""
     columns: list[Column] = []
-    if rows[0].evidence == "measured":
+    if rows[0].evidence in ("measured", "emulated"):
         columns.append(("n", _count))
     others = [printed.get(_setting(row)) for row in rows] if rows[0].evidence != "published" else []
     for name, (words, _) in _METRICS.items():

@@ -16,7 +16,7 @@ from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
 from gpipe_bench.configurations import CONFIGURATIONS
 from gpipe_bench.console import Column, Grid, output
 from gpipe_bench.intervals import Interval
-from gpipe_bench.outcomes import THROUGHPUT, Outcome, group_rows, published_beside
+from gpipe_bench.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
 from gpipe_bench.outcomes import Group as OutcomeGroup
 from gpipe_bench.rows import Row
 
@@ -34,8 +34,9 @@ _SHARES: Final = {
 _STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", "error": "bold red"}
 _LOUD: Final = ("error", "oom", "skipped")
 _READING: Final = (
-    "n repeats; median [bootstrapped 95 % interval, which spans all repeats when they are few]; * differs from 1 "
-    "(Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline with free copies."
+    "n repeats, of an emulated cell its timed steps; median [bootstrapped 95 % interval, which spans all repeats when "
+    "they are few]; * differs from 1 (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline "
+    "with free copies."
 )
 
 
@@ -57,14 +58,13 @@ def summary(rows: Sequence[Row]) -> RenderableType:
     """The tables of ``rows``, each with the reasons of failures below it."""
     parts: list[RenderableType] = []
     groups = group_rows(rows, seeds=True)
-    pairs = [(group, published_beside(group, groups)) for group in groups]
-    beside = [published for _, published in pairs if published]
-    for group in (group for group in groups if group not in beside):
+    shown = shown_groups(groups)
+    for group, _ in shown:
         notes = _Notes()
         parts += [_table(group, notes), *notes.render(), Text()]
-    for group, published in pairs:
-        if published:
-            parts += [comparison_table(group, published), Text()]
+    for group, beside in shown:
+        for other in beside:
+            parts += [comparison_table(group, other), Text()]
         parts += _shares(group)
     return Group(*parts, _verdict([row for row in rows if row.evidence != "published"]))
 
@@ -185,8 +185,9 @@ def _percent(share: float | None) -> str:
 def _verdict(rows: Sequence[Row]) -> Text:
     """What failed, so that nobody takes a table with holes for a complete one, and how to read the numbers."""
     counts = Counter(row.status for row in rows)
-    simulated = sum(row.evidence == "simulated" for row in rows)
-    runs = f"{len(rows)} runs" + (f" ({simulated} simulated)" if simulated else "")
+    kinds = {kind: sum(row.evidence == kind for row in rows) for kind in ("simulated", "emulated")}
+    virtual = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    runs = f"{len(rows)} runs" + (f" ({virtual})" if virtual else "")
     text = Text(f"{runs}: {', '.join(f'{count} {status}' for status, count in counts.items())}. {_READING}")
     loud = [status for status in _LOUD if counts[status]]
     if loud:

@@ -14,6 +14,7 @@ from pydantic import Field
 from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, SimulatedSweep
 from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.emulated_cells import EmulatedCell, EmulatedWorkload
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.names import readable
@@ -95,6 +96,9 @@ class Ablation(Experiment):
     simulated: Annotated[SimulatedWorkload, Field(description="in virtual time, whatever this machine has")] = (
         SimulatedWorkload()
     )
+    emulated: Annotated[EmulatedWorkload, Field(description="the engine itself on virtual devices")] = (
+        EmulatedWorkload()
+    )
 
     def runs(self, machine: Machine) -> list[CellRun]:
         """All of the workload for this type of device."""
@@ -102,8 +106,13 @@ class Ablation(Experiment):
         return workload.runs(machine)
 
     def simulations(self) -> list[SimulatedCell]:
-        """Every variant of the simulated workload."""
-        return self.simulated.cells()
+        """Every variant of the simulated workload, and of the emulated one as the simulator has it."""
+        cells = [*self.simulated.cells(), *(cell.twin for cell in self.emulated.cells())]
+        return list({cell.id: cell for cell in cells}.values())
+
+    def emulations(self) -> list[EmulatedCell]:
+        """Every variant of the emulated workload."""
+        return self.emulated.cells()
 
 
 class MeasuredSweeps(Experiment):
@@ -118,12 +127,23 @@ class MeasuredSweeps(Experiment):
         return sweep.runs(machine)
 
 
+def _emulated(batch: int, most: int) -> tuple[str, ...]:
+    """Cells that one process emulates in a minute or two: up to 16 devices, ``most`` chunks of the largest batch."""
+    modes = {2: (8, "except_last"), 4: (16, "always"), 8: (32, "always"), 16: (most, "always")}
+    return tuple(f"n{n}-m{chunks}-b{batch}-{mode}" for n, (chunks, mode) in modes.items())
+
+
 _SIMULATED: dict[str, SimulatedSweep] = {
-    "amoebanet-d": SimulatedSweep(model="amoebanet-d", model_args="L=72;D=256"),
-    "gpt2-xl": SimulatedSweep(model="gpt2-xl", profile="h100", batch_size=256, microbatch_size=4),
-    "unet": SimulatedSweep(),
-    "vit": SimulatedSweep(model="vit", model_args="L=32;D=1280", profile="h100", batch_size=512, microbatch_size=16),
-}
+    "amoebanet-d": SimulatedSweep(model="amoebanet-d", model_args="L=72;D=256", emulated=_emulated(256, 32)),
+    "gpt2-xl": SimulatedSweep(
+        model="gpt2-xl", profile="h100", batch_size=256, microbatch_size=4, emulated=_emulated(256, 64)
+    ),
+    "unet": SimulatedSweep(emulated=_emulated(256, 64)),
+    "vit": SimulatedSweep(
+        model="vit", model_args="L=32;D=1280", profile="h100", batch_size=512, microbatch_size=16,
+        emulated=_emulated(512, 64),
+    ),
+}  # fmt: skip
 
 
 class Sweeps(Section):

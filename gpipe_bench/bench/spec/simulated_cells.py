@@ -18,7 +18,7 @@ from gpipe_bench.files import is_file
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
-__all__ = ["SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
+__all__ = ["HardwareSettings", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
 
 
 def _hardware(profile: str) -> Hardware:
@@ -63,14 +63,23 @@ Flavour = Annotated[
 ]
 
 
-class SimulatedSettings(PipelineSettings):
+class HardwareSettings(PipelineSettings):
     """What is trained in which pipeline on which hardware, on the devices of its schedule."""
 
     balance: AutoBalance = (9, 21, 13, 10)
     transfer: Transfer = "direct"
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"
-    flavour: Flavour = "published"
+
+    @property
+    def hardware(self) -> str:
+        """The name of the profile."""
+        return _hardware(self.profile).name
+
+    @property
+    def hardware_device(self) -> str:
+        """What a device of the profile is called."""
+        return _hardware(self.profile).device
 
     @property
     def profile_path(self) -> str:
@@ -78,6 +87,12 @@ class SimulatedSettings(PipelineSettings):
         own = self.profile in profile_names()
         path = PROFILES / f"{self.profile}.yaml" if own else Path(self.profile)
         return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+
+
+class SimulatedSettings(HardwareSettings):
+    """The same, with the autograd engine that is simulated."""
+
+    flavour: Flavour = "published"
 
 
 class SimulatedCell(SimulatedSettings):
@@ -103,7 +118,7 @@ class SimulatedCell(SimulatedSettings):
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
         parts = ["simulated", model_word(self.model), self.variant]
         parts += [] if self.schedule == "gpipe" else [self.schedule]
-        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", readable(_hardware(self.profile).name)]
+        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", readable(self.hardware)]
         return "-".join([*parts, self.config_sha256[:8]])
 
 

@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpipe_bench.simulator.tracing.recorder import Recorder
 from gpipe_bench.simulator.tracing.steps import Alloc, Free, Kernel, Step
 from gpipe_bench.simulator.workloads.optimizers import PROBE, OptimizerTrace
 
-__all__ = ["trace_step"]
+__all__ = ["make_optimizer", "trace_step", "update"]
 
 _MAKERS: Final = MappingProxyType(
     {
@@ -31,6 +31,18 @@ _MAKERS: Final = MappingProxyType(
 _LOSS_SCALE: Final = 2.0**16
 
 
+def make_optimizer(name: str, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """The optimizer of one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`."""
+    made: torch.optim.Optimizer = _MAKERS[name](list(parameters))
+    return made
+
+
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """What follows a backward pass: a step of the optimizer, then gradients are zeroed in place, as in published runs."""
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
 def trace_step(name: str, dtype: str, *, master: bool = False) -> OptimizerTrace:
     """The second step of an optimizer, when its state is there.
 
@@ -39,11 +51,10 @@ def trace_step(name: str, dtype: str, *, master: bool = False) -> OptimizerTrace
         dtype: of the parameter, as in ``float32``.
         master: whether the optimizer has a copy of the parameter in float32.
     """
-    make: Callable[[Any], torch.optim.Optimizer] = _MAKERS[name]
     parameter = _parameter(getattr(torch, dtype))
     parameter.grad = torch.empty(PROBE, dtype=parameter.dtype, device="meta")
     own = _parameter(torch.float32) if master else parameter
-    optimizer = make([own])
+    optimizer = make_optimizer(name, [own])
     recorder = Recorder()
     with torch.no_grad(), recorder:
         _step(optimizer, parameter, own)
@@ -64,8 +75,7 @@ def _step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, own: nn.Par
     """Update a parameter by the one that the optimizer has, its master copy or itself, and zero its gradient."""
     gradient = parameter.grad
     if own is parameter or gradient is None:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        update(optimizer)
         return
     own.grad = gradient.float()
     if parameter.dtype is torch.float16:
