@@ -23,9 +23,9 @@ from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import devices as virtual_devices
-from gpipe_bench.emulator.library import load
 from gpipe_bench.emulator.observer import EmulatedWork, Span, TaskRows, task_events
 from gpipe_bench.emulator.replay.run import Replayed, replay
+from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
@@ -115,7 +115,7 @@ def emulate(
     numbers = list(devices) or list(range(max(homes) + 1))
     if max(numbers) >= _MOST_DEVICES:
         raise ConfigError([f"devices must be at most {_MOST_DEVICES}, got {max(numbers) + 1}; use fewer partitions"])
-    load(_MOST_DEVICES, profile=hardware)
+    load_shapes(_MOST_DEVICES, hardware)
     places = [virtual_devices()[number] for number in numbers]
     plan = Plan(
         balance=balance, places=places, homes=homes, chunks=chunks, checkpoint=checkpoint, components=components,

@@ -18,10 +18,10 @@ from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import load
 from gpipe_bench.emulator.lines import Lines
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.replay.run import Replayed, replay
+from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import Record, Trace, mark, recording
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile
@@ -79,7 +79,7 @@ def run_script(
     """
     if not script.is_file():
         raise ConfigError([f"script must be a Python file, got {str(script)!r}; check the path"])
-    load(devices)
+    load_shapes(devices, profile)
     lines = Lines()
     with recording() as trace, seen(), _steps_marked(), lines.noted() if races else nullcontext():
         _run(script, arguments)

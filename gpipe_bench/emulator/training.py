@@ -19,8 +19,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
-from gpipe_bench.simulator.tracing.twins import meta_twin
-from gpipe_bench.simulator.tracing.unfilled import Unfilled
+from gpipe_bench.simulator.tracing.meta_layers import Unfilled, meta_twin
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer, update
 

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from gpipe_bench.bench.spec.names import model_word, readable
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import BatchSize, Chunks, ModelArgs, Variant
-from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedBalance, SimulatedCell
+from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs, Variant
+from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCell
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 
@@ -85,7 +85,7 @@ class EmulatedWorkload(EmulatedSettings):
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
     batch_size: BatchSize = 128
     chunks: Chunks = 8
-    balance: SimulatedBalance = (34, 76, 70, 61)
+    balance: AutoBalance = (34, 76, 70, 61)
     variants: Variants = ("published", "factorial")
 
     def cells(self) -> list[EmulatedCell]:
