@@ -33,8 +33,7 @@ _PLAIN: Final = queue.SimpleQueue
 
 @contextmanager
 def seen() -> Iterator[None]:
-    """Put a hand-over into the trace for what passes a queue, for threads that start and end, and for backward
-    passes, also for those inside another one.
+    """Put hand-overs into the trace: what passes a queue, threads that start and end, and backward passes.
 
     Queues are the ``SimpleQueue`` of the engine and of ``queue``, if they were made in the block, and ``Queue``.
     """

@@ -96,7 +96,7 @@ def _written(args: Sequence[Any]) -> Any:
 def _reason(func: Any, error: Exception) -> str:
     if isinstance(error, NotImplementedError):
         return (
-            f"an operator must tell the shapes of its results without values while only shapes are emulated, got {func}; "
+            f"operators must tell the shapes of their results without values while shapes are emulated, got {func}; "
             "replace it in the model"
         )
     return str(error)
@@ -113,7 +113,7 @@ class _Thread(threading.local):
     """The watch of each thread."""
 
     def __init__(self) -> None:
-        self.watch = _Watch()
+        self.watch: Any = _Watch()  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
 
 
 _thread: Final = _Thread()
