@@ -1,7 +1,7 @@
 """Functions that accelerators run as one kernel, and PyTorch writes out for a device type that it does not know.
 
-The simulator has them: attention, RMS norms, Mish, recurrent layers and their cells. Here each becomes the kernel of the
-virtual devices for its operator, for all threads and whoever calls it.
+The simulator has them: attention, RMS norms, Mish, recurrent layers and their cells. Here each becomes the kernel of
+the virtual devices for its operator, for all threads and whoever calls it.
 """
 
 from __future__ import annotations
