@@ -19,6 +19,8 @@ from tests.project.tree import ROOT
 #    |       |                   v            |      |
 #    |       +--- models <--- simulator <-----+      |
 #    +----------- native <-------+                   |
+#    |                           ^                   |
+#    +-- (and native) -------- emulator              |
 #    +----------- figures <------ report <-----------+
 ALLOWED = {
     "pure": set(),
@@ -29,6 +31,7 @@ ALLOWED = {
     "measure": {"pure", "engine"},
     "native": {"pure"},
     "simulator": {"pure", "skip", "models", "native"},
+    "emulator": {"pure", "native", "simulator"},
     "figures": {"pure"},
     "report": {"pure", "figures"},
     "bench": {"pure", "skip", "engine", "models", "balance", "measure", "simulator"},
