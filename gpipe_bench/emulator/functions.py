@@ -1,7 +1,7 @@
 """Functions that accelerators run as one kernel, and PyTorch writes out for a device type that it does not know.
 
 The simulator has them: attention, RMS norms, Mish, recurrent layers and their cells. Here each becomes the kernel of
-the virtual devices for its operator, for all threads and whoever calls it.
+the virtual devices for its operator, for all threads.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def register_fused() -> None:
         (_aten.gru_cell.default, gru_cell),
         *((getattr(_aten, function.__name__).input, _recurrent(function)) for function in RECURRENT),
     ):
-        kernel = _tried(one, operator.decompose)
+        kernel = _tried(one, operator)
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             library.impl(operator, kernel, key)
     library.impl(_aten.mish.default, _mish, "AutogradPrivateUse1")
     library.impl(_aten.mish_.default, _mish_in_place, "AutogradPrivateUse1")
 
 
-def _tried(one: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    """``one`` where it gives something, else ``plain``."""
+def _tried(one: Any, operator: Any) -> Callable[..., Any]:
+    """``one`` where it gives something, else what PyTorch writes the operator out as."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         found = one(*args, **kwargs)
-        return plain(*args, **kwargs) if found is None else found
+        return operator.decompose(*args, **kwargs) if found is None else found
 
     return kernel
 

@@ -19,6 +19,8 @@ from tests.project.tree import ROOT
 #    |       |                   v            |      |
 #    |       +--- models <--- simulator <-----+      |
 #    +----------- native <-------+                   |
+#    |                           ^                   |
+#    +-- (and native) -------- emulator              |
 #    +----------- figures <------ report <-----------+
 ALLOWED = {
     "pure": set(),
