@@ -81,7 +81,8 @@ class _SimpleQueue:
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[tuple[int, Any]] = _PLAIN()
 
-    __class_getitem__ = classmethod(GenericAlias)
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        return GenericAlias(cls, item)
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         del block, timeout  # a queue without limit never blocks

@@ -1,4 +1,4 @@
-"""What the host issued: kernels, copies, events, synchronisations, allocations, frees and hand-overs, in issue order."""
+"""What the host issued, in issue order: kernels, copies, events, allocations, frees, hand-overs and so on."""
 
 from __future__ import annotations
 

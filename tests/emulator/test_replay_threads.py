@@ -115,7 +115,9 @@ def test_numbers_of_threads_may_have_gaps():
 
 def test_rows_that_wait_for_each_other_are_named():
     rows = [launch(0), row("await", 0, 2), row("await", 3, 1), row("signal", 0, 1), row("signal", 3, 2)]
-    message = r"got: row 1 \(await 2 of thread 0\) waits for row 4 \(signal 2 of thread 3\); row 2 .* for row 3 .*; record"
+    message = (
+        r"got: row 1 \(await 2 of thread 0\) waits for row 4 \(signal 2 of thread 3\); row 2 .* for row 3 .*; record"
+    )
     with pytest.raises(TraceError, match=message):
         replay(traced(*rows), MS)
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.emulator.library import capacity, devices, memory_count
+from gpipe_bench.emulator.trace import Record, recording
 from gpipe_bench.models.unet import unet
 from gpipe_bench.schedules import SCHEDULES, in_flight, named_schedule
-from gpipe_bench.emulator.library import capacity, devices, memory_count
 from tests.emulator.bed.pools import reserved
-from gpipe_bench.emulator.trace import Record, recording
 from tests.emulator.inside.pipelines import DOUBLE, WAYS, Case, batch, model, score, step
 
 # The published ablation's layers and cuts (torchgpipe, benchmarks/unet-timeline), with fewer channels and pixels.

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gpipe_bench import Components
-from gpipe_bench.program import HANDED_OVER_BYTES
-from tests.emulator.bed.mutants import mutants
 from gpipe_bench.emulator.races import find_races
 from gpipe_bench.emulator.trace import recording
+from gpipe_bench.program import HANDED_OVER_BYTES
+from tests.emulator.bed.mutants import mutants
 from tests.emulator.inside.pipelines import WAYS, WIDTH, BoomError, Case, batch, mean_score, score, targets
 
 ON, NO_COPY_STREAMS = Components(), Components(copy_streams=False)

@@ -15,17 +15,17 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe
+from gpipe_bench.emulator.handovers import seen
+from gpipe_bench.emulator.library import devices, duration, jitter
+from gpipe_bench.emulator.replay.run import replay
+from gpipe_bench.emulator.replay.ticking import ticking
+from gpipe_bench.emulator.trace import recording
 from gpipe_bench.engine.transfer import Endpoint, Route, move
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES, Durations, merged_order, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.actions import needs
 from gpipe_bench.timeline import KINDS
-from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import devices, duration, jitter
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.replay.ticking import ticking
-from gpipe_bench.emulator.trace import recording
 from tests.emulator.bed.mutants import mutants
 from tests.emulator.bed.rows import NS_PER_MS, Bed, timed
 from tests.emulator.inside.pipelines import (

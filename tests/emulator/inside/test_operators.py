@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from gpipe_bench.emulator.library import devices
 from gpipe_bench.models.table import MODELS
 from tests.emulator.bed.agreement import judge_all, operators, report
-from gpipe_bench.emulator.library import devices
 
 DEVICE = devices(4)[-1]
 # Sparse tensors are not supported; tensor_split wants its indices on the CPU, on every accelerator.

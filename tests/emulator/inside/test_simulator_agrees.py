@@ -14,15 +14,14 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe
-from gpipe_bench.schedule import CHECKPOINT_MODES
-from gpipe_bench.simulator.runs.events import Settings, run
-from gpipe_bench.skip import Namespace
-from gpipe_bench.timeline import COMPUTE_KINDS
-from tests.simulator.support import MS, task, workload
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import jitter
 from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import recording
+from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.skip import Namespace
+from gpipe_bench.timeline import COMPUTE_KINDS
 from tests.emulator.bed.rows import Bed
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
@@ -34,6 +33,7 @@ from tests.emulator.inside.pipelines import (
     Work,
     working_pipe,
 )
+from tests.simulator.support import MS, task, workload
 
 MACHINE = Bed(COPY_MS)
 SIZES = ((1, 3), (3, 2), (4, 4), (8, 3))
