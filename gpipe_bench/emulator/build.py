@@ -2,91 +2,62 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch.utils.cpp_extension import include_paths, library_paths
 
-__all__ = ["BuildError", "built", "obstacle"]
+from gpipe_bench.cache import cache_folder
+from gpipe_bench.errors import CompilerError
+from gpipe_bench.native.build import compile_into, digest
+from gpipe_bench.native.compiler import find_cxx_compiler, identity
 
-SOURCES = Path(__file__).parent / "csrc"
-# PyTorch's headers warn; optimisation takes longer than it saves.
-FLAGS = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w"]
+__all__ = ["built", "obstacle"]
 
-
-class BuildError(RuntimeError):
-    """The backend must compile; its message ends with what the compiler said."""
+_SOURCES: Final = Path(__file__).parent / "csrc"
+# PyTorch's headers warn; more optimisation takes longer than it saves.
+_FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w")
+_NO_COMPILER: Final = "a C++ compiler must be in PATH (c++, g++ or clang++; or name one in CXX), got none; install one"
 
 
 def obstacle() -> str | None:
-    """Why virtual devices cannot be had here, or None."""
+    """Why virtual devices cannot be had here, in one line; or None."""
     if not sys.platform.startswith("linux"):
-        return f"virtual devices are built for Linux, this is {sys.platform}"
+        return f"virtual devices must be built for Linux, got {sys.platform}; use a machine with Linux"
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is not None:
-        return f"a process has one accelerator, and here is a real one: {accelerator}"
-    if _compiler() is None:
-        return "no C++ compiler in PATH (c++, g++ or clang++; or name one in CXX)"
-    return None
+    if accelerator is not None and accelerator.type != "virtual":
+        return f"a process must have one accelerator, got a real one: {accelerator}; hide it from the process"
+    return _NO_COMPILER if find_cxx_compiler() is None else None
 
 
 def built() -> Path:
-    """The shared library, compiled now unless that is done already (about 15 s).
+    """The shared library, compiled now unless it is in the user's cache (about 25 s).
 
     Raises:
-        BuildError: the compiler failed.
+        CompilerError: there is no compiler, or it failed.
+        OutputError: the user's cache cannot be written.
     """
-    compiler = _compiler()
+    compiler = find_cxx_compiler()
     if compiler is None:
-        raise BuildError("a C++ compiler must be in PATH, got none; install one, or name one in CXX")
-    library = _cache() / f"virtual_devices-{_key(compiler)}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            made = Path(folder) / library.name
-            run = subprocess.run([compiler, *_arguments(made)], capture_output=True, text=True, check=False)
-            if run.returncode != 0:
-                raise BuildError(f"virtual devices must compile with {compiler}, got\n{run.stderr[-4000:]}")
-            made.replace(library)
-    return library
+        raise CompilerError(_NO_COMPILER)
+    sources = [path.name.encode() + b"\0" + path.read_bytes() for path in sorted(_SOURCES.iterdir())]
+    made_from = (torch.__version__, torch.__file__, identity(compiler), *_FLAGS)
+    path = cache_folder("native") / f"devices-{digest([*sources, *map(str.encode, made_from)])}.so"
+    if not path.exists():
+        compile_into(path, [*compiler, *_arguments()], "CXX")
+    return path
 
 
-def _compiler() -> str | None:
-    named = os.environ.get("CXX")
-    candidates = [named] if named else ["c++", "g++", "clang++"]
-    return next((path for path in map(shutil.which, candidates) if path), None)
-
-
-def _arguments(target: Path) -> list[str]:
+def _arguments() -> list[str]:
     libraries = library_paths()
     return [
-        *FLAGS,
+        *_FLAGS,
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-I{path}" for path in include_paths()),
-        str(SOURCES / "backend.cpp"),
+        str(_SOURCES / "backend.cpp"),
         *(f"-L{path}" for path in libraries),
         *(f"-Wl,-rpath,{path}" for path in libraries),
         *("-lc10", "-ltorch", "-ltorch_cpu"),
-        *("-o", str(target)),
     ]
-
-
-def _key(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.blake2b(digest_size=10)
-    for part in (torch.__version__, torch.__file__, version, *FLAGS):
-        digest.update(part.encode() + b"\0")
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gpipe_bench"

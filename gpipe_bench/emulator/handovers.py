@@ -33,10 +33,10 @@ _PLAIN: Final = queue.SimpleQueue
 
 @contextmanager
 def seen() -> Iterator[None]:
-    """Put a hand-over into the trace for what passes a queue, for threads that start and end, and for backward
-    passes, also for those inside another one.
+    """Put hand-overs into the trace: for what passes a queue, for threads that start and end, for backward passes.
 
     Queues are the ``SimpleQueue`` of the engine and of ``queue``, if they were made in the block, and ``Queue``.
+    Backward passes inside others count, too.
     """
     with ExitStack() as changes:
         for name, module in list(sys.modules.items()):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -33,10 +33,14 @@ __all__ = [
 NAME = "virtual"
 MOST = 16
 ELAPSED = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64, ctypes.c_int64)
+WATCH = ctypes.CFUNCTYPE(None, ctypes.c_int)
 COUNT = ctypes.POINTER(ctypes.c_int64)
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
-    "vd_set_device_count": (None, [ctypes.c_int]),
+    "vd_load": (None, [ctypes.c_int, ctypes.c_int, WATCH]),
+    "vd_say_kernel": (None, [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]),
+    "vd_refuse": (None, [ctypes.c_char_p, ctypes.c_int]),
+    "vd_forget": (None, []),
     "vd_device_count": (ctypes.c_int, []),
     "vd_trace_start": (None, []),
     "vd_trace_stop": (None, []),
@@ -70,23 +74,44 @@ def backend() -> ctypes.CDLL:
     return library
 
 
-@functools.cache
-def load(count: int = 8) -> None:
-    """Give this process ``count`` virtual devices.
+_loaded: Final[list[tuple[int, bool]]] = []
+
+
+def load(count: int = 8, *, watch: Callable[[int], None] | None = None) -> None:
+    """Give this process ``count`` virtual devices that compute on the CPU.
+
+    Args:
+        count: how many, up to 16.
+        watch: devices compute nothing; see :func:`gpipe_bench.emulator.shapes.load_shapes`.
 
     Raises:
-        ValueError: fewer than one or more than 16.
-        BuildError: the backend does not compile.
+        ValueError: fewer than one or more than 16, or the process has other virtual devices already.
+        CompilerError: the backend does not compile.
+        OutputError: the user's cache cannot be written.
     """
     if not 1 <= count <= MOST:
         raise ValueError(f"count must be between 1 and {MOST}, got {count}; ask for as many devices")
-    backend().vd_set_device_count(count)
-    torch.utils.rename_privateuse1_backend(NAME)
+    wanted = count, watch is not None
+    if _loaded:
+        if _loaded[0] != wanted:
+            raise ValueError(f"a process must have one kind of virtual devices, got {wanted} after {_loaded[0]}")
+        return
+    # The library keeps the callback's address, not the callback.
+    backend().vd_load(*wanted, _kept(watch))
+    utils: Any = torch.utils
+    utils.rename_privateuse1_backend(NAME)
     device_module.default_generators = tuple(
         torch.ops.virtual_devices.default_generator(index) for index in range(count)
     )
-    torch._register_device_module(NAME, sys.modules[device_module.__name__])
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    register: Any = torch._register_device_module  # noqa: SLF001 - what PyTorch tells device types to call
+    register(NAME, sys.modules[device_module.__name__])
+    utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _loaded.append(wanted)
+
+
+@functools.cache
+def _kept(watch: Callable[[int], None] | None) -> Any:
+    return WATCH(watch) if watch else WATCH()
 
 
 def devices(count: int | None = None) -> list[torch.device]:

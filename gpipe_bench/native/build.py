@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from gpipe_bench.cache import cache_folder
 from gpipe_bench.errors import CompilerError, OutputError
 from gpipe_bench.native.compiler import find_compiler, identity, words
 
-__all__ = ["EXTRA_FLAGS", "LIBRARIES", "library", "packaged"]
+__all__ = ["EXTRA_FLAGS", "LIBRARIES", "compile_into", "digest", "library", "packaged"]
 
 LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "clock": ("simulator/clock", "simulator/memory", "emulator/replay", "emulator/csrc/trace_row.h"),
@@ -65,12 +65,12 @@ def library(name: str, sources: Sequence[Path], headers: Sequence[Path] = ()) ->
 
 def _compiled(name: str, sources: Sequence[Path], headers: Sequence[Path]) -> Path:
     folder, flags = cache_folder("native"), [*_FLAGS, *words(EXTRA_FLAGS)]
-    start = f"{name}-{_digest(_contents(sources, headers, flags))}"
+    start = f"{name}-{digest(_contents(sources, headers, flags))}"
     compiler = find_compiler()
     if compiler is not None:
-        path = folder / f"{start}-{_digest([identity(compiler).encode()])}.so"
+        path = folder / f"{start}-{digest([identity(compiler).encode()])}.so"
         if not path.exists():
-            _compile([*compiler, *flags, *map(str, sources), "-lm"], path)
+            compile_into(path, [*compiler, *flags, *map(str, sources), "-lm"], "CC")
         return path
     if left := sorted(folder.glob(f"{start}-*.so")):
         return left[0]
@@ -91,21 +91,32 @@ def _contents(sources: Sequence[Path], headers: Sequence[Path], flags: Sequence[
         yield path.read_bytes()
 
 
-def _digest(parts: Sequence[bytes] | Iterator[bytes]) -> str:
-    digest = hashlib.sha256()
+def digest(parts: Iterable[bytes]) -> str:
+    """What tells files apart by all that they are made from."""
+    whole = hashlib.sha256()
     for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()[:20]
+        whole.update(len(part).to_bytes(8, "big") + part)
+    return whole.hexdigest()[:20]
 
 
-def _compile(command: Sequence[str], path: Path) -> None:
-    """Compile into ``path``, which is whole or absent at any time."""
+def compile_into(path: Path, command: Sequence[str], variable: str) -> None:
+    """Compile into ``path``, which is whole or absent at any time.
+
+    Args:
+        path: of the library.
+        command: of the compiler, but for its output.
+        variable: of the environment that names another compiler.
+
+    Raises:
+        CompilerError: the compiler failed.
+        OutputError: the folder cannot be written.
+    """
     # Here and not above: what is in the cache is loaded sooner without.
     from gpipe_bench.files import staging
 
     try:
         with staging(path.parent) as draft:
-            _run([*command, "-o", str(draft / path.name)], draft)
+            _run([*command, "-o", str(draft / path.name)], draft, variable)
             (draft / path.name).replace(path)
     except OutputError as error:
         raise OutputError(
@@ -113,7 +124,7 @@ def _compile(command: Sequence[str], path: Path) -> None:
         ) from error
 
 
-def _run(command: Sequence[str], draft: Path) -> None:
+def _run(command: Sequence[str], draft: Path, variable: str) -> None:
     import subprocess
 
     # What zig compiles on the way is needed once.
@@ -122,5 +133,6 @@ def _run(command: Sequence[str], draft: Path) -> None:
     if status := done.returncode:
         said = "\n".join((done.stderr + done.stdout).splitlines()[:12])
         raise CompilerError(
-            f"C code must compile with {command[0]}, got exit status {status}; name another compiler in CC\n{said}"
+            f"{'C' if variable == 'CC' else 'C++'} code must compile with {command[0]}, got exit status {status}; name "
+            f"another compiler in {variable}\n{said}"
         )

@@ -1,4 +1,4 @@
-"""The C compiler: ``$CC``, else ``cc``, else the one in the wheel ``ziglang``."""
+"""The C compiler: ``$CC``, else ``cc``, else the one in the wheel ``ziglang``; and that for C++: ``$CXX``, else any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpipe_bench.errors import CompilerError
 
-__all__ = ["find_compiler", "identity", "words"]
+__all__ = ["find_compiler", "find_cxx_compiler", "identity", "words"]
 
 
 def find_compiler() -> list[str] | None:
@@ -27,6 +27,17 @@ def find_compiler() -> list[str] | None:
         return None
     # The program behind `python -m ziglang`. By itself it compiles for the processor at hand, and for no older one.
     return [str(Path(wheel.origin).with_name("zig")), "cc", "-mcpu=baseline"]
+
+
+def find_cxx_compiler() -> list[str] | None:
+    """The command of this machine's C++ compiler; None if there is none, or none of the name in CXX.
+
+    That of ``ziglang`` has a C++ library of its own, which does not fit PyTorch's.
+    """
+    for program, *options in [words("CXX")] if words("CXX") else [["c++"], ["g++"], ["clang++"]]:
+        if path := shutil.which(program):
+            return [path, *options]
+    return None
 
 
 def identity(command: Sequence[str]) -> str:

@@ -30,6 +30,23 @@ inline void add_block(Blocks& blocks, const at::Tensor& tensor) {
   }
 }
 
+// A tensor on `storage` that lies in it as `like` does in its own.
+inline at::Tensor shaped(const c10::Storage& storage, c10::DispatchKeySet keys, const at::Tensor& like) {
+  at::Tensor made =
+      keys.has(c10::DispatchKey::PrivateUse1) && keys.has_any(c10::autograd_dispatch_keyset)
+      ? at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), keys, like.dtype())
+      : at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, like.dtype());
+  c10::TensorImpl* impl = made.unsafeGetTensorImpl();
+  impl->set_storage_offset(like.storage_offset());
+  impl->set_sizes_and_strides(like.sizes(), like.strides());
+  impl->_set_conj(like.is_conj());
+  impl->_set_neg(like.is_neg());
+  if (like.unsafeGetTensorImpl()->is_wrapped_number()) {
+    impl->set_wrapped_number(true);
+  }
+  return made;
+}
+
 class Aliases {
  public:
   explicit Aliases(int device) : device_(device) {}
@@ -146,22 +163,6 @@ class Aliases {
     ours->set_data_ptr_noswap(memory().make(device_, pair.cpu.nbytes(), pair.cpu));
     ours->set_nbytes(pair.cpu.nbytes());
     pair.data = pair.cpu.data();
-  }
-
-  static at::Tensor shaped(const c10::Storage& storage, c10::DispatchKeySet keys, const at::Tensor& like) {
-    at::Tensor made =
-        keys.has(c10::DispatchKey::PrivateUse1) && keys.has_any(c10::autograd_dispatch_keyset)
-        ? at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), keys, like.dtype())
-        : at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, like.dtype());
-    c10::TensorImpl* impl = made.unsafeGetTensorImpl();
-    impl->set_storage_offset(like.storage_offset());
-    impl->set_sizes_and_strides(like.sizes(), like.strides());
-    impl->_set_conj(like.is_conj());
-    impl->_set_neg(like.is_neg());
-    if (like.unsafeGetTensorImpl()->is_wrapped_number()) {
-      impl->set_wrapped_number(true);
-    }
-    return made;
   }
 
   int device_;

@@ -4,6 +4,7 @@
 
 #include "autocast.h"
 #include "kernels.h"
+#include "whole.h"
 
 namespace virtual_devices {
 
@@ -37,8 +38,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &virtual_devices::copy_from);
   m.impl("_copy_from_and_resize", &virtual_devices::copy_from_and_resize);
   m.impl("record_stream", &virtual_devices::record_stream);
-  m.impl("convolution_overrideable", &virtual_devices::convolution);
-  m.impl("convolution_backward_overrideable", &virtual_devices::convolution_backward);
   m.impl("native_dropout", &virtual_devices::dropout);
 }
 
@@ -71,8 +70,27 @@ TORCH_LIBRARY(virtual_devices, m) {
 // Plain C, called through ctypes: one library serves every Python version, and needs none of Python's headers.
 extern "C" {
 
-void vd_set_device_count(int count) {
+void vd_load(int count, int shapes_only, virtual_devices::Watch watch) {
   virtual_devices::g_device_count = count;
+  virtual_devices::g_shapes_only = shapes_only != 0;
+  virtual_devices::g_watch = watch;
+  virtual_devices::keep_operators_whole();
+}
+
+// Of the operator that Python sees: a kernel that it launches.
+void vd_say_kernel(const char* name, int64_t duration_ns, int64_t scratch_bytes, int launches) {
+  virtual_devices::t_said.prices.push_back({virtual_devices::trace().name(name), duration_ns, scratch_bytes, launches});
+}
+
+// Of the operator that Python sees: why it cannot run.
+void vd_refuse(const char* reason, int unsupported) {
+  virtual_devices::t_said.refusal = reason;
+  virtual_devices::t_said.unsupported = unsupported != 0;
+}
+
+// Forget what operators give and cost.
+void vd_forget() {
+  virtual_devices::outcomes().clear();
 }
 
 int vd_device_count() {

@@ -54,7 +54,9 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   c10::DataPtr grown = memory().make(device, bytes);
   const size_t kept = std::min(bytes, storage->nbytes());
   if (kept > 0) {
-    std::memcpy(grown.get(), storage->data(), kept);
+    if (!g_shapes_only) {
+      std::memcpy(grown.get(), storage->data(), kept);
+    }
     Record record = kernel_row("resize_", device);
     record.reads = {Memory::find(storage->data_ptr())->id};
     record.writes = {Memory::find(grown)->id};
@@ -125,12 +127,23 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   const bool to_host = !is_ours(target);
   const int device = from_host ? target.device().index() : self.device().index();
   const int peer = from_host || to_host ? kHost : target.device().index();
+  if (peer == device && g_shapes_only) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+    call_shapes(op, device, target, self, non_blocking);
+    return target;
+  }
   const bool across = peer != kHost && peer != device;
+  const bool pinned = to_host && memory().pinned(target.const_data_ptr());
   Kernel kernel("copy_", device);
   Record& record = kernel.record();
   const int64_t stream = record.stream;
-  at::Tensor source = kernel.read(self);
-  kernel.write(target).copy_(source);
+  const at::Tensor source = kernel.read(self);
+  at::Tensor written = kernel.write(target);
+  if (!g_shapes_only) {
+    written.copy_(source);
+  } else if (to_host && !pinned) {
+    written.zero_();
+  }
   if (peer != device) {
     record.kind = ROW_copy;
     record.peer = peer;
@@ -145,8 +158,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   if (across) {
     trace_barrier(device, stream, peer, current_stream(peer));
   }
-  const bool pageable = to_host && !memory().pinned(target.const_data_ptr());
-  if ((from_host || to_host) && (!non_blocking || pageable)) {
+  if ((from_host || to_host) && (!non_blocking || (to_host && !pinned))) {
     trace_sync(device, stream);
   }
   return target;
@@ -161,53 +173,14 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   memory().record_stream(self.storage().data_ptr(), stream);
 }
 
-at::Tensor convolution(
-    const at::Tensor& input,
-    const at::Tensor& weight,
-    const std::optional<at::Tensor>& bias,
-    c10::IntArrayRef stride,
-    c10::IntArrayRef padding,
-    c10::IntArrayRef dilation,
-    bool transposed,
-    c10::IntArrayRef output_padding,
-    int64_t groups) {
-  Kernel kernel("convolution", input.device().index());
-  const at::Tensor given = kernel.read(input);
-  const at::Tensor weights = kernel.read(weight);
-  const at::Tensor added = bias.has_value() ? kernel.read(*bias) : at::Tensor();
-  at::Tensor output = kernel.result(
-      at::convolution(given, weights, added, stride, padding, dilation, transposed, output_padding, groups));
-  kernel.launch();
-  return output;
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
-    const at::Tensor& grad,
-    const at::Tensor& input,
-    const at::Tensor& weight,
-    c10::IntArrayRef stride,
-    c10::IntArrayRef padding,
-    c10::IntArrayRef dilation,
-    bool transposed,
-    c10::IntArrayRef output_padding,
-    int64_t groups,
-    std::array<bool, 3> mask) {
-  Kernel kernel("convolution_backward", grad.device().index());
-  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
-  const at::Tensor arrived = kernel.read(grad);
-  const at::Tensor given = kernel.read(input);
-  const at::Tensor weights = kernel.read(weight);
-  auto [one, two, three] = at::convolution_backward(
-      arrived, given, weights, at::IntArrayRef{channels}, stride, padding, dilation, transposed, output_padding,
-      groups, mask);
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> grads{kernel.result(one), kernel.result(two), kernel.result(three)};
-  kernel.launch();
-  return grads;
-}
-
 // The CPU's takes no generator.
 std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train) {
   const int device = input.device().index();
+  if (g_shapes_only) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::native_dropout", "");
+    const Stack results = call_shapes(op, device, input, p, train);
+    return {results[0].toTensor(), results[1].toTensor()};
+  }
   Kernel kernel("native_dropout", device);
   const at::Tensor given = kernel.read(input);
   at::Tensor kept = at::ones_like(given, given.options().dtype(at::kBool));

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <map>
 
+#include <sys/mman.h>
+
 namespace virtual_devices {
 
 struct Block {
@@ -38,6 +40,29 @@ struct Count {
 
 void free_block(void* block);
 
+std::atomic<bool> g_shapes_only{false};
+constexpr size_t kPage = 4096;
+
+// Memory that reads as zeros and takes no room until it is written, where only shapes are emulated.
+inline void* reserve(size_t bytes) {
+  if (!g_shapes_only) {
+    return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  }
+  if (bytes < kPage) {
+    return std::calloc(1, bytes);
+  }
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return data == MAP_FAILED ? nullptr : data;
+}
+
+inline void give_back(void* data, size_t bytes) {
+  if (g_shapes_only && bytes >= kPage) {
+    munmap(data, bytes);
+  } else {
+    std::free(data);
+  }
+}
+
 class Memory {
  public:
   Memory() {
@@ -56,7 +81,7 @@ class Memory {
       block->data = owner.mutable_data();
       block->owner = std::move(owner);
     } else {
-      block->data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+      block->data = reserve(bytes);
       TORCH_CHECK(block->data != nullptr, "host memory must hold every virtual device, got no ", bytes, " bytes");
     }
     note(ROW_alloc, *block);
@@ -68,7 +93,7 @@ class Memory {
     note(ROW_free, *block);
     account(*block, -1);
     if (!block->owner) {
-      std::free(block->data);
+      give_back(block->data, block->bytes);
     }
     delete block;
   }

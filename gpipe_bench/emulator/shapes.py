@@ -1,0 +1,126 @@
+"""Devices that compute nothing: every result has the right shape, and every kernel its modelled duration.
+
+    load_shapes(4, profile)       instead of library.load(4)
+
+Memory is address space: it reads as zeros, takes no room, and nothing that a program writes to it stays there. What an
+operator gives and costs is asked once of the simulator's own functions, and then remembered by operator, shapes, types
+and numbers. Random numbers are not drawn. Two things need values:
+
+- A number that the host asks for (``loss.item()``) is computed on zeros, with one warning.
+- A result whose shape depends on values (``nonzero``, indices that are masks) is refused: NotImplementedError.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpipe_bench.emulator.library import backend, load
+from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
+from gpipe_bench.simulator.tracing.operations import kernels_of
+from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes
+
+__all__ = ["load_shapes", "price_by"]
+
+_profiles: Final[list[Profile]] = []
+
+
+def load_shapes(count: int, profile: Profile) -> None:
+    """Give this process ``count`` virtual devices that compute nothing.
+
+    Args:
+        count: how many, up to 16.
+        profile: says how long kernels take, and how much scratch memory.
+
+    Raises:
+        ValueError: as :func:`gpipe_bench.emulator.library.load`.
+        CompilerError: likewise.
+        OutputError: likewise.
+    """
+    price_by(profile)
+    load(count, watch=_watch)
+
+
+def price_by(profile: Profile) -> None:
+    """Let kernels cost what they cost on another device."""
+    if _profiles != [profile]:
+        _profiles[:] = [profile]
+        backend().vd_forget()
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
+    """Sees one operator with meta tensors, gives its results, and tells the devices what it costs."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        try:
+            with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
+                return _asked(func, args, kwargs or {})
+        except Exception as error:  # noqa: BLE001 - raised again by the devices: Python must not see it on the way
+            unsupported = isinstance(error, NotImplementedError)
+            backend().vd_refuse(_reason(func, error).encode(), unsupported)
+            return _nothing(func)
+
+
+def _asked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    result = evaluate(func, args, kwargs, operation_key(func, args, kwargs))
+    profile = _profiles[0]
+    for kernel in kernels_of(func, args, kwargs, _written(args) if result is None else result):
+        backend().vd_say_kernel(
+            kernel.op.encode(), duration_ns(kernel, profile), scratch_bytes(kernel, profile), kernel.launches
+        )
+    return result
+
+
+def _written(args: Sequence[Any]) -> Any:
+    """What an operator without results writes to: its first argument."""
+    return args[0] if args else None
+
+
+def _reason(func: Any, error: Exception) -> str:
+    if isinstance(error, NotImplementedError):
+        return (
+            f"an operator must tell the shapes of its results without values while only shapes are emulated, got {func}; "
+            "replace it in the model"
+        )
+    return str(error)
+
+
+def _nothing(func: Any) -> Any:
+    """Something of the right types, which nobody will see."""
+    kinds = [str(result.type) for result in func._schema.returns]  # noqa: SLF001 - what PyTorch declares of it
+    made = [torch.empty(0, device="meta") if kind == "Tensor" else list[Tensor]() for kind in kinds]
+    return None if not made else made[0] if len(made) == 1 else tuple(made)
+
+
+class _Thread(threading.local):
+    """The watch of each thread."""
+
+    def __init__(self) -> None:
+        self.watch = _Watch()
+
+
+_thread: Final = _Thread()
+
+
+def _watch(begins: int) -> None:
+    if begins:
+        _thread.watch.__enter__()
+    else:
+        _thread.watch.__exit__(None, None, None)
