@@ -29,7 +29,7 @@ help: ## list the targets
 setup: ## make .venv with the pinned packages that every target of the workflow needs; LAYER=dev: all
 	@scripts/setup.sh $(LAYER)
 
-ablation: ## measure every combination of the components here: table, CSV, figures, traces
+ablation: ## simulate every combination of the components, and measure here: table, CSV, figures, traces
 	$(SETUP) workflow
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation $(ARGS)
 	@scripts/setup.sh --next

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
-from gpipe_bench.bench.running.simulation_groups import GROUP_PATTERN, SIMULATED_PATTERN
+from gpipe_bench.bench.running.simulation_groups import EMULATED_PATTERN, GROUP_PATTERN, SIMULATED_PATTERN
 from gpipe_bench.bench.storage.sources import source_digest
 from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan
 from gpipe_bench.errors import GpipeBenchError
@@ -89,6 +89,7 @@ localrules:
     collect,
     trace,
     trace_simulated,
+    trace_emulated,
 
 
 onsuccess:

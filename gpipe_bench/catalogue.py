@@ -31,6 +31,7 @@ SUFFIXES: Final = ("svg", "pdf", "png")
 COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdict", "_ratios", "_configurations")
 """Ends of the names of tables that lie beside a table of rows."""
 
+_EVIDENCE: Final = ("simulated", "emulated", "measured")
 _TRAINED: Final = ("amoebanet-d", "unet")
 
 
@@ -58,14 +59,14 @@ class ReferenceFigure:
 
 
 def reference_tables(folder: Path = REFERENCE) -> list[Path]:
-    """The simulated and measured tables of rows, companions left out."""
-    tables = sorted(path for evidence in ("simulated", "measured") for path in folder.glob(f"{evidence}/*/*.csv"))
+    """The simulated, emulated and measured tables of rows, companions left out."""
+    tables = sorted(path for evidence in _EVIDENCE for path in folder.glob(f"{evidence}/*/*.csv"))
     return [path for path in tables if not path.stem.endswith(COMPANION_SUFFIXES) and path.stem != "predictions"]
 
 
 def reference_companions(name: str, folder: Path = REFERENCE) -> list[Path]:
-    """The simulated and measured tables of one name that :func:`reference_tables` leaves out."""
-    return sorted(path for evidence in ("simulated", "measured") for path in folder.glob(f"{evidence}/*/{name}.csv"))
+    """The simulated, emulated and measured tables of one name that :func:`reference_tables` leaves out."""
+    return sorted(path for evidence in _EVIDENCE for path in folder.glob(f"{evidence}/*/{name}.csv"))
 
 
 def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:
@@ -75,10 +76,10 @@ def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:
 
 def _figures(table: Path) -> Iterator[ReferenceFigure]:
     place = f"{table.parent.parent.name}-{table.parent.name}"
-    simulated = table.parent.parent.name == "simulated"
+    virtual = table.parent.parent.name in ("simulated", "emulated")
     if table.stem == "ablation":
         yield ReferenceFigure("ablation", table, place, "ablation")
-        if simulated:
+        if virtual:
             yield ReferenceFigure("shares", table, place, "ablation_shares")
             if table.with_name("ablation_events.csv").is_file():
                 yield ReferenceFigure("timelines", table, place, "ablation_timelines")

@@ -1,21 +1,41 @@
-"""Rows sorted into groups that differ in their variant and repeat alone, and in each the outcome of every variant."""
+"""Rows sorted into groups of comparable runs, and in each the outcome of every variant.
+
+The runs of a group differ in their variant and repeat alone. Those of an ablation on a CPU differ in the way that the
+model is run: the plain loop, the paper's executor, a schedule of the runtime.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final
+from typing import ClassVar, Final
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.intervals import Interval, median_interval, ratio_interval
 from gpipe_bench.rows import Row
 
-__all__ = ["FAILURES", "THROUGHPUT", "Group", "Outcome", "group_rows", "published_beside"]
+__all__ = [
+    "FAILURES",
+    "LOOP",
+    "PAPER",
+    "THROUGHPUT",
+    "CpuGroup",
+    "Group",
+    "Outcome",
+    "group_rows",
+    "groups_beside",
+    "shown_groups",
+    "way_of",
+]
 
 FAILURES: Final = ("unsupported", "oom", "error", "skipped")
 THROUGHPUT: Final = "throughput_samples_per_s"
+LOOP: Final = "plain loop"
+PAPER: Final = "paper's executor"
 _BASELINE: Final = "baseline"
+_ON_A_CPU: Final = "dep-x-ptl"
+_CPU_SETTING: Final = ("model", "model_args", "batch_size", "seed", "device", "profile")
 _SMALL_GIB: Final = 0.25
 _SETTING: Final = (
     *("evidence", "model", "model_args", "backward", "schedule", "transfer", "flavour"),
@@ -56,13 +76,15 @@ class Outcome:
 class Group:
     """Runs of one model on one machine with one setting: all that may be compared with each other."""
 
+    REFERENCE: ClassVar[str] = _BASELINE
+
     head: Row
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     @property
     def baseline(self) -> Outcome | None:
         """What ratios refer to."""
-        return self.outcomes.get(_BASELINE)
+        return self.outcomes.get(self.REFERENCE)
 
     @property
     def memory_column(self) -> str:
@@ -88,12 +110,50 @@ class Group:
         order = [*PUBLISHED, *(components.label for components in Components.factorial())]
         return sorted(self.outcomes.values(), key=lambda outcome: order.index(outcome.variant))
 
-    def ranked(self) -> tuple[list[Outcome], list[Outcome]]:
-        """Outcomes with a throughput, fastest first, and those without, by kind of failure and label."""
+    def ranked(self) -> list[Outcome]:
+        """Outcomes with a throughput, fastest first, then those without, by kind of failure and label."""
         middles = {variant: outcome.middle(THROUGHPUT) for variant, outcome in sorted(self.outcomes.items())}
         fast = sorted((-middle, variant) for variant, middle in middles.items() if middle is not None)
         without = [self.outcomes[variant] for variant, middle in middles.items() if middle is None]
-        return [self.outcomes[variant] for _, variant in fast], sorted(without, key=_failure_order)
+        return [*(self.outcomes[variant] for _, variant in fast), *sorted(without, key=_failure_order)]
+
+
+class CpuGroup(Group):
+    """Runs of one model and batch on a CPU, by the way in which it is run; ratios refer to the plain loop."""
+
+    REFERENCE: ClassVar[str] = LOOP
+
+    def ordered(self) -> list[Outcome]:
+        """The plain loop, the paper's executor, then the schedules in the order of the rows."""
+        first = [LOOP, PAPER]
+        return [self.outcomes[name] for name in dict.fromkeys([*first, *self.outcomes]) if name in self.outcomes]
+
+
+def way_of(row: Row) -> str:
+    """How a row of a CPU's ablation was run; empty for every other row."""
+    if (row.experiment, row.evidence, row.device.partition(" ")[0]) != ("ablation", "measured", "cpu"):
+        return ""
+    if row.partitions == row.chunks == 1:
+        return LOOP
+    if row.backward == "scheduled":
+        return row.schedule
+    return PAPER if row.variant == _ON_A_CPU else row.variant
+
+
+def _cpu_groups(rows: Sequence[Row]) -> tuple[list[Group], list[Row]]:
+    """The ablations on a CPU in which the plain loop was run, and all other rows."""
+    ways = [way_of(row) for row in rows]
+    keys = [tuple(getattr(row, name) for name in _CPU_SETTING) for row in rows]
+    looped = {key for key, way in zip(keys, ways, strict=True) if way == LOOP}
+    groups: dict[tuple[object, ...], Group] = {}
+    rest = []
+    for row, way, key in zip(rows, ways, keys, strict=True):
+        if way and key in looped:
+            outcome = groups.setdefault(key, CpuGroup(row)).outcomes.setdefault(way, Outcome(way))
+            (outcome.ok if row.status == "ok" else outcome.failed).append(row)
+        else:
+            rest.append(row)
+    return list(groups.values()), rest
 
 
 def _failure_order(outcome: Outcome) -> int:
@@ -103,15 +163,17 @@ def _failure_order(outcome: Outcome) -> int:
 def group_rows(rows: Iterable[Row], *, seeds: bool = False) -> list[Group]:
     """The groups of ``rows``, in the order in which they begin.
 
-    A run that failed may not have learnt its machine's full name: it joins every group of its setting and device type.
+    Ablations on a CPU come last. A run that failed may not have learnt its machine's full name: it joins every group of
+    its setting and device type.
 
     Args:
         rows: of one or more experiments.
         seeds: whether runs of different seeds are apart.
     """
     names = (*_SETTING, "seed") if seeds else _SETTING
+    on_cpu, others = _cpu_groups(list(rows))
     groups: dict[tuple[object, ...], Group] = {}
-    for row in sorted(rows, key=lambda row: row.status != "ok"):
+    for row in sorted(others, key=lambda row: row.status != "ok"):
         setting = tuple(getattr(row, name) for name in names)
         key = (*setting, row.device, row.profile)
         homes = [group for known, group in groups.items() if known[:-2] == setting and _may_be_of(row, group)]
@@ -120,17 +182,35 @@ def group_rows(rows: Iterable[Row], *, seeds: bool = False) -> list[Group]:
         for group in homes:
             outcome = group.outcomes.setdefault(row.variant, Outcome(row.variant))
             (outcome.ok if row.status == "ok" else outcome.failed).append(row)
-    return list(groups.values())
+    return [*groups.values(), *on_cpu]
 
 
 def _may_be_of(row: Row, group: Group) -> bool:
     return not row.device or row.device.split(" ")[0] == group.head.device.split(" ")[0]
 
 
-def published_beside(group: Group, groups: Iterable[Group]) -> Group | None:
-    """The published values of the same pipeline, to be set against a simulated group; None without any."""
-    if group.head.evidence != "simulated":
-        return None
+def groups_beside(group: Group, groups: Iterable[Group]) -> list[Group]:
+    """What is set against a group, none where it stands alone.
+
+    Of a simulated group the published values of the same pipeline; of an emulated one these, and what the simulator
+    says of it with the autograd engine of today.
+    """
+    kind, found = group.head.evidence, list(groups)
+    if kind not in ("simulated", "emulated"):
+        return []
     same = [name for name in _SETTING if name not in ("evidence", "transfer", "flavour")]
-    printed = [other for other in groups if other.head.evidence == "published"]
-    return next((o for o in printed if all(getattr(o.head, name) == getattr(group.head, name) for name in same)), None)
+    others = [other for other in found if all(getattr(other.head, name) == getattr(group.head, name) for name in same)]
+    beside = [other for other in others if other.head.evidence == "published"][:1]
+    return beside + ([other for other in others if _is_twin(other.head, group.head)] if kind == "emulated" else [])
+
+
+def shown_groups(groups: Sequence[Group]) -> list[tuple[Group, list[Group]]]:
+    """The groups that do not only stand beside another one, in their order, each with those beside it."""
+    pairs = [(group, groups_beside(group, groups)) for group in groups]
+    taken = [id(other) for _, beside in pairs for other in beside]
+    return [(group, beside) for group, beside in pairs if id(group) not in taken]
+
+
+def _is_twin(simulated: Row, emulated: Row) -> bool:
+    known = simulated.evidence, simulated.flavour, simulated.transfer, simulated.profile
+    return known == ("simulated", "current", emulated.transfer, emulated.profile)

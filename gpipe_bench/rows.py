@@ -1,6 +1,6 @@
-"""The row: one value of one cell, published, simulated or measured, with everything needed to read it.
+"""The row: one value of one cell, published, simulated, emulated or measured, with everything needed to read it.
 
-One schema serves all three kinds of evidence. A failed cell is a row too: its ``status`` says what happened and
+One schema serves all four kinds of evidence. A failed cell is a row too: its ``status`` says what happened and
 ``reason`` why, and its results are empty.
 """
 
@@ -14,7 +14,7 @@ from gpipe_bench.schedule import ideal_bubble
 __all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Record", "Row", "column", "like"]
 
 SCHEMA_VERSION: Final = 2
-EVIDENCE: Final = ("published", "simulated", "measured")
+EVIDENCE: Final = ("published", "simulated", "emulated", "measured")
 STATUSES: Final = ("ok", "oom", "unsupported", "skipped", "error")
 
 
@@ -55,7 +55,7 @@ class Row(Record):
     NAMED_BY = "cell"
 
     experiment: str = column("", "experiment that asked for the cell", "")
-    evidence: str = column("", "published, simulated or measured", "measured")
+    evidence: str = column("", "published, simulated, emulated or measured", "measured")
     model: str = column("", "name in the table of models", "")
     model_args: str = column("", "arguments of the model, 'key=value' joined by ';'", "")
     variant: str = column("", "label of the components", "")
@@ -73,7 +73,7 @@ class Row(Record):
     checkpoint: str = column("", "always, except_last or never", "")
     batch_size: int | None = column("samples", "samples per step")
     balance: str = column("", "layers per partition, joined by '-'", "")
-    repeat: int | None = column("", "0-based repeat of the cell, each in a fresh process")
+    repeat: int | None = column("", "0-based repeat of the cell, each in a fresh process; of an emulated cell its step")
     seed: int | None = column("", "seed of weights, data and dropout")
     status: str = column("", "ok, oom, unsupported, skipped or error", "ok")
     reason: str = column("", "why the status is not ok", "")
@@ -84,8 +84,8 @@ class Row(Record):
     utilization_fraction: float | None = column(
         "1",
         "mean over devices of the busy share: published, and measured on GPUs, samples of the driver that found a "
-        "kernel running; simulated, share of the step with a task or a copy that the device sends; measured on CPUs, "
-        "share in which a task computed, copies left out",
+        "kernel running; simulated and emulated, share of the step with a task or a copy that the device sends; "
+        "measured on CPUs, share in which a task computed, copies left out",
     )
     bubble_fraction: float | None = column("1", "mean share idle in fill, drain and waiting")
     copy_fraction: float | None = column("1", "mean share in which only a copy ran")
@@ -93,7 +93,7 @@ class Row(Record):
     imbalance_fraction: float | None = column("1", "mean share idle for having less work than the busiest partition")
     device: str = column("", "device type and name", "")
     device_count: int | None = column("", "distinct devices used")
-    profile: str = column("", "hardware profile of a simulated row, machine of a measured one", "")
+    profile: str = column("", "hardware profile of a simulated or emulated row, machine of a measured one", "")
     source: str = column("", "where a published value is printed", "")
     torch: str = column("", "version of PyTorch", "")
     cuda: str = column("", "version of CUDA", "")

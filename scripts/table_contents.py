@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Final
 
+from gpipe_bench.components import PUBLISHED
+from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.outcomes import LOOP, THROUGHPUT, CpuGroup, group_rows
+from gpipe_bench.rows import Row
 from gpipe_bench.tables import read_text
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -21,9 +25,6 @@ _NAMES: Final = {
     "model_memory_gib": "model GiB",
     "activation_memory_gib": "activations GiB",
 }
-
-_SUMMARISED: Final = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl", "dep-x-ptl")
-"""The published variants, and the one with all components that a CPU has."""
 
 Record = Mapping[str, str]
 
@@ -106,22 +107,32 @@ def host_table(records: Sequence[Record]) -> str:
 
 
 def summary_table(folder: Path) -> str:
-    """A line per published variant and one for a CPU: published, simulated and measured side by side."""
+    """A line per published variant: published and simulated side by side."""
     simulated = {row["variant"]: row for row in _read(folder / "simulated" / "p40" / "ablation.csv")}
-    measured = _read(folder / "measured" / MACHINE / "ablation.csv")
     printed = _read(folder / "published" / "published.csv")
     metrics = ("throughput_samples_per_s", "peak_reserved_gib")
     lines = []
-    for variant in _SUMMARISED:
-        rows = [row for row in measured if row["variant"] == variant]
+    for variant in PUBLISHED:
         line = [f"`{variant}`"]
         for metric in metrics:
             found = [row["value"] for row in printed if (row["experiment"], row["metric"]) == (variant, metric)]
             line += [f"{float(found[0]):.1f}" if found else "-", f"{float(simulated[variant][metric]):.1f}"]
-        line += [_median(rows, "throughput_samples_per_s"), _median(rows, "peak_allocated_gib", 1024)]
         lines.append(line)
     kinds = [f"{name}, {kind}" for name in ("samples/s", "GiB") for kind in ("published", "simulated")]
-    return markdown(["variant", *kinds, "CPU samples/s", "CPU MiB"], lines)
+    return markdown(["variant", *kinds], lines)
+
+
+def cpu_table(folder: Path) -> str:
+    """A line per way to run a model on the CPU of :data:`MACHINE`: throughput, ratio to the plain loop, memory."""
+    rows = read_rows(folder / "measured" / MACHINE / "ablation.csv", Row.columns())
+    (group,) = (group for group in group_rows(rows) if isinstance(group, CpuGroup))
+    lines = []
+    for outcome in group.ordered():
+        ratio = outcome.ratio(group.baseline)
+        over = f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})" if ratio else "1"
+        speed, memory = outcome.middle(THROUGHPUT), outcome.middle("peak_allocated_gib")
+        lines.append([outcome.variant, f"{speed or 0:.1f}", over, f"{1024 * (memory or 0):.1f}"])
+    return markdown(["run as", "samples/s", f"throughput over the {LOOP} (95 % interval)", "MiB"], lines)
 
 
 def _predicted(table: Callable[[Sequence[Record]], str]) -> Callable[[Path], str]:
@@ -134,6 +145,7 @@ def _raced(table: Callable[[Sequence[Record]], str]) -> Callable[[Path], str]:
 
 TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "summary": summary_table,
+    "cpu": cpu_table,
     "errors": _predicted(errors_table),
     "ablation": _predicted(cells_table("ablation")),
     "speed": _predicted(cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed")),
@@ -177,12 +189,6 @@ def _value(text: str, *, share: bool) -> str:
         return "out of memory"
     value = float(text)
     return f"{value:.0%}" if share else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _median(rows: Sequence[Record], column: str, factor: float = 1) -> str:
-    """Median over the repeats that succeeded, or their status."""
-    values = [float(row[column]) for row in rows if row["status"] == "ok"]
-    return f"{median(values) * factor:.1f}" if values else rows[0]["status"]
 
 
 def _read(path: Path) -> list[Record]:

@@ -16,6 +16,7 @@ from gpipe_bench.cli import (
     compare,
     config,
     datapackage,
+    emulate,
     figure,
     measure,
     peers,
@@ -56,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("simulate", rich_help_panel=_CHOOSE)(simulate.simulate)
+app.command("emulate", rich_help_panel=_CHOOSE)(emulate.emulate)
 app.command("advise", rich_help_panel=_CHOOSE)(advise.advise)
 app.command("balance", rich_help_panel=_CHOOSE)(balance.balance)
 app.command("predictions", rich_help_panel=_CHOOSE)(predictions.predictions)
@@ -73,6 +75,7 @@ app.add_typer(figure.app, name="figure", rich_help_panel=_RESULTS)
 app.add_typer(datapackage.app, name="datapackage", rich_help_panel=_RESULTS)
 app.command("simulate-cells", rich_help_panel=_INTERNAL)(simulations.simulate_cells)
 app.command("simulate-published", rich_help_panel=_INTERNAL)(simulations.simulate_published)
+app.command("emulate-cells", rich_help_panel=_INTERNAL)(simulations.emulate_cells)
 app.command("collect", rich_help_panel=_INTERNAL)(results.collect)
 app.command("published", rich_help_panel=_INTERNAL)(results.published)
 app.command("trace", rich_help_panel=_INTERNAL)(results.trace)

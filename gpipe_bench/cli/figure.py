@@ -40,7 +40,7 @@ def timelines(
     events: Annotated[Path, typer.Option(help="Table of timeline events, as collect wrote it.")],
     rows: Rows,
     out: Out,
-    evidence: Annotated[str, named("evidence", "Kind of run to draw: measured or simulated.")] = "simulated",
+    evidence: Annotated[str, named("evidence", "Kind of run to draw: measured, emulated or simulated.")] = "simulated",
 ) -> None:
     """Draw one step of each published variant above each other, on one axis of time."""
     from gpipe_bench.figures.timelines import draw_timelines
@@ -54,7 +54,7 @@ def timeline(
     rows: Rows,
     variant: Annotated[str, named("variant", "Label of the components, such as dep-str-ptl.")],
     out: Out,
-    evidence: Annotated[str, named("evidence", "Kind of run to draw: measured or simulated.")] = "measured",
+    evidence: Annotated[str, named("evidence", "Kind of run to draw: measured, emulated or simulated.")] = "measured",
 ) -> None:
     """Draw one step of one variant: what ran when on each device."""
     from gpipe_bench.figures.timeline import draw_timeline

@@ -45,7 +45,7 @@ def run(
     chunks: Annotated[int, _setting("chunks")] = _DEFAULT.chunks,
     partitions: Annotated[int, _setting("partitions")] = _DEFAULT.partitions,
     balance: Annotated[
-        str, typer.Option(help="Layers per partition, joined by '-'.  [default: as even in size as can be]")
+        str, typer.Option(help="Layers per partition, joined by '-'; auto: even in time.  [default: even in size]")
     ] = "",
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
     backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,

@@ -79,7 +79,7 @@ _VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "variant": _variants,
     "profile": _profiles,
     "device": _devices,
-    "evidence": lambda: ("measured", "simulated"),
+    "evidence": lambda: ("measured", "emulated", "simulated"),
 }
 
 

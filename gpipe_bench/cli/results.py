@@ -28,7 +28,7 @@ def collect(
         Path | None, typer.Option(help="Folder of published values; those of the same settings become rows too.")
     ] = None,
     cells: Annotated[
-        str, typer.Option(help="Digests of the simulated cells to take, joined by ','; none: all.")
+        str, typer.Option(help="Digests of the simulated and emulated cells to take, joined by ','; none: all.")
     ] = "none",
 ) -> None:
     """Join raw results into a table of rows and its companions; failed runs are named on stderr."""
@@ -37,7 +37,7 @@ def collect(
     rows = join(raw, experiment, out, published, [word for word in cells.split(",") if word not in ("", "none")])
     failed = [row for row in rows if row.status in ("oom", "error", "skipped") and row.evidence != "published"]
     for row in failed[:_NAMED]:
-        run = "simulated" if row.evidence == "simulated" else f"repeat {row.repeat}"
+        run = row.evidence if row.evidence in ("simulated", "emulated") else f"repeat {row.repeat}"
         typer.echo(f"{row.status}: {row.variant} n={row.partitions} m={row.chunks} {run}: {row.reason}", err=True)
     if len(failed) > _NAMED:
         typer.echo(f"and {len(failed) - _NAMED} more that failed; the table has their reasons", err=True)
@@ -80,12 +80,11 @@ def trace(
     rows: Annotated[
         Path | None, typer.Option(help="Table of rows of the same runs.  [default: <experiment>.csv beside the events]")
     ] = None,
-    evidence: Annotated[str, named("evidence", "Kind of run to show: measured or simulated.")] = "measured",
+    evidence: Annotated[str, named("evidence", "Kind of run to show: measured, emulated or simulated.")] = "measured",
 ) -> None:
     """Write one step of one variant as a Chrome trace, which Perfetto opens (ui.perfetto.dev).
 
-    Where copy streams are unsupported, the same variant without them is shown, and the trace says so. A variant that
-    failed gives an empty trace with the reason.
+    A variant that failed, or is unsupported here, gives an empty trace with the reason.
     """
     from gpipe_bench.bench.storage.trace import write_trace
     from gpipe_bench.figures.runs import choose_run

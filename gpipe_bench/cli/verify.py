@@ -121,7 +121,7 @@ def _of_table(table: Path, reference: Path, *, allowed: bool) -> list[Check]:
     """The checks of a table of rows against the reference tables of its name; lacking cells may be allowed."""
     import pandas as pd
 
-    from gpipe_bench.bench.evaluation.verify import checks_of_rows, missing_cells
+    from gpipe_bench.bench.evaluation.verify import checks_of_emulations, checks_of_rows, missing_cells
     from gpipe_bench.bench.evaluation.verify_tables import check_configurations
     from gpipe_bench.rows import Row
     from gpipe_bench.tables import frame_of, read_table
@@ -133,4 +133,5 @@ def _of_table(table: Path, reference: Path, *, allowed: bool) -> list[Check]:
     found = list(checks_of_rows(table.stem, rows, known))
     if not found:
         typer.echo(f"{table}: no cell of it is among the reference rows", err=True)
+    found += checks_of_emulations(table.stem, rows)
     return [*found, *missing_cells(table.stem, rows, known, allowed=allowed)]

@@ -23,6 +23,7 @@ __all__ = [
     "capacity",
     "devices",
     "duration",
+    "each_row",
     "jitter",
     "leave",
     "load",
@@ -32,6 +33,7 @@ __all__ = [
 
 NAME = "virtual"
 MOST = 16
+WATCHER = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 ELAPSED = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64, ctypes.c_int64)
 WATCH = ctypes.CFUNCTYPE(None, ctypes.c_int)
 COUNT = ctypes.POINTER(ctypes.c_int64)
@@ -60,6 +62,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_reset_peak": (None, [ctypes.c_int]),
     "vd_set_capacity": (None, [ctypes.c_int, ctypes.c_int64]),
     "vd_capacity": (ctypes.c_int64, [ctypes.c_int]),
+    "vd_set_watcher": (None, [WATCHER]),
     "vd_set_elapsed": (None, [ELAPSED]),
 }
 
@@ -169,6 +172,17 @@ def jitter(seed: int, microseconds: int) -> Iterator[None]:
 def thread_index() -> int:
     """The number by which a trace knows the calling thread."""
     return int(backend().vd_thread())
+
+
+@contextmanager
+def each_row(watch: Callable[[int], None]) -> Iterator[None]:
+    """Call ``watch`` with the place of each kernel and copy of the trace, in the thread that issues it."""
+    callback = WATCHER(watch)
+    backend().vd_set_watcher(callback)
+    try:
+        yield
+    finally:
+        backend().vd_set_watcher(WATCHER())
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""The ablation as a figure: the published variants above, every combination of the components below.
+"""The ablation as a figure: the published variants above, every combination below; on a CPU, each way to run.
 
-One block per group of comparable rows, so published, simulated and measured values stand under each other, each with
-its own badge and axes. A run that failed keeps its place and shows why.
+One block per group of comparable rows, so values of different evidence stand under each other, each with its own badge and
+axes. A run that failed keeps its place and shows why.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from matplotlib.figure import Figure
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.cpu import CPU_READING, add_cpu
 from gpipe_bench.figures.factorial import add_factorial
 from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.groups import failure_notes, ordered_groups, setting_words
 from gpipe_bench.figures.marks import draw_failure
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.published import PUBLISHED_MARK, add_published
+from gpipe_bench.figures.published import add_published, beside_words
 from gpipe_bench.figures.style import FAINT
-from gpipe_bench.outcomes import Group, group_rows, published_beside
+from gpipe_bench.outcomes import CpuGroup, Group, group_rows, shown_groups
 from gpipe_bench.rows import Row
 from gpipe_bench.tables import nearest
 
@@ -47,13 +48,10 @@ def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
 def ablation_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    groups = ordered_groups(rows)
-    beside = [published_beside(group, groups) for group in groups]
-    shown = [(group, twin) for group, twin in zip(groups, beside, strict=True) if group not in beside]
-    for k, (group, published) in enumerate(shown):
+    for k, (group, beside) in enumerate(shown_groups(ordered_groups(rows))):
         if k:
             page.space(0.16)
-        _add_group(page, group, published)
+        _add_group(page, group, beside)
     return page.render()
 
 
@@ -73,20 +71,27 @@ def _check_setting(rows: Sequence[Row], rows_csv: Path) -> None:
         raise ConfigError([f"{rule}, got one for each of {len(places)} settings; draw the sweep of them"])
 
 
-def _add_group(page: Page, group: Group, published: Group | None) -> None:
-    twin = ["published"] if published else []
-    page.heading(f"{group.head.model}: ablation", *twin, group.head.evidence)
+def _add_group(page: Page, group: Group, beside: Sequence[Group]) -> None:
+    kinds = [other.head.evidence for other in beside]
+    what = "pipelines on a CPU" if isinstance(group, CpuGroup) else "ablation"
+    page.heading(f"{group.head.model}: {what}", *kinds, group.head.evidence)
     page.paragraph(setting_words(group.head), colour=FAINT)
     page.space(0.06)
-    if set(group.outcomes) & set(PUBLISHED):
-        add_published(page, group, published)
-    if set(group.outcomes) - set(PUBLISHED):
-        add_factorial(page, group)
+    if isinstance(group, CpuGroup):
+        add_cpu(page, group)
+    else:
+        _add_variants(page, group, beside)
     for status, sentence in failure_notes(list(group.outcomes.values())):
         _add_note(page, status, sentence)
     page.space(0.03)
-    beside = f" {PUBLISHED_MARK}" if published else ""
-    page.paragraph(f"{_reading(group)}{beside}", colour=FAINT)
+    page.paragraph(" ".join([_reading(group), *beside_words(beside)]), colour=FAINT)
+
+
+def _add_variants(page: Page, group: Group, beside: Sequence[Group]) -> None:
+    if set(group.outcomes) & set(PUBLISHED):
+        add_published(page, group, beside)
+    if set(group.outcomes) - set(PUBLISHED):
+        add_factorial(page, group)
 
 
 def _add_note(page: Page, status: str, sentence: str) -> None:
@@ -104,11 +109,16 @@ def _reading(group: Group) -> str:
     fewest, most = group.repeats
     if most == 0:
         return "No run of this group ended."
-    grey = " Grey: combinations that were never published." if set(group.outcomes) - set(PUBLISHED) else ""
+    if isinstance(group, CpuGroup):
+        other = f" {CPU_READING}"
+    else:
+        unpublished = set(group.outcomes) - set(PUBLISHED)
+        other = " Grey: combinations that were never published." if unpublished else ""
     if most == 1:
-        return f"One {group.head.evidence} value per variant, no interval.{grey}"
+        return f"One {group.head.evidence} value per variant, no interval.{other}"
     repeats = f"{most}" if fewest == most else f"{fewest} to {most}"
     # An interval of so few samples is their range, see gpipe_bench.intervals; the reader should know.
     few = " (with so few, their range)" if most <= _FEW else ""
     bar = f"bar: its 95% bootstrap interval{few}"
-    return f"Filled: median of {repeats} repeats, {bar}, small open circles: single repeats.{grey}"
+    what = "steps" if group.head.evidence == "emulated" else "repeats"
+    return f"Filled: median of {repeats} {what}, {bar}, small open circles: single {what}.{other}"

@@ -1,6 +1,6 @@
 """Every combination of the components in one panel: throughput and memory above, which components are on below.
 
-Columns are sorted by throughput, combinations without a value last on a hatched ground. The matrix beneath follows
+Columns are sorted by throughput, combinations without a value last. The matrix beneath follows
 UpSet plots (Lex et al., IEEE TVCG 20(12), 2014): a full dot for a component that is on, a faint one for off.
 """
 
@@ -11,7 +11,6 @@ from dataclasses import fields
 from typing import Final
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import Components
@@ -31,8 +30,7 @@ _OFF: Final = "#D9D9D9"
 
 def add_factorial(page: Page, group: Group) -> None:
     """Add the panel of a group to a page: one column per combination."""
-    ranked, missing = group.ranked()
-    columns = [*ranked, *missing]
+    columns = group.ranked()
     width = WIDTH_IN - LEFT_IN - RIGHT_IN
     scale, unit = group.memory_scale
     names = [field.name for field in fields(Components)]
@@ -47,8 +45,6 @@ def add_factorial(page: Page, group: Group) -> None:
         size.set_ylabel(f"memory\n({unit})")
         matrix = frame.axes(LEFT_IN, width, top + _MEMORY_IN + 0.03, len(names) * _MATRIX_ROW_IN)
         _draw_matrix(matrix, columns, names)
-        for axes in (speed, size):
-            _shade(axes, len(ranked), len(columns))
 
     page.strip(_THROUGHPUT_IN + _SPACE_IN + _MEMORY_IN + 0.03 + len(names) * _MATRIX_ROW_IN + 0.08, draw)
 
@@ -89,21 +85,3 @@ def _draw_matrix(axes: Axes, columns: Sequence[Outcome], names: Sequence[str]) -
             if getattr(Components.from_label(outcome.variant), name) is on
         ]
         axes.plot([x for x, _ in dots], [y for _, y in dots], "o", color=colour, markersize=2.9, markeredgewidth=0)
-
-
-def _shade(axes: Axes, start: int, stop: int) -> None:
-    """A hatched ground behind the columns without a value."""
-    if start == stop:
-        return
-    ground = Rectangle(
-        (start - 0.5, 0),
-        stop - start,
-        1,
-        transform=axes.get_xaxis_transform(),
-        facecolor="none",
-        edgecolor="#E4E4E4",
-        hatch="////",
-        linewidth=0,
-        zorder=0.5,
-    )
-    axes.add_patch(ground)

@@ -19,7 +19,7 @@ _NBSP: Final = "\u00a0"
 
 
 def ordered_groups(rows: Iterable[Row]) -> list[Group]:
-    """The groups of rows in the order published, simulated, measured, then as they come in the table."""
+    """The groups of rows in the order published, simulated, emulated, measured, then as they come in the table."""
     return sorted(group_rows(rows), key=lambda group: EVIDENCE.index(group.head.evidence))
 
 

@@ -1,21 +1,18 @@
-"""Published tables as a figure: a line per row of print, its published value beside the simulated and measured ones."""
+"""Published tables as a figure: a line per row of print, its published value beside those of other evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.from_rows import draw_rows
-from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE, WIDTH_IN
+from gpipe_bench.figures.lines import Line, add_legend, add_lines
+from gpipe_bench.figures.page import Page
+from gpipe_bench.figures.style import FAINT
 from gpipe_bench.rows import EVIDENCE, Row
 from gpipe_bench.tables import frame_of
 
@@ -31,31 +28,6 @@ METRICS: Final = {
 """What can be drawn, with its name on the axis."""
 
 _SETTING: Final = ("partitions", "chunks", "batch_size", "checkpoint", "model_args")
-_LEFT_IN: Final = 0.98
-_RIGHT_IN: Final = 0.55
-_ROW_IN: Final = 0.17
-_AXIS_IN: Final = 0.34
-_MARKS: Final[dict[str, dict[str, Any]]] = {
-    "published": {"marker": "d", "markersize": 6.5, "markerfacecolor": "none", "markeredgecolor": INK},
-    "simulated": {"marker": "o", "markersize": 3.6, "color": EVIDENCE_COLOURS["simulated"]},
-    "measured": {"marker": "s", "markersize": 3.6, "color": EVIDENCE_COLOURS["measured"]},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One row of print: its name, and for each evidence its value or why there is none."""
-
-    name: str
-    known: dict[str, float]
-    failures: dict[str, str]
-
-    @property
-    def error(self) -> str:
-        """Simulated over published, minus 1."""
-        if {"published", "simulated"} <= set(self.known):
-            return f"{self.known['simulated'] / self.known['published'] - 1:+.1%}"
-        return ", ".join(f"{evidence}: {status}" for evidence, status in self.failures.items())
 
 
 def draw_published_tables(rows_csv: Path, out_stem: Path, metric: str = "") -> list[Path]:
@@ -100,10 +72,10 @@ def published_tables_figure(rows: Sequence[Row], metric: str) -> Figure:
         page.paragraph("; ".join([*_devices(own), *_brackets(own)]), colour=FAINT)
         lines = _lines(own, metric)
         page.space(0.05)
-        page.strip(len(lines) * _ROW_IN + _AXIS_IN, partial(_draw, lines=lines, label=METRICS[metric]))
+        add_lines(page, lines, METRICS[metric], ("simulated", "published"))
     kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in rows)]
     page.space(0.04)
-    page.strip(0.15, lambda frame: _draw_legend(frame, kinds))
+    add_legend(page, kinds)
     page.space(0.03)
     micro = ", m: micro-batches" if not all(map(_sizes_vary, by_model.values())) else ""
     page.paragraph(f"Right: simulated over published, minus 1. n: partitions{micro}.", colour=FAINT)
@@ -137,45 +109,15 @@ def _brackets(rows: Sequence[Row]) -> list[str]:
     return [f"in brackets: {', '.join(_sizes(rows[0].model_args))}"] if _sizes_vary(rows) else []
 
 
-def _lines(rows: Sequence[Row], metric: str) -> list[_Line]:
+def _lines(rows: Sequence[Row], metric: str) -> list[Line]:
     lines = frame_of(rows, Row).groupby([*_SETTING], sort=False, dropna=False)
     return [_line(line, metric, several=_sizes_vary(rows)) for _, line in lines]
 
 
-def _line(line: pd.DataFrame, metric: str, *, several: bool) -> _Line:
+def _line(line: pd.DataFrame, metric: str, *, several: bool) -> Line:
     kinds = line.groupby("evidence", sort=False)
     values, first = kinds[metric].median().dropna(), kinds["status"].first()
     failures = {str(kind): status for kind, status in first.items() if status != "ok" and kind not in values}
     head = line.iloc[0]
     size = f"({', '.join(_sizes(head['model_args']).values())})" if several else f"m={head['chunks']}"
-    return _Line(f"n={head['partitions']} {size}", {str(kind): value for kind, value in values.items()}, failures)
-
-
-def _draw(frame: Frame, lines: Sequence[_Line], label: str) -> None:
-    axes = frame.axes(_LEFT_IN, WIDTH_IN - _LEFT_IN - _RIGHT_IN, 0.0, len(lines) * _ROW_IN)
-    axes.set_ylim(len(lines) - 0.5, -0.5)
-    axes.set_yticks(range(len(lines)), [line.name for line in lines])
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", linewidth=0.3, color=RULE)
-    axes.set_axisbelow(True)
-    axes.set_xlim(0, max((value for line in lines for value in line.known.values()), default=1.0) * 1.08)
-    for y, line in enumerate(lines):
-        for kind, value in line.known.items():
-            axes.plot(value, y, linestyle="none", zorder=4 if kind == "published" else 3, **_MARKS[kind])
-        _note(axes, y, line)
-    axes.set_xlabel(label)
-
-
-def _note(axes: Axes, y: int, line: _Line) -> None:
-    place = axes.get_yaxis_transform()
-    if line.failures:
-        axes.text(0.02, y, line.error, transform=place, va="center_baseline", color=FAINT, style="italic")
-        return
-    axes.text(1.02, y, line.error, transform=place, va="center_baseline")
-
-
-def _draw_legend(frame: Frame, kinds: Sequence[str]) -> None:
-    handles = [Line2D([], [], linestyle="none", label=kind, **_MARKS[kind]) for kind in kinds]
-    axes = frame.axes(0.0, WIDTH_IN)
-    axes.set_axis_off()
-    axes.legend(handles=handles, loc="center", ncols=3, borderpad=0, handletextpad=0.3, columnspacing=1.0)
+    return Line(f"n={head['partitions']} {size}", {str(kind): value for kind, value in values.items()}, failures)

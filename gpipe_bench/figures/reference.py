@@ -65,8 +65,8 @@ def draw_reference(out: Path, folder: Path = REFERENCE, processes: int = 1) -> I
 
 
 def with_published(rows: Sequence[Row], published: Sequence[Row]) -> list[Row]:
-    """Simulated rows with the published ones of the same settings before them; others as they are."""
-    asked = {_setting(row) for row in rows if row.evidence == "simulated"}
+    """Simulated and emulated rows with the published ones of the same settings before them; others as they are."""
+    asked = {_setting(row) for row in rows if row.evidence in ("simulated", "emulated")}
     return [*(row for row in published if _setting(row) in asked), *rows]
 
 

@@ -1,9 +1,9 @@
-"""Which recorded run a timeline figure shows: the asked one, its stand-in, or none with the reason."""
+"""Which recorded run a timeline figure shows: the asked one, or none with the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from gpipe_bench.components import PUBLISHED, Components
@@ -19,7 +19,7 @@ __all__ = ["Run", "choose_run"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run to draw: its row, its events, and a remark where it is not the run that was asked for."""
+    """One run to draw: its row, its events, and a remark where it has none."""
 
     row: Row
     events: list[TimelineEvent]
@@ -29,19 +29,19 @@ class Run:
 def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: str, evidence: str = "measured") -> Run:
     """The run of ``variant`` to draw.
 
-    Of several repeats the one whose step time is nearest to their median. Where copy streams are unsupported, the same
-    components without them. Where the variant has no timeline for another reason, a run without events.
+    Of several repeats the one whose step time is nearest to their median. Where the variant has no timeline, a run
+    without events.
 
     Args:
         events: of one table, perhaps of several kinds of evidence.
         rows: of the same runs.
         variant: label of the components.
-        evidence: ``measured`` or ``simulated``; nothing of another kind is shown.
+        evidence: ``measured``, ``emulated`` or ``simulated``; nothing of another kind is shown.
 
     Raises:
         ConfigError: ``variant`` is no label, or the tables hold nothing of it.
     """
-    components = _components(variant)
+    _check_label(variant)
     _check_evidence(evidence, rows)
     events = [record for record in events if record.evidence == evidence]
     rows = [row for row in rows if row.evidence == evidence]
@@ -54,18 +54,7 @@ def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: st
         hint = nearest(variant, present)
         what = f"{evidence} rows or events"
         raise ConfigError([f"variant must be one that was recorded, got {variant!r} without {what}; {hint}"])
-    instead = replace(components, copy_streams=False).label
-    if components.copy_streams and failed[0].status == "unsupported" and "copy_streams" in failed[0].reason:
-        run = _typical(events, rows, instead)
-        if run:
-            device = device_type(run.row)
-            return replace(run, remark=f"copy streams unsupported on {device}: showing {instead}")
     return Run(failed[0], [], f"no timeline, {failed[0].status}: {short_reason(failed[0].reason)}")
-
-
-def device_type(row: Row) -> str:
-    """``cpu`` of ``cpu Intel Xeon``, ``cuda`` of ``cuda:0``."""
-    return row.device.replace(":", " ").split(" ")[0] or "this device"
 
 
 def _check_evidence(evidence: str, rows: Sequence[Row]) -> None:
@@ -75,9 +64,9 @@ def _check_evidence(evidence: str, rows: Sequence[Row]) -> None:
         raise ConfigError([f"{found}; use one of {', '.join(known)}"])
 
 
-def _components(variant: str) -> Components:
+def _check_label(variant: str) -> None:
     try:
-        return Components.from_label(variant)
+        Components.from_label(variant)
     except ValueError:
         labels = [*PUBLISHED, *(components.label for components in Components.factorial())]
         raise ConfigError(

@@ -25,7 +25,7 @@ from gpipe_bench.figures.groups import ordered_groups, setting_words
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, INK, LEFT_IN, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import significant
-from gpipe_bench.outcomes import Group, published_beside
+from gpipe_bench.outcomes import Group, shown_groups
 from gpipe_bench.rows import Row
 from gpipe_bench.shapley import Share, shapley_shares
 
@@ -71,11 +71,11 @@ def shares_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
     groups = ordered_groups(rows)
-    complete = [group for group in groups if _complete(group)]
-    for k, group in enumerate(complete):
+    complete = [(group, beside) for group, beside in shown_groups(groups) if _complete(group)]
+    for k, (group, beside) in enumerate(complete):
         if k:
             page.space(0.16)
-        _add_group(page, group, published_beside(group, groups))
+        _add_group(page, group, next((other for other in beside if other.head.evidence == "published"), None))
     if not complete:
         page.heading("Shares of the components", groups[-1].head.evidence)
         page.paragraph("No shares: they need a value of every combination of the components, and some have none.")

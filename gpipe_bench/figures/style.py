@@ -61,6 +61,7 @@ RULE: Final = "#DDDDDD"
 EVIDENCE_COLOURS: Final = {
     "measured": OKABE_ITO["green"],
     "simulated": OKABE_ITO["blue"],
+    "emulated": OKABE_ITO["purple"],
     "published": OKABE_ITO["black"],
 }
 

@@ -19,6 +19,7 @@ from matplotlib.patches import Rectangle
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.boxes import Box, add_boxes
 from gpipe_bench.figures.from_rows import draw_rows
+from gpipe_bench.figures.lines import Line, add_legend, add_lines
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, WIDTH_IN
@@ -30,6 +31,9 @@ __all__ = ["draw_sweep", "sweep_figure", "sweep_groups"]
 _LEFT_IN: Final = 0.42
 _RIGHT_IN: Final = 0.08
 _ROW_IN: Final = 0.125
+# Of maps with many rows, so that six of them fit in a column of a page.
+_LOW_ROW_IN: Final = 0.11
+_MANY_ROWS: Final = 7
 _TITLE_IN: Final = 0.15
 _TOP_IN: Final = 0.15
 _GAP_IN: Final = 0.04
@@ -74,10 +78,14 @@ def sweep_groups(rows: Sequence[Row]) -> list[list[Row]]:
 def sweep_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    for k, group in enumerate(sweep_groups(rows)):
+    groups = sweep_groups(rows)
+    for k, group in enumerate(groups):
         if k:
             page.space(0.16)
         head = group[0]
+        if head.evidence == "emulated" and (twin := _simulated_twin(head, groups)):
+            _add_emulated(page, group, twin)
+            continue
         page.heading(f"{head.model}: throughput over partitions and micro-batches, in samples/s", head.evidence)
         page.paragraph(machine_words(head), colour=FAINT)
         for series in series_of(points_of(group)):
@@ -89,6 +97,35 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     shared = ", the same in each group of maps" if len({row.checkpoint for row in rows}) > 1 else ""
     page.paragraph(f"Frame: the best.{hatched} Colours go with the logarithm{shared}.", colour=FAINT)
     return page.render()
+
+
+def _simulated_twin(head: Row, groups: Sequence[Sequence[Row]]) -> Sequence[Row]:
+    """The simulated cells of the sweep that a row is of; none if there are none."""
+    same = ("model", "model_args", "variant", "profile")
+    twins = [group for group in groups if group[0].evidence == "simulated"]
+    return next((one for one in twins if all(getattr(one[0], name) == getattr(head, name) for name in same)), ())
+
+
+def _add_emulated(page: Page, group: Sequence[Row], twin: Sequence[Row]) -> None:
+    """Emulated cells, few of the sweep, each beside its simulated one."""
+    simulated = {_cell(point): point for point in points_of(twin)}
+    lines = []
+    for point in points_of(group):
+        both = {"simulated": simulated.get(_cell(point)), "emulated": point}
+        known = {kind: one.throughput for kind, one in both.items() if one and one.throughput}
+        failures = {kind: one.row.status for kind, one in both.items() if one and not one.throughput}
+        n, chunks, batch, mode = _cell(point)
+        lines.append(Line(f"n={n} m={chunks} b={batch}\n{mode}", known, failures))
+    page.heading(f"{group[0].model}: cells of the sweep that are emulated, too", "simulated", "emulated")
+    page.paragraph(machine_words(group[0]), colour=FAINT)
+    page.space(0.05)
+    add_lines(page, lines, "throughput (samples/s)", ("emulated", "simulated"), height_in=0.27)
+    add_legend(page, ["simulated", "emulated"])
+    page.paragraph("Right: emulated over simulated, minus 1. n: partitions, m: micro-batches, b: batch.", colour=FAINT)
+
+
+def _cell(point: Point) -> tuple[int, int, int, str]:
+    return point.n, point.chunks, point.batch, point.row.checkpoint
 
 
 def machine_words(row: Row) -> str:
@@ -106,7 +143,7 @@ def _add_series(page: Page, series: Series) -> None:
     values = [point.throughput for point in every if point.throughput]
     best = max(values, default=0.0)
     norm = LogNorm(min(values, default=0.5) * 0.999, best * 1.001 or 1.0)
-    height = len(numbers) * _ROW_IN
+    height = len(numbers) * (_ROW_IN if len(numbers) < _MANY_ROWS else _LOW_ROW_IN)
     pitch = _TITLE_IN + height + _GAP_IN
     last = len(series.points) - 1
 

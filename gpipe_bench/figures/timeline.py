@@ -25,10 +25,9 @@ def draw_timeline(
     Args:
         events_csv: columns cell, variant, repeat, evidence and those of a timeline event.
         rows_csv: the rows of the same runs.
-        variant: label of the components. Where it was unsupported for want of copy streams, the same components
-            without them are drawn, and the title says so.
+        variant: label of the components.
         out_stem: path of the figure without its suffix.
-        evidence: ``measured`` or ``simulated``.
+        evidence: ``measured``, ``emulated`` or ``simulated``.
 
     Returns:
         The paths written: SVG, PDF, PNG.
@@ -55,5 +54,5 @@ def timeline_figure(run: Run, variant: str) -> Figure:
 
 
 def _step(row: Row) -> str:
-    """The recorded step; a simulation has no repeats."""
-    return "simulated step" if row.evidence == "simulated" else f"{row.evidence} step of repeat {row.repeat or 0}"
+    """The recorded step; only measured ones are of a repeat."""
+    return f"{row.evidence} step" + (f" of repeat {row.repeat or 0}" if row.evidence == "measured" else "")

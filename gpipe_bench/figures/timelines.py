@@ -41,7 +41,7 @@ def draw_timelines(events_csv: Path, rows_csv: Path, out_stem: Path, evidence: s
         events_csv: columns cell, variant, repeat, evidence and those of a timeline event.
         rows_csv: the rows of the same runs.
         out_stem: path of the figure without its suffix.
-        evidence: ``simulated`` or ``measured``.
+        evidence: ``simulated``, ``emulated`` or ``measured``.
 
     Returns:
         The paths written: SVG, PDF, PNG.

@@ -51,7 +51,8 @@ def draw_why(rows_csv: Path, out_stem: Path) -> list[Path]:
 def why_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
-    for k, group in enumerate(sweep_groups(rows)):
+    # Of a sweep a few cells are emulated: no line along an axis.
+    for k, group in enumerate(group for group in sweep_groups(rows) if group[0].evidence != "emulated"):
         if k:
             page.space(0.16)
         head = group[0]

@@ -10,6 +10,7 @@ from typing import Final
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.text import TIMES
 from gpipe_bench.intervals import median_interval, ratio_interval
+from gpipe_bench.outcomes import LOOP, way_of
 from gpipe_bench.report.tables import Field, PageTable, number_words
 from gpipe_bench.rows import EVIDENCE, Row
 
@@ -43,7 +44,7 @@ Column = tuple[str, Callable[[Cell], Field]]
 
 
 def cell_tables(rows: Sequence[Row]) -> list[PageTable]:
-    """A table per kind of evidence, model and machine, published before simulated before measured.
+    """A table per kind of evidence, model and machine, published before simulated, emulated and measured.
 
     Where a published row has the same setting and hardware, the difference from it stands beside the value.
     """
@@ -92,7 +93,7 @@ def _common(rows: Sequence[Row]) -> list[str]:
 
 
 def _title(row: Row, shown: Sequence[str], common: Sequence[str]) -> str:
-    machine = row.profile if row.evidence == "simulated" else row.device or row.profile
+    machine = row.profile if row.evidence in ("simulated", "emulated") else row.device or row.profile
     counts = {name: getattr(row, name) for name in ("partitions", "chunks") if name not in shown}
     facts = [f"{count} {name if count != 1 else name.removesuffix('s')}" for name, count in counts.items()]
     facts += [f"batch {row.batch_size}"] if "batch_size" not in shown else []
@@ -105,7 +106,7 @@ def _title(row: Row, shown: Sequence[str], common: Sequence[str]) -> str:
 def _value_columns(rows: Sequence[Row], printed: Mapping[tuple[object, ...], Row]) -> list[Column]:
     """How many repeats, then every metric that a row has, each with its difference from print where there is one."""
     columns: list[Column] = []
-    if rows[0].evidence == "measured":
+    if rows[0].evidence in ("measured", "emulated"):
         columns.append(("n", _count))
     others = [printed.get(_setting(row)) for row in rows] if rows[0].evidence != "published" else []
     for name, (words, _) in _METRICS.items():
@@ -121,7 +122,11 @@ def _value_columns(rows: Sequence[Row], printed: Mapping[tuple[object, ...], Row
 def _baseline_column(
     rows: Sequence[Row], shown: Sequence[str], cells: Mapping[tuple[object, ...], Cell]
 ) -> list[Column]:
-    """Throughput over that of the same setting without any component, where the table has that."""
+    """Throughput over that of the plain loop, or of the same setting without any component, where the table has it."""
+    loop = [row for row in rows if way_of(row) == LOOP]
+    if loop:
+        base = _values(loop, _SPEED)
+        return [(f"{TIMES} {LOOP}", lambda cell: _ratio([] if cell[0] in loop else _values(cell, _SPEED), base))]
     if "variant" not in shown or not any(row.variant == _BASELINE and row.status == "ok" for row in rows):
         return []
 

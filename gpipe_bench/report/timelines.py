@@ -77,7 +77,7 @@ def _run(records: Sequence[RecordedEvent], rows: Sequence[Row]) -> dict[str, Any
 def _words(run: Run) -> str:
     row = run.row
     speed = f"; {row.throughput_samples_per_s:.1f} samples/s" if row.throughput_samples_per_s else ""
-    repeat = "" if row.evidence == "simulated" else f"; repeat {row.repeat or 0}"
+    repeat = f"; repeat {row.repeat or 0}" if row.evidence == "measured" else ""
     return f"{row.model}; {setting_words(row)}{repeat}{speed}"
 
 

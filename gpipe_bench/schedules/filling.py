@@ -43,7 +43,7 @@ def fill(rows: Iterable[Sequence[Action]], limit: int) -> Schedule:
             held[device] += (action.kind == "F") - (action.kind == "W")
             if action.kind == "I":
                 owed[device].append(Action("W", action.i, action.j))
-    return Schedule.of(filled)
+    return Schedule(tuple(map(tuple, filled)))
 
 
 def _ready(action: Action, n: int, ended: set[Action]) -> bool:

@@ -24,4 +24,4 @@ def gpipe(m: int, n: int) -> Schedule:
     """
     forward = [[Action("F", i, j) for i in range(m)] for j in range(n)]
     backward = [[Action("B", i, j) for i in reversed(range(m))] for j in range(n)]
-    return Schedule.of(f + b for f, b in zip(forward, backward, strict=True))
+    return Schedule(tuple((*f, *b) for f, b in zip(forward, backward, strict=True)))

@@ -25,7 +25,7 @@ def one_f_one_b(m: int, n: int) -> Schedule:
         n: partitions, one on each device.
     """
     passes = {(kind, j): [Action(kind, i, j) for i in range(m)] for kind in "FB" for j in range(n)}
-    return Schedule.of(_alternate(passes["F", j], passes["B", j], n - 1 - j) for j in range(n))
+    return Schedule(tuple(tuple(_alternate(passes["F", j], passes["B", j], n - 1 - j)) for j in range(n)))
 
 
 def interleaved(m: int, n: int, devices: int) -> Schedule:
@@ -53,7 +53,7 @@ def interleaved(m: int, n: int, devices: int) -> Schedule:
         forward = [Action("F", i, j) for group in _grouped(sizes) for j in parts for i in group]
         backward = [Action("B", i, j) for group in _grouped(sizes) for j in reversed(parts) for i in group]
         rows.append(_alternate(forward, backward, 2 * (devices - 1 - d) + (v - 1) * sizes[0]))
-    return Schedule.of(rows)
+    return Schedule(tuple(map(tuple, rows)))
 
 
 def _grouped(sizes: list[int]) -> list[range]:

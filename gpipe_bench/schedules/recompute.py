@@ -27,4 +27,4 @@ def with_recomputation(schedule: Schedule, microbatches: int) -> Schedule:
             if action.kind in "BI" and action.i < microbatches and recompute not in there:
                 rows[-1].append(recompute)
             rows[-1].append(action)
-    return Schedule.of(rows)
+    return Schedule(tuple(map(tuple, rows)))

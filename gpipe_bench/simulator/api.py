@@ -132,7 +132,8 @@ def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> Se
         raise
     except ValueError as error:
         raise ConfigError([str(error)]) from error
-    check(chosen)
+    if not isinstance(schedule, str):
+        check(chosen)
     return replace(settings, schedule=chosen, backward="scheduled", devices=settings.devices or chosen.placement)
 
 

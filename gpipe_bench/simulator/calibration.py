@@ -23,8 +23,7 @@ from scipy.optimize import least_squares
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.rows import Row
-from gpipe_bench.simulator.fit import Observation, observe
-from gpipe_bench.simulator.hardware.fitted_shares import fitted_profile
+from gpipe_bench.simulator.fit import Observation, fitted_profile, observe
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
 from gpipe_bench.simulator.published.settings import Setting

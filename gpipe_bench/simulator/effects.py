@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gpipe_bench.components import Components
 from gpipe_bench.data import needed_checkout
@@ -20,11 +20,11 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.fit import FITTED
-from gpipe_bench.simulator.hardware.profile import Profile, load_profile
+from gpipe_bench.simulator.hardware.profile import Link, Profile, load_profile
 from gpipe_bench.simulator.published.runs import PublishedRuns
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
 from gpipe_bench.simulator.runs.events import Run, Settings, run
-from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload
+from gpipe_bench.simulator.workloads.workload import MemoryOp, SplitWork, TaskWork, Workload
 
 __all__ = [
     "COLUMNS",
@@ -38,6 +38,9 @@ __all__ = [
     "with_table",
     "without_scratch",
 ]
+
+T = TypeVar("T")
+P = TypeVar("P", TaskWork, SplitWork)
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator.md"
 MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
@@ -55,16 +58,8 @@ COLUMNS: Final = ("left out", *_CELLS)
 """Columns of the table."""
 
 
-def _same_profile(profile: Profile) -> Profile:
-    return profile
-
-
-def _same_work(work: Workload) -> Workload:
-    return work
-
-
-def _same_settings(settings: Settings) -> Settings:
-    return settings
+def _same(value: T) -> T:
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +75,9 @@ class Mechanism:
     """
 
     name: str
-    profile: Callable[[Profile], Profile] = _same_profile
-    work: Callable[[Workload], Workload] = _same_work
-    settings: Callable[[Settings], Settings] = _same_settings
+    profile: Callable[[Profile], Profile] = _same
+    work: Callable[[Workload], Workload] = _same
+    settings: Callable[[Settings], Settings] = _same
     metric: str = "peak_reserved_bytes"
 
 
@@ -90,29 +85,15 @@ def _update(**values: object) -> Callable[[Profile], Profile]:
     return lambda profile: profile.model_copy(update=values)
 
 
-def _free_links(profile: Profile) -> Profile:
-    links = {name: link.model_copy(update={"gb_per_s": 1e6, "latency_us": 0.0}) for name, link in profile.links.items()}
-    return profile.model_copy(update={"links": links})
+def _links(change: Callable[[Link], dict[str, float]], way: str = "") -> Callable[[Profile], Profile]:
+    """Other values of all links, or of the link of one way of the topology."""
 
+    def changed(profile: Profile) -> Profile:
+        names = [getattr(profile.topology, way)] if way else profile.links
+        links = {name: profile.links[name].model_copy(update=change(profile.links[name])) for name in names}
+        return profile.model_copy(update={"links": {**profile.links, **links}})
 
-def _link(gb_per_s: float, *, across: bool = False) -> Callable[[Profile], Profile]:
-    def change(profile: Profile) -> Profile:
-        name = profile.topology.across if across else profile.topology.within
-        link = profile.links[name].model_copy(update={"gb_per_s": gb_per_s})
-        return profile.model_copy(update={"links": {**profile.links, name: link}})
-
-    return change
-
-
-def _latencies(factor: float) -> Callable[[Profile], Profile]:
-    def change(profile: Profile) -> Profile:
-        links = {
-            name: link.model_copy(update={"latency_us": factor * link.latency_us})
-            for name, link in profile.links.items()
-        }
-        return profile.model_copy(update={"links": links})
-
-    return change
+    return changed
 
 
 def _one_socket(profile: Profile) -> Profile:
@@ -134,48 +115,40 @@ def _shares(profile: Profile, **shares: float | None) -> Profile:
     return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=shares)})
 
 
+def _tasks(change: Callable[[TaskWork], TaskWork]) -> Callable[[Workload], Workload]:
+    """Other tasks."""
+
+    def changed(work: Workload) -> Workload:
+        parts = ({size: change(task) for size, task in part.items()} for part in work.partitions)
+        return replace(work, partitions=tuple(parts))
+
+    return changed
+
+
 def without_scratch(work: Workload) -> Workload:
     """A workload whose kernels go without scratch memory."""
     return _scratch(0)(work)
 
 
 def _scratch(factor: float) -> Callable[[Workload], Workload]:
-    """Times as much scratch memory of kernels."""
+    """Times as much scratch memory of kernels; with 0 they do not ask for any."""
 
-    def scaled(operations: tuple[MemoryOp, ...]) -> tuple[MemoryOp, ...]:
-        found = (
-            one._replace(bytes=round(factor * one.bytes)) if one.kind == "scratch" else one
-            for one in operations
-            if factor or one.kind != "scratch"
-        )
-        return tuple(found)
+    def asked(one: MemoryOp) -> MemoryOp:
+        return one._replace(bytes=round(factor * one.bytes)) if one.kind == "scratch" else one
+
+    def scaled(part: P) -> P:
+        memories: dict[str, Any] = {}
+        for name in part.__slots__:
+            if name.endswith("_memory"):
+                asked_for = (one for one in getattr(part, name) if factor or one.kind != "scratch")
+                memories[name] = tuple(map(asked, asked_for))
+        return replace(part, **memories)
 
     def task_with(task: TaskWork) -> TaskWork:
-        return replace(
-            task,
-            forward_memory=scaled(task.forward_memory),
-            graph_memory=scaled(task.graph_memory),
-            backward_memory=scaled(task.backward_memory),
-            checkpointed=task.checkpointed and task_with(task.checkpointed),
-            split=task.split
-            and replace(
-                task.split,
-                inputs_memory=scaled(task.split.inputs_memory),
-                weights_memory=scaled(task.split.weights_memory),
-            ),
-        )
+        again = task.checkpointed and task_with(task.checkpointed)
+        return replace(scaled(task), checkpointed=again, split=task.split and scaled(task.split))
 
-    def change(work: Workload) -> Workload:
-        parts = ({size: task_with(task) for size, task in part.items()} for part in work.partitions)
-        return replace(work, partitions=tuple(parts))
-
-    return change
-
-
-def _without_copies(work: Workload) -> Workload:
-    """A workload whose checkpoints copy neither inputs nor gradients."""
-    parts = ({size: replace(task, checkpointed=None) for size, task in part.items()} for part in work.partitions)
-    return replace(work, partitions=tuple(parts))
+    return _tasks(task_with)
 
 
 def _set(**values: Any) -> Callable[[Settings], Settings]:
@@ -185,14 +158,14 @@ def _set(**values: Any) -> Callable[[Settings], Settings]:
 MECHANISMS: Final = (
     Mechanism("classes of kernels: one efficiency", _one_efficiency),
     Mechanism("class of wide filters: as matrix products", _no_wide_filters),
-    Mechanism("time of copies", _free_links),
-    Mechanism("band: links of 9 GB/s", _link(9.0)),
-    Mechanism("band: links of 13 GB/s", _link(13.0)),
-    Mechanism("latency of links", _latencies(0.0)),
-    Mechanism("band: twice the latency of links", _latencies(2.0)),
+    Mechanism("time of copies", _links(lambda _: {"gb_per_s": 1e6, "latency_us": 0.0})),
+    Mechanism("band: links of 9 GB/s", _links(lambda _: {"gb_per_s": 9.0}, "within")),
+    Mechanism("band: links of 13 GB/s", _links(lambda _: {"gb_per_s": 13.0}, "within")),
+    Mechanism("latency of links", _links(lambda _: {"latency_us": 0.0})),
+    Mechanism("band: twice the latency of links", _links(lambda link: {"latency_us": 2 * link.latency_us})),
     Mechanism("second socket: one link for all", _one_socket),
-    Mechanism("band: 5 GB/s across sockets", _link(5.0, across=True)),
-    Mechanism("band: 8 GB/s across sockets", _link(8.0, across=True)),
+    Mechanism("band: 5 GB/s across sockets", _links(lambda _: {"gb_per_s": 5.0}, "across")),
+    Mechanism("band: 8 GB/s across sockets", _links(lambda _: {"gb_per_s": 8.0}, "across")),
     Mechanism("host time per kernel", _update(launch_us=0.0)),
     Mechanism("band: 10 us of the host per kernel", _update(launch_us=10.0)),
     Mechanism("band: 18 us of the host per kernel", _update(launch_us=18.0)),
@@ -211,7 +184,7 @@ MECHANISMS: Final = (
     Mechanism("band: 140 us until a root", settings=_set(nesting_ns=(50_000, 140_000))),
     Mechanism("band: other latencies", settings=_set(seed=1)),
     Mechanism("band: others again", settings=_set(seed=2)),
-    Mechanism("copies of gradients in a checkpoint", work=_without_copies),
+    Mechanism("copies of gradients in a checkpoint", work=_tasks(lambda task: replace(task, checkpointed=None))),
     Mechanism("scratch memory of convolutions", work=without_scratch),
     Mechanism("band: half of the scratch memory", work=_scratch(0.5)),
     Mechanism("band: twice the scratch memory", work=_scratch(2.0)),

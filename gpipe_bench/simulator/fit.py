@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from pydantic import ValidationError
 from scipy.optimize import least_squares
 
-from gpipe_bench.errors import GpipeBenchError
-from gpipe_bench.simulator.hardware.fitted_shares import fitted_profile
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
+from gpipe_bench.errors import ConfigError, GpipeBenchError
+from gpipe_bench.simulator.hardware.profile import Efficiency, HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.published.runs import is_fitted, published_source
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
 from gpipe_bench.simulator.tracing.steps import Kernel
@@ -30,13 +30,14 @@ from gpipe_bench.simulator.workloads.cost import duration_ns
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
 from gpipe_bench.simulator.workloads.sources import ModelSource
 
-__all__ = ["FITTED", "Calibration", "Observation", "calibrate", "fit_rows", "observe"]
+__all__ = ["FITTED", "Calibration", "Observation", "calibrate", "fit_rows", "fitted_profile", "observe"]
 
 FITTED: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul")
 """The fitted efficiencies."""
 
 # Where a fit starts, so that a fit of its own result gives the same numbers.
 _START: Final = (0.8, 0.4, 0.4)
+_DIGITS: Final = 3
 # Farther from 1 than any share; a step of the fit that goes beyond would overflow.
 _FARTHEST: Final = 50.0
 
@@ -131,6 +132,37 @@ def _share(logarithm: float) -> float:
 def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
     update = {**dict(zip(FITTED, shares, strict=True)), "origin": "fitted"}
     return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=update)})
+
+
+def fitted_profile(profile: Profile, shares: Mapping[str, float | None]) -> Profile:
+    """The profile with fitted shares, of three digits after the point.
+
+    Args:
+        profile: the device.
+        shares: efficiency -> its share; None for one that the profile does not have.
+
+    Raises:
+        ConfigError: profiles refuse a share, all of which it lists.
+    """
+    rounded = {name: None if share is None else round(share, _DIGITS) for name, share in shares.items()}
+    values: dict[str, Any] = {**profile.efficiency.model_dump(), **rounded, "origin": "fitted"}
+    try:
+        efficiency = Efficiency.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError([_problem(item, shares, profile.name) for item in error.errors()]) from None
+    return profile.model_copy(update={"efficiency": efficiency})
+
+
+def _problem(error: Any, shares: Mapping[str, float | None], name: str) -> str:
+    (share,) = error["loc"]
+    if error["type"] == "less_than_equal":
+        rule, rows = f"at most {error['ctx']['le']:g}", "faster"
+    else:
+        rule, rows = f"at least {10**-_DIGITS:g}", "slower"
+    return (
+        f"efficiency.{share} must be {rule}, got {shares[share]:.3g} from the fit; the rows are {rows} than a device "
+        f"of profile {name} can be: correct its peaks or check the rows"
+    )
 
 
 def fit_rows(cache: Path | None = None) -> list[Observation]:

@@ -10,6 +10,8 @@ memory; then it has no error either, and the printed table says which of the two
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,6 @@ from gpipe_bench.simulator.hardware.stored import kept_profile
 from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
 from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
 from gpipe_bench.simulator.tracing.trace_cache import default_folder
-from gpipe_bench.tables import csv_text
 
 __all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "print_predictions", "summary", "write"]
 
@@ -134,9 +135,14 @@ def write(rows: Sequence[Prediction], path: Path) -> None:
     ]
     configurations = configuration_records(row.configuration for row in rows)
     beside = path.with_name(f"{path.stem}_{CONFIGURATIONS}{path.suffix}")
-    texts = {path: csv_text(COLUMNS, [dict(zip(COLUMNS, line, strict=True)) for line in lines])}
-    texts[beside] = csv_text(CONFIGURATION_COLUMNS, configurations)
-    write_files(texts)
+    others = [[record[name] for name in CONFIGURATION_COLUMNS] for record in configurations]
+    write_files({path: _csv([COLUMNS, *lines]), beside: _csv([CONFIGURATION_COLUMNS, *others])})
+
+
+def _csv(lines: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
 
 
 def _text(value: str | float | None) -> str:

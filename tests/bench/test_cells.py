@@ -189,21 +189,8 @@ def test_copy_streams_and_nothing_else_are_unsupported_on_a_cpu(components):
     assert cell(variant=components.label, device="cuda").unsupported() == ""
 
 
-def test_what_a_cpu_cannot_run_is_asked_for_once_and_published_variants_most_often():
-    settings = {"repeats": 5, "other_repeats": 2}
-    config = parse_config({"ablation": {"cpu": settings}})
-    repeats = {}
-    for run in config.runs("ablation", CPU):
-        repeats.setdefault(run.cell.variant, []).append(run.repeat)
-    assert len(repeats) == 32
-    for variant, numbers in repeats.items():
-        often = variant in (*PUBLISHED, "dep-x-ptl")  # the last one stands in for dep-str-ptl
-        expected = 1 if Components.from_label(variant).copy_streams else 5 if often else 2
-        assert numbers == list(range(expected))
-
-
 def test_published_variants_come_first_and_none_twice():
-    variants = [run.cell.variant for run in SuiteConfig().runs("ablation", CPU) if run.repeat == 0]
+    variants = [run.cell.variant for run in SuiteConfig().runs("ablation", Machine("cuda", 4)) if run.repeat == 0]
     assert tuple(variants[:4]) == PUBLISHED
     assert len(variants) == len(set(variants)) == 32
 
@@ -211,7 +198,6 @@ def test_published_variants_come_first_and_none_twice():
 @pytest.mark.parametrize(
     ("machine", "devices", "transfer"),
     [
-        (CPU, 1, "host"),
         (Machine("cuda", 1), 1, "host"),
         (Machine("cuda", 2), 2, "host"),
         (Machine("cuda", 8), 4, "direct"),
@@ -223,15 +209,16 @@ def test_partitions_that_share_a_device_exchange_through_the_host(machine, devic
 
 
 def test_a_chosen_transfer_is_kept():
-    config = parse_config({"ablation": {"cpu": {"transfer": "direct", "variants": "published"}}})
-    assert {run.cell.transfer for run in config.runs("ablation", CPU)} == {"direct"}
+    config = parse_config({"ablation": {"cuda": {"transfer": "direct", "variants": "published"}}})
+    assert {run.cell.transfer for run in config.runs("ablation", Machine("cuda", 1))} == {"direct"}
 
 
 def test_experiments_that_ask_for_one_cell_share_its_path():
-    config = SuiteConfig()
+    same = {"batch_size": 8, "chunks": 4, "partitions": 2, "balance": "25-28", "steps": 5, "schedules": []}
+    config = parse_config({"ablation": {"cpu": same}, "sweep": {"measured": {"cpu": {"balances": ["53", "25-28"]}}}})
     ablation, sweep = (config.runs(name, CPU) for name in ("ablation", "sweep_measured"))
     shared = {run.path for run in ablation} & {run.path for run in sweep}
-    assert {path.as_posix().split("-n4-m4-b8-cpu-")[0] for path in shared} == {"results/raw/measured-unet-dep-x-ptl"}
+    assert {path.name.partition("-b8-")[0] for path in shared} == {"measured-unet-dep-x-ptl-n1-m1"}
 
 
 def test_an_unknown_experiment_gets_the_nearest_name():

@@ -20,6 +20,7 @@ from gpipe_bench.bench.experiments.config_files import (
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 
+BALANCE_RULE = "must have one entry per partition"
 VARIANTS_RULE = "must be published, factorial or labels like dep-str-ptl"
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +39,7 @@ def test_all_problems_are_reported_at_once(tmp_path):
     text = """
         devce: cpu
         ablation:
-          cpu:
+          cuda:
             chunks: 0
             chuncks: 4
             batch_size: many
@@ -49,20 +50,20 @@ def test_all_problems_are_reported_at_once(tmp_path):
             balance: 1-2
             variants: [published, dep-str-xx]
             model_args: dept=4;B=x
-          cuda: 3
+          cpu: 3
     """
     assert sorted(problems(text, folder=tmp_path)) == [
-        "a.yaml: ablation.cpu.balance must have one entry per partition, 3, got 2 in 1-2; change balance or partitions",
-        "a.yaml: ablation.cpu.batch_size must be a whole number, got 'many'; write it without quotes or decimals",
-        "a.yaml: ablation.cpu.checkpoint must be one of always, except_last, never, got 'allways'; use 'always'",
-        "a.yaml: ablation.cpu.chuncks must be a known key, got 'chuncks'; use 'chunks'",
-        "a.yaml: ablation.cpu.chunks must be at least 1, got 0; raise it",
-        "a.yaml: ablation.cpu.model_args: B of unet must be an integer, at least 1, got 'x'; the default is 5",
-        "a.yaml: ablation.cpu.model_args: argument of unet must be one it declares, got 'dept'; use 'depth'",
-        "a.yaml: ablation.cpu.steps must be a whole number, got True; write it without quotes or decimals",
-        "a.yaml: ablation.cpu.tf32 must be true or false, got 'yes'; write one of them without quotes",
-        f"a.yaml: ablation.cpu.variants {VARIANTS_RULE}, got 'dep-str-xx'; use 'dep-str-x'",
-        "a.yaml: ablation.cuda must be a section of settings, got 3; write its keys below it, indented",
+        "a.yaml: ablation.cpu must be a section of settings, got 3; write its keys below it, indented",
+        f"a.yaml: ablation.cuda.balance {BALANCE_RULE}, 3, got 2 in 1-2; change balance or partitions",
+        "a.yaml: ablation.cuda.batch_size must be a whole number, got 'many'; write it without quotes or decimals",
+        "a.yaml: ablation.cuda.checkpoint must be one of always, except_last, never, got 'allways'; use 'always'",
+        "a.yaml: ablation.cuda.chuncks must be a known key, got 'chuncks'; use 'chunks'",
+        "a.yaml: ablation.cuda.chunks must be at least 1, got 0; raise it",
+        "a.yaml: ablation.cuda.model_args: B of unet must be an integer, at least 1, got 'x'; the default is 5",
+        "a.yaml: ablation.cuda.model_args: argument of unet must be one it declares, got 'dept'; use 'depth'",
+        "a.yaml: ablation.cuda.steps must be a whole number, got True; write it without quotes or decimals",
+        "a.yaml: ablation.cuda.tf32 must be true or false, got 'yes'; write one of them without quotes",
+        f"a.yaml: ablation.cuda.variants {VARIANTS_RULE}, got 'dep-str-xx'; use 'dep-str-x'",
         "a.yaml: devce must be a known key, got 'devce'; use 'device'",
     ]
 
@@ -173,9 +174,9 @@ def test_an_absent_file(tmp_path):
 
 def test_rules_between_settings_wait_only_for_the_settings_they_need():
     with pytest.raises(ConfigError) as caught:
-        parse_config({"ablation": {"cpu": {"balance": "1-2-3", "steps": 0}, "cuda": {"balance": "x", "chunks": 0}}})
+        parse_config({"ablation": {"simulated": {"balance": "1-2-3"}, "cuda": {"balance": "x", "chunks": 0}}})
     text = "\n".join(caught.value.problems)
-    assert "ablation.cpu.balance must have one entry per partition, 4, got 3" in text
+    assert "ablation.simulated.balance must have one entry per partition, 4, got 3" in text
     assert "ablation.cuda.balance must be positive numbers of layers, got 'x'" in text
     assert text.count("ablation.cuda.balance") == 1
 
@@ -185,7 +186,7 @@ def test_later_files_go_over_earlier_ones(tmp_path):
     (tmp_path / "b.yaml").write_text("ablation: {cpu: {variants: [dep-x-ptl]}, cuda: {repeats: 9}}")
     config = load_config([tmp_path / "a.yaml", tmp_path / "b.yaml"])
     assert (config.device, config.ablation.cpu.steps, config.ablation.cuda.repeats) == ("cuda", 7, 9)
-    assert config.ablation.cpu.labels() == ["dep-x-ptl"]
+    assert config.ablation.cpu.variants == ("dep-x-ptl",)
     assert config.ablation.cuda.chunks == SuiteConfig().ablation.cuda.chunks
 
 
@@ -204,7 +205,7 @@ def test_an_empty_file_has_the_defaults(tmp_path):
     ],
 )
 def test_variants_are_sets_or_labels(variants, labels):
-    assert parse_config({"ablation": {"cpu": {"variants": variants}}}).ablation.cpu.labels() == labels
+    assert parse_config({"ablation": {"cuda": {"variants": variants}}}).ablation.cuda.labels() == labels
 
 
 def test_a_balance_may_be_a_list_or_text():
@@ -219,11 +220,10 @@ def test_the_published_settings_on_gpus():
     assert not cuda.tf32
 
 
-def test_both_published_and_all_combinations_are_the_default():
-    config = SuiteConfig()
-    for workload in (config.ablation.cpu, config.ablation.cuda):
-        assert len(workload.labels()) == 32
-        assert workload.labels()[:4] == list(PUBLISHED)
+def test_both_published_and_all_combinations_are_the_default_on_gpus():
+    labels = SuiteConfig().ablation.cuda.labels()
+    assert len(labels) == 32
+    assert labels[:4] == list(PUBLISHED)
 
 
 def test_the_default_file_is_the_generated_one():

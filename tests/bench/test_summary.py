@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -11,10 +12,10 @@ from rich.console import Console
 
 from gpipe_bench.bench.evaluation.summary import print_summary, result_files
 from gpipe_bench.bench.running.run import failed_result
-from gpipe_bench.components import Components
 from gpipe_bench.intervals import ratio_interval
 from gpipe_bench.outcomes import group_rows
 from tests.bench.cells_of import cell, ok_result
+from tests.figures.synthetic import cpu_ways
 
 
 def printed(rows, files=(), width=160):
@@ -75,27 +76,22 @@ def test_large_memory_is_in_gib_and_what_the_allocator_held_stands_beside_it():
     assert "20.2 (23.5 held)" in printed(rows)
 
 
-def test_unsupported_variants_name_their_stand_ins_on_one_line():
+def test_unsupported_variants_share_a_footnote():
     text = printed([*BASE, unsupported("dep-str-x"), unsupported("dep-str-ptl")])
-    said = "copy_streams needs an accelerator (dep-str-x: see dep-x-x; dep-str-ptl: see dep-x-ptl)"
-    assert f"unsupported, 2 variants: {said}\n" in text
+    assert line(text, "dep-str-x") == ["dep-str-x", "0", "unsupported", "[1]"]
+    assert line(text, "dep-str-ptl")[-2:] == ["unsupported", "[1]"]
+    assert text.count("[1] unsupported: copy_streams needs an accelerator\n") == 1
     assert "6 runs: 4 ok, 2 unsupported" in text
     assert "FAILED" not in text
 
 
-def test_many_unsupported_variants_are_counted():
-    names = [components.label for components in Components.factorial() if components.copy_streams]
-    lines = printed([*BASE, *map(unsupported, names)], width=400).splitlines()
-    (found,) = (text for text in lines if text.startswith("unsupported"))
-    assert found.startswith(f"unsupported, {len(names)} variants: ")
-    assert found.endswith(f"; and {len(names) - 2} more)")
-    assert not any(text.startswith(tuple(names)) for text in lines)
-
-
-def test_where_nothing_is_supported_there_is_no_table():
-    text = printed([unsupported("dep-str-x")])
-    assert "unsupported, 1 variant: " in text
-    assert "samples/s" not in text
+def test_a_cpu_compares_ways_to_run_with_the_plain_loop():
+    text = printed(cpu_ways())
+    assert "x plain loop" in " ".join(text.split())
+    assert re.search(r"^ *plain loop +3 +100\.0 .* 1 ", text, re.MULTILINE)
+    assert re.search(r"^ *paper's executor +3 +150\.0 .* 1\.50 \[", text, re.MULTILINE)
+    assert re.search(r"^ *zb_v +0 .*error \[1\]", text, re.MULTILINE)
+    assert text.index("1f1b") > text.index("paper's executor") > text.index("plain loop ")
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])

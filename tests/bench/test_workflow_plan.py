@@ -50,7 +50,9 @@ def test_only_experiments_with_timelines_keep_them(plan):
 
 
 def test_the_published_variants_of_both_kinds(plan):
-    assert tuple(plan.published("ablation")) == PUBLISHED
+    assert plan.published("ablation") == []
+    asked = make_plan({"device": "cpu", "ablation": {"cpu": {"variants": "published"}}}, [])
+    assert tuple(asked.published("ablation")) == PUBLISHED
     assert tuple(plan.published("ablation", "simulated")) == PUBLISHED
     assert plan.published("sweep_measured") == []
 

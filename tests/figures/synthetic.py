@@ -77,6 +77,22 @@ def cpu_ablation(repeats: int = 3) -> list[Row]:
     return rows
 
 
+def cpu_ways(repeats: int = 3) -> list[Row]:
+    """Ways to run a model on an invented CPU: the loop, two speeds of pipelines, and a schedule that failed."""
+    rows = []
+    for way, speed in (("paper", 150), ("loop", 100), ("gpipe", 150), ("1f1b", 180), ("zb_v", None)):
+        values: dict[str, Any] = {"checkpoint": "never", "partitions": 2, "balance": "9-9"}
+        if way == "loop":
+            values |= {"partitions": 1, "chunks": 1, "balance": "18"}
+        elif way != "paper":
+            values |= {"backward": "scheduled", "schedule": way}
+        for k in range(repeats):
+            found = {"throughput_samples_per_s": speed + (k - 1), "peak_allocated_gib": 0.125} if speed else {}
+            failed = {} if speed else {"status": "error", "reason": "RuntimeError: a worker died"}
+            rows.append(ablation_row("dep-x-ptl", k, **values, **found, **failed))
+    return rows
+
+
 def accelerator_ablation(repeats: int = 3, evidence: str = "measured") -> list[Row]:
     """The whole factorial on an invented accelerator."""
     rng, rows = random.Random(2), []

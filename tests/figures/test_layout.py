@@ -13,6 +13,7 @@ from tests.figures.synthetic import (
     ablation_row,
     accelerator_ablation,
     cpu_ablation,
+    cpu_ways,
     overlapping_events,
     published_ablation,
     step_events,
@@ -32,6 +33,7 @@ def close_values():
 
 ABLATIONS = {
     "cpu": cpu_ablation,
+    "ways of a cpu": cpu_ways,
     "accelerator": accelerator_ablation,
     "all evidence": lambda: [*cpu_ablation(), *published_ablation(), *accelerator_ablation(1, "simulated")],
     "close values": close_values,
@@ -114,6 +116,17 @@ def test_failed_runs_are_shown_with_their_reason(texts_of):
     assert "unsupported, 16 variants: copy_streams needs an accelerator" in shown
     assert "oom, x-x-ptl-x-x: needed 3.1 GiB of 2.0 GiB" in shown
     assert "RuntimeError: worker of partition 2 died" in shown
+
+
+def test_a_cpu_compares_ways_to_run_with_the_plain_loop(texts_of):
+    with drawing():
+        shown = words(texts_of(ablation_figure([*cpu_ways(), *accelerator_ablation(1, "simulated")])))
+    assert "throughput (\u00d7 plain loop)" in shown
+    assert "100 samples/s" in shown
+    assert "1.50\u00d7" in shown
+    assert "1.80\u00d7" in shown
+    assert "error, zb_v: RuntimeError: a worker died" in shown
+    assert "Plain loop: the nn.Sequential without a pipeline" in shown
 
 
 def test_published_variants_show_median_and_gain(texts_of):

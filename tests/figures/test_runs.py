@@ -3,15 +3,11 @@ import pytest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.runs import choose_run
 from gpipe_bench.figures.tables import RecordedEvent
-from tests.figures.synthetic import NO_COPY_STREAMS, ablation_row, step_events
+from tests.figures.synthetic import ablation_row, step_events
 
 
 def recorded(variant, repeat=0, cell="cell", evidence="measured", m=2):
     return [RecordedEvent(cell, variant, repeat, evidence, event) for event in step_events(m, 2, copies=False)]
-
-
-def unsupported(variant, reason=NO_COPY_STREAMS):
-    return ablation_row(variant, status="unsupported", reason=reason, device="cpu")
 
 
 def test_the_repeat_nearest_to_the_median_is_drawn():
@@ -36,18 +32,13 @@ def test_the_row_of_the_cell_is_told_from_others_by_its_name():
     assert choose_run(recorded("baseline", cell="testnet-22222222"), rows, "baseline").row.chunks == 4
 
 
-def test_without_copy_streams_the_same_components_stand_in():
-    rows = [unsupported("dep-str-ptl"), ablation_row("dep-x-ptl")]
-    run = choose_run(recorded("dep-x-ptl"), rows, "dep-str-ptl")
-    assert run.row.variant == "dep-x-ptl"
-    assert run.remark == "copy streams unsupported on cpu: showing dep-x-ptl"
-
-
-def test_what_is_unsupported_for_another_reason_has_no_stand_in():
-    rows = [unsupported("dep-str-ptl", "devices must be 4, got 1"), ablation_row("dep-x-ptl")]
-    run = choose_run(recorded("dep-x-ptl"), rows, "dep-str-ptl")
+def test_a_variant_that_is_unsupported_says_so():
+    row = ablation_row(
+        "dep-str-ptl", status="unsupported", reason="copy_streams needs an accelerator; see", device="cpu"
+    )
+    run = choose_run(recorded("dep-x-ptl"), [row, ablation_row("dep-x-ptl")], "dep-str-ptl")
     assert run.events == []
-    assert run.remark == "no timeline, unsupported: devices must be 4, got 1"
+    assert run.remark == "no timeline, unsupported: copy_streams needs an accelerator"
 
 
 def test_a_run_out_of_memory_says_so():

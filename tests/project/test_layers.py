@@ -13,7 +13,7 @@ from tests.project.tree import ROOT
 
 # What each layer may import besides itself:
 #
-#   pure <- skip <- engine <- measure <--- bench <- cli
+#   pure <- skip <- engine <- measure <--- bench <- cli        emulator: above engine, simulator; below bench
 #    ^       ^        ^                     | |      |
 #    |       |        +------ balance <-----+ |      |
 #    |       |                   v            |      |
@@ -29,10 +29,23 @@ ALLOWED = {
     "measure": {"pure", "engine"},
     "native": {"pure"},
     "simulator": {"pure", "skip", "models", "native"},
+    "emulator": {"pure", "skip", "engine", "models", "native", "simulator"},
     "figures": {"pure"},
     "report": {"pure", "figures"},
-    "bench": {"pure", "skip", "engine", "models", "balance", "measure", "simulator"},
-    "cli": {"pure", "skip", "engine", "models", "balance", "measure", "simulator", "figures", "report", "bench"},
+    "bench": {"pure", "skip", "engine", "models", "balance", "measure", "simulator", "emulator"},
+    "cli": {
+        "pure",
+        "skip",
+        "engine",
+        "models",
+        "balance",
+        "measure",
+        "simulator",
+        "emulator",
+        "figures",
+        "report",
+        "bench",
+    },
 }
 EXCEPTIONAL = {
     "gpipe_bench.pipe": "engine",

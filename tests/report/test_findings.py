@@ -19,7 +19,7 @@ from gpipe_bench.report.findings.predictions import prediction_findings
 from gpipe_bench.report.findings.races import race_findings
 from gpipe_bench.report.findings.sweeps import advice_findings, sweep_findings
 from gpipe_bench.report.findings.training import training_findings
-from tests.figures.synthetic import ablation_row
+from tests.figures.synthetic import ablation_row, cpu_ways
 
 HARDWARE = {"evidence": "simulated", "device": "cuda Imaginary H9", "device_count": 4, "profile": "h9"}
 
@@ -91,6 +91,15 @@ def test_a_component_that_was_not_run_is_left_out():
     text = words(ablation_findings(rows, "ablation"))
     assert "copy streams" not in text
     assert "(Fork and Join) +100 % (+100 % to +100 %)" in text
+
+
+def test_a_cpu_is_judged_by_the_plain_loop():
+    (finding,) = ablation_findings(cpu_ways(), "ablation")
+    assert (finding.topic, finding.evidence) == ("Pipelines on a CPU", ("measured",))
+    text = words([finding])
+    assert "without a pipeline) reaches 100 samples/s." in text
+    assert re.search(r": 1f1b 1\.80 x \(1\.7\d to 1\.8\d\), gpipe 1\.50 x \(.*\), paper's executor 1\.50 x", text)
+    assert "zb_v" not in text
 
 
 def sweep_row(n, m, speed, bubble, imbalance=0.0, **changes):

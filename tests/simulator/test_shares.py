@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
+from gpipe_bench.breakdown import Breakdown, split_device_time
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.runs.events import Settings, run
-from gpipe_bench.simulator.runs.simulation import _added_up, _counted, step_events
+from gpipe_bench.simulator.runs.simulation import device_uses, step_events
 from tests.simulator.support import Plain, task, workload
 
 
 @pytest.mark.parametrize("devices", [(0, 1, 2, 3), (3, 2, 0, 5), (0, 1, 1, 0)])
 @pytest.mark.parametrize("label", ["dep-str-ptl", "baseline"])
 @pytest.mark.parametrize("steps", [1, 2])
-def test_counted_or_added_up(devices, label, steps):
+def test_shares_are_those_of_the_events(devices, label, steps):
     work = workload(12, [task(1000 + 100 * j, 2000 - 300 * j, 3) for j in range(4)], [(0, 2), (1, 3), (0, 3)])
     machine, chosen = Plain(copy=700, launch_ns=20, queue_depth=1024), Settings(Components.from_label(label))
     done = run(work, machine, Settings(chosen.components, devices=devices, steps=steps))
-    asked = *step_events(done), devices
-    (shares, busy), (expected_shares, expected_busy) = _counted(*asked), _added_up(*asked)
-    assert busy == pytest.approx(expected_busy)
-    names = shares[0].__slots__
-    for share, expected in zip(shares, expected_shares, strict=True):
-        assert [getattr(share, name) for name in names] == pytest.approx([getattr(expected, name) for name in names])
+    events, length_us = step_events(done)
+    used = sorted(set(devices))
+    # A breakdown is of partitions; here of devices.
+    placed = [replace(event, partition=used.index(devices[event.partition])) for event in events]
+    expected = split_device_time(placed, len(used), 0, length_us)
+    for use, share in zip(device_uses(done, events, length_us, devices), expected, strict=True):
+        names = Breakdown.__slots__
+        assert [getattr(use, name) for name in names] == pytest.approx([getattr(share, name) for name in names])
+        own = [event for event in events if event.device == f"cuda:{use.device}"]
+        assert use.utilization_fraction == pytest.approx(_covered(own, length_us))
+
+
+def _covered(events, length_us):
+    """The share of a step in which one of the events runs."""
+    instants = sorted({0.0, length_us, *(time for event in events for time in (event.start_us, event.end_us))})
+    spans = [pair for pair in pairwise(instants) if pair[0] >= 0 and pair[1] <= length_us]
+    busy = [pair for pair in spans if any(one.start_us <= pair[0] and pair[1] <= one.end_us for one in events)]
+    return sum(end - start for start, end in busy) / length_us

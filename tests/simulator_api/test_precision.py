@@ -15,7 +15,7 @@ from gpipe_bench.cli import main
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.tracing.facts import Parameter
+from gpipe_bench.simulator.tracing.steps import Parameter
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS, trace_optimizer
 from tests.simulator_api.layers import Pop, Stash

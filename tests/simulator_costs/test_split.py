@@ -11,7 +11,7 @@ from torch import nn
 
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.tracing.model_splits import SplitTracer
+from gpipe_bench.simulator.tracing.split_trace import SplitTracer
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import NOTHING

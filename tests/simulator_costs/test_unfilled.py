@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from gpipe_bench.simulator.tracing.meta_layers import Unfilled
 from gpipe_bench.simulator.tracing.signature import signature
-from gpipe_bench.simulator.tracing.unfilled import Unfilled
 
 
 def layers():

@@ -22,8 +22,8 @@ PARTS = (
     "results/reference",
 )
 MODEL = "depth=1;B=1;C=2;size=4"
-# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, and its stand-in; a complete
-# factorial in virtual time; sweeps of a few cells.
+# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, the plain loop and a schedule;
+# a complete factorial in virtual time; sweeps of a few cells.
 TINY = {
     "device": "cpu",
     "ablation": {
@@ -36,7 +36,8 @@ TINY = {
             "warmup": 0,
             "steps": 1,
             "repeats": 1,
-            "variants": ["baseline", "dep-str-ptl", "dep-x-ptl"],
+            "variants": ["baseline", "dep-str-ptl"],
+            "schedules": ["1f1b"],
         },
         "simulated": {
             "model_args": MODEL,

@@ -40,6 +40,24 @@ rule simulate:
         "python -m gpipe_bench simulate-cells {params.arguments:q} --out {output:q} > {log:q} 2>&1"
 
 
+rule emulate:
+    """Run cells of one model on virtual devices, in virtual time, in one process; skipped without a C++ compiler."""
+    input:
+        profile=lookup(dpath="{group}", within=PLAN.profiles),
+    output:
+        ensure(EMULATED_PATTERN, non_empty=True),
+    log:
+        "logs/emulate/{group}.log",
+    conda:
+        "../envs/gpipe_bench.yaml"
+    params:
+        arguments=lookup(dpath="{group}", within=PLAN.emulations),
+        sources=source_digest("gpipe_bench.bench.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
+        torch=version("torch"),
+    shell:
+        "python -m gpipe_bench emulate-cells {params.arguments:q} --out {output:q} > {log:q} 2>&1"
+
+
 rule simulate_published:
     """Simulate the rows of a published table with the settings that they were run with."""
     input:
@@ -113,4 +131,21 @@ rule trace_simulated:
         sources=source_digest("gpipe_bench.bench.storage.trace"),
     shell:
         "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --evidence simulated"
+        " --out {output:q} > {log:q} 2>&1"
+
+
+rule trace_emulated:
+    """Write the emulated timeline of one variant as a Chrome trace, which Perfetto opens."""
+    input:
+        events="results/{experiment}_events.csv",
+    output:
+        ensure("results/traces/{experiment}/emulated_{variant}.json", non_empty=True),
+    log:
+        "logs/trace_emulated/{experiment}/{variant}.log",
+    conda:
+        "../envs/gpipe_bench.yaml"
+    params:
+        sources=source_digest("gpipe_bench.bench.storage.trace"),
+    shell:
+        "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --evidence emulated"
         " --out {output:q} > {log:q} 2>&1"

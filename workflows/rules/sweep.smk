@@ -1,4 +1,4 @@
-# Numbers of partitions and micro-batches: simulated at scale, measured as far as the devices of this machine go.
+# Numbers of partitions and micro-batches: simulated at scale, emulated at some points, measured as far as the devices of this machine go.
 
 
 rule sweep:
@@ -23,7 +23,7 @@ rule figure_sweep:
             caption="../report/sweep.rst",
             category="Sweeps",
             subcategory="{sweep}",
-            labels={"figure": "throughput", "evidence": "simulated, or measured on this machine"},
+            labels={"figure": "throughput", "evidence": "simulated and emulated, or measured on this machine"},
         ),
         pdf=ensure("figures/sweep_{sweep}.pdf", non_empty=True),
         png=ensure("figures/sweep_{sweep}.png", non_empty=True),
@@ -48,7 +48,7 @@ rule figure_why:
             caption="../report/why.rst",
             category="Sweeps",
             subcategory="{sweep}",
-            labels={"figure": "why is it slower?", "evidence": "simulated, or measured on this machine"},
+            labels={"figure": "why is it slower?", "evidence": "simulated and emulated, or measured on this machine"},
         ),
         pdf=ensure("figures/why_{sweep}.pdf", non_empty=True),
         png=ensure("figures/why_{sweep}.png", non_empty=True),

@@ -28,6 +28,7 @@ _AT_MOST: Final = 20
 _ORIGIN: Final = {
     "published": ("source",),
     "simulated": ("commit", "config_sha256", "profile"),
+    "emulated": ("commit", "config_sha256", "profile", "torch"),
     "measured": ("commit", "config_sha256", "torch", "python"),
 }
 """What a row with values must say of where they come from, by its evidence."""

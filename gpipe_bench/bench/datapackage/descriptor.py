@@ -38,6 +38,7 @@ _PAPERS: Final = (
 _EVIDENCE: Final = {
     "published": "printed by others",
     "simulated": "virtual time: no device ran it",
+    "emulated": "virtual time: the engine itself on virtual devices",
     "measured": "measured on real devices",
 }
 _PROVENANCE: Final = ("profile", "device", "torch", "cuda", "driver", "python", "commit", "dirty", "config_sha256")
@@ -67,7 +68,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
         "profile": "tabular-data-package",
         "name": "gpipe-bench-reference",
         "title": "Reference results of gpipe_bench: pipeline-parallel training, part by part",
-        "description": "Published, simulated and measured values of one set of cells; every row names its evidence.",
+        "description": "Values of one set of cells, published, simulated, emulated and measured; every row says which.",
         "version": __version__,
         "licenses": [
             {"name": "BSD-3-Clause", "path": "https://opensource.org/license/bsd-3-clause", "title": "BSD 3-Clause"}

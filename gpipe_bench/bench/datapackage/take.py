@@ -1,7 +1,7 @@
 """From the tables of a run to reference results: rows sorted by evidence and by what they ran on.
 
-``<folder>/simulated/<profile>/<experiment>.csv`` and ``<folder>/measured/<machine>/<experiment>.csv``, each with its
-companions. Predictions of published cells go to the hardware of the published runs. Published rows are not taken: they
+``<folder>/simulated/<profile>/<experiment>.csv``, ``<folder>/emulated/<profile>/<experiment>.csv`` and
+``<folder>/measured/<machine>/<experiment>.csv``, each with its companions. Predictions of published cells go to the hardware of the published runs. Published rows are not taken: they
 are made from ``<folder>/published`` whenever they are needed.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["place_name", "result_tables", "take_reference"]
 
-_TAKEN: Final = ("simulated", "measured")
+_TAKEN: Final = ("simulated", "emulated", "measured")
 _PREDICTIONS: Final = "predictions"
 _PUBLISHED_ON: Final = "p40"  # the hardware of the published runs
 
@@ -43,7 +43,7 @@ def result_tables(folder: Path) -> list[Path]:
 
 
 def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
-    """Take the simulated and measured rows of an experiment, with their companions, or predictions, into ``folder``.
+    """Take the rows of an experiment that are not published, with companions, or predictions, into ``folder``.
 
     Tables of the same experiment, evidence and hardware that are there already are replaced.
 
@@ -70,7 +70,9 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
         raise ConfigError([f"table must be one of rows, got {kind.name} in {rows}; name <experiment>.csv itself"])
     taken = table[table["evidence"].isin(_TAKEN)]
     if taken.empty:
-        raise ConfigError([f"rows must hold simulated or measured ones, got none in {rows}; run the experiment first"])
+        raise ConfigError(
+            [f"rows must hold simulated, emulated or measured ones, got none in {rows}; run the experiment first"]
+        )
     hardware = taken["profile"].mask(taken["evidence"] == "measured", machine) if machine else taken["profile"]
     places = taken["evidence"] + "/" + hardware.map(lambda name: place_name(name, rows))
     texts, targets = {}, []

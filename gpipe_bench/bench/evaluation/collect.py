@@ -19,7 +19,9 @@ from gpipe_bench.tables import csv_text
 
 __all__ = ["collect", "read_raw", "write_tables"]
 
-_SIMULATED: Final = "simulated-"
+_SHARED: Final = ("simulated-", "emulated-")
+"""Starts of the names of cells that several experiments take from one file."""
+
 _MEASURED: Final = ("throughput_samples_per_s", "step_time_ms")
 
 
@@ -33,8 +35,8 @@ def collect(
         experiment: name for the column of that name; raw results may be shared by several experiments.
         out: the table of rows; companions lie beside it.
         published: folder of published values; those of the same settings go before the other rows.
-        cells: digests that the names of simulated cells end with, in the order that the tables keep; other simulations
-            are left out. Empty: all are taken as they come.
+        cells: digests that the names of simulated and emulated cells end with, in the order that the tables keep; other
+            cells of these kinds are left out. Empty: all are taken as they come.
 
     Returns:
         The rows written.
@@ -50,13 +52,17 @@ def collect(
 
 
 def _chosen(results: Sequence[RawResult], cells: Sequence[str]) -> list[RawResult]:
-    """The simulations of some cells in their order, then everything that is no simulation of a cell."""
-    own = {result.cell.rpartition("-")[2]: result for result in results if result.cell.startswith(_SIMULATED)}
+    """The simulations and emulations of some cells in their order, then everything else."""
+    own: dict[str, list[RawResult]] = {}
+    for result in results:
+        if result.cell.startswith(_SHARED):
+            own.setdefault(result.cell.rpartition("-")[2], []).append(result)
     missing = [cell for cell in cells if cell not in own]
     if missing:
-        rule = "raw results must hold every simulated cell that was asked for"
-        raise ConfigError([f"{rule}, got none that ends in {cell}; simulate it" for cell in missing])
-    return [*(own[cell] for cell in cells), *(r for r in results if not r.cell.startswith(_SIMULATED))]
+        rule = "raw results must hold every simulated and emulated cell that was asked for"
+        raise ConfigError([f"{rule}, got none that ends in {cell}; simulate or emulate it" for cell in missing])
+    others = [result for result in results if not result.cell.startswith(_SHARED)]
+    return [*(result for cell in cells for result in own[cell]), *others]
 
 
 def read_raw(paths: Iterable[Path]) -> list[RawResult]:

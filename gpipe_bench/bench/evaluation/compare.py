@@ -204,8 +204,8 @@ def _grouped(rows: Iterable[AnyRow], across: Sequence[str]) -> dict[tuple[object
     names = [name for name in CELL_KEYS if name not in apart]
     groups: dict[tuple[object, ...], list[AnyRow]] = {}
     for row in rows:
-        # Two profiles of simulated hardware are two cells; two real machines are what is compared.
-        hardware = row.profile if row.evidence == "simulated" and "evidence" in names else ""
+        # Two profiles of simulated or emulated hardware are two cells; two real machines are what is compared.
+        hardware = row.profile if row.evidence in ("simulated", "emulated") and "evidence" in names else ""
         groups.setdefault((*(key_of(row, name) for name in names), hardware), []).append(row)
     return groups
 
@@ -244,6 +244,20 @@ def _with_test(cell: CellComparison, pool: Pool | None) -> CellComparison:
     return replace(cell, test="mann-whitney") if enough_repeats(found.n, found.n_reference) else cell
 
 
+def _computed(cell: CellComparison) -> str:
+    """The verdict on values that were computed, not measured."""
+    if cell.row.evidence == "emulated" and _overlap(*_pair(cell)):
+        return "no difference shown"
+    pair = median(cell.values), median(cell.reference_values)
+    return "equal" if math.isclose(*pair, rel_tol=EXACT) else "differs"
+
+
+def _overlap(values: Sequence[float], reference: Sequence[float]) -> bool:
+    """Whether host threads race in an emulated cell, and the ranges of its steps have a value in common."""
+    several = max(len({*values}), len({*reference})) > 1
+    return several and max(min(values), min(reference)) <= min(max(values), max(reference))
+
+
 def _p_value(cell: CellComparison) -> float:
     return cell.comparison.p_value if cell.comparison else 1.0
 
@@ -260,8 +274,7 @@ def _verdict(cell: CellComparison, tests: int) -> str:
     if not cell.values:
         return "no value"
     if cell.row.evidence != "measured" or len({*cell.values, *cell.reference_values}) == 1:
-        pair = median(cell.values), median(cell.reference_values)
-        return "equal" if math.isclose(*pair, rel_tol=EXACT) else "differs"
+        return _computed(cell)
     found = cell.comparison
     if found is None:
         return "no value"

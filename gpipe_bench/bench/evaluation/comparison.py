@@ -1,4 +1,4 @@
-"""Simulated against published values, and what each component contributes: tables for the terminal."""
+"""Values of one evidence against those of another, and what each component contributes: tables for the terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
 
-from gpipe_bench.components import Components
+from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.console import Column, Grid
 from gpipe_bench.outcomes import THROUGHPUT, Group
 from gpipe_bench.shapley import Share, shapley_shares
@@ -21,18 +21,24 @@ _METRICS: Final[Mapping[str, tuple[str, str]]] = {
 _COMPONENTS: Final = tuple(field.name for field in fields(Components))
 
 
-def comparison_table(simulated: Group, published: Group) -> Grid:
-    """Published value, simulated value and error of every variant that was published."""
-    kinds = ("published", "simulated", "error")
+def comparison_table(group: Group, other: Group) -> Grid:
+    """The value of another evidence, that of the group, and their difference, of every variant that was published.
+
+    Args:
+        group: simulated or emulated.
+        other: published; of an emulated group also simulated.
+    """
+    kinds = (other.head.evidence, group.head.evidence, "error" if other.head.evidence == "published" else "differs")
     columns = [Column(f"{name}\n{kind}") for name, _ in _METRICS.values() for kind in kinds]
-    title = f"simulated on {simulated.head.profile}, against the published values"
+    title = f"{group.head.evidence} on {group.head.profile}, against the {other.head.evidence} values"
     table = Grid([Column("variant", text=True), *columns], title)
-    for variant, printed in published.outcomes.items():
-        if variant not in simulated.outcomes:
+    variant: str
+    for variant in PUBLISHED:
+        if variant not in group.outcomes or variant not in other.outcomes:
             continue
-        ours, words = simulated.outcomes[variant], [variant]
+        ours, theirs, words = group.outcomes[variant], other.outcomes[variant], [variant]
         for column, (_, form) in _METRICS.items():
-            old, new = printed.middle(column), ours.middle(column)
+            old, new = theirs.middle(column), ours.middle(column)
             words += [_word(old, form), _word(new, form) or _failure(ours.failed and ours.failed[0].status)]
             words.append("" if old is None or new is None else f"{new / old - 1:+.1%}")
         table.add(*words)

@@ -1,4 +1,4 @@
-"""The table in the terminal: every variant with its repeats, medians, intervals and failures."""
+"""The table in the terminal: every variant, or way to run on a CPU, with repeats, medians, intervals and failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
 from gpipe_bench.configurations import CONFIGURATIONS
 from gpipe_bench.console import Column, Grid, output
 from gpipe_bench.intervals import Interval
-from gpipe_bench.outcomes import THROUGHPUT, Outcome, group_rows, published_beside
+from gpipe_bench.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
 from gpipe_bench.outcomes import Group as OutcomeGroup
 from gpipe_bench.rows import Row
 
@@ -32,12 +32,11 @@ _SHARES: Final = {
     "recomp.": "recompute_fraction",
 }
 _STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", "error": "bold red"}
-_LISTED: Final = 2
-"""Unsupported variants that are named; the others are counted."""
 _LOUD: Final = ("error", "oom", "skipped")
 _READING: Final = (
-    "n repeats; median [bootstrapped 95 % interval, which spans all repeats when they are few]; * differs from the "
-    "baseline (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline with free copies."
+    "n repeats, of an emulated cell its timed steps; median [bootstrapped 95 % interval, which spans all repeats when "
+    "they are few]; * differs from 1 (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline "
+    "with free copies."
 )
 
 
@@ -59,14 +58,13 @@ def summary(rows: Sequence[Row]) -> RenderableType:
     """The tables of ``rows``, each with the reasons of failures below it."""
     parts: list[RenderableType] = []
     groups = group_rows(rows, seeds=True)
-    pairs = [(group, published_beside(group, groups)) for group in groups]
-    beside = [published for _, published in pairs if published]
-    for group in (group for group in groups if group not in beside):
+    shown = shown_groups(groups)
+    for group, _ in shown:
         notes = _Notes()
         parts += [_table(group, notes), *notes.render(), Text()]
-    for group, published in pairs:
-        if published:
-            parts += [comparison_table(group, published), Text()]
+    for group, beside in shown:
+        for other in beside:
+            parts += [comparison_table(group, other), Text()]
         parts += _shares(group)
     return Group(*parts, _verdict([row for row in rows if row.evidence != "published"]))
 
@@ -95,25 +93,15 @@ class _Notes:
 
     def __init__(self) -> None:
         self._causes: dict[tuple[str, str], int] = {}
-        self._unsupported: dict[str, list[str]] = {}
 
     def number(self, row: Row) -> int:
-        """The footnote of a failed row; the clause before the first ``;`` is its cause."""
+        """The footnote of a failed row; what is unsupported has the clause before the first ``;`` as its cause."""
         cause = row.reason if row.status in _LOUD else row.reason.partition(";")[0]
         return self._causes.setdefault((row.status, cause), len(self._causes) + 1)
-
-    def leave_out(self, row: Row) -> None:
-        """A variant that is unsupported as a whole has no line in the table; a line for all of them says why."""
-        self._unsupported.setdefault(row.reason.partition(";")[0], []).append(f"{row.variant}{_stand_in(row)}")
 
     def render(self) -> list[Text]:
         """The lines below the table; nothing where all went well."""
         text = Text()
-        for cause, variants in self._unsupported.items():
-            more = len(variants) - _LISTED
-            named = variants[:_LISTED] + [f"and {more} more"] * (more > 0)
-            what = f"{len(variants)} variant{'s' * (len(variants) > 1)}"
-            text.append(f"unsupported, {what}: {cause} ({'; '.join(named)})\n", style=_STYLES["unsupported"])
         for (status, cause), number in self._causes.items():
             text.append(f"[{number}] {status}: {cause}\n", style=_STYLES[status])
         text.rstrip()
@@ -122,14 +110,11 @@ class _Notes:
 
 def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
     scale, unit = _memory_scale(group)
-    names = ("n", "samples/s\n[95 % CI]", "x baseline\n[95 % CI]", f"memory\n{unit}", *_SHARES)
+    names = ("n", "samples/s\n[95 % CI]", f"x {group.REFERENCE}\n[95 % CI]", f"memory\n{unit}", *_SHARES)
     columns = [Column(name, starts_part=name == next(iter(_SHARES))) for name in names]
     columns = [Column("variant", text=True), *columns, Column("status", text=True)]
     table = Grid(columns, _title(group.head))
     for outcome in group.ordered():
-        if not outcome.ok and all(row.status == "unsupported" for row in outcome.failed):
-            notes.leave_out(outcome.failed[0])
-            continue
         table.add(
             outcome.variant,
             str(len(outcome.ok)),
@@ -170,14 +155,8 @@ def _memory(outcome: Outcome, scale: float) -> str:
 
 def _status(outcome: Outcome, notes: _Notes) -> str:
     parts = ["ok"] if outcome.ok else []
-    parts += [f"{row.status} [{notes.number(row)}]{_stand_in(row)}" for row in outcome.failed]
+    parts += [f"{row.status} [{notes.number(row)}]" for row in outcome.failed]
     return ", ".join(dict.fromkeys(parts))
-
-
-def _stand_in(row: Row) -> str:
-    """The variant that gives what an unsupported one would."""
-    found = row.status == "unsupported" and ", see variant " in row.reason
-    return f": see {row.reason.rpartition(', see variant ')[2]}" if found else ""
 
 
 def _interval(interval: Interval | None) -> str:
@@ -206,8 +185,9 @@ def _percent(share: float | None) -> str:
 def _verdict(rows: Sequence[Row]) -> Text:
     """What failed, so that nobody takes a table with holes for a complete one, and how to read the numbers."""
     counts = Counter(row.status for row in rows)
-    simulated = sum(row.evidence == "simulated" for row in rows)
-    runs = f"{len(rows)} runs" + (f" ({simulated} simulated)" if simulated else "")
+    kinds = {kind: sum(row.evidence == kind for row in rows) for kind in ("simulated", "emulated")}
+    virtual = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    runs = f"{len(rows)} runs" + (f" ({virtual})" if virtual else "")
     text = Text(f"{runs}: {', '.join(f'{count} {status}' for status, count in counts.items())}. {_READING}")
     loud = [status for status in _LOUD if counts[status]]
     if loud:

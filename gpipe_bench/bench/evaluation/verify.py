@@ -19,12 +19,13 @@ from gpipe_bench.tables import plain_records
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CHECK_COLUMNS", "Check", "Tolerance", "checks_of_rows", "judge", "lacking", "missing_cells",
+__all__ = ["CHECK_COLUMNS", "Check", "Tolerance", "checks_of_emulations", "checks_of_rows", "judge", "lacking", "missing_cells",
            "origin_of", "records"]  # fmt: skip
 
 _METRICS: Final = ("throughput_samples_per_s", "step_time_ms", "peak_allocated_gib", "peak_reserved_gib",
                    "utilization_fraction", "bubble_fraction", "copy_fraction", "recompute_fraction",
                    "imbalance_fraction", "microbatches", "device_count")  # fmt: skip
+_AGREEING: Final = ("step_time_ms", "peak_allocated_gib", "peak_reserved_gib")
 _CELL: Final = ("model", "model_args", "variant", "backward", "schedule", "transfer", "flavour", "partitions",
                 "chunks", "checkpoint", "batch_size", "balance", "profile")  # fmt: skip
 _OLD: Final = "_expected"
@@ -36,7 +37,7 @@ class Tolerance:
 
     Attributes:
         against: what a number is held to: ``published``, print; ``reference``, a committed value of the same cell;
-            ``claim``, a promise of the engine.
+            ``simulated``, the simulator's value of an emulated cell; ``claim``, a promise of the engine.
         table: pattern of the table's name.
         cell: pattern of the cell's name.
         metric: pattern of the column.
@@ -143,6 +144,26 @@ def missing_cells(table: str, rows: pd.DataFrame, reference: pd.DataFrame, *, al
     for line in plain_records(pairs[pairs["_merge"] == "left_only"]):
         known = {"evidence": "simulated", "profile": line["profile"], "expected_commit": line[f"commit{_OLD}"]}
         yield lacking("reference", table, _name(line), "", allowed=allowed, **known)
+
+
+def checks_of_emulations(table: str, rows: pd.DataFrame) -> Iterator[Check]:
+    """Every emulated cell that ended well, held to what the simulator says of it with the autograd engine of today.
+
+    Where host threads race, a cell has several rows: its value is then the one in their range that is nearest.
+    """
+    keys = [name for name in _CELL if name != "flavour"]
+    simulated = rows[(rows["evidence"] == "simulated") & (rows["flavour"] == "current")].drop_duplicates(keys)
+    emulated = rows[(rows["evidence"] == "emulated") & (rows["status"] == "ok")]
+    for _, steps in emulated.groupby(keys, sort=False):
+        found = simulated.merge(steps[keys].drop_duplicates(), on=keys)
+        for twin in plain_records(found[found["status"] == "ok"]):
+            head = plain_records(steps.head(1))[0]
+            for metric in _AGREEING:
+                values, expected = steps[metric].dropna(), twin[metric]
+                if expected is not None and len(values):
+                    got = min(max(expected, values.min()), values.max())
+                    known = {**origin_of(head), "expected_commit": twin["commit"]}
+                    yield Check("simulated", table, _name(head), metric, expected, float(got), **known)
 
 
 def _beside(rows: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:

@@ -11,8 +11,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, SimulatedSweep
 from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.emulated_cells import EmulatedCell, EmulatedWorkload
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.names import readable
@@ -36,7 +38,7 @@ Transfer = Annotated[
 
 
 class Workload(CellSettings):
-    """One model and batch, run with several variants of the pipeline."""
+    """One model and batch, run with several variants of the pipeline; the defaults are small."""
 
     transfer: Transfer = "auto"
     repeats: Repeats = 4
@@ -71,10 +73,6 @@ class Workload(CellSettings):
         return runs
 
 
-class CpuWorkload(Workload):
-    """What is measured on a CPU: small, with skips that cross partitions."""
-
-
 class CudaWorkload(Workload):
     """What is measured on GPUs: torchgpipe's own ablation (benchmarks/unet-timeline of torchgpipe 0.0.7)."""
 
@@ -87,7 +85,7 @@ class CudaWorkload(Workload):
 
 
 class Ablation(Experiment):
-    """Throughput and memory with each component of the pipeline switched on and off."""
+    """Throughput and memory with each component switched on and off; on a CPU, of each way to run the pipeline."""
 
     timelines: ClassVar[bool] = True
 
@@ -98,15 +96,23 @@ class Ablation(Experiment):
     simulated: Annotated[SimulatedWorkload, Field(description="in virtual time, whatever this machine has")] = (
         SimulatedWorkload()
     )
+    emulated: Annotated[EmulatedWorkload, Field(description="the engine itself on virtual devices")] = (
+        EmulatedWorkload()
+    )
 
     def runs(self, machine: Machine) -> list[CellRun]:
-        """Every variant of the workload for this type of device."""
-        workload: Workload = self.cuda if machine.device == "cuda" else self.cpu
+        """All of the workload for this type of device."""
+        workload: Workload | CpuWorkload = self.cuda if machine.device == "cuda" else self.cpu
         return workload.runs(machine)
 
     def simulations(self) -> list[SimulatedCell]:
-        """Every variant of the simulated workload."""
-        return self.simulated.cells()
+        """Every variant of the simulated workload, and of the emulated one as the simulator has it."""
+        cells = [*self.simulated.cells(), *(cell.twin for cell in self.emulated.cells())]
+        return list({cell.id: cell for cell in cells}.values())
+
+    def emulations(self) -> list[EmulatedCell]:
+        """Every variant of the emulated workload."""
+        return self.emulated.cells()
 
 
 class MeasuredSweeps(Experiment):
@@ -121,12 +127,23 @@ class MeasuredSweeps(Experiment):
         return sweep.runs(machine)
 
 
+def _emulated(batch: int, most: int) -> tuple[str, ...]:
+    """Cells that one process emulates in a minute or two: up to 16 devices, ``most`` chunks of the largest batch."""
+    modes = {2: (8, "except_last"), 4: (16, "always"), 8: (32, "always"), 16: (most, "always")}
+    return tuple(f"n{n}-m{chunks}-b{batch}-{mode}" for n, (chunks, mode) in modes.items())
+
+
 _SIMULATED: dict[str, SimulatedSweep] = {
-    "amoebanet-d": SimulatedSweep(model="amoebanet-d", model_args="L=72;D=256"),
-    "gpt2-xl": SimulatedSweep(model="gpt2-xl", profile="h100", batch_size=256, microbatch_size=4),
-    "unet": SimulatedSweep(),
-    "vit": SimulatedSweep(model="vit", model_args="L=32;D=1280", profile="h100", batch_size=512, microbatch_size=16),
-}
+    "amoebanet-d": SimulatedSweep(model="amoebanet-d", model_args="L=72;D=256", emulated=_emulated(256, 32)),
+    "gpt2-xl": SimulatedSweep(
+        model="gpt2-xl", profile="h100", batch_size=256, microbatch_size=4, emulated=_emulated(256, 64)
+    ),
+    "unet": SimulatedSweep(emulated=_emulated(256, 64)),
+    "vit": SimulatedSweep(
+        model="vit", model_args="L=32;D=1280", profile="h100", batch_size=512, microbatch_size=16,
+        emulated=_emulated(512, 64),
+    ),
+}  # fmt: skip
 
 
 class Sweeps(Section):

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any, Final
 
 from gpipe_bench.bench.evaluation.collect import write_tables
+from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.experiments import Workload
 from gpipe_bench.bench.running.children import run_child
 from gpipe_bench.bench.running.gpu_tests import run_gpu_tests
@@ -78,7 +79,7 @@ class SessionPlan:
     race: Sequence[str] | None = None
 
 
-def session_runs(workload: Workload, machine: Machine) -> list[CellRun]:
+def session_runs(workload: Workload | CpuWorkload, machine: Machine) -> list[CellRun]:
     """The runs of a workload, round by round: first all those of the published variants, then those of the others."""
     return sorted(workload.runs(machine), key=lambda run: (run.cell.variant not in PUBLISHED, run.repeat))
 

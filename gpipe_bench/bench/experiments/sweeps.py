@@ -8,13 +8,15 @@ A new sweep is a key below ``sweep.simulated`` with what differs from the defaul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell, EmulatedSettings
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.problems import Problem
@@ -71,6 +73,32 @@ Balances = Annotated[
 ]
 
 
+_POINT: Final = re.compile(r"n(\d{1,3})-m(\d{1,5})-b(\d{1,9})-(always|except_last|never)")
+
+
+def _points(value: Any) -> Any:
+    return tuple(each_valid(value, _point)) if isinstance(value, list | tuple) else value
+
+
+def _point(word: Any) -> str:
+    parts = _POINT.fullmatch(str(word))
+    if not parts:
+        raise ValueError(
+            f"must have cells like n4-m16-b256-always, got {word!r}; write partitions, chunks, batch, mode"
+        )
+    if int(parts[1]) > MOST_DEVICES:
+        raise ValueError(f"must have cells of at most {MOST_DEVICES} partitions, got {word!r}; leave it out")
+    return str(word)
+
+
+Points = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_points),
+    WithJsonSchema({"type": "array", "maxItems": 64, "items": {"type": "string", "pattern": f"^{_POINT.pattern}$"}}),
+    Field(max_length=64, description="which of its cells are emulated, too"),
+]
+
+
 class _Grid(Experiment):
     """What both kinds of sweep share."""
 
@@ -111,6 +139,7 @@ class SimulatedSweep(_Grid):
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"
     flavour: Flavour = "current"
+    emulated: Points = ()
 
     def problems(self) -> Iterator[Problem]:
         """Rules of a sweep, and of the pipeline with the most partitions."""
@@ -129,6 +158,15 @@ class SimulatedSweep(_Grid):
             for chunks, size, mode in self.points()
         ]
         return list({cell.id: cell for cell in cells}.values())
+
+    def emulations(self) -> list[EmulatedCell]:
+        """The simulated cells whose names are among :attr:`emulated`."""
+        shared = EmulatedSettings.model_fields.keys() & SimulatedCell.model_fields.keys()
+        return [
+            EmulatedCell(**{name: getattr(cell, name) for name in shared}, variant=cell.variant)
+            for cell in self.simulations()
+            if f"n{cell.partitions}-m{cell.chunks}-b{cell.batch_size}-{cell.checkpoint}" in self.emulated
+        ]
 
 
 class MeasuredSweep(_Grid):
@@ -171,7 +209,7 @@ class MeasuredSweep(_Grid):
 
 
 class CpuSweep(MeasuredSweep):
-    """Small: partitions share the cores, so what shows is what micro-batches and partitions cost."""
+    """Small, with few numbers of partitions and micro-batches."""
 
     chunks: ChunkCounts = (1, 4)
     batch_size: FixedBatch = 8

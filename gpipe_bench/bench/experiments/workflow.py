@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.bench.experiments.config import SuiteConfig, load_config, parse_config, read_config
-from gpipe_bench.bench.running.simulation_groups import SimulationGroup, group_cells
+from gpipe_bench.bench.running.simulation_groups import CellGroup, group_cells
 from gpipe_bench.bench.spec.cells import CellRun
+from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
@@ -38,6 +39,8 @@ class Plan:
         runs: the measured runs of each experiment.
         simulated: the simulated cells of each experiment.
         groups: the jobs that simulate them.
+        emulated: the emulated cells of each experiment.
+        emulating: the jobs that emulate them.
         tables: the published tables that each experiment simulates.
         training: settings of each workload of the transparency experiment, and its seeds.
         parts: experiments and requests for advice that do not ask for all simulations of the defaults, which the
@@ -52,7 +55,9 @@ class Plan:
 
     runs: dict[str, list[CellRun]]
     simulated: dict[str, list[SimulatedCell]] = field(default_factory=dict)
-    groups: list[SimulationGroup] = field(default_factory=list)
+    groups: list[CellGroup[SimulatedCell]] = field(default_factory=list)
+    emulated: dict[str, list[EmulatedCell]] = field(default_factory=dict)
+    emulating: list[CellGroup[EmulatedCell]] = field(default_factory=list)
     tables: dict[str, Sequence[str]] = field(default_factory=dict)
     training: dict[str, tuple[list[str], int]] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
@@ -89,20 +94,30 @@ class Plan:
         return {group.id: group.arguments() for group in self.groups}
 
     @property
+    def emulations(self) -> dict[str, list[str]]:
+        """For each job, the options of ``python -m gpipe_bench emulate-cells``."""
+        return {group.id: group.arguments() for group in self.emulating}
+
+    @property
     def profiles(self) -> dict[str, str]:
         """For each job the file of its hardware profile."""
-        return {group.id: group.cells[0].profile_path for group in self.groups}
+        groups: list[CellGroup[SimulatedCell] | CellGroup[EmulatedCell]] = [*self.groups, *self.emulating]
+        return {group.id: group.cells[0].profile_path for group in groups}
 
     @property
     def raw(self) -> dict[str, list[str]]:
-        """For each experiment the raw results that it is made from; simulations first."""
+        """For each experiment the raw results that it is made from; simulations first, then emulations."""
         return {experiment: self._raw(experiment) for experiment in self.runs}
 
     @property
     def cells(self) -> dict[str, str]:
-        """For each experiment the digests of its simulated cells, which it takes from files that others share."""
-        digests = {name: [cell.id.rpartition("-")[2] for cell in cells] for name, cells in self.simulated.items()}
-        return {name: ",".join(digests.get(name, [])) or "none" for name in self.runs}
+        """For each experiment the digests of its simulated and emulated cells, which lie in files that others share."""
+        found = {}
+        for name in self.runs:
+            names = [cell.id for cell in self.simulated.get(name, [])]
+            names += [cell.id for cell in self.emulated.get(name, [])]
+            found[name] = ",".join(cell.rpartition("-")[2] for cell in names) or "none"
+        return found
 
     @property
     def transparency(self) -> list[str]:
@@ -151,18 +166,22 @@ class Plan:
 
         Args:
             experiment: its name.
-            evidence: ``measured`` or ``simulated``.
+            evidence: ``measured``, ``simulated`` or ``emulated``.
         """
         if evidence == "measured":
             asked = {run.cell.variant for run in self.runs[experiment]}
         else:
             asked = {cell.variant for cell in self.simulated.get(experiment, [])}
+        if evidence == "emulated":
+            asked = {cell.variant for cell in self.emulated.get(experiment, [])}
         return [variant for variant in PUBLISHED if variant in asked]
 
     def _raw(self, experiment: str) -> list[str]:
         wanted = {cell.id for cell in self.simulated.get(experiment, [])}
+        emulated = {cell.id for cell in self.emulated.get(experiment, [])}
         return [
             *(group.path for group in self.groups if any(cell.id in wanted for cell in group.cells)),
+            *(group.path for group in self.emulating if any(cell.id in emulated for cell in group.cells)),
             *(TABLE_PATTERN.format(table=table) for table in self.tables.get(experiment, ())),
             *dict.fromkeys(str(run.path) for run in self.runs[experiment]),
         ]
@@ -183,11 +202,15 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
     machine = find_machine(suite.device, suite.device_count)
     experiments = suite.experiments()
     simulated = {name: experiment.simulations() for name, experiment in experiments.items()}
+    emulated = {name: experiment.emulations() for name, experiment in experiments.items()}
     asked = [(simulated[name], experiment.timelines) for name, experiment in experiments.items()]
+    emulating = [(emulated[name], experiment.timelines) for name, experiment in experiments.items()]
     return Plan(
         {name: suite.runs(name, machine) for name in experiments},
         simulated,
         group_cells(asked),
+        emulated,
+        group_cells(emulating),
         {name: experiment.tables() for name, experiment in experiments.items()},
         suite.transparency.training(),
         [*_parts(experiments), *_parts_of_advice(suite)],

@@ -1,14 +1,15 @@
-"""The published tables of speed and of memory: simulated as they were run, and measured where there are the devices."""
+"""The published tables of speed and of memory: simulated as they were run, emulated, and measured where devices are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from gpipe_bench.bench.published.values import published_rows
 from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.settings import Steps, Warmup
@@ -20,6 +21,9 @@ Table = Literal["unet-speed", "amoebanet-d-speed", "resnet101-speed", "unet-memo
 Tables = Annotated[
     tuple[Table, ...], Field(min_length=1, max_length=64, description="published tables to simulate as they were run")
 ]
+EmulatedTables = Annotated[
+    tuple[Table, ...], Field(max_length=64, description="published tables to emulate, a whole batch of each row")
+]
 Repeats = Annotated[
     int,
     Field(strict=True, ge=0, le=1000, description="measured runs of each row, where there are GPUs enough; 0: none"),
@@ -30,6 +34,7 @@ class SpeedTables(Experiment):
     """Throughput of the published tables."""
 
     simulated_tables: Tables = ("unet-speed", "amoebanet-d-speed")
+    emulated_tables: EmulatedTables = ("unet-speed", "amoebanet-d-speed")
     repeats: Repeats = 3
     warmup: Warmup = 2
     steps: Steps = 5
@@ -42,24 +47,32 @@ class SpeedTables(Experiment):
         """On GPUs, the rows of models of the suite that need no more of them than there are."""
         if machine.device == "cpu":
             return []
-        rows = [row for row in published_rows() if row.experiment in self.simulated_tables and row.model in MODELS]
         runs = []
-        for row in rows:
-            if (row.partitions or 0) > machine.count:
-                continue
-            names = ("model", "model_args", "batch_size", "chunks", "partitions", "balance", "checkpoint", "variant")
-            settings: dict[str, Any] = {name: getattr(row, name) for name in names}
+        for settings in _rows(self.simulated_tables, machine.count):
             cell = Cell(
                 **settings, warmup=self.warmup, steps=self.steps, device=machine.device, devices=settings["partitions"]
             )
             runs += [CellRun(cell, repeat) for repeat in range(self.repeats)]
         return runs
 
+    def emulations(self) -> list[EmulatedCell]:
+        """The rows of models of the suite."""
+        return [EmulatedCell(**settings) for settings in _rows(self.emulated_tables, MOST_DEVICES)]
+
 
 class MemoryTables(SpeedTables):
     """Memory of the published tables."""
 
     simulated_tables: Tables = ("unet-memory", "amoebanet-d-memory")
+    emulated_tables: EmulatedTables = ("unet-memory", "amoebanet-d-memory")
     warmup: Warmup = 0
     steps: Steps = 2
     repeats: Repeats = 1
+
+
+def _rows(tables: Sequence[str], devices: int) -> Iterator[dict[str, Any]]:
+    """The settings of the rows of published tables, as far as they are of models of the suite and devices suffice."""
+    names = ("model", "model_args", "batch_size", "chunks", "partitions", "balance", "checkpoint", "variant")
+    for row in published_rows():
+        if row.experiment in tables and row.model in MODELS and (row.partitions or 0) <= devices:
+            yield {name: getattr(row, name) for name in names}

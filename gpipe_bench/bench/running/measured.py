@@ -64,6 +64,7 @@ def measure_cell(cell: Cell, repeat: int) -> RawResult:
     row = cell_row(
         cell,
         repeat,
+        balance="-".join(map(str, trial.pipe.balance)),
         throughput_samples_per_s=cell.batch_size / median(seconds),
         step_time_ms=median(seconds) * 1e3,
         peak_allocated_gib=_total(allocated for allocated, _ in peaks),

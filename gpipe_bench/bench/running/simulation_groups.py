@@ -1,6 +1,6 @@
-"""Simulations sorted into jobs: a process loads PyTorch and the traces of a model once and runs many cells.
+"""Simulations and emulations sorted into jobs: a process loads PyTorch and a model's traces once and runs many cells.
 
-Cells are shared: what several experiments ask for is simulated once, in one job, and each experiment takes its cells
+Cells are shared: what several experiments ask for is run once, in one job, and each experiment takes its cells
 from there. A job is small enough that little is lost when it is interrupted, and its command short enough for a shell.
 """
 
@@ -10,16 +10,20 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
+from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.names import model_word, readable
 from gpipe_bench.bench.spec.settings import options
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedSettings
 
-__all__ = ["GROUP_PATTERN", "OWN", "SIMULATED_PATTERN", "SimulationGroup", "cell_word", "group_cells"]
+__all__ = ["EMULATED_PATTERN", "GROUP_PATTERN", "OWN", "SIMULATED_PATTERN", "CellGroup", "cell_word", "group_cells"]
 
 SIMULATED_PATTERN: Final = "results/simulated/{group}.json"
-"""Where the raw results of a job lie."""
+"""Where the raw results of a job that simulates lie."""
+
+EMULATED_PATTERN: Final = "results/emulated/{group}.json"
+"""Where those of a job that emulates lie."""
 
 GROUP_PATTERN: Final = r"[a-z0-9-]+"
 """Regular expression of every group's name."""
@@ -27,14 +31,16 @@ GROUP_PATTERN: Final = r"[a-z0-9-]+"
 OWN: Final = ("partitions", "chunks", "batch_size", "checkpoint", "variant", "balance")
 """Settings that cells of one job have of their own."""
 
-_SHARED: Final = tuple(name for name in SimulatedSettings.model_fields if name not in OWN)
+_SHARED: Final = ({*SimulatedSettings.model_fields} | {*EmulatedCell.model_fields}) - {*OWN}
 _SMALL: Final = 8
 _MOST: Final = 100
 
+CellT = TypeVar("CellT", SimulatedCell, EmulatedCell)
+
 
 @dataclass(slots=True)
-class SimulationGroup:
-    """Cells that one process simulates.
+class CellGroup(Generic[CellT]):
+    """Cells that one process simulates or emulates.
 
     Attributes:
         id: name of the file of their results.
@@ -43,40 +49,42 @@ class SimulationGroup:
     """
 
     id: str
-    cells: list[SimulatedCell] = field(default_factory=list)
+    cells: list[CellT] = field(default_factory=list)
     timelines: set[str] = field(default_factory=set)
 
     @property
     def path(self) -> str:
         """Where the results lie, below the folder of the run."""
-        return SIMULATED_PATTERN.format(group=self.id)
+        pattern = EMULATED_PATTERN if isinstance(self.cells[0], EmulatedCell) else SIMULATED_PATTERN
+        return pattern.format(group=self.id)
 
     def arguments(self) -> list[str]:
-        """The cells as options of ``python -m gpipe_bench simulate-cells``, one word each."""
-        shared = {name: value for name, value in self.cells[0].settings().items() if name in _SHARED}
-        words = [cell_word(cell, timeline=cell.id in self.timelines) for cell in self.cells]
+        """The cells as options of ``simulate-cells`` or ``emulate-cells``, one word each."""
+        settings: dict[str, str | int | bool] = self.cells[0].settings()
+        shared = {name: value for name, value in settings.items() if name in _SHARED}
+        words: list[str] = [cell_word(cell, timeline=cell.id in self.timelines) for cell in self.cells]
         return [*options(shared), *(part for word in words for part in ("--cell", word))]
 
 
-def cell_word(cell: SimulatedCell, *, timeline: bool) -> str:
+def cell_word(cell: SimulatedCell | EmulatedCell, *, timeline: bool) -> str:
     """What a cell has of its own, as one word: ``partitions=4,chunks=8,...``; ``timeline`` at its end keeps that."""
     settings = cell.settings()
     return ",".join([*(f"{name}={settings[name]}" for name in OWN), *(["timeline"] if timeline else [])])
 
 
-def group_cells(asked: Iterable[tuple[Sequence[SimulatedCell], bool]]) -> list[SimulationGroup]:
-    """The jobs that simulate all cells, none twice.
+def group_cells(asked: Iterable[tuple[Sequence[CellT], bool]]) -> list[CellGroup[CellT]]:
+    """The jobs that simulate or emulate all cells, none twice.
 
     Args:
         asked: for each experiment its cells, and whether it needs their timelines.
     """
-    cells: dict[str, SimulatedCell] = {}
+    cells: dict[str, CellT] = {}
     timelines: set[str] = set()
     for wanted, timeline in asked:
         known = {cell.id: cell for cell in wanted}
         cells |= {name: cell for name, cell in known.items() if name not in cells}
         timelines |= set(known) if timeline else set()
-    buckets: dict[str, list[SimulatedCell]] = {}
+    buckets: dict[str, list[CellT]] = {}
     for cell in cells.values():
         buckets.setdefault(_bucket(cell), []).append(cell)
     groups = []
@@ -84,11 +92,11 @@ def group_cells(asked: Iterable[tuple[Sequence[SimulatedCell], bool]]) -> list[S
         parts = [members[start : start + _MOST] for start in range(0, len(members), _MOST)]
         for k, part in enumerate(parts):
             kept = {cell.id for cell in part} & timelines
-            groups.append(SimulationGroup(f"{name}-{k}" if len(parts) > 1 else name, part, kept))
+            groups.append(CellGroup(f"{name}-{k}" if len(parts) > 1 else name, part, kept))
     return groups
 
 
-def _bucket(cell: SimulatedCell) -> str:
+def _bucket(cell: SimulatedCell | EmulatedCell) -> str:
     """The same for cells that share traces; pipelines of many partitions take long and are kept apart."""
     shared: Mapping[str, Any] = {name: value for name, value in cell.settings().items() if name not in OWN}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from gpipe_bench.bench.running.timed_balance import timed_balance
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import ConfigError, DeviceCountError
@@ -34,9 +35,11 @@ class Trial:
         spec = MODELS[cell.model]
         arguments = parse_arguments(cell.model, cell.model_args)
         torch.manual_seed(cell.seed)
+        model = spec.build(**arguments)
+        batch, target = spec.make_batch(cell.batch_size, arguments, torch.Generator().manual_seed(cell.seed))
         self.pipe = GPipe(
-            spec.build(**arguments),
-            balance=list(cell.balance),
+            model,
+            balance=list(cell.balance) or timed_balance(cell, model, batch),
             devices=cell.places(),
             chunks=cell.chunks,
             checkpoint=cell.checkpoint,
@@ -45,8 +48,6 @@ class Trial:
             transfer=cell.transfer,
         )
         self.devices = list(self.pipe.devices)
-        generator = torch.Generator().manual_seed(cell.seed)
-        batch, target = spec.make_batch(cell.batch_size, arguments, generator)
         self._batch, self._target = batch.to(self.devices[0]), target.to(self.devices[-1])
         self._loss = spec.loss
         # Where backward passes begin before the last forward pass, there is no output to call backward() on.

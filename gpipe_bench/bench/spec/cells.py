@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import CellSettings, Variant, options
+from gpipe_bench.bench.spec.settings import AutoBalance, CellSettings, Variant, options
 from gpipe_bench.bench.spec.standins import stand_in
 from gpipe_bench.components import Components
 from gpipe_bench.models.arguments import nearest
@@ -51,6 +51,7 @@ Evidence = Annotated[Literal["measured"], Field(description="how the values come
 class Cell(CellSettings):
     """One measurement, but for its repeats."""
 
+    balance: AutoBalance = (9, 21, 13, 10)
     evidence: Evidence = "measured"
     variant: Variant = "dep-x-ptl"
     transfer: Transfer = "direct"

@@ -19,10 +19,13 @@ from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.schedules import named_schedule
 
-__all__ = ["BALANCE_SCHEMA", "CellSettings", "PipelineSettings", "Section", "Variant", "each_valid", "no_boolean",
-           "options", "read_balance"]  # fmt: skip
+__all__ = ["AUTO", "BALANCE_SCHEMA", "TWO_PER_DEVICE", "AutoBalance", "CellSettings", "PipelineSettings", "Section",
+           "Variant", "each_valid", "no_boolean", "options", "read_balance", "with_own_arguments"]  # fmt: skip
 
 T = TypeVar("T")
+
+AUTO: Final = "auto"
+"""A setting that is found where the run takes place."""
 
 
 class Section(BaseModel):
@@ -83,6 +86,10 @@ def read_balance(value: Any) -> Any:
     return tuple(sizes)
 
 
+def _auto_balance(value: Any) -> Any:
+    return () if value == AUTO or value in ((), []) else read_balance(value)
+
+
 def _variant(value: Any) -> Any:
     try:
         return Components.from_label(str(value)).label
@@ -106,7 +113,7 @@ BALANCE_SCHEMA: Final = {
     ]
 }
 
-_TWO_PER_DEVICE: Final = ("interleaved", "zb_v", "v_half")
+TWO_PER_DEVICE: Final = ("interleaved", "zb_v", "v_half")
 """Schedules that put two partitions on each device."""
 
 Model = Annotated[
@@ -126,6 +133,13 @@ Balance = Annotated[
     PlainSerializer(lambda sizes: "-".join(map(str, sizes)), return_type=str),
     WithJsonSchema(BALANCE_SCHEMA),
     Field(description="layers per partition, joined by '-'"),
+]
+AutoBalance = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_auto_balance),
+    PlainSerializer(lambda sizes: "-".join(map(str, sizes)) or AUTO, return_type=str),
+    WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
+    Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
 ]
 Checkpoint = Annotated[
     Literal["always", "except_last", "never"], Field(description="micro-batches whose activations are recomputed")
@@ -186,7 +200,7 @@ class PipelineSettings(Section):
     @property
     def schedule_devices(self) -> int:
         """p, how many devices the schedule has: one for each partition, or one for two partitions."""
-        return -(-self.partitions // 2) if self.schedule in _TWO_PER_DEVICE else self.partitions
+        return -(-self.partitions // 2) if self.schedule in TWO_PER_DEVICE else self.partitions
 
     def homes(self) -> tuple[int, ...]:
         """For each partition its device of the schedule, from 0 to p - 1."""
@@ -209,7 +223,7 @@ class PipelineSettings(Section):
         if self.schedule != "gpipe" and self.backward != "scheduled":
             rule = f"must be gpipe where backward is {self.backward}, got {self.schedule}"
             yield Problem(("schedule", "backward"), f"{rule}; set backward to scheduled")
-        if self.schedule in _TWO_PER_DEVICE and self.partitions % 2:
+        if self.schedule in TWO_PER_DEVICE and self.partitions % 2:
             rule = f"must be even where schedule is {self.schedule}, two on each device, got {self.partitions}"
             yield Problem(("partitions", "schedule"), f"{rule}; add one, or take one away")
         split = "-".join(map(str, self.balance))

@@ -5,20 +5,12 @@ from __future__ import annotations
 import os
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.spec.names import model_word, readable
-from gpipe_bench.bench.spec.settings import (
-    BALANCE_SCHEMA,
-    BatchSize,
-    Chunks,
-    ModelArgs,
-    PipelineSettings,
-    Variant,
-    read_balance,
-)
+from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs, PipelineSettings, Variant
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
@@ -26,10 +18,7 @@ from gpipe_bench.files import is_file
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
-__all__ = ["AUTO", "SimulatedBalance", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
-
-AUTO: Final = "auto"
-"""A balance that the simulator finds: the slowest partition is as fast as it can be."""
+__all__ = ["HardwareSettings", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
 
 
 def _hardware(profile: str) -> Hardware:
@@ -55,17 +44,6 @@ def _profile(value: Any) -> Any:
     return value
 
 
-def _simulated_balance(value: Any) -> Any:
-    return () if value == AUTO or value in ((), []) else read_balance(value)
-
-
-SimulatedBalance = Annotated[
-    tuple[int, ...],
-    BeforeValidator(_simulated_balance),
-    PlainSerializer(lambda sizes: "-".join(map(str, sizes)) or AUTO, return_type=str),
-    WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
-    Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
-]
 Transfer = Annotated[
     Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
 ]
@@ -85,14 +63,23 @@ Flavour = Annotated[
 ]
 
 
-class SimulatedSettings(PipelineSettings):
+class HardwareSettings(PipelineSettings):
     """What is trained in which pipeline on which hardware, on the devices of its schedule."""
 
-    balance: SimulatedBalance = (9, 21, 13, 10)
+    balance: AutoBalance = (9, 21, 13, 10)
     transfer: Transfer = "direct"
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"
-    flavour: Flavour = "published"
+
+    @property
+    def hardware(self) -> str:
+        """The name of the profile."""
+        return _hardware(self.profile).name
+
+    @property
+    def hardware_device(self) -> str:
+        """What a device of the profile is called."""
+        return _hardware(self.profile).device
 
     @property
     def profile_path(self) -> str:
@@ -100,6 +87,12 @@ class SimulatedSettings(PipelineSettings):
         own = self.profile in profile_names()
         path = PROFILES / f"{self.profile}.yaml" if own else Path(self.profile)
         return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+
+
+class SimulatedSettings(HardwareSettings):
+    """The same, with the autograd engine that is simulated."""
+
+    flavour: Flavour = "published"
 
 
 class SimulatedCell(SimulatedSettings):
@@ -125,7 +118,7 @@ class SimulatedCell(SimulatedSettings):
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
         parts = ["simulated", model_word(self.model), self.variant]
         parts += [] if self.schedule == "gpipe" else [self.schedule]
-        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", readable(_hardware(self.profile).name)]
+        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", readable(self.hardware)]
         return "-".join([*parts, self.config_sha256[:8]])
 
 
@@ -135,7 +128,7 @@ class SimulatedWorkload(SimulatedSettings):
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
     batch_size: BatchSize = 128
     chunks: Chunks = 8
-    balance: SimulatedBalance = (34, 76, 70, 61)
+    balance: AutoBalance = (34, 76, 70, 61)
     variants: Variants = ("published", "factorial")
 
     def cells(self) -> list[SimulatedCell]:

@@ -129,7 +129,7 @@ def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:
         "microbatches": cell.microbatches,
         "checkpoint": cell.checkpoint,
         "batch_size": cell.batch_size,
-        "balance": "-".join(map(str, cell.balance)),
+        "balance": str(cell.settings()["balance"]),
         "repeat": repeat,
         "seed": cell.seed,
         "config_sha256": cell.config_sha256,

@@ -20,7 +20,7 @@ from gpipe_bench.imports import imported_names
 __all__ = ["PACKAGES", "imported_modules", "source_digest", "source_files"]
 
 PACKAGES: Final = ("gpipe_bench",)
-_C_SUFFIXES: Final = (".c", ".def", ".h")
+_C_SUFFIXES: Final = (".c", ".cpp", ".def", ".h")
 
 
 def source_digest(*modules: str) -> str:
@@ -35,8 +35,9 @@ def source_digest(*modules: str) -> str:
         digest.update(f"{name}\0".encode())
         digest.update(path.read_bytes())
         if path.name == "__init__.py":
-            # C code belongs to the package whose folder it is in.
-            for source in sorted(found for found in path.parent.iterdir() if found.suffix in _C_SUFFIXES):
+            # C and C++ code belongs to the package whose folder it is in, or a folder csrc in that.
+            found = [*path.parent.iterdir(), *path.parent.glob("csrc/*")]
+            for source in sorted(source for source in found if source.suffix in _C_SUFFIXES):
                 digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 

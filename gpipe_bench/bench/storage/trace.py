@@ -17,10 +17,10 @@ def write_trace(out: Path, variant: str, row: Row, events: Iterable[TimelineEven
 
     Args:
         out: the JSON file.
-        variant: the variant that was asked for.
-        row: the run that is shown; another variant than the asked one when that is unsupported here.
+        variant: label of the components.
+        row: the run that is shown.
         events: its events; none when nothing was recorded.
-        remark: why the trace shows something else than was asked for.
+        remark: why nothing was recorded.
 
     Raises:
         OutputError: the file cannot be written.

@@ -173,6 +173,10 @@ int64_t vd_capacity(int device) {
   return virtual_devices::memory().capacity(device);
 }
 
+void vd_set_watcher(virtual_devices::Watcher watcher) {
+  virtual_devices::g_watcher = watcher;
+}
+
 void vd_set_elapsed(virtual_devices::Elapsed elapsed) {
   virtual_devices::g_elapsed = elapsed;
 }

@@ -49,6 +49,10 @@ inline int64_t current_pass() {
   return pass == nullptr ? 0 : static_cast<const BackwardPass*>(pass)->version;
 }
 
+// Told the place of each row of a kernel or copy, in the thread that issued it.
+using Watcher = void (*)(int64_t);
+inline std::atomic<Watcher> g_watcher{nullptr};
+
 class Trace {
  public:
   bool on() const {
@@ -77,9 +81,18 @@ class Trace {
   }
 
   void add(const Record& record) {
-    if (on_) {
+    if (!on_) {
+      return;
+    }
+    int64_t row;
+    {
       std::lock_guard<std::mutex> lock(mutex_);
       push(record);
+      row = static_cast<int64_t>(rows_.size()) - 1;
+    }
+    const Watcher watcher = g_watcher;
+    if (watcher != nullptr && (record.kind == ROW_kernel || record.kind == ROW_copy)) {
+      watcher(row);
     }
   }
 

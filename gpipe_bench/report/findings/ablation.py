@@ -1,4 +1,4 @@
-"""Findings of an ablation: what each component of the pipeline brings, step by step and over all combinations."""
+"""Findings of an ablation: what each component brings, step by step and over all combinations; a CPU's pipelines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Final
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.figures.groups import ordered_groups
 from gpipe_bench.figures.text import TIMES, significant
-from gpipe_bench.outcomes import Group, published_beside
+from gpipe_bench.outcomes import CpuGroup, Group, shown_groups
+from gpipe_bench.report.findings.cpu import cpu_sentences
 from gpipe_bench.report.findings.finding import NBSP, Finding, percent, setting
 from gpipe_bench.rows import Row
 
@@ -55,17 +56,16 @@ class Effect:
 
 
 def ablation_findings(rows: Sequence[Row], section: str) -> Iterator[Finding]:
-    """A finding per simulated or measured group of runs that differ in their components."""
-    groups = ordered_groups(rows)
-    beside = [published_beside(group, groups) for group in groups]
-    for group, published in zip(groups, beside, strict=True):
-        # Published values stand beside simulated ones; alone they are a finding of their own.
-        if group.head.evidence == "published" and any(other is group for other in beside):
-            continue
-        sentences = tuple(_sentences(group, published))
+    """A finding per group of runs that differ in their components; published values stand beside other ones."""
+    for group, beside in shown_groups(ordered_groups(rows)):
+        published = next((other for other in beside if other.head.evidence == "published"), None)
+        if isinstance(group, CpuGroup):
+            topic, sentences = "Pipelines on a CPU", tuple(cpu_sentences(group))
+        else:
+            topic, sentences = "Components", tuple(_sentences(group, published))
         if sentences:
             kinds = ("published", group.head.evidence) if published else (group.head.evidence,)
-            yield Finding("Components", kinds, setting(group.head), sentences, section)
+            yield Finding(topic, kinds, setting(group.head), sentences, section)
 
 
 def effects(group: Group) -> list[Effect]:
@@ -109,8 +109,9 @@ def _kind(effect: Effect) -> str:
 def _runs(group: Group) -> str:
     """How many repeats are behind the medians, where there are several."""
     fewest, most = group.repeats
+    what = "steps" if group.head.evidence == "emulated" else "runs"
     count = str(most) if fewest == most else f"{fewest} to {most}"
-    return f" Values are medians of {count} runs." if most > 1 else ""
+    return f" Values are medians of {count} {what}." if most > 1 else ""
 
 
 def _steps(group: Group, published: Group | None) -> list[str]:

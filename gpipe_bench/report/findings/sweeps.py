@@ -22,6 +22,9 @@ _CLEAR: Final = 0.05
 def sweep_findings(rows: Sequence[Row], section: str) -> Iterator[Finding]:
     """A finding per model and machine: the fastest of the batch with the most cells, and why its neighbours are not."""
     for group in sweep_groups(rows):
+        # A few cells are emulated, too: the fastest of them says nothing.
+        if group[0].evidence == "emulated":
+            continue
         series = [one for one in series_of(points_of(group)) if _good(one)]
         if not series:
             continue

@@ -39,5 +39,4 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         peak_reserved_bytes=tuple(device.peak_reserved for device in done.memory),
         flushes=tuple(device.flushes for device in done.memory),
         devices=done.devices,
-        tasks=workload.m * workload.n,
     )

@@ -26,7 +26,6 @@ class Run:
         peak_reserved_bytes: of segments.
         flushes: per device, how often its allocator gave cached segments back.
         devices: of each partition.
-        tasks: micro-batches times partitions.
     """
 
     makespan_ns: int
@@ -37,7 +36,6 @@ class Run:
     peak_reserved_bytes: tuple[int, ...]
     flushes: tuple[int, ...]
     devices: tuple[int, ...]
-    tasks: int
 
     @property
     def step_ns(self) -> int:

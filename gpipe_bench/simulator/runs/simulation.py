@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Protocol
 
-from gpipe_bench.breakdown import Breakdown, covered, mean_breakdown, split_busy_time, split_device_time
+from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_busy_time
 from gpipe_bench.rows import Row
+from gpipe_bench.simulator.clock.tasks import Busy
 from gpipe_bench.simulator.runs.outcome import Run, Timeline
 from gpipe_bench.timeline import TimelineEvent
 
 __all__ = ["DeviceUse", "Shortage", "Simulation", "device_uses", "gib_texts", "step_events"]
 
 GIB: Final = 2**30
-
-_MANY: Final = 2**10
-"""Tasks from which on no event is made to find shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,8 @@ class Simulation:
         settings: columns of the row that describe model, pipeline and settings.
     """
 
+    evidence: ClassVar[str] = "simulated"
+
     status: str
     reason: str = ""
     shortage: Shortage | None = None
@@ -136,7 +136,7 @@ class Simulation:
         return mean_breakdown([Breakdown(*(getattr(use, name) for name in names)) for use in self.devices])
 
     def row(self, **columns: Any) -> Row:
-        """The simulation as a row with evidence ``simulated``.
+        """The result as a row with its kind of evidence.
 
         Args:
             columns: further columns, such as ``experiment``; they go before what the simulation knows.
@@ -144,7 +144,7 @@ class Simulation:
         share = self.share
         values: dict[str, Any] = {
             **self.settings,
-            "evidence": "simulated",
+            "evidence": self.evidence,
             "status": self.status,
             "reason": self.reason,
             "microbatches": self.microbatches,
@@ -170,55 +170,60 @@ def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
     return Timeline(tasks, start_ns), (end_ns - start_ns) / 1e3
 
 
-def device_uses(run: Run, events: Timeline, length_us: float, devices: Sequence[int]) -> tuple[DeviceUse, ...]:
+class Peaks(Protocol):
+    """The peaks of each device's memory, in bytes; empty without memory."""
+
+    @property
+    def peak_live_bytes(self) -> tuple[int, ...]:
+        """Of all tensors."""
+
+    @property
+    def peak_allocated_bytes(self) -> tuple[int, ...]:
+        """The same, rounded as the allocator rounds."""
+
+    @property
+    def peak_reserved_bytes(self) -> tuple[int, ...]:
+        """Of segments."""
+
+
+class Work(Protocol):
+    """What devices do."""
+
+    def busy(self, length_ns: int) -> Sequence[Busy]:
+        """The use of each device, by its number, from zero to ``length_ns``."""
+
+
+def device_uses(
+    peaks: Peaks, work: Work, length_us: float, devices: Sequence[int]
+) -> tuple[DeviceUse, ...]:
     """The use of each device that has a partition.
 
     Args:
-        run: the simulation.
-        events: of one step or several, whose start is zero.
+        peaks: of the run.
+        work: what the devices did in one step or several, whose start is zero.
         length_us: of these steps.
         devices: device of each partition.
     """
     used = sorted(set(devices))
-    shares, occupied = (_counted if run.tasks >= _MANY else _added_up)(events, length_us, devices)
+    total = round(length_us * 1000)
+    busy = work.busy(total)
+    rows = [busy[device] for device in used]
+    shares = split_busy_time([(row.compute_ns, row.recompute_ns, row.copy_ns) for row in rows], total)
     return tuple(
         DeviceUse(
             device=device,
-            peak_live_gib=_gib(run.peak_live_bytes, device),
-            peak_allocated_gib=_gib(run.peak_allocated_bytes, device),
-            peak_reserved_gib=_gib(run.peak_reserved_bytes, device),
-            utilization_fraction=busy,
+            peak_live_gib=_gib(peaks.peak_live_bytes, device),
+            peak_allocated_gib=_gib(peaks.peak_allocated_bytes, device),
+            peak_reserved_gib=_gib(peaks.peak_reserved_bytes, device),
+            utilization_fraction=row.occupied_ns / total,
             compute_fraction=share.compute_fraction,
             recompute_fraction=share.recompute_fraction,
             copy_fraction=share.copy_fraction,
             bubble_fraction=share.bubble_fraction,
             imbalance_fraction=share.imbalance_fraction,
         )
-        for device, share, busy in zip(used, shares, occupied, strict=True)
+        for device, share, row in zip(used, shares, rows, strict=True)
     )
-
-
-def _counted(events: Timeline, length_us: float, devices: Sequence[int]) -> tuple[list[Breakdown], list[float]]:
-    """The split of each used device's step, and how much of it each was busy, counted by the clock."""
-    total = round(length_us * 1000)
-    busy = events.busy(total)
-    rows = [busy[device] for device in sorted(set(devices))]
-    shares = split_busy_time([(row.compute_ns, row.recompute_ns, row.copy_ns) for row in rows], total)
-    return shares, [row.occupied_ns / total for row in rows]
-
-
-def _added_up(events: Timeline, length_us: float, devices: Sequence[int]) -> tuple[list[Breakdown], list[float]]:
-    """The same from the events, as of measured ones; it differs in the last digits."""
-    used = sorted(set(devices))
-    placed: Sequence[TimelineEvent] = events
-    if list(devices) != used:
-        placed = [replace(event, partition=used.index(devices[event.partition])) for event in events]
-    own: dict[str, list[tuple[float, float]]] = {}
-    for event in events:
-        span = max(event.start_us, 0.0), min(event.end_us, length_us)
-        own.setdefault(event.device.rpartition(":")[2], []).append(span)
-    occupied = [covered(own.get(str(device), ())) / length_us for device in used]
-    return split_device_time(placed, len(used), 0, length_us), occupied
 
 
 def _gib(values: Sequence[int], device: int) -> float | None:

@@ -10,14 +10,14 @@ cell of a GRU    h (B, H), and what to go back from        _thnn_fused_gru_cell,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["dropout", "gru_cell", "lstm_cell", "mish", "rms_norm"]
+__all__ = ["define", "dropout", "gru_cell", "lstm_cell", "mish", "rms_norm"]
 
 _aten: Final = torch.ops.aten
 # Called by their names, they may be replaced while one of them runs.
@@ -25,19 +25,14 @@ _DROPOUT: Final = functional.dropout
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LAST: Final = (torch.channels_last, torch.channels_last_3d)
 
-# PyTorch leaves these functions untyped.
-_LIBRARY: Final = torch.library.Library("gpipe_bench", "FRAGMENT")  # type: ignore[no-untyped-call]  # see above
-_LIBRARY.define("_fused_rms_norm(Tensor x, int axes, Tensor? weight) -> (Tensor, Tensor)")  # type: ignore[no-untyped-call]  # same
-_LIBRARY.define(  # type: ignore[no-untyped-call]  # likewise
-    "_fused_rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor? weight, bool trained) -> Tensor[]"
-)
-_LIBRARY.define("mish_backward(Tensor grad, Tensor x) -> Tensor")  # type: ignore[no-untyped-call]  # likewise
-_LIBRARY.define(  # type: ignore[no-untyped-call]  # likewise
-    "_thnn_fused_gru_cell(Tensor gates, Tensor hidden, Tensor h, Tensor? b_ih, Tensor? b_hh) -> (Tensor, Tensor)"
-)
-_LIBRARY.define(  # type: ignore[no-untyped-call]  # likewise
-    "_thnn_fused_gru_cell_backward(Tensor grad, Tensor workspace) -> (Tensor, Tensor, Tensor)"
-)
+_library: Final[Any] = torch.library  # PyTorch leaves it untyped
+_LIBRARY: Final = _library.Library("gpipe_bench", "FRAGMENT")
+
+
+def define(signature: str, on_meta: Callable[..., Any]) -> None:
+    """Define an operation of the namespace ``gpipe_bench`` with what it gives on the meta device."""
+    _LIBRARY.define(signature)
+    _LIBRARY.impl(signature.partition("(")[0], on_meta, "Meta")
 
 
 # What is not used here is part of the operations' signatures.
@@ -67,11 +62,17 @@ def _gru_cell_backward(grad: Tensor, _workspace: Tensor) -> tuple[Tensor, Tensor
     return grad.new_empty(gates), grad.new_empty(gates), torch.empty_like(grad)
 
 
-_LIBRARY.impl("_fused_rms_norm", _rms_norm, "Meta")  # type: ignore[no-untyped-call]  # see above
-_LIBRARY.impl("_fused_rms_norm_backward", _rms_norm_backward, "Meta")  # type: ignore[no-untyped-call]  # likewise
-_LIBRARY.impl("mish_backward", _mish_backward, "Meta")  # type: ignore[no-untyped-call]  # likewise
-_LIBRARY.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")  # type: ignore[no-untyped-call]  # likewise
-_LIBRARY.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")  # type: ignore[no-untyped-call]  # likewise
+define("_fused_rms_norm(Tensor x, int axes, Tensor? weight) -> (Tensor, Tensor)", _rms_norm)
+define(
+    "_fused_rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor? weight, bool trained) -> Tensor[]",
+    _rms_norm_backward,
+)
+define("mish_backward(Tensor grad, Tensor x) -> Tensor", _mish_backward)
+define(
+    "_thnn_fused_gru_cell(Tensor gates, Tensor hidden, Tensor h, Tensor? b_ih, Tensor? b_hh) -> (Tensor, Tensor)",
+    _gru_cell,
+)
+define("_thnn_fused_gru_cell_backward(Tensor grad, Tensor workspace) -> (Tensor, Tensor, Tensor)", _gru_cell_backward)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

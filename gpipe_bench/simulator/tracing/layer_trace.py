@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 
 from gpipe_bench.collection import no_collection
@@ -114,14 +113,7 @@ def trace_layer(
 def give_gradients(layer: nn.Module) -> None:
     """Set the gradients of a layer, so that a backward pass adds to them."""
     for parameter in layer.parameters():
-        parameter.grad = _gradient_of(parameter) if parameter.requires_grad else None
-
-
-def _gradient_of(parameter: nn.Parameter) -> Tensor:
-    if type(parameter) is nn.Parameter and parameter.is_contiguous():
-        # ``empty_like`` on the meta device loads a library for symbols, which takes a third of a second.
-        return torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-    return torch.empty_like(parameter)
+        parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
 
 
 def _trace_plain(
@@ -247,10 +239,7 @@ class LayerTracing:
         if edges:
             ones = [torch.ones((), device="meta") for _ in edges]
             with self.recorder, AcceleratorFunctions():
-                # ``torch.autograd.backward`` calls it, but loads a library for symbols: a third of a second.
-                Variable._execution_engine.run_backward(  # noqa: SLF001 - see above
-                    tuple(edges), tuple(ones), False, False, (), allow_unreachable=True, accumulate_grad=True
-                )
+                torch.autograd.backward(edges, ones)
         made = iter(self.made)
         return tuple(NO_BLOCK if root is None else next(made) for root in roots)
 

@@ -17,8 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.result_shapes import gives_first, plain_result
-from gpipe_bench.simulator.tracing.shapes import Shape
+from gpipe_bench.simulator.tracing.result_shapes import Shape, gives_first, plain_result
 
 __all__ = ["evaluate", "operation_key"]
 

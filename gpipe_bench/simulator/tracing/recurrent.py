@@ -16,19 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpipe_bench.simulator.tracing.fused_kernels import define
 from gpipe_bench.simulator.tracing.steps import Kernel
 
 __all__ = ["RECURRENT", "fused", "recurrent_kernel"]
 
 RECURRENT: Final[Mapping[Any, int]] = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
 """Functions that run on an accelerator as one, and the gates of each."""
-
-# PyTorch leaves these functions untyped.
-_LIBRARY: Final = torch.library.Library("gpipe_bench", "DEF")  # type: ignore[no-untyped-call]  # see above
-_LIBRARY.define("recurrence(Tensor gates, Tensor weight, int moments) -> Tensor")  # type: ignore[no-untyped-call]  # same
-_LIBRARY.define(  # type: ignore[no-untyped-call]  # likewise
-    "recurrence_backward(Tensor grad, Tensor gates, Tensor weight, int moments) -> Tensor"
-)
 
 
 # What is not used here is part of the operations' signatures.
@@ -40,8 +34,8 @@ def _recurrence_backward(_grad: Tensor, gates: Tensor, _weight: Tensor, _moments
     return torch.empty_like(gates)
 
 
-_LIBRARY.impl("recurrence", _recurrence, "Meta")  # type: ignore[no-untyped-call]  # see above
-_LIBRARY.impl("recurrence_backward", _recurrence_backward, "Meta")  # type: ignore[no-untyped-call]  # likewise
+define("recurrence(Tensor gates, Tensor weight, int moments) -> Tensor", _recurrence)
+define("recurrence_backward(Tensor grad, Tensor gates, Tensor weight, int moments) -> Tensor", _recurrence_backward)
 
 
 def fused(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:

@@ -9,7 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = ["KERNEL_CLASSES", "NO_BLOCK", "Alloc", "Free", "Kernel", "LayerTrace", "Port", "SplitTrace", "Step"]
+__all__ = [
+    "KERNEL_CLASSES",
+    "NO_BLOCK",
+    "Alloc",
+    "Free",
+    "Kernel",
+    "LayerFacts",
+    "LayerTrace",
+    "Parameter",
+    "Port",
+    "SplitTrace",
+    "Step",
+]
 
 KERNEL_CLASSES: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul", "memory_bound")
 """What bounds a kernel; the names are those of a profile's efficiencies."""
@@ -162,3 +174,28 @@ class SplitTrace:
         """The kernels of ``inputs`` or ``weights``."""
         steps: tuple[Step, ...] = getattr(self, direction)
         return (step for step in steps if isinstance(step, Kernel))
+
+
+class Parameter(NamedTuple):
+    """A trained parameter: its elements, their type's name, as in ``float32``, and its bytes without the gradient."""
+
+    elements: int
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """A layer's parameters, buffers and skips.
+
+    Attributes:
+        parameters: trained ones that no earlier layer has.
+        others: bytes of each frozen parameter and buffer.
+        stashes: skips that the layer stashes, by number: its place among all stashes of the model.
+        pops: skips that it pops, by the same number.
+    """
+
+    parameters: tuple[Parameter, ...]
+    others: tuple[int, ...]
+    stashes: tuple[int, ...]
+    pops: tuple[int, ...]

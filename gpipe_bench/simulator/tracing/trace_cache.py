@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 
 from gpipe_bench.cache import cache_folder
 from gpipe_bench.sealed import read_sealed, write_sealed
-from gpipe_bench.simulator.tracing.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.tracing.scaling import ScalableTrace, decode_trace, encode_trace
-from gpipe_bench.simulator.tracing.steps import LayerTrace
+from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, Parameter
 
 __all__ = ["TRACING", "Shelf", "StoredTraces", "default_folder", "read", "write"]
 

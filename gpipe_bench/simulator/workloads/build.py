@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gpipe_bench.collection import no_collection
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.facts import LayerFacts, Parameter
 from gpipe_bench.simulator.tracing.precision import HALVES
-from gpipe_bench.simulator.tracing.steps import Kernel, LayerTrace
+from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpipe_bench.simulator.tracing.facts import LayerFacts
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Kernel, LayerTrace
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Kernel, LayerFacts, LayerTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses

@@ -6,30 +6,41 @@ by the scale of the loss. The optimizer updates the copy, which is then rounded 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpipe_bench.simulator.tracing.recorder import Recorder
 from gpipe_bench.simulator.tracing.steps import Alloc, Free, Kernel, Step
 from gpipe_bench.simulator.workloads.optimizers import PROBE, OptimizerTrace
 
-__all__ = ["trace_step"]
+__all__ = ["make_optimizer", "trace_step", "update"]
 
 _MAKERS: Final = MappingProxyType(
     {
-        "sgd": lambda parameters: _unwrapped(torch.optim.SGD)(parameters, lr=0.1, foreach=False),
-        "momentum": lambda parameters: _unwrapped(torch.optim.SGD)(parameters, lr=0.1, momentum=0.9, foreach=False),
-        "rmsprop": lambda parameters: _unwrapped(torch.optim.RMSprop)(parameters, foreach=False),
-        "adam": lambda parameters: _unwrapped(torch.optim.Adam)(parameters, foreach=False),
+        "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),
+        "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
+        "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=False),
+        "adam": lambda parameters: torch.optim.Adam(parameters, foreach=False),
     }
 )
 
 _LOSS_SCALE: Final = 2.0**16
+
+
+def make_optimizer(name: str, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """The optimizer of one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`."""
+    made: torch.optim.Optimizer = _MAKERS[name](list(parameters))
+    return made
+
+
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """What follows a backward pass: a step of the optimizer, then gradients are zeroed in place, as in published runs."""
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
 
 
 def trace_step(name: str, dtype: str, *, master: bool = False) -> OptimizerTrace:
@@ -40,11 +51,10 @@ def trace_step(name: str, dtype: str, *, master: bool = False) -> OptimizerTrace
         dtype: of the parameter, as in ``float32``.
         master: whether the optimizer has a copy of the parameter in float32.
     """
-    make: Callable[[Any], torch.optim.Optimizer] = _MAKERS[name]
     parameter = _parameter(getattr(torch, dtype))
     parameter.grad = torch.empty(PROBE, dtype=parameter.dtype, device="meta")
     own = _parameter(torch.float32) if master else parameter
-    optimizer = make([own])
+    optimizer = make_optimizer(name, [own])
     recorder = Recorder()
     with torch.no_grad(), recorder:
         _step(optimizer, parameter, own)
@@ -65,8 +75,7 @@ def _step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, own: nn.Par
     """Update a parameter by the one that the optimizer has, its master copy or itself, and zero its gradient."""
     gradient = parameter.grad
     if own is parameter or gradient is None:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        update(optimizer)
         return
     own.grad = gradient.float()
     if parameter.dtype is torch.float16:
@@ -75,12 +84,6 @@ def _step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, own: nn.Par
     own.grad = None
     parameter.copy_(own)
     gradient.zero_()
-
-
-def _unwrapped(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """An optimizer without what keeps PyTorch's compiler out of its methods: loading that takes half a second."""
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "step", "zero_grad")}
-    return type(kind.__name__, (kind,), methods)
 
 
 def _peak_bytes(steps: Iterable[Step]) -> int:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.facts import Parameter
 from gpipe_bench.simulator.tracing.precision import HALVES
-from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.simulator.tracing.steps import Kernel, Parameter
 from gpipe_bench.simulator.tracing.trace_cache import default_folder, read, write
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.workload import Kernels

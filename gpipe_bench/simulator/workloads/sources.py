@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.collection import no_collection
-from gpipe_bench.simulator.tracing.facts import LayerFacts
+from gpipe_bench.models.classification import cross_entropy
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
 from gpipe_bench.simulator.tracing.scaling import PROBES, fit_line
-from gpipe_bench.simulator.tracing.steps import LayerTrace
+from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace
 from gpipe_bench.simulator.tracing.trace_cache import Shelf, StoredTraces, default_folder
 from gpipe_bench.simulator.workloads.composed import Composed
 from gpipe_bench.simulator.workloads.split import SplitLayers
@@ -25,8 +25,8 @@ from gpipe_bench.simulator.workloads.split import SplitLayers
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from gpipe_bench.simulator.tracing.model_splits import SplitTracer
-    from gpipe_bench.simulator.tracing.model_trace import Trace, Tracer
+    from gpipe_bench.simulator.tracing.model_trace import Tracer
+    from gpipe_bench.simulator.tracing.split_trace import SplitTracer
 
 __all__ = ["ModelSource", "model_of_suite", "module_source", "resnet101_source"]
 
@@ -98,17 +98,12 @@ class ModelSource:
 
     def splits(self, size: int, span: slice) -> SplitLayers:
         """I and W of a partition's layers, which are traced when they are asked for, and kept in memory alone."""
-        from gpipe_bench.simulator.tracing.model_splits import SplitTracer
+        from gpipe_bench.simulator.tracing.split_trace import SplitTracer
 
         if self._splits is None:
             self._splits = SplitTracer(self._tracing())
         tracer, firsts = self._splits, self._firsts(size, span)
         return lambda at, held: tracer.split(size, span.start + at, held, first=firsts[at])
-
-    def _pairs(self, size: int) -> list[_Pair]:
-        if size not in self._evaluated:
-            self._evaluated[size] = self._layers(size)
-        return self._evaluated[size]
 
     def loss(self, batch_size: int) -> LayerTrace | None:
         """The trace of the loss of a mini-batch."""
@@ -117,8 +112,10 @@ class ModelSource:
         if batch_size not in self._losses:
             found = None if self._shelf is None else self._shelf.load_loss(batch_size)
             if found is None:
+                from gpipe_bench.simulator.tracing.model_trace import trace_loss
+
                 target = in_precision(self._target(batch_size), self.precision)
-                found = _trace_loss(self._loss, self._output(self._stored()), target)
+                found = trace_loss(self._loss, self._output(self._stored()), target)
                 if self._shelf is not None:
                     self._shelf.store_loss(batch_size, found)
             self._losses[batch_size] = found
@@ -130,29 +127,30 @@ class ModelSource:
 
         if stored.output is None:
             encoded = stored.encoded_output
-            stored.output = self._traced(PROBES[0]).output if encoded is None else TensorSpec.decoded(encoded)
+            stored.output = self._tracing().trace(PROBES[0]).output if encoded is None else TensorSpec.decoded(encoded)
         return stored.output
 
-    def _layers(self, size: int) -> list[_Pair]:
-        stored = self._stored()
-        if size > 1 and _SCALABLE not in stored.layers:
-            self._scale(stored)
-        if size > 1 and stored.scalable is not None:
-            kinds = [kind.at(size) for kind in stored.scalable]
-            return [(kinds[among], kinds[first]) for among, first in stored.layers[_SCALABLE]]
-        if size not in stored.exact:
-            trace = self._traced(size)
-            stored.output = trace.output
-            stored.exact[size], stored.layers[size] = trace.kinds, trace.places
-            self._keep(stored)
-        kinds = list(stored.exact[size])
-        return [(kinds[among], kinds[first]) for among, first in stored.layers[size]]
+    def _pairs(self, size: int) -> list[_Pair]:
+        if size not in self._evaluated:
+            stored = self._stored()
+            if size > 1 and _SCALABLE not in stored.layers:
+                self._scale(stored)
+            lines = stored.scalable if size > 1 else None
+            if lines is None and size not in stored.exact:
+                trace = self._tracing().trace(size)
+                stored.output = trace.output
+                stored.exact[size], stored.layers[size] = trace.kinds, trace.places
+                self._keep(stored)
+            kinds = list(stored.exact[size]) if lines is None else [kind.at(size) for kind in lines]
+            places = stored.layers[size if lines is None else _SCALABLE]
+            self._evaluated[size] = [(kinds[among], kinds[first]) for among, first in places]
+        return self._evaluated[size]
 
     def _scale(self, stored: StoredTraces) -> None:
         """Try to find a line; whether there is one is known from then on."""
         stored.layers[_SCALABLE] = ()
         try:
-            traces = [self._traced(size) for size in PROBES]
+            traces = [self._tracing().trace(size) for size in PROBES]
         except (RuntimeError, ValueError):
             # The model does not take these sizes: each size is traced when it is needed, and says what is wrong.
             traces = []
@@ -164,9 +162,6 @@ class ModelSource:
             stored.output = traces[0].output
         self._keep(stored)
 
-    def _traced(self, size: int) -> Trace:
-        return self._tracing().trace(size)
-
     def _tracing(self) -> Tracer:
         if self._tracer is None:
             self._tracer = self._make()
@@ -174,20 +169,13 @@ class ModelSource:
 
     def _stored(self) -> StoredTraces:
         if self._known is None:
-            self._known = None if self._shelf is None else self._shelf.load()
-        if self._known is None:
-            self._known = StoredTraces(self._tracing().facts())
+            found = None if self._shelf is None else self._shelf.load()
+            self._known = found or StoredTraces(self._tracing().facts())
         return self._known
 
     def _keep(self, stored: StoredTraces) -> None:
         if self._shelf is not None:
             self._shelf.store(stored)
-
-
-def _trace_loss(loss: Callable[..., Tensor], output: object, target: Tensor) -> LayerTrace:
-    from gpipe_bench.simulator.tracing.model_trace import trace_loss
-
-    return trace_loss(loss, output, target)
 
 
 def module_source(
@@ -222,18 +210,13 @@ def _resnet101_source(folder: Path) -> ModelSource:
 
         return resnet101()
 
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        from torch.nn import functional
-
-        return functional.cross_entropy(output, target)
-
     def target(size: int) -> Tensor:
         import torch
 
         return torch.empty(size, dtype=torch.int64, device="meta")
 
     key = {"model": "resnet101", "arguments": ""}
-    return _stored_source(key, build, ((3, 224, 224), "float32"), (loss, target), folder)
+    return _stored_source(key, build, ((3, 224, 224), "float32"), (cross_entropy, target), folder)
 
 
 def model_of_suite(
@@ -291,8 +274,8 @@ def _stored_source(
     def tracer() -> Tracer:
         import torch
 
+        from gpipe_bench.simulator.tracing.meta_layers import Unfilled
         from gpipe_bench.simulator.tracing.model_trace import Tracer
-        from gpipe_bench.simulator.tracing.unfilled import Unfilled
 
         with no_collection():
             with Unfilled():

@@ -1,0 +1,128 @@
+"""What is measured on a CPU: the plain loop, the paper's executor and the runtime's schedules on the same batch.
+
+plain loop          one partition, one micro-batch: the nn.Sequential in the calling thread, nothing recomputed
+paper's executor    a worker thread per partition, and autograd runs the backward pass
+schedules           the same workers carry out one schedule each; some have two partitions per worker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+
+from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.bench.spec.settings import (
+    AUTO,
+    TWO_PER_DEVICE,
+    AutoBalance,
+    BatchSize,
+    Checkpoint,
+    Chunks,
+    Model,
+    ModelArgs,
+    PipelineSettings,
+    Section,
+    Seed,
+    Steps,
+    Threads,
+    Warmup,
+    with_own_arguments,
+)
+from gpipe_bench.bench.spec.variants import Variants, labels_of
+from gpipe_bench.models.table import model_spec, parse_arguments
+from gpipe_bench.processes import usable_processes
+
+__all__ = ["CpuWorkload"]
+
+_MOST: Final = 8
+_VARIANT: Final = "dep-x-ptl"
+"""Every component that does something on a CPU."""
+
+
+def _partitions(value: Any) -> Any:
+    if value == 0 and not isinstance(value, bool):
+        raise ValueError("must be at least 1, got 0; raise it, or write auto")
+    return 0 if value == AUTO else value
+
+
+Partitions = Annotated[
+    int,
+    Field(strict=True, ge=0, le=4096, description=f"workers; auto: the cores that may be used, at most {_MOST}"),
+    BeforeValidator(_partitions),
+    PlainSerializer(lambda count: count or AUTO, return_type=int | str),
+    WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": 4096}]}),
+]
+Schedules = Annotated[
+    tuple[Literal["gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved", "zb_v", "v_half"], ...],
+    Field(max_length=7, description="of the runtime"),
+]
+Repeats = Annotated[int, Field(strict=True, ge=1, le=1000, description="runs of each, each in a fresh process")]
+
+
+class CpuWorkload(Section):
+    """One model and batch, trained in all ways that a CPU can compare."""
+
+    model: Model = "unet"
+    model_args: ModelArgs = "depth=4;B=1;C=16;size=64"
+    batch_size: BatchSize = 16
+    chunks: Chunks = 8
+    partitions: Partitions = 0
+    balance: AutoBalance = ()
+    checkpoint: Checkpoint = "never"
+    schedules: Schedules = ("gpipe", "1f1b", "zb_h1", "interleaved", "zb_v", "v_half")
+    variants: Annotated[Variants, Field(description="of the paper's executor")] = (_VARIANT,)
+    threads: Threads = 1
+    warmup: Warmup = 1
+    steps: Steps = 9
+    seed: Seed = 0
+    repeats: Repeats = 5
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_arguments(cls, data: Any) -> Any:
+        return with_own_arguments(cls, data)
+
+    def problems(self) -> Iterator[Problem]:
+        """The model can be cut so."""
+        names = ("model", "model_args", "balance")
+        common = {name: getattr(self, name) for name in names}
+        yield from PipelineSettings.model_construct(
+            **common, partitions=self.partitions or len(self.balance) or 1
+        ).problems()
+
+    def workers(self) -> int:
+        """Worker threads: as asked for, else as the balance says, else a core for each."""
+        asked = self.partitions or len(self.balance)
+        return asked or min(usable_processes(1), self._layers(), _MOST)
+
+    def cells(self) -> Iterator[Cell]:
+        """The paper's executor, the plain loop, then the schedules that the layers permit."""
+        n = self.workers()
+        pipeline: dict[str, Any] = {"partitions": n, "balance": self.balance}
+        place: dict[str, Any]
+        for label in labels_of(self.variants):
+            yield self._cell(variant=label, **pipeline)
+        yield self._cell(partitions=1, balance=(self._layers(),), chunks=1, checkpoint="never")
+        for name in self.schedules:
+            place = {"partitions": 2 * n, "balance": ()} if name in TWO_PER_DEVICE else pipeline
+            if place["partitions"] <= self._layers():
+                yield self._cell(backward="scheduled", schedule=name, **place)
+
+    def runs(self, machine: Machine) -> list[CellRun]:  # noqa: ARG002 - a CPU is the same wherever it is asked for
+        """The runs of those cells; a variant that a CPU cannot run is asked for once, as a row that says so."""
+        return [
+            CellRun(cell, repeat)
+            for cell in self.cells()
+            for repeat in range(1 if cell.unsupported() else self.repeats)
+        ]
+
+    def _cell(self, **changes: Any) -> Cell:
+        shared = {name: getattr(self, name) for name in Cell.model_fields if name in type(self).model_fields}
+        return Cell.model_validate({**shared, "variant": _VARIANT, **changes})
+
+    def _layers(self) -> int:
+        return model_spec(self.model).layers(parse_arguments(self.model, self.model_args))

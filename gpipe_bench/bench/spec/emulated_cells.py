@@ -1,0 +1,94 @@
+"""What is emulated: the engine on virtual devices, whose kernels take the time of a profile. Imports no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from gpipe_bench.bench.spec.names import model_word, readable
+from gpipe_bench.bench.spec.problems import Problem
+from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs, Variant
+from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCell
+from gpipe_bench.bench.spec.variants import Variants, labels_of
+from gpipe_bench.components import Components
+
+__all__ = ["MOST_DEVICES", "EmulatedCell", "EmulatedSettings", "EmulatedWorkload", "RacingSteps"]
+
+MOST_DEVICES: Final = 16
+"""Virtual devices of a process."""
+
+HostTime = Annotated[
+    bool, Field(strict=True, description="let launches cost host time, and launch queues be full, as on the profile")
+]
+Steps = Annotated[int, Field(strict=True, ge=2, le=1000, description="steps of a cell; the first is a warm-up")]
+RacingSteps = Annotated[
+    int, Field(strict=True, ge=2, le=1000, description="the same where host threads race, so that steps differ")
+]
+
+
+class EmulatedSettings(HardwareSettings):
+    """What is trained in which pipeline on which virtual devices, and for how many steps."""
+
+    host_time: HostTime = True
+    steps: Steps = 2
+    racing_steps: RacingSteps = 5
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of every pipeline, and no more devices than a process has."""
+        yield from super().problems()
+        if self.schedule_devices > MOST_DEVICES:
+            text = f"must be at most {MOST_DEVICES} where they are emulated, got {self.schedule_devices} devices"
+            yield Problem(("partitions", "schedule"), f"{text}; lower it")
+
+
+class EmulatedCell(EmulatedSettings):
+    """One emulation; its timed steps are rows, a repeat each."""
+
+    variant: Variant = "dep-str-ptl"
+
+    @property
+    def components(self) -> Components:
+        """The components that the variant names."""
+        return Components.from_label(self.variant)
+
+    @property
+    def races(self) -> bool:
+        """Whether host threads race: checkpoints of several micro-batches nest, and nothing orders them."""
+        return not self.components.fork_join and self.backward == "autograd" and self.checkpoint != "never"
+
+    @property
+    def all_steps(self) -> int:
+        """How many steps are run."""
+        return self.racing_steps if self.races else self.steps
+
+    @property
+    def twin(self) -> SimulatedCell:
+        """The same pipeline on the simulator, with the autograd engine of today."""
+        own = {name: getattr(self, name) for name in (*HardwareSettings.model_fields, "variant")}
+        return SimulatedCell(**own, flavour="current")
+
+    @cached_property
+    def id(self) -> str:
+        """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
+        parts = ["emulated", model_word(self.model), self.variant]
+        parts += [] if self.schedule == "gpipe" else [self.schedule]
+        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", readable(self.hardware)]
+        return "-".join([*parts, self.config_sha256[:8]])
+
+
+class EmulatedWorkload(EmulatedSettings):
+    """What is emulated where there is a C++ compiler: torchgpipe's ablation on virtual P40s, in every variant."""
+
+    model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
+    batch_size: BatchSize = 128
+    chunks: Chunks = 8
+    balance: AutoBalance = (34, 76, 70, 61)
+    variants: Variants = ("published", "factorial")
+
+    def cells(self) -> list[EmulatedCell]:
+        """A cell for each variant."""
+        common = {name: getattr(self, name) for name in EmulatedSettings.model_fields}
+        return [EmulatedCell(**common, variant=label) for label in labels_of(self.variants)]

@@ -1,0 +1,131 @@
+"""``emulate``: somebody's training script on virtual devices, in virtual time."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gpipe_bench.console import Column, Grid, output
+from gpipe_bench.errors import GpipeBenchError, OutOfMemory, UnsupportedError
+from gpipe_bench.files import check_writable, json_text, write_files
+
+if TYPE_CHECKING:
+    from gpipe_bench.emulator.races import Race
+    from gpipe_bench.emulator.script import ScriptRun
+    from gpipe_bench.simulator.hardware.profile import Profile
+
+__all__ = ["emulate"]
+
+_GIB: Final = 2**30
+_OPERATORS: Final = 8
+_RACES: Final = 20
+
+
+def emulate(
+    script: Annotated[Path, typer.Argument(help="A Python file that takes its devices from torch.accelerator.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.")] = None,
+    *,
+    devices: Annotated[int, typer.Option(min=1, max=16, help="Virtual devices that the script finds.")] = 4,
+    profile: Annotated[str, typer.Option(help="Hardware: name of a profile, or path of a YAML file.")] = "h100",
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
+    races: Annotated[bool, typer.Option("--races", help="List accesses to memory that no event orders.")] = False,
+    host_time: Annotated[bool, typer.Option(help="Whether launches take the host the time of the profile.")] = True,
+) -> None:
+    """Run a training script to its end on virtual devices, and print what its steps would take.
+
+    The script runs for real, with its threads, autograd, streams and allocations, but kernels compute nothing: memory
+    reads as zeros, and time is virtual. Printed are the time of a step, memory and use of each device, and the
+    operators that take the most time.
+    """
+    from gpipe_bench.emulator.build import obstacle
+    from gpipe_bench.simulator.hardware.profile import load_profile
+
+    if trace is not None:
+        check_writable(trace)
+    hardware = load_profile(profile)
+    if reason := obstacle():
+        raise UnsupportedError(reason)
+    from gpipe_bench.emulator.library import leave
+    from gpipe_bench.emulator.script import run_script
+
+    try:
+        run = run_script(script, arguments or [], devices=devices, profile=hardware, races=races, host_time=host_time)
+    except OutOfMemory as error:
+        typer.echo(f"out of memory: {error}", err=True)
+        leave(1)
+    except GpipeBenchError:
+        raise
+    except Exception:  # noqa: BLE001 - an error of the script is shown as Python shows it
+        traceback.print_exc()
+        leave(1)
+    _print(run, devices, hardware, races=races)
+    if trace is not None:
+        _write(trace, run, hardware)
+    leave(0)
+
+
+def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool) -> None:
+    from gpipe_bench.emulator.use import device_times, operator_times
+
+    console = output()
+    console.print(f"emulated on {devices} x {profile.device} ({profile.name}); values are not computed", style="bold")
+    console.print(_steps(run))
+    begin, end, window = run.replayed.begin_ns, run.replayed.end_ns, run.window
+    if window[1] <= window[0]:
+        return
+    grid = Grid([Column(name) for name in ("device", "kernels", "copies", "idle", "allocated\nGiB", "reserved\nGiB")])
+    times = device_times(run.records, begin, end, window, devices)
+    for device, (time, memory) in enumerate(zip(times, run.replayed.memory, strict=False)):
+        shares = (f"{share:.1%}" for share in (time.kernel_fraction, time.copy_fraction, time.idle_fraction))
+        peaks = (f"{peak / _GIB:.3f}" for peak in (memory.peak_allocated, memory.peak_reserved))
+        grid.add(str(device), *shares, *peaks)
+    console.print(grid)
+    table = Grid([Column("operator", text=True), Column("ms"), Column("kernels")])
+    steps = max(1, len(run.step_times_ms))
+    for name, spent, count in operator_times(run.records, begin, end, window)[:_OPERATORS]:
+        table.add(name, f"{spent / steps:.3f}", f"{count / steps:.0f}")
+    console.print("in a step, on all devices together:")
+    console.print(table)
+    if races:
+        _print_races(run.races, run)
+
+
+def _steps(run: ScriptRun) -> str:
+    times = run.step_times_ms
+    if not times:
+        return "no second step: the script must make two steps, of an optimizer or a backward pass, to time one"
+    spread = "" if min(times) == max(times) else f" ({min(times):.3f} to {max(times):.3f})"
+    return f"{len(times)} steps after the first: {median(times):.3f} ms per step{spread}"
+
+
+def _print_races(races: Iterable[Race], run: ScriptRun) -> None:
+    console = output()
+    rows = {id(record): row for row, record in enumerate(run.records)}
+    texts = dict.fromkeys(_race(race, rows, run.lines) for race in races)
+    console.print(f"{len(texts)} {'race' if len(texts) == 1 else 'races'}" if texts else "no races", style="bold")
+    for text in list(texts)[:_RACES]:
+        console.print(text, soft_wrap=True)
+    if len(texts) > _RACES:
+        console.print(f"and {len(texts) - _RACES} more")
+
+
+def _race(race: Race, rows: dict[int, int], lines: dict[int, str]) -> str:
+    """One race in two lines; the same in every step, so it names no block."""
+    before, after = (
+        f"{record.name or record.kind} on device {record.device} stream {record.stream}"
+        f" at {lines.get(rows.get(id(record), -1), 'an unknown line')}"
+        for record in (race.before, race.after)
+    )
+    return f"  {race.kind}: {after}\n    does not wait for {before}"
+
+
+def _write(path: Path, run: ScriptRun, profile: Profile) -> None:
+    from gpipe_bench.emulator.chrome import chrome_trace
+
+    write_files({path: json_text(chrome_trace(run.records, run.replayed, {"profile": profile.name}))})
+    typer.echo(f"wrote {path}")

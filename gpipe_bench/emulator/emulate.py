@@ -1,0 +1,226 @@
+"""The emulator in one call: the engine trains a pipeline on virtual devices, and the steps take virtual time.
+
+    run = emulate(Model("unet", {"C": 64}), balance=[60, 60, 60, 61], batch_size=128, chunks=32, profile="p40")
+    print(run.status, run.step_time_ms, run.range_ms)
+
+    engine: threads, autograd, streams, allocations ──> trace ──> replay on the profile ──> times of steps, memory
+
+A process has virtual devices from the first call on; it must have run no backward pass before.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from gpipe_bench.collection import no_collection
+from gpipe_bench.components import Components
+from gpipe_bench.emulator.handovers import seen
+from gpipe_bench.emulator.library import devices as virtual_devices
+from gpipe_bench.emulator.observer import EmulatedWork, Span, TaskRows, task_events
+from gpipe_bench.emulator.replay.run import Replayed, replay
+from gpipe_bench.emulator.shapes import load_shapes
+from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
+from gpipe_bench.emulator.training import Plan, Training, Work, work_of
+from gpipe_bench.errors import ConfigError, OutOfMemory
+from gpipe_bench.schedules import named_schedule
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.runs.simulation import GIB, Simulation, device_uses, gib_texts
+from gpipe_bench.simulator.workloads.build import Model, microbatch_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from gpipe_bench.simulator.clock.run import DeviceMemory
+
+__all__ = ["Emulation", "emulate"]
+
+_MOST_DEVICES: Final = 16
+_MARK: Final = KINDS.index("mark")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation(Simulation):
+    """An emulated training step, or why there is none; of several steps the one of median length.
+
+    Attributes:
+        each: all steps after the first, in their order; with ``oom`` only this result itself.
+    """
+
+    evidence = "emulated"
+    each: tuple[Emulation, ...] = ()
+
+    @property
+    def range_ms(self) -> tuple[float, float] | None:
+        """The shortest and the longest step: equal unless host threads race. None where there is none."""
+        times = [step.step_time_ms for step in self.each if step.step_time_ms is not None]
+        return (min(times), max(times)) if times else None
+
+
+def emulate(
+    model: nn.Sequential | Model,
+    *,
+    balance: Sequence[int],
+    batch_size: int,
+    chunks: int = 1,
+    checkpoint: str = "except_last",
+    components: Components = Components(),  # noqa: B008 - frozen
+    schedule: str | None = None,
+    transfer: str = "direct",
+    optimizer: str | None = "sgd",
+    profile: str | Path | Profile = "p40",
+    devices: Sequence[int] = (),
+    sample: Tensor | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    target: Tensor | None = None,
+    steps: int = 2,
+    host_time: bool = True,
+) -> Emulation:
+    """Let the engine train a pipeline on virtual devices; if a device has too little memory, say how much it needs.
+
+    Args:
+        model: a model of the suite, or an ``nn.Sequential`` on any device, left as it is.
+        balance: layers per partition.
+        batch_size: samples of a mini-batch.
+        chunks: how many micro-batches a mini-batch is split into; a small one may give fewer.
+        checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
+        components: which components of the engine are on; default: all.
+        schedule: the name of a schedule; None: the paper's executor, with autograd's backward pass.
+        transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
+        optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
+        profile: name of a hardware profile, path of a YAML file, or a profile; one per process.
+        devices: number of each device of the schedule; empty: 0, 1, and so on.
+        sample: with an ``nn.Sequential``, a tensor of shape (samples, ...) as it takes them.
+        loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for the sum of the output.
+        target: with a loss, the targets of a whole mini-batch.
+        steps: training steps, at least 2; the first is a warm-up. More show how steps differ where host threads race.
+        host_time: whether launches cost the host what the profile says, and launch queues are limited.
+
+    Raises:
+        ConfigError: steps, devices, a model or a profile are wrong.
+        BalanceError: the sum of ``balance`` is not the number of layers.
+        BuildError: the virtual devices do not compile.
+        ScheduleError: the schedule does not exist for these numbers.
+    """
+    if steps < 2:
+        raise ConfigError([f"steps must be at least 2, got {steps}; the first is a warm-up"])
+    hardware = profile if isinstance(profile, Profile) else load_profile(profile)
+    homes = _homes(schedule, len(balance))
+    numbers = list(devices) or list(range(max(homes) + 1))
+    if max(numbers) >= _MOST_DEVICES:
+        raise ConfigError([f"devices must be at most {_MOST_DEVICES}, got {max(numbers) + 1}; use fewer partitions"])
+    load_shapes(_MOST_DEVICES, hardware)
+    places = [virtual_devices()[number] for number in numbers]
+    plan = Plan(
+        balance=balance, places=places, homes=homes, chunks=chunks, checkpoint=checkpoint, components=components,
+        schedule=schedule, transfer=transfer, optimizer=optimizer,
+    )  # fmt: skip
+    work = work_of(model, batch_size, sample, loss, target)
+    trace, spans = _run(work, plan, steps)
+    facts = _facts(work, plan, hardware, batch_size)
+    used = tuple(numbers[home] for home in homes)
+    m = len(microbatch_sizes(batch_size, chunks))
+    base = Emulation(status="ok", microbatches=m, events=[], settings=facts)
+    try:
+        replayed = replay(trace, HardwareMachine(hardware), host_time=host_time)
+    except OutOfMemory as error:
+        return _out_of_memory(base, trace, hardware, error)
+    each = tuple(_steps(base, replayed, spans, used))
+    middle = median(step.step_time_ms or 0.0 for step in each)
+    typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
+    return replace(typical, each=each)
+
+
+def _homes(schedule: str | None, n: int) -> tuple[int, ...]:
+    """For each partition its device of the schedule."""
+    two = schedule in ("interleaved", "zb_v", "v_half")
+    return named_schedule(schedule or "gpipe", 1, n, n // 2 if two else n).placement
+
+
+# Storages then die by their reference counts alone, at the same rows in every run.
+@no_collection()
+def _run(work: Work, plan: Plan, steps: int) -> tuple[Trace, list[Span]]:
+    """Train some steps, each ended by a mark; returns the trace and the engine's tasks."""
+    gc.collect()
+    tasks = TaskRows()
+    with recording() as trace, seen():
+        training = Training(work, plan)
+        with training.pipe.observe(tasks):
+            for _ in range(steps):
+                training.step()
+                mark()
+    return trace, tasks.spans
+
+
+def _facts(work: Work, plan: Plan, hardware: Profile, batch_size: int) -> dict[str, Any]:
+    """The columns of a row that describe model, pipeline and hardware."""
+    components = plan.components
+    return {
+        **work.facts,
+        "variant": components.label,
+        **{name: getattr(components, name) for name in components.__slots__},
+        "backward": "scheduled" if plan.schedule else "autograd",
+        "schedule": plan.schedule or "gpipe",
+        "transfer": plan.transfer,
+        "partitions": len(plan.balance),
+        "chunks": plan.chunks,
+        "checkpoint": plan.checkpoint,
+        "batch_size": batch_size,
+        "balance": "-".join(map(str, plan.balance)),
+        "device": f"cuda {hardware.device}",
+        "device_count": len({*plan.places}),
+        "profile": hardware.name,
+        "torch": version("torch").partition("+")[0],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Peaks:
+    """Peaks of the devices, in bytes."""
+
+    peak_live_bytes: tuple[int, ...]
+    peak_allocated_bytes: tuple[int, ...]
+    peak_reserved_bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, memory: Sequence[DeviceMemory]) -> _Peaks:
+        """Those of the memory of a replay."""
+        columns = ("peak_live", "peak_allocated", "peak_reserved")
+        return cls(*(tuple(getattr(device, name) for device in memory) for name in columns))
+
+
+def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Sequence[int]) -> list[Emulation]:
+    """The steps after the first."""
+    marks = [place for place, row in enumerate(replayed.trace.rows) if row.kind == _MARK]
+    peaks = _Peaks.of(replayed.memory)
+    found = []
+    for (before, after), (first, last) in zip(pairwise(replayed.marks), pairwise(marks), strict=True):
+        own = [span for span in spans if first <= span.first < last]
+        events, length_us = task_events(own, replayed, before), (after - before) / 1e3
+        step = replace(
+            base,
+            throughput_samples_per_s=base.settings["batch_size"] / length_us * 1e6,
+            step_time_ms=length_us / 1e3,
+            devices=device_uses(peaks, EmulatedWork(events, used), length_us, used),
+            events=events,
+            peak_allocated_gib=sum(peaks.peak_allocated_bytes) / GIB,
+            peak_reserved_gib=sum(peaks.peak_reserved_bytes) / GIB,
+        )
+        found.append(replace(step, each=(step,)))
+    return found
+
+
+def _out_of_memory(base: Emulation, trace: Trace, hardware: Profile, error: OutOfMemory) -> Emulation:
+    """A result that says what the full device would have needed."""
+    memory = replay(trace, HardwareMachine(hardware), limited=False).memory[error.device]
+    largest = max(memory.peak_reserved, error.reserved + error.needed)
+    needed, capacity = gib_texts(largest / GIB, error.capacity / GIB)
+    reason = f"device {error.device} needs {needed} of allocator segments and has {capacity}"
+    failed = replace(base, status="oom", reason=f"{reason}; use smaller micro-batches, more partitions or checkpoints")
+    return replace(failed, each=(failed,))

@@ -1,0 +1,144 @@
+"""The engine's tasks in a trace: which rows a task issued, and when they ran in virtual time."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpipe_bench.breakdown import Breakdown, covered, split_device_time
+from gpipe_bench.emulator.library import backend, thread_index
+from gpipe_bench.emulator.replay.run import Replayed
+from gpipe_bench.emulator.trace import KINDS
+from gpipe_bench.engine.observer import Task
+from gpipe_bench.simulator.clock.tasks import Busy
+from gpipe_bench.timeline import TimelineEvent
+
+__all__ = ["EmulatedWork", "Span", "TaskRows", "task_events"]
+
+_KERNEL, _COPY = KINDS.index("kernel"), KINDS.index("copy")
+_NS_PER_US = 1e3
+
+
+@dataclass(slots=True)
+class Span:
+    """A task, and the rows that were issued while it was.
+
+    Attributes:
+        task: what the engine says of it.
+        thread: the host thread that issued it, as the trace numbers threads.
+        first: row of the trace.
+        end: row after its last one.
+        nbytes: what a copy moved or a forward pass produced.
+    """
+
+    task: Task
+    thread: int
+    first: int
+    end: int = 0
+    nbytes: int = 0
+
+
+class TaskRows:
+    """An observer that notes the rows of each task while a trace is recorded; any thread may call it.
+
+    Attributes:
+        spans: in the order in which the tasks began.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._lock = threading.Lock()
+
+    def start(self, task: Task) -> Span:
+        """Note that a task is about to be issued."""
+        span = Span(task, thread_index(), int(backend().vd_trace_size()))
+        with self._lock:
+            self.spans.append(span)
+        return span
+
+    def finish(self, token: Span, nbytes: int) -> None:
+        """Note that all of a task was issued; of several calls for one token the last counts."""
+        token.end, token.nbytes = int(backend().vd_trace_size()), nbytes
+
+
+def task_events(spans: Sequence[Span], replayed: Replayed, zero_ns: int = 0) -> list[TimelineEvent]:
+    """The tasks as events, in the order of starts; a task that issued nothing is none.
+
+    A task starts with the first kernel or copy that its thread issued on its stream, and ends with the last one.
+
+    Args:
+        spans: of some tasks.
+        replayed: their trace in virtual time.
+        zero_ns: start of the events' clock.
+    """
+    issued = _issued(replayed)
+    events = []
+    for span in spans:
+        rows = list(_rows(span, replayed, issued.get(span.thread, [])))
+        if rows:
+            times = (min(replayed.host_ns[row] for row in rows), min(replayed.begin_ns[row] for row in rows),
+                     max(replayed.end_ns[row] for row in rows))  # fmt: skip
+            events.append(_event(span, [(time - zero_ns) / _NS_PER_US for time in times]))
+    return sorted(events, key=lambda event: (event.start_us, event.end_us, event.partition))
+
+
+class EmulatedWork:
+    """What devices did in a step.
+
+    Args:
+        events: of the step, whose start is zero.
+        devices: device of each partition.
+    """
+
+    def __init__(self, events: Sequence[TimelineEvent], devices: Sequence[int]) -> None:
+        self._events, self._devices = events, devices
+
+    def busy(self, length_ns: int) -> list[Busy]:
+        """The use of each device, by its number, from zero to ``length_ns``."""
+        length_us = length_ns / _NS_PER_US
+        own = [replace(event, partition=self._devices[event.partition]) for event in self._events]
+        shares = split_device_time(own, max(self._devices) + 1, 0, length_us)
+        return [
+            Busy(
+                *(round(share * length_ns) for share in _busy_shares(of)),
+                round(covered(self._running(device, length_us)) * _NS_PER_US),
+            )
+            for device, of in enumerate(shares)
+        ]
+
+    def _running(self, device: int, length_us: float) -> Iterator[tuple[float, float]]:
+        """When a device ran a task, or a copy that it sends."""
+        for event in self._events:
+            if event.device == f"cuda:{device}":
+                yield max(event.start_us, 0.0), min(event.end_us, length_us)
+
+
+def _busy_shares(share: Breakdown) -> tuple[float, float, float]:
+    return share.compute_fraction, share.recompute_fraction, share.copy_fraction
+
+
+def _issued(replayed: Replayed) -> dict[int, list[int]]:
+    """For each host thread the kernels and copies that it issued, as rows in their order."""
+    found: dict[int, list[int]] = {}
+    for place, row in enumerate(replayed.trace.rows):
+        if row.kind in (_KERNEL, _COPY):
+            found.setdefault(row.thread, []).append(place)
+    return found
+
+
+def _rows(span: Span, replayed: Replayed, issued: Sequence[int]) -> Iterator[int]:
+    """The rows of a task."""
+    task = span.task
+    streams = {(one.device.index, one.stream_id) for one in (task.stream, task.end_stream) if one is not None}
+    for place in issued[bisect_left(issued, span.first) : bisect_left(issued, span.end)]:
+        row = replayed.trace.rows[place]
+        if (row.device, row.stream) in streams or (row.kind == _COPY and (row.peer, row.peer_stream) in streams):
+            yield place
+
+
+def _event(span: Span, times_us: Sequence[float]) -> TimelineEvent:
+    task = span.task
+    return TimelineEvent(f"cuda:{task.device.index}", task.lane, task.kind, task.microbatch, task.partition, *times_us,
+                         bytes=span.nbytes)  # fmt: skip

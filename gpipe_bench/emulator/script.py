@@ -1,0 +1,128 @@
+"""Runs somebody's training script on virtual devices, in virtual time.
+
+    script ── real threads, autograd, streams ──> trace ──> replay ──> times of steps, memory, races
+
+A step ends with the optimizer's step, or with the backward pass in a script without one of PyTorch's optimizers.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gpipe_bench.emulator.handovers import seen
+from gpipe_bench.emulator.lines import Lines
+from gpipe_bench.emulator.races import Race, find_races
+from gpipe_bench.emulator.replay.run import Replayed, replay
+from gpipe_bench.emulator.shapes import load_shapes
+from gpipe_bench.emulator.trace import Record, Trace, mark, recording
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile
+
+__all__ = ["ScriptRun", "run_script"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """What a script did.
+
+    Attributes:
+        records: the trace.
+        replayed: when its records ran.
+        step_ends_ns: when everything that was issued in each step, and before it, had ended.
+        races: accesses that nothing orders, if they were asked for.
+        lines: row of the trace -> line of Python; likewise.
+    """
+
+    records: list[Record]
+    replayed: Replayed
+    step_ends_ns: list[int]
+    races: list[Race]
+    lines: dict[int, str]
+
+    @property
+    def step_times_ms(self) -> list[float]:
+        """The time of each step but the first, which begins with the script."""
+        return [(end - begin) / 1e6 for begin, end in pairwise(self.step_ends_ns)]
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """From the end of the first step to that of the last, or all of a script of less than two; nanoseconds."""
+        ends = self.step_ends_ns
+        return (ends[0], ends[-1]) if len(ends) > 1 else (0, max(self.replayed.end_ns, default=0))
+
+
+def run_script(
+    script: Path, arguments: Sequence[str], *, devices: int, profile: Profile, races: bool, host_time: bool
+) -> ScriptRun:
+    """Run a script to its end; once per process, which has virtual devices from then on.
+
+    Args:
+        script: a Python file.
+        arguments: what it finds in ``sys.argv`` after its name.
+        devices: how many virtual devices it finds.
+        profile: what they are.
+        races: whether to look for accesses that nothing orders.
+        host_time: whether launches take the host the time that the profile says.
+
+    Raises:
+        ConfigError: there is no such file.
+        OutOfMemory: the allocator of a device would have run out of memory.
+        Exception: whatever the script raises.
+    """
+    if not script.is_file():
+        raise ConfigError([f"script must be a Python file, got {str(script)!r}; check the path"])
+    load_shapes(devices, profile)
+    lines = Lines()
+    with recording() as trace, seen(), _steps_marked(), lines.noted() if races else nullcontext():
+        _run(script, arguments)
+    replayed = replay(trace, HardwareMachine(profile), host_time=host_time)
+    records = trace.records
+    found = find_races(records) if races else []
+    return ScriptRun(records, replayed, _step_ends(trace, replayed), found, lines.of)
+
+
+def _run(script: Path, arguments: Sequence[str]) -> None:
+    """Run a script as ``python SCRIPT ARGUMENTS`` does."""
+    before, path = sys.argv, list(sys.path)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    finally:
+        sys.argv, sys.path[:] = before, path
+
+
+@contextmanager
+def _steps_marked() -> Iterator[None]:
+    """Mark the trace after each step of an optimizer of PyTorch."""
+    handle = register_optimizer_step_post_hook(lambda *_: mark())
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _step_ends(trace: Trace, replayed: Replayed) -> list[int]:
+    kinds = [record.kind for record in trace.records]
+    ending = "mark" if "mark" in kinds else "backward_end"
+    ended = list(accumulate(replayed.end_ns, max))
+    ends: list[int] = []
+    latest: int | None = None
+    for row, kind in enumerate(kinds):
+        if kind == "backward" and latest is not None:
+            ends.append(ended[latest])
+            latest = None
+        elif kind == ending:
+            latest = row
+    return ends if latest is None else [*ends, ended[latest]]

@@ -1,0 +1,79 @@
+"""What devices do in a window of virtual time: by kernels, copies and operators."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpipe_bench.breakdown import covered
+from gpipe_bench.emulator.trace import Record
+
+__all__ = ["DeviceTime", "device_times", "operator_times"]
+
+_Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """Shares of a window of one device; together 1.
+
+    Attributes:
+        kernel_fraction: a kernel runs.
+        copy_fraction: a copy that the device sends runs, and no kernel.
+        idle_fraction: the rest.
+    """
+
+    kernel_fraction: float
+    copy_fraction: float
+    idle_fraction: float
+
+
+def device_times(
+    records: Sequence[Record], begin_ns: Sequence[int], end_ns: Sequence[int], window: tuple[int, int], devices: int
+) -> list[DeviceTime]:
+    """The use of each device.
+
+    Args:
+        records: of a trace.
+        begin_ns: when each began.
+        end_ns: when each had ended.
+        window: begin and end, in nanoseconds.
+        devices: how many there are.
+    """
+    kernels: defaultdict[int, list[_Span]] = defaultdict(list)
+    all_work: defaultdict[int, list[_Span]] = defaultdict(list)
+    for record, span in _inside(records, begin_ns, end_ns, window):
+        all_work[record.device].append(span)
+        if record.kind == "kernel":
+            kernels[record.device].append(span)
+    length = window[1] - window[0]
+    times = []
+    for device in range(devices):
+        computing, working = covered(kernels[device]) / length, covered(all_work[device]) / length
+        times.append(DeviceTime(computing, working - computing, 1 - working))
+    return times
+
+
+def operator_times(
+    records: Sequence[Record], begin_ns: Sequence[int], end_ns: Sequence[int], window: tuple[int, int]
+) -> list[tuple[str, float, int]]:
+    """Operators and kinds of copies: name, milliseconds on all devices together, kernels; the longest first."""
+    spent: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for record, (begin, end) in _inside(records, begin_ns, end_ns, window):
+        spent[record.name] += round(end - begin)
+        count[record.name] += 1
+    return [(name, time / 1e6, count[name]) for name, time in spent.most_common()]
+
+
+def _inside(
+    records: Sequence[Record], begin_ns: Sequence[int], end_ns: Sequence[int], window: tuple[int, int]
+) -> list[tuple[Record, _Span]]:
+    """Kernels and copies that run in the window, and the part of their time that lies in it."""
+    found: list[tuple[Record, _Span]] = []
+    for record, begin, end in zip(records, begin_ns, end_ns, strict=True):
+        span = max(begin, window[0]), min(end, window[1])
+        if record.kind in ("kernel", "copy") and span[0] < span[1]:
+            found.append((record, span))
+    return found

@@ -1,0 +1,105 @@
+"""What the ablation measures on a CPU: which cells, cut how, and which rows stand side by side."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpipe_bench.bench.experiments import cpu
+from gpipe_bench.bench.experiments.config import SuiteConfig, parse_config
+from gpipe_bench.bench.running.trial import Trial
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.outcomes import LOOP, PAPER, group_rows, way_of
+from tests.bench.cells_of import TINY, cell
+from tests.figures.synthetic import accelerator_ablation, cpu_ablation, cpu_ways
+
+CPU = Machine("cpu", 1)
+
+
+@pytest.fixture(autouse=True)
+def _three_cores(monkeypatch):
+    monkeypatch.setattr(cpu, "usable_processes", lambda jobs: 3)
+
+
+def cells(**settings):
+    """The cells of a configuration, none twice."""
+    runs = parse_config({"ablation": {"cpu": settings}}).runs("ablation", CPU)
+    return list({run.cell.id: run.cell for run in runs}.values())
+
+
+def test_a_worker_per_core_beside_the_plain_loop():
+    found = [(made.backward, made.schedule, made.partitions, made.chunks, made.checkpoint) for made in cells()]
+    assert found == [
+        ("autograd", "gpipe", 3, 8, "never"),
+        ("autograd", "gpipe", 1, 1, "never"),
+        ("scheduled", "gpipe", 3, 8, "never"),
+        ("scheduled", "1f1b", 3, 8, "never"),
+        ("scheduled", "zb_h1", 3, 8, "never"),
+        ("scheduled", "interleaved", 6, 8, "never"),
+        ("scheduled", "zb_v", 6, 8, "never"),
+        ("scheduled", "v_half", 6, 8, "never"),
+    ]
+    assert {made.variant for made in cells()} == {"dep-x-ptl"}
+    assert {made.transfer for made in cells()} == {"direct"}
+
+
+def test_the_plain_loop_recomputes_nothing_whatever_the_pipelines_do():
+    assert [made.checkpoint for made in cells(checkpoint="always", schedules=[])] == ["always", "never"]
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (5, 5), (64, 8)])
+def test_workers_are_the_usable_cores_up_to_a_limit(monkeypatch, cores, workers):
+    monkeypatch.setattr(cpu, "usable_processes", lambda jobs: cores)
+    assert SuiteConfig().ablation.cpu.workers() == workers
+
+
+def test_partitions_and_balance_can_be_fixed():
+    (made,) = (made for made in cells(balance="30-23") if made.schedule == "1f1b")
+    assert (made.partitions, made.balance) == (2, (30, 23))
+    assert cells(partitions=4)[0].partitions == 4
+    with pytest.raises(ConfigError, match="balance must have one entry per partition, 3, got 2 in 30-23"):
+        cells(partitions=3, balance="30-23")
+    with pytest.raises(ConfigError, match="partitions must be at least 1, got 0; raise it, or write auto"):
+        cells(partitions=0)
+
+
+def test_schedules_with_two_partitions_per_worker_need_the_layers():
+    few = cells(model_args="depth=1;B=1;C=2;size=4", partitions=9, schedules=["1f1b", "zb_v"])
+    assert [made.schedule for made in few] == ["gpipe", "gpipe", "1f1b"]
+
+
+def test_a_variant_that_a_cpu_cannot_run_is_asked_for_once():
+    runs = parse_config({"ablation": {"cpu": {"variants": "published", "repeats": 3}}}).runs("ablation", CPU)
+    counts = {}
+    for run in runs:
+        if run.cell.backward == "autograd" and run.cell.partitions > 1:
+            counts[run.cell.variant] = counts.get(run.cell.variant, 0) + 1
+    assert counts == {"baseline": 3, "dep-x-x": 3, "dep-str-x": 1, "dep-str-ptl": 1}
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_open_balance_is_found_once_for_all_cells():
+    open_ = {**TINY, "balance": "auto"}
+    first, second = (Trial(cell(**{**open_, "variant": name})).pipe.balance for name in ("dep-x-ptl", "baseline"))
+    assert first == second
+    assert (len(first), sum(first)) == (2, 29)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
+
+
+def test_rows_of_a_cpu_are_one_group_by_the_way_in_which_they_were_run():
+    (group,) = group_rows(cpu_ways())
+    assert [outcome.variant for outcome in group.ordered()] == [LOOP, PAPER, "gpipe", "1f1b", "zb_v"]
+    assert group.outcomes["1f1b"].ratio(group.baseline).median == 1.8
+    assert group.outcomes["zb_v"].failed
+
+
+def test_other_rows_have_no_way():
+    rows = [*accelerator_ablation(1), *accelerator_ablation(1, "simulated")]
+    assert {way_of(row) for row in rows} == {""}
+    assert len(group_rows(cpu_ablation())) == 1
