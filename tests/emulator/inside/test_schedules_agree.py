@@ -8,7 +8,7 @@ from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.simulator.clock.run import run_on_clock
 from gpipe_bench.simulator.clock.settings import Settings
-from tests.emulator.inside.pipelines import BACKWARD_MS, DOUBLE, FORWARD_MS
+from tests.emulator.inside.pipelines import BACKWARD_MS, COPY_MS, DOUBLE, FORWARD_MS
 from tests.emulator.inside.test_engine_time import MACHINE, ends
 from tests.simulator.support import MS, task, workload
 
@@ -24,6 +24,9 @@ def simulated(name, m, devices, checkpoint, transfer):
 @pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_takes_as_long_as_in_the_engine(name, checkpoint, transfer):
+    """Of copies of two partitions on one device that set out at one time, either may be first."""
+    apart = COPY_MS + 1e-6 if name in DOUBLE else 0.0
     for m, devices in ((1, 2), (3, 4), (8, 3)):
         found = ends(name, m, devices, checkpoint, transfer=transfer)
-        assert found == [simulated(name, m, devices, checkpoint, transfer)] * len(found), (m, devices)
+        expected = simulated(name, m, devices, checkpoint, transfer)
+        assert found == pytest.approx([expected] * len(found), rel=0, abs=apart), (m, devices)

@@ -168,6 +168,7 @@ def test_where_threads_race_there_are_faster_runs_and_slower_ones(components, ch
     found = []
     for seed in range(TRIES):
         found.append(real(4, 4, seed, **options)[0])
-        if min(found) <= expected <= max(found):
+        # Of copies that set out at one time either may be first.
+        if min(found) - COPY_MS <= expected + 1e-6 and expected <= max(found) + COPY_MS + 1e-6:
             return
     pytest.fail(f"{expected} ms is not among {sorted(found)}")
