@@ -35,18 +35,22 @@ def is_initialized() -> bool:
 
 
 def is_available() -> bool:
+    """Whether there are virtual devices."""
     return True
 
 
 def device_count() -> int:
+    """How many there are."""
     return len(default_generators)
 
 
 def current_device() -> int:
+    """The number of this thread's current device."""
     return torch.accelerator.current_device_index()
 
 
 def set_device(device: torch.device | int) -> None:
+    """Make a device current for this thread."""
     torch.accelerator.set_device_index(device)
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 from torch.autograd import Variable
 
 from gpipe_bench.emulator.library import backend
+from gpipe_bench.emulator.replacing import replaced
 
 __all__ = ["seen"]
 
@@ -33,16 +34,15 @@ _PLAIN: Final = queue.SimpleQueue
 
 @contextmanager
 def seen() -> Iterator[None]:
-    """Put hand-overs into the trace: for what passes a queue, for threads that start and end, for backward passes.
+    """Put hand-overs into the trace: what passes a queue, threads that start and end, and backward passes.
 
     Queues are the ``SimpleQueue`` of the engine and of ``queue``, if they were made in the block, and ``Queue``.
-    Backward passes inside others count, too.
     """
     with ExitStack() as changes:
         for name, module in list(sys.modules.items()):
             if name.startswith(_ENGINE) and vars(module).get("SimpleQueue") is _PLAIN:
-                changes.enter_context(_replaced(module, "SimpleQueue", _SimpleQueue))
-        changes.enter_context(_replaced(queue, "SimpleQueue", _SimpleQueue))
+                changes.enter_context(replaced(module, "SimpleQueue", _SimpleQueue))
+        changes.enter_context(replaced(queue, "SimpleQueue", _SimpleQueue))
         for owner, name, around in (
             (queue.Queue, "_put", _put),
             (queue.Queue, "_get", _get),
@@ -50,20 +50,10 @@ def seen() -> Iterator[None]:
             (threading.Thread, "run", _run),
             (threading.Thread, "join", _join),
         ):
-            changes.enter_context(_replaced(owner, name, _around(getattr(owner, name), around)))
+            changes.enter_context(replaced(owner, name, _around(getattr(owner, name), around)))
         engine = _Engine(Variable._execution_engine)  # noqa: SLF001 - where PyTorch's Python calls its engine
-        changes.enter_context(_replaced(Variable, "_execution_engine", engine))
+        changes.enter_context(replaced(Variable, "_execution_engine", engine))
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    plain = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, plain)
 
 
 def _around(plain: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:

@@ -237,8 +237,8 @@ class _Transfers:
 
     def early(self, block: int, sent: _Launch) -> list[Race]:
         """The receiver's last work that the sender's half should have waited for, if it did not."""
-        assert sent.pair is not None
-        assert sent.clock is not None
+        assert sent.pair is not None  # noqa: S101 - set by who calls
+        assert sent.clock is not None  # noqa: S101 - likewise
         thread = self.of_thread[sent.access.record.thread]
         # Other tensors of the same transfer share its barrier.
         others = (launch.number for launch in reversed(thread) if launch.pair != sent.pair)

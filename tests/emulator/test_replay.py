@@ -15,8 +15,10 @@ def kernel(device, stream, milliseconds, **options):
     return Record("kernel", "work", device, stream, duration=milliseconds, **options)
 
 
-def copy(device, peer, *, stream=0, peer_stream=0):
-    return Record("copy", "device_to_device", device, stream, peer=peer, peer_stream=peer_stream)
+def copy(device, peer, nbytes=0, *, stream=0, peer_stream=0, **options):
+    return Record(
+        "copy", "device_to_device", device, stream, nbytes=nbytes, peer=peer, peer_stream=peer_stream, **options
+    )
 
 
 def record(device, stream, version, **options):

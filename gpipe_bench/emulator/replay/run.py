@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from gpipe_bench.emulator.trace import HOST, KINDS, Row, Trace
 from gpipe_bench.errors import OutOfMemory, TraceError
@@ -140,7 +140,7 @@ class _Columns:
 def _column(trace: Trace, name: str) -> array[int]:
     """A field of all rows."""
     field = getattr(Row, name)
-    letter = "q" if field.size == 8 else "i"
+    letter: Literal["q", "i"] = "q" if field.size == 8 else "i"
     values = memoryview(bytes(trace.rows)).cast(letter)
     return array(letter, values[field.offset // field.size :: ctypes.sizeof(Row) // field.size])
 
@@ -158,8 +158,8 @@ def _address(column: Any) -> int | None:
 
 
 def _run(run: int, trace: Trace, devices: int) -> Replayed:
-    times = [array("q", bytes(8 * len(trace.rows))) for _ in range(3)]
-    outcome = _library().replay_run(run, ctypes.byref(_Times(*map(_address, times))))
+    begin, end, host = (array("q", bytes(8 * len(trace.rows))) for _ in range(3))
+    outcome = _library().replay_run(run, ctypes.byref(_Times(*map(_address, (begin, end, host)))))
     if outcome == _FULL:
         shortage = array("q", bytes(8 * 4))
         _library().replay_shortage(run, _address(shortage))
@@ -169,7 +169,7 @@ def _run(run: int, trace: Trace, devices: int) -> Replayed:
             f"rows of a trace must not wait for each other, got: {'; '.join(_stuck(run, trace))}; "
             "record the trace from its first hand-over on"
         )
-    return Replayed(trace, *times, tuple(_memory(run, device) for device in range(devices)))
+    return Replayed(trace, begin, end, host, tuple(_memory(run, device) for device in range(devices)))
 
 
 def _stuck(run: int, trace: Trace) -> Iterator[str]:
