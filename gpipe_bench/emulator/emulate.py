@@ -5,7 +5,8 @@
 
     engine: threads, autograd, streams, allocations ──> trace ──> replay on the profile ──> times of steps, memory
 
-A process has virtual devices from the first call on; it must have run no backward pass before.
+A process has virtual devices from the first call on. It must have run no backward pass before, none of the simulator's
+traces either; call :func:`prepare` first where it is to do both.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from gpipe_bench.simulator.clock.run import DeviceMemory
 
-__all__ = ["Emulation", "emulate"]
+__all__ = ["Emulation", "emulate", "prepare"]
 
 _MOST_DEVICES: Final = 16
 _MARK: Final = KINDS.index("mark")
@@ -61,6 +62,16 @@ class Emulation(Simulation):
         """The shortest and the longest step: equal unless host threads race. None where there is none."""
         times = [step.step_time_ms for step in self.each if step.step_time_ms is not None]
         return (min(times), max(times)) if times else None
+
+
+def prepare(profile: str | Path | Profile) -> None:
+    """Give this process virtual devices, if it has none; another profile changes what kernels cost from now on.
+
+    Raises:
+        ConfigError: there is no such profile, or it is wrong.
+        CompilerError: the devices do not compile.
+    """
+    load_shapes(_MOST_DEVICES, profile if isinstance(profile, Profile) else load_profile(profile))
 
 
 def emulate(
@@ -105,7 +116,7 @@ def emulate(
     Raises:
         ConfigError: steps, devices, a model or a profile are wrong.
         BalanceError: the sum of ``balance`` is not the number of layers.
-        BuildError: the virtual devices do not compile.
+        CompilerError: the virtual devices do not compile.
         ScheduleError: the schedule does not exist for these numbers.
     """
     if steps < 2:
@@ -115,7 +126,7 @@ def emulate(
     numbers = list(devices) or list(range(max(homes) + 1))
     if max(numbers) >= _MOST_DEVICES:
         raise ConfigError([f"devices must be at most {_MOST_DEVICES}, got {max(numbers) + 1}; use fewer partitions"])
-    load_shapes(_MOST_DEVICES, hardware)
+    prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
     plan = Plan(
         balance=balance, places=places, homes=homes, chunks=chunks, checkpoint=checkpoint, components=components,

@@ -19,14 +19,13 @@ def plan():
 def test_simulations_go_before_runs(plan):
     raw = plan.raw["ablation"]
     kinds = [path.split("/")[1] for path in raw]
-    assert kinds == sorted(kinds, reverse=True)
-    assert set(kinds) == {"simulated", "raw"}
+    assert list(dict.fromkeys(kinds)) == ["simulated", "emulated", "raw"]
     assert {cell.variant for cell in plan.simulated["ablation"]} == {c.label for c in Components.factorial()}
 
 
 def test_every_experiment_is_made_from_something(plan):
     assert all(plan.raw.values())
-    assert plan.raw["speed"] == [
+    assert [path for path in plan.raw["speed"] if "/emulated/" not in path] == [
         "results/simulated/published-unet-speed.json",
         "results/simulated/published-amoebanet-d-speed.json",
     ]
@@ -38,15 +37,17 @@ def test_the_profile_of_a_job_is_a_file(plan):
 
 
 def test_an_experiment_takes_its_own_cells_from_shared_files(plan):
-    assert len(plan.cells["ablation"].split(",")) == 32
-    assert plan.cells["speed"] == "none"
-    everything = {cell.id.rpartition("-")[2] for group in plan.groups for cell in group.cells}
+    assert len(plan.cells["ablation"].split(",")) == 3 * 32
+    assert plan.cells["sweep_measured"] == "none"
+    everything = {cell.id.rpartition("-")[2] for group in (*plan.groups, *plan.emulating) for cell in group.cells}
     assert all(set(text.split(",")) <= everything | {"none"} for text in plan.cells.values())
 
 
 def test_only_experiments_with_timelines_keep_them(plan):
     kept = {name for group in plan.groups for name in group.timelines}
     assert kept == {cell.id for cell in plan.simulated["ablation"]}
+    kept = {name for group in plan.emulating for name in group.timelines}
+    assert kept == {cell.id for cell in plan.emulated["ablation"]}
 
 
 def test_the_published_variants_of_both_kinds(plan):
@@ -54,6 +55,7 @@ def test_the_published_variants_of_both_kinds(plan):
     asked = make_plan({"device": "cpu", "ablation": {"cpu": {"variants": "published"}}}, [])
     assert tuple(asked.published("ablation")) == PUBLISHED
     assert tuple(plan.published("ablation", "simulated")) == PUBLISHED
+    assert tuple(plan.published("ablation", "emulated")) == PUBLISHED
     assert plan.published("sweep_measured") == []
 
 

@@ -80,7 +80,7 @@ def test_published_rows_alone_are_not_taken(tmp_path):
     made = ok_result("baseline", 0)
     table = tmp_path / "ablation.csv"
     write_tables([], "ablation", table, published=[replace(made.row, evidence="published")])
-    with pytest.raises(ConfigError, match="rows must hold simulated or measured ones"):
+    with pytest.raises(ConfigError, match="rows must hold simulated, emulated or measured ones"):
         take_reference(table, tmp_path / "reference")
 
 

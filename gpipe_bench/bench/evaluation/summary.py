@@ -34,9 +34,9 @@ _SHARES: Final = {
 _STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", "error": "bold red"}
 _LOUD: Final = ("error", "oom", "skipped")
 _READING: Final = (
-    "n repeats, of an emulated cell its timed steps; median [bootstrapped 95 % interval, which spans all repeats when "
-    "they are few]; * differs from 1 (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced "
-    "pipeline with free copies."
+    "n repeats or emulated steps; median [bootstrapped 95 % interval, which spans all repeats when they are few]; "
+    "* differs from 1 (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline "
+    "with free copies."
 )
 
 

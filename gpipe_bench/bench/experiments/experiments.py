@@ -129,7 +129,7 @@ class MeasuredSweeps(Experiment):
 
 def _emulated(batch: int, most: int) -> tuple[str, ...]:
     """Cells that one process emulates in a minute or two: up to 16 devices, ``most`` chunks of the largest batch."""
-    modes = {2: (8, "except_last"), 4: (16, "always"), 8: (32, "always"), 16: (most, "always")}
+    modes = {4: (16, "except_last"), 8: (32, "always"), 16: (most, "always")}
     return tuple(f"n{n}-m{chunks}-b{batch}-{mode}" for n, (chunks, mode) in modes.items())
 
 

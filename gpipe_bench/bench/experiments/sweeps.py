@@ -95,7 +95,7 @@ Points = Annotated[
     tuple[str, ...],
     BeforeValidator(_points),
     WithJsonSchema({"type": "array", "maxItems": 64, "items": {"type": "string", "pattern": f"^{_POINT.pattern}$"}}),
-    Field(max_length=64, description="which of its cells are emulated, too"),
+    Field(max_length=64, description="which cells are emulated, too"),
 ]
 
 

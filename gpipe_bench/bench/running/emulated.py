@@ -79,9 +79,11 @@ def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawRe
 def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -> list[RawResult]:
     # Here and not above: these load PyTorch.
     from gpipe_bench.bench.running.layer_costs import simulated_balance
-    from gpipe_bench.emulator.emulate import emulate
+    from gpipe_bench.emulator.emulate import emulate, prepare
     from gpipe_bench.simulator import Model
 
+    # The balance comes from traces, which are backward passes: virtual devices must be there before.
+    prepare(cell.profile)
     balance = cell.balance or simulated_balance(cell.twin)
     run = emulate(
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),

@@ -56,8 +56,13 @@ class EmulatedCell(EmulatedSettings):
 
     @property
     def races(self) -> bool:
-        """Whether host threads race: checkpoints of several micro-batches nest, and nothing orders them."""
-        return not self.components.fork_join and self.backward == "autograd" and self.checkpoint != "never"
+        """Whether host threads race, so that steps differ.
+
+        Copies on compute streams race with kernels that other threads launch there; checkpoints of micro-batches that
+        nothing orders nest as their threads happen to come.
+        """
+        nests = not self.components.fork_join and self.backward == "autograd" and self.checkpoint != "never"
+        return self.partitions > 1 and (nests or not self.components.copy_streams)
 
     @property
     def all_steps(self) -> int:

@@ -1,0 +1,93 @@
+"""The emulator in one call, beside the simulator: in a process of its own, whose devices compute nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpipe_bench.emulator.build import obstacle
+from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS
+
+ROOT = Path(__file__).resolve().parents[2]
+REASON = obstacle()
+PROGRAM = """
+import json
+from gpipe_bench.components import Components
+from gpipe_bench.emulator.emulate import emulate, prepare
+from gpipe_bench.emulator.library import leave
+from gpipe_bench.simulator import Model, simulate
+
+prepare("p40")
+model = Model("unet", {"depth": 2, "B": 1, "C": 8, "size": 32})
+found = []
+for given in CASES:
+    label, model_args, rest = given
+    own = {**dict(balance=[14, 15], batch_size=8, chunks=4, components=Components.from_label(label)), **rest}
+    one = Model("unet", {**model.arguments, **model_args})
+    run, twin = emulate(one, steps=3, **own), simulate(one, **own)
+    found.append({
+        "row": run.row().to_dict(), "steps": [step.step_time_ms for step in run.each], "simulated_ms": twin.step_time_ms,
+        "events": [event.to_dict() for event in run.events], "devices": len(run.devices),
+        "status": run.status, "reason": run.reason,
+    })
+print(json.dumps(found))
+leave(0)
+"""
+CASES = [
+    ["dep-str-ptl", {}, {}],
+    ["dep-str-ptl", {}, {"checkpoint": "never", "optimizer": "adam"}],
+    ["dep-str-ptl", {}, {"schedule": "1f1b"}],
+    ["dep-str-ptl", {"C": 256, "size": 256}, {"batch_size": 64}],
+]
+
+
+@pytest.fixture(scope="module")
+def found():
+    program = PROGRAM.replace("CASES", repr(CASES))
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_a_step_takes_as_long_as_the_simulator_says(found, case):
+    one = found[case]
+    assert one["status"] == "ok"
+    assert len(one["steps"]) == 2
+    assert one["steps"] == pytest.approx([one["simulated_ms"]] * 2, rel=0.05)
+
+
+def test_the_row_says_what_was_emulated_on_what(found):
+    row = found[0]["row"]
+    assert (row["evidence"], row["profile"], row["variant"], row["balance"]) == (
+        "emulated",
+        "p40",
+        "dep-str-ptl",
+        "14-15",
+    )
+    assert (row["partitions"], row["chunks"], row["batch_size"], row["microbatches"]) == (2, 4, 8, 4)
+    assert row["throughput_samples_per_s"] == pytest.approx(8 / row["step_time_ms"] * 1e3)
+    assert row["peak_reserved_gib"] >= row["peak_allocated_gib"] > 0
+    shares = ("bubble_fraction", "copy_fraction", "recompute_fraction", "imbalance_fraction")
+    assert 0 < sum(row[name] for name in shares) < 1
+
+
+def test_every_task_of_the_step_is_an_event(found):
+    events = found[0]["events"]
+    forward = {(event["microbatch"], event["partition"]) for event in events if event["kind"] == "forward"}
+    assert forward == {(i, j) for i in range(4) for j in range(2)}
+    kinds = {event["kind"] for event in events}
+    assert {"forward", "recompute", "backward", "copy", "copy_grad", "portal"} <= kinds <= {*COMPUTE_KINDS, *COPY_KINDS}
+    assert all(event["issue_us"] <= event["end_us"] and event["start_us"] <= event["end_us"] for event in events)
+
+
+def test_what_does_not_fit_says_how_much_it_needs(found):
+    assert found[3]["status"] == "oom"
+    assert "GiB of allocator segments and has 22.0 GiB" in found[3]["reason"]
