@@ -31,7 +31,7 @@ from gpipe_bench.rows import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DESCRIPTOR", "csv_text", "frame_of", "header_of", "nearest", "plain_records", "read_records",
+__all__ = ["DESCRIPTOR", "csv_text", "frame_of", "header_of", "lines_text", "nearest", "plain_records", "read_records",
            "read_table", "read_text"]  # fmt: skip
 
 DESCRIPTOR: Final = "datapackage.json"
@@ -186,6 +186,13 @@ def csv_text(columns: Sequence[str], records: Iterable[Mapping[str, Any]] | pd.D
     if strange := [name for name in table.columns if name not in columns]:
         raise ValueError(f"records must have the columns of the table, got {strange}; name them, or leave them out")
     return table.reindex(columns=list(columns)).to_csv(index=False, lineterminator="\n")
+
+
+def lines_text(lines: Iterable[Sequence[object]]) -> str:
+    """Lines of a table as text, the header first: as :func:`csv_text`, but without pandas; numbers must be finite."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -10,8 +10,6 @@ memory; then it has no error either, and the printed table says which of the two
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from gpipe_bench.simulator.hardware.stored import kept_profile
 from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
 from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
 from gpipe_bench.simulator.tracing.trace_cache import default_folder
+from gpipe_bench.tables import lines_text
 
 __all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "print_predictions", "summary", "write"]
 
@@ -136,13 +135,7 @@ def write(rows: Sequence[Prediction], path: Path) -> None:
     configurations = configuration_records(row.configuration for row in rows)
     beside = path.with_name(f"{path.stem}_{CONFIGURATIONS}{path.suffix}")
     others = [[record[name] for name in CONFIGURATION_COLUMNS] for record in configurations]
-    write_files({path: _csv([COLUMNS, *lines]), beside: _csv([CONFIGURATION_COLUMNS, *others])})
-
-
-def _csv(lines: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
+    write_files({path: lines_text([COLUMNS, *lines]), beside: lines_text([CONFIGURATION_COLUMNS, *others])})
 
 
 def _text(value: str | float | None) -> str:
