@@ -39,7 +39,10 @@ def test_a_number_whose_name_has_a_unit_says_that_unit(kind):
 
 def test_rows_carry_their_rules():
     fields = DESCRIBED["rows"]
-    assert fields["evidence"]["constraints"] == {"required": True, "enum": ["published", "simulated", "emulated", "measured"]}
+    assert fields["evidence"]["constraints"] == {
+        "required": True,
+        "enum": ["published", "simulated", "emulated", "measured"],
+    }
     assert fields["bubble_fraction"]["constraints"] == {"minimum": 0, "maximum": 1}
     assert fields["peak_reserved_gib"]["constraints"] == {"minimum": 0}
     assert fields["chunks"]["constraints"] == {"minimum": 1}

@@ -72,7 +72,10 @@ def test_a_wrong_value_is_named_with_its_line(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_rows(path, ())
     assert "line 3: chunks must be of type int, got '8.5'" in caught.value.problems[0]
-    assert "line 4: evidence must be one of published, simulated, emulated, measured, got 'guessed'" in caught.value.problems[1]
+    assert (
+        "line 4: evidence must be one of published, simulated, emulated, measured, got 'guessed'"
+        in caught.value.problems[1]
+    )
 
 
 def test_many_wrong_lines_are_counted_instead_of_listed(tmp_path):

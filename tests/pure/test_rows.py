@@ -39,7 +39,9 @@ def test_three_kinds_of_evidence(evidence):
 
 
 def test_other_evidence_is_refused():
-    with pytest.raises(ValueError, match="evidence must be one of published, simulated, emulated, measured, got 'guessed'"):
+    with pytest.raises(
+        ValueError, match="evidence must be one of published, simulated, emulated, measured, got 'guessed'"
+    ):
         Row(evidence="guessed")
 
 
