@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.intervals import Interval, median_interval, ratio_interval
 from gpipe_bench.rows import Row
+from gpipe_bench.schedules import SCHEDULES
 
 __all__ = [
     "FAILURES",
@@ -124,9 +125,10 @@ class CpuGroup(Group):
     REFERENCE: ClassVar[str] = LOOP
 
     def ordered(self) -> list[Outcome]:
-        """The plain loop, the paper's executor, then the schedules in the order of the rows."""
-        first = [LOOP, PAPER]
-        return [self.outcomes[name] for name in dict.fromkeys([*first, *self.outcomes]) if name in self.outcomes]
+        """The plain loop, the paper's executor and its other variants, then the schedules."""
+        others = [name for name in self.outcomes if name not in SCHEDULES]
+        order = dict.fromkeys([LOOP, PAPER, *others, *SCHEDULES])
+        return [self.outcomes[name] for name in order if name in self.outcomes]
 
 
 def way_of(row: Row) -> str:

@@ -94,7 +94,9 @@ class Row(Record):
     device: str = column("", "device type and name", "")
     device_count: int | None = column("", "distinct devices used")
     profile: str = column("", "hardware profile of a simulated or emulated row, machine of a measured one", "")
-    source: str = column("", "where a published value is printed", "")
+    source: str = column(
+        "", "where a published value is printed; of the run of another package its name and version", ""
+    )
     torch: str = column("", "version of PyTorch", "")
     cuda: str = column("", "version of CUDA", "")
     driver: str = column("", "version of the GPU driver", "")

@@ -1,10 +1,12 @@
-"""``peers run`` and ``peers figure``."""
+"""``peers run``, ``peers emulate`` and ``peers figure``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +18,9 @@ from gpipe_bench.cli.options import stem
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import check_writable
+
+if TYPE_CHECKING:
+    from gpipe_bench.rows import Row
 
 __all__ = ["app"]
 
@@ -55,6 +60,41 @@ def run(
     for name, reason in dict.fromkeys((row.contender, row.reason) for row in rows if row.reason):
         typer.echo(f"{name}: {reason}")
     typer.echo(f"wrote {out}")
+
+
+@app.command("emulate")
+def emulate(
+    out: Annotated[Path, typer.Option(help="Table of rows.")] = Path("results/peers_emulated.csv"),
+) -> None:
+    """Run the engine, torchgpipe and fairscale on virtual P40s: the published ablation and speed of the U-Net.
+
+    Kernels compute nothing and time is virtual; threads, autograd and allocations are those of the packages.
+    """
+    from gpipe_bench.bench.peers.emulated import emulated_cases, run_cases
+    from gpipe_bench.bench.running.simulated import simulation_facts
+    from gpipe_bench.emulator.build import obstacle
+    from gpipe_bench.errors import UnsupportedError
+    from gpipe_bench.files import write_files
+    from gpipe_bench.rows import Row
+    from gpipe_bench.tables import csv_text
+
+    check_writable(out)
+    if reason := obstacle():
+        raise UnsupportedError(reason)
+    rows = run_cases(emulated_cases(), lambda own: typer.echo(_emulated(own)), simulation_facts())
+    write_files({out: csv_text(Row.columns(), [row.to_dict() for row in rows])})
+    typer.echo(f"wrote {out}")
+
+
+def _emulated(rows: Sequence[Row]) -> str:
+    """The rows of one case in a line."""
+    head = rows[0]
+    what = f"{head.experiment:<10} {head.source or '?':<20} {head.variant:<12}"
+    if head.status != "ok":
+        return f"{what} {head.status}: {head.reason}"
+    rates = [row.throughput_samples_per_s or 0.0 for row in rows]
+    memory = f"{head.peak_reserved_gib or 0.0:.1f} GiB reserved"
+    return f"{what} {median(rates):.1f} samples/s ({min(rates):.1f} to {max(rates):.1f}), {memory}"
 
 
 @app.command("figure")

@@ -35,18 +35,22 @@ def is_initialized() -> bool:
 
 
 def is_available() -> bool:
+    """Whether there are devices: the library is loaded."""
     return True
 
 
 def device_count() -> int:
+    """How many devices there are."""
     return len(default_generators)
 
 
 def current_device() -> int:
+    """The device of this thread."""
     return torch.accelerator.current_device_index()
 
 
 def set_device(device: torch.device | int) -> None:
+    """Make it that of this thread."""
     torch.accelerator.set_device_index(device)
 
 

@@ -122,15 +122,20 @@ def emulate(
         schedule=schedule, transfer=transfer, optimizer=optimizer,
     )  # fmt: skip
     work = work_of(model, batch_size, sample, loss, target)
+    return _emulated(work, plan, hardware, (batch_size, steps), host_time=host_time)
+
+
+def _emulated(work: Work, plan: Plan, hardware: Profile, size: tuple[int, int], *, host_time: bool) -> Emulation:
+    """Train and replay; ``size``: samples of a batch, and steps."""
+    batch_size, steps = size
     trace, spans = _run(work, plan, steps)
-    facts = _facts(work, plan, hardware, batch_size)
-    used = tuple(numbers[home] for home in homes)
-    m = len(microbatch_sizes(batch_size, chunks))
-    base = Emulation(status="ok", microbatches=m, events=[], settings=facts)
+    m = len(microbatch_sizes(batch_size, plan.chunks))
+    base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, plan, hardware, batch_size))
     try:
         replayed = replay(trace, HardwareMachine(hardware), host_time=host_time)
     except OutOfMemory as error:
         return _out_of_memory(base, trace, hardware, error)
+    used = tuple(plan.places[home].index for home in plan.homes)
     each = tuple(_steps(base, replayed, spans, used))
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))

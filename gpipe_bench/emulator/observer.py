@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpipe_bench.breakdown import Breakdown, covered, split_device_time
+from gpipe_bench.breakdown import covered, split_device_time
 from gpipe_bench.emulator.library import backend, thread_index
 from gpipe_bench.emulator.replay.run import Replayed
 from gpipe_bench.emulator.trace import KINDS
@@ -102,10 +102,12 @@ class EmulatedWork:
         shares = split_device_time(own, max(self._devices) + 1, 0, length_us)
         return [
             Busy(
-                *(round(share * length_ns) for share in _busy_shares(of)),
+                round(share.compute_fraction * length_ns),
+                round(share.recompute_fraction * length_ns),
+                round(share.copy_fraction * length_ns),
                 round(covered(self._running(device, length_us)) * _NS_PER_US),
             )
-            for device, of in enumerate(shares)
+            for device, share in enumerate(shares)
         ]
 
     def _running(self, device: int, length_us: float) -> Iterator[tuple[float, float]]:
@@ -113,10 +115,6 @@ class EmulatedWork:
         for event in self._events:
             if event.device == f"cuda:{device}":
                 yield max(event.start_us, 0.0), min(event.end_us, length_us)
-
-
-def _busy_shares(share: Breakdown) -> tuple[float, float, float]:
-    return share.compute_fraction, share.recompute_fraction, share.copy_fraction
 
 
 def _issued(replayed: Replayed) -> dict[int, list[int]]:
@@ -139,6 +137,15 @@ def _rows(span: Span, replayed: Replayed, issued: Sequence[int]) -> Iterator[int
 
 
 def _event(span: Span, times_us: Sequence[float]) -> TimelineEvent:
-    task = span.task
-    return TimelineEvent(f"cuda:{task.device.index}", task.lane, task.kind, task.microbatch, task.partition, *times_us,
-                         bytes=span.nbytes)  # fmt: skip
+    task, (issue_us, start_us, end_us) = span.task, times_us
+    return TimelineEvent(
+        device=f"cuda:{task.device.index}",
+        stream=task.lane,
+        kind=task.kind,
+        microbatch=task.microbatch,
+        partition=task.partition,
+        issue_us=issue_us,
+        start_us=start_us,
+        end_us=end_us,
+        bytes=span.nbytes,
+    )

@@ -237,17 +237,18 @@ class _Transfers:
 
     def early(self, block: int, sent: _Launch) -> list[Race]:
         """The receiver's last work that the sender's half should have waited for, if it did not."""
-        assert sent.pair is not None
-        assert sent.clock is not None
+        pair, clock = sent.pair, sent.clock
+        if pair is None or clock is None:
+            return []
         thread = self.of_thread[sent.access.record.thread]
         # Other tensors of the same transfer share its barrier.
-        others = (launch.number for launch in reversed(thread) if launch.pair != sent.pair)
+        others = (launch.number for launch in reversed(thread) if launch.pair != pair)
         since = next((number for number in others if number < sent.number), -1)
-        given = self.of_queue[sent.pair[1]]
+        given = self.of_queue[pair[1]]
         known = bisect_right(given, since, key=lambda launch: launch.number)
-        if known == 0 or sent.pair[0] == sent.pair[1]:
+        if known == 0 or pair[0] == pair[1]:
             return []
         last = given[known - 1].access
-        if sent.clock.get(last.queue, 0) >= last.time:
+        if clock.get(last.queue, 0) >= last.time:
             return []
         return [Race("transfer", block, last.record, sent.access.record)]

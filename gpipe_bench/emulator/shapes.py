@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpipe_bench.emulator.functions import register_fused
 from gpipe_bench.emulator.library import backend, load
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
@@ -45,6 +46,7 @@ def load_shapes(count: int, profile: Profile) -> None:
     """
     price_by(profile)
     load(count, watch=_watch)
+    register_fused()
 
 
 def price_by(profile: Profile) -> None:
@@ -96,8 +98,8 @@ def _written(args: Sequence[Any]) -> Any:
 def _reason(func: Any, error: Exception) -> str:
     if isinstance(error, NotImplementedError):
         return (
-            f"an operator must tell the shapes of its results without values while only shapes are emulated, got {func}; "
-            "replace it in the model"
+            "an operator must tell the shapes of its results without values while only shapes are emulated, got "
+            f"{func}; replace it in the model"
         )
     return str(error)
 
@@ -113,7 +115,8 @@ class _Thread(threading.local):
     """The watch of each thread."""
 
     def __init__(self) -> None:
-        self.watch = _Watch()
+        watch: Any = _Watch
+        self.watch = watch()
 
 
 _thread: Final = _Thread()

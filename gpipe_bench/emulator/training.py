@@ -19,7 +19,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
-from gpipe_bench.simulator.tracing.meta_layers import Unfilled, meta_twin
+from gpipe_bench.simulator.tracing.specs import meta_twin
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer, update
 
@@ -62,9 +62,11 @@ def work_of(
             raise ValueError("sample must be given with a module, got None; pass a tensor of shape (samples, ...)")
         inputs = torch.empty(batch_size, *sample.shape[1:], dtype=sample.dtype, device="meta")
         goal = None if target is None else target.to("meta")
-        return Work(meta_twin(model), inputs, goal, loss, {"model": type(model).__name__})
+        twin = meta_twin(model)
+        assert isinstance(twin, nn.Sequential)  # noqa: S101 - a copy is of the same type
+        return Work(twin, inputs, goal, loss, {"model": type(model).__name__})
     spec, arguments = model_spec(model.name), check_arguments(model.name, model.arguments)
-    with Unfilled():
+    with torch.device("meta"):
         module = spec.build(**arguments)
     inputs, goal = spec.make_batch(batch_size, arguments, device="meta")
     facts = {"model": model.name, "model_args": format_arguments(arguments)}

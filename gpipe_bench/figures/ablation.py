@@ -1,7 +1,7 @@
 """The ablation as a figure: the published variants above, every combination below; on a CPU, each way to run.
 
-One block per group of comparable rows, so values of different evidence stand under each other, each with its own badge and
-axes. A run that failed keeps its place and shows why.
+One block per group of comparable rows, so values of different evidence stand under each other, each with its own badge
+and axes. A run that failed keeps its place and shows why.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from gpipe_bench.schedules.actions import Action, Schedule, needs
+from gpipe_bench.schedules.actions import Action, Schedule
 
 __all__ = ["fill"]
 
@@ -47,4 +47,7 @@ def fill(rows: Iterable[Sequence[Action]], limit: int) -> Schedule:
 
 
 def _ready(action: Action, n: int, ended: set[Action]) -> bool:
-    return all(any(one in ended for one in group) for group in needs(action, n))
+    """Whether the pass before it, of the same kind, has ended; the F of an I is before it in the list of its device."""
+    kind, i, j = action
+    before = j - 1 if kind == "F" else j + 1
+    return not 0 <= before < n or (kind, i, before) in ended

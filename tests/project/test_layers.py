@@ -19,6 +19,8 @@ from tests.project.tree import ROOT
 #    |       |                   v            |      |
 #    |       +--- models <--- simulator <-----+      |
 #    +----------- native <-------+                   |
+#    |                           ^                   |
+#    +-- (and native) -------- emulator              |
 #    +----------- figures <------ report <-----------+
 ALLOWED = {
     "pure": set(),
@@ -134,10 +136,12 @@ def test_light_modules_start_without_torch():
 
 
 def test_tables_are_read_and_written_with_pandas():
-    # csv remains for the header of a table that pandas then reads, and for schedules, whose lines differ in length.
+    # csv remains for the header of a table that pandas then reads, for schedules, whose lines differ in length, and for
+    # predictions, which take less time than loading pandas.
     sources = [path for folder in ("gpipe_bench", "models", "scripts") for path in (ROOT / folder).rglob("*.py")]
     own = [path for path in sources if re.search(r"^import csv$", path.read_text(), re.MULTILINE)]
     assert {str(path.relative_to(ROOT)) for path in own} == {
         "gpipe_bench/tables.py",
         "gpipe_bench/schedules/torch_csv.py",
+        "gpipe_bench/simulator/predictions.py",
     }

@@ -37,7 +37,7 @@ def test_a_changed_number_is_noticed():
 
 
 def test_a_lost_mark_is_noticed():
-    with pytest.raises(ValueError, match=r"tables must be summary, errors, .* each once, got summary, ablation"):
+    with pytest.raises(ValueError, match=r"tables must be summary, cpu, errors, .* each once, got summary, cpu, ablation"):
         rendered(changed("docs/claims.md", "<!-- table: errors -->", ""))
 
 

@@ -1,8 +1,9 @@
 """From the tables of a run to reference results: rows sorted by evidence and by what they ran on.
 
 ``<folder>/simulated/<profile>/<experiment>.csv``, ``<folder>/emulated/<profile>/<experiment>.csv`` and
-``<folder>/measured/<machine>/<experiment>.csv``, each with its companions. Predictions of published cells go to the hardware of the published runs. Published rows are not taken: they
-are made from ``<folder>/published`` whenever they are needed.
+``<folder>/measured/<machine>/<experiment>.csv``, each with its companions. Predictions of published cells go to the
+hardware of the published runs. Published rows are not taken: they are made from ``<folder>/published`` when they are
+needed.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", 
 _LOUD: Final = ("error", "oom", "skipped")
 _READING: Final = (
     "n repeats, of an emulated cell its timed steps; median [bootstrapped 95 % interval, which spans all repeats when "
-    "they are few]; * differs from 1 (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline "
-    "with free copies."
+    "they are few]; * differs from 1 (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced "
+    "pipeline with free copies."
 )
 
 

@@ -62,8 +62,10 @@ class CellGroup(Generic[CellT]):
         """The cells as options of ``simulate-cells`` or ``emulate-cells``, one word each."""
         settings: dict[str, str | int | bool] = self.cells[0].settings()
         shared = {name: value for name, value in settings.items() if name in _SHARED}
-        words: list[str] = [cell_word(cell, timeline=cell.id in self.timelines) for cell in self.cells]
-        return [*options(shared), *(part for word in words for part in ("--cell", word))]
+        words = [
+            part for cell in self.cells for part in ("--cell", cell_word(cell, timeline=cell.id in self.timelines))
+        ]
+        return options(shared) + words
 
 
 def cell_word(cell: SimulatedCell | EmulatedCell, *, timeline: bool) -> str:

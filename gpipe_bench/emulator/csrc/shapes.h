@@ -2,7 +2,7 @@
 // meta tensors in place of its own, and remembered by operator, shapes, types and numbers.
 #pragma once
 
-#include "operators.h"
+#include "resize.h"
 
 #include <unordered_map>
 
@@ -228,6 +228,7 @@ class Metas {
       c10::TensorImpl* ours = ours_[index].unsafeGetTensorImpl();
       if (meta.is_meta() && (meta.sizes() != ours->sizes() || meta.strides() != ours->strides())) {
         ours->set_sizes_and_strides(meta.sizes(), meta.strides());
+        fit_storage(ours_[index]);
         same = false;
       }
     }

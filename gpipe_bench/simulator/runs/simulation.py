@@ -193,9 +193,7 @@ class Work(Protocol):
         """The use of each device, by its number, from zero to ``length_ns``."""
 
 
-def device_uses(
-    peaks: Peaks, work: Work, length_us: float, devices: Sequence[int]
-) -> tuple[DeviceUse, ...]:
+def device_uses(peaks: Peaks, work: Work, length_us: float, devices: Sequence[int]) -> tuple[DeviceUse, ...]:
     """The use of each device that has a partition.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpipe_bench.simulator.tracing.fused_kernels import dropout
+from gpipe_bench.simulator.tracing.fused_kernels import dropout, has_no_values
 
 __all__ = ["attention", "fused_inside", "seen_pairs"]
 
@@ -70,7 +70,7 @@ def fused_inside() -> Iterator[None]:
     """For functions of PyTorch that call attention and dropout by name, where no mode sees it: each is one kernel."""
 
     def called(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found = attention(query, *args, **kwargs) if query.is_meta else None
+        found = attention(query, *args, **kwargs) if has_no_values(query) else None
         return _WRITTEN_OUT(query, *args, **kwargs) if found is None else found
 
     own: Any = functional

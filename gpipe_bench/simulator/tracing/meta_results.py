@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, Final
 
 import torch
@@ -79,37 +78,13 @@ def _elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
     A first call imports modules, and an exception that is caught on the way may stay in a reference cycle with its
     traceback, and so with every frame below it. Those of the model must not be among them: they hold its tensors.
     """
-    results = SimpleQueue[Any]()
-    _thread(os.getpid()).put((func, args, kwargs, results))
-    result, error = results.get()
-    if error is None:
-        return result
-    try:
-        raise error
-    finally:
-        # Its traceback holds this frame, which must not hold it.
-        del error
+    return _thread(os.getpid()).submit(func, *args, **kwargs).result()
 
 
 @cache
-def _thread(_process: int) -> SimpleQueue[Any]:
-    """Calls for the thread of a process, since a fork takes none along; a queue is faster than an executor."""
-    calls = SimpleQueue[Any]()
-    Thread(target=_serve, args=(calls,), daemon=True).start()
-    return calls
-
-
-def _serve(calls: SimpleQueue[Any]) -> None:
-    while True:
-        _answer(*calls.get())
-
-
-def _answer(func: Any, args: Any, kwargs: Any, results: SimpleQueue[Any]) -> None:
-    """Give back what a call gives, or the error that it raises."""
-    try:
-        results.put((func(*args, **kwargs), None))
-    except BaseException as error:  # noqa: BLE001 - raised again by the caller
-        results.put((None, error))
+def _thread(_process: int) -> ThreadPoolExecutor:
+    """The thread of a process, since a fork takes none along."""
+    return ThreadPoolExecutor(1)
 
 
 def _copied(value: Any) -> Any:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
-from gpipe_bench.simulator.tracing.meta_layers import meta_twin
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
 from gpipe_bench.simulator.tracing.signature import is_lasting, signature
-from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, specs_in
+from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, meta_twin, specs_in
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, Parameter
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.namespace import SkipKey

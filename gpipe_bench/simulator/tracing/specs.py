@@ -1,15 +1,16 @@
-"""Tensors without their values, and structures of them."""
+"""Tensors without their values, structures of them, and layers on the meta device."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["TensorSpec", "flat", "map_specs", "specs_in"]
+__all__ = ["TensorSpec", "flat", "map_specs", "meta_twin", "specs_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +104,26 @@ def flat(value: object) -> Iterator[object]:
         yield from flat(list(value.values()))
     else:
         yield value
+
+
+def meta_twin(layer: nn.Module, known: dict[int, Any] | None = None) -> nn.Module:
+    """A copy on the meta device; no values are copied on the way, whatever the layer holds its tensors in.
+
+    Args:
+        layer: on any device.
+        known: what layers that were copied before share with others, and its copies; this layer's are added.
+    """
+    held = [
+        tensor
+        for module in layer.modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values())
+        if isinstance(tensor, Tensor)
+    ]
+    copies = {} if known is None else known
+    copies.update({id(tensor): _on_meta(tensor) for tensor in held if id(tensor) not in copies})
+    return copy.deepcopy(layer, copies).to("meta")
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    empty = TensorSpec.of(tensor).empty()
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

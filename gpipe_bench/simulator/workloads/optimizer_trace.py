@@ -6,9 +6,9 @@ by the scale of the loss. The optimizer updates the copy, which is then rounded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,12 @@ _LOSS_SCALE: Final = 2.0**16
 
 def make_optimizer(name: str, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The optimizer of one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`."""
-    made: torch.optim.Optimizer = _MAKERS[name](list(parameters))
+    made: torch.optim.Optimizer = _MAKERS[name](list(parameters))  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
     return made
 
 
 def update(optimizer: torch.optim.Optimizer) -> None:
-    """What follows a backward pass: a step of the optimizer, then gradients are zeroed in place, as in published runs."""
+    """What follows a backward pass: a step, then gradients are zeroed in place, as in the published runs."""
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
 

@@ -274,11 +274,10 @@ def _stored_source(
     def tracer() -> Tracer:
         import torch
 
-        from gpipe_bench.simulator.tracing.meta_layers import Unfilled
         from gpipe_bench.simulator.tracing.model_trace import Tracer
 
         with no_collection():
-            with Unfilled():
+            with torch.device("meta"):
                 module = build()
             # A function of the user's own may make tensors elsewhere, or give the same module twice.
             owned = "files" not in key

@@ -1,0 +1,220 @@
+"""The engine, torchgpipe and fairscale on virtual devices: the published ablation and the published table of speed.
+
+    package ── its own threads, autograd, streams ──> trace ──> replay on P40s ──> times of steps, reserved memory
+
+The packages run as they are installed, but for their module ``stream``, see
+:mod:`gpipe_bench.bench.peers.virtual_streams`. The three components that torchgpipe can go without are left out as its
+own benchmark did: without ``depend`` there are no Fork and Join, and copies may go on the compute streams. It has no
+early recomputation across devices on PyTorch 2.9 and later, where autograd lets a copy's receiver wait for its sender.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from gpipe_bench.components import Components
+from gpipe_bench.processes import Child
+from gpipe_bench.rows import Row
+from gpipe_bench.simulator.published.settings import published_settings
+
+__all__ = ["EmulatedCase", "emulated_cases", "run_cases"]
+
+_GIB: Final = 2**30
+_PROFILE: Final = "p40"
+_STEPS: Final = 6
+_ENGINE: Final = "gpipe_bench"
+_VARIANTS: Final = {
+    _ENGINE: ("x-x-ptl", "dep-x-ptl", "x-str-ptl", "dep-str-ptl"),
+    "torchgpipe": ("x-x-ptl", "dep-x-ptl", "x-str-ptl", "dep-str-ptl"),
+    "fairscale": ("dep-str-ptl",),
+}
+_NAMES: Final = {
+    "torchgpipe": ("torchgpipe", "torchgpipe", "GPipe"),
+    "fairscale": ("fairscale.nn", "fairscale.nn.pipe", "Pipe"),
+}
+"""Where a package has its pipeline, the modules of it, and its name."""
+_SPEED: Final = ("pipeline-1", "pipeline-2", "pipeline-4", "pipeline-8")
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedCase:
+    """One package in one pipeline.
+
+    Attributes:
+        experiment: ``ablation``, or the row of the published table of speed.
+        contender: ``gpipe_bench``, ``torchgpipe`` or ``fairscale``.
+        variant: label of the components that are on.
+        model_args: of the U-Net.
+        balance: layers per partition.
+        chunks: micro-batches asked for.
+        batch_size: samples of a batch.
+    """
+
+    experiment: str
+    contender: str
+    variant: str
+    model_args: str
+    balance: tuple[int, ...]
+    chunks: int
+    batch_size: int
+
+
+def emulated_cases() -> list[EmulatedCase]:
+    """All cases: those of the published ablation, then of the published table of speed."""
+    ablation = ("depth=5;B=5;C=64;size=192", (34, 76, 70, 61), 8, 128)
+    cases = [
+        EmulatedCase("ablation", contender, label, *ablation)
+        for contender, labels in _VARIANTS.items()
+        for label in labels
+    ]
+    rows = {row.experiment: row for row in published_settings() if row.table == "unet-speed"}
+    cases += [
+        EmulatedCase(name, contender, "dep-str-ptl", row.model_args, row.balance, row.chunks, row.batch_size)
+        for name, row in rows.items()
+        if name in _SPEED
+        for contender in _VARIANTS
+    ]
+    return cases
+
+
+def run_cases(
+    cases: Sequence[EmulatedCase], report: Callable[[Sequence[Row]], None], facts: dict[str, Any]
+) -> list[Row]:
+    """A row for each step but the first of each case, each run in a process of its own.
+
+    Args:
+        cases: what to run.
+        report: takes the rows of each case as they come.
+        facts: columns that all rows share.
+    """
+    rows = []
+    for case in cases:
+        child = Child.start(_serve, case)
+        try:
+            found: list[dict[str, Any]] = child.results.recv()
+        except EOFError:
+            found = [{"status": "error", "reason": "process ended before it had a result; its output says more"}]
+        finally:
+            child.end()
+        own = [_row(case, {**facts, **values, "repeat": repeat}) for repeat, values in enumerate(found)]
+        report(own)
+        rows += own
+    return rows
+
+
+def _row(case: EmulatedCase, values: dict[str, Any]) -> Row:
+    components = Components.from_label(case.variant)
+    return Row(
+        experiment=case.experiment,
+        evidence="emulated",
+        model="unet",
+        model_args=case.model_args,
+        variant=case.variant,
+        **{name: getattr(components, name) for name in components.__slots__},
+        partitions=len(case.balance),
+        chunks=case.chunks,
+        microbatches=case.chunks,
+        checkpoint="except_last",
+        batch_size=case.batch_size,
+        balance="-".join(map(str, case.balance)),
+        device_count=len(case.balance),
+        profile=_PROFILE,
+        **values,
+    )
+
+
+def _serve(results: Connection, case: EmulatedCase) -> None:
+    try:
+        results.send(_emulated(case))
+    except ModuleNotFoundError as error:
+        results.send([{"status": "skipped", "reason": f"{error.name} is not installed; run: make peers"}])
+    except Exception as error:  # noqa: BLE001 - whatever a package raises becomes a row
+        results.send([{"status": "error", "reason": f"{type(error).__name__}: {error}"[:300]}])
+
+
+def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
+    """The values of the rows."""
+    # Here and not above: a process has virtual devices from here on.
+    from gpipe_bench.emulator.handovers import seen
+    from gpipe_bench.emulator.replay.run import replay
+    from gpipe_bench.emulator.shapes import load_shapes
+    from gpipe_bench.emulator.trace import mark, recording
+    from gpipe_bench.errors import OutOfMemory
+    from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
+
+    profile = load_profile(_PROFILE)
+    load_shapes(len(case.balance), profile)
+    facts: dict[str, Any] = {
+        "device": f"cuda {profile.device}",
+        "source": f"{case.contender} {version(case.contender)}",
+    }
+    with recording() as trace, seen():
+        for step in _steps(case):
+            step()
+            mark()
+    try:
+        replayed = replay(trace, HardwareMachine(profile))
+    except OutOfMemory as error:
+        return [{"status": "oom", "reason": f"device {error.device} is full", **facts}]
+    facts["peak_allocated_gib"] = sum(use.peak_allocated for use in replayed.memory) / _GIB
+    facts["peak_reserved_gib"] = sum(use.peak_reserved for use in replayed.memory) / _GIB
+    times = [(end - begin) / 1e6 for begin, end in pairwise(replayed.marks)]
+    return [{**facts, "step_time_ms": time, "throughput_samples_per_s": case.batch_size / time * 1e3} for time in times]
+
+
+def _steps(case: EmulatedCase) -> Iterator[Callable[[], None]]:
+    """The steps of a package: forward and backward pass of a batch, and SGD, as torchgpipe's benchmarks have it."""
+    import torch
+
+    from gpipe_bench.models.table import MODELS, parse_arguments
+
+    spec = MODELS["unet"]
+    arguments = parse_arguments("unet", case.model_args)
+    with torch.device("meta"):
+        model = spec.build(**arguments)
+    places = [torch.device("virtual", number) for number in range(len(case.balance))]
+    pipe: Any = _pipe(case, model, places)
+    inputs, target = spec.make_batch(case.batch_size, arguments, device="meta")
+    inputs, target = torch.empty_like(inputs, device=places[0]), torch.empty_like(target, device=places[-1])
+
+    def step() -> None:
+        for parameter in pipe.parameters():
+            parameter.grad = None
+        torch.autograd.backward(spec.loss(pipe(inputs), target))
+        with torch.no_grad():
+            for parameter in pipe.parameters():
+                parameter.add_(parameter.grad, alpha=-0.1)
+
+    yield from [step] * _STEPS
+
+
+def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
+    from gpipe_bench.bench.peers.skips import translated
+    from gpipe_bench.engine.gpipe import GPipe
+
+    components = Components.from_label(case.variant)
+    options: dict[str, Any] = {"devices": places, "chunks": case.chunks, "checkpoint": "except_last"}
+    if case.contender == _ENGINE:
+        return GPipe(model.to_empty(device=places[0]), list(case.balance), components=components, **options)
+    from gpipe_bench.bench.peers.virtual_streams import on_virtual_devices
+
+    on_virtual_devices(case.contender)
+    names = ("torchgpipe", "torchgpipe") if case.contender == "torchgpipe" else ("fairscale.nn", "fairscale.nn.pipe")
+    build = (
+        importlib.import_module(names[0]).GPipe if names[0] == "torchgpipe" else importlib.import_module(names[0]).Pipe
+    )
+    skip = importlib.import_module(f"{names[1]}.skip")
+    pipeline: Any = importlib.import_module(f"{names[1]}.pipeline")
+    pipe = build(translated(model, skip).to_empty(device=places[0]), list(case.balance), **options)
+    if not components.fork_join:
+        pipeline.depend = lambda _before, _after: None
+    if not components.copy_streams:
+        streams = [[pipeline.current_stream(place)] * case.chunks for place in places]
+        pipe._ensure_copy_streams = lambda: streams  # noqa: SLF001 - as torchgpipe's own benchmark replaces it
+    return pipe
