@@ -23,6 +23,9 @@ from gpipe_bench.native.compiler import find_compiler
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TESTS: Final = (
+    "tests/emulator/test_replay.py",
+    "tests/emulator/test_replay_memory.py",
+    "tests/emulator/test_replay_threads.py",
     "tests/native/test_library.py",
     "tests/simulator/test_compiled_clock.py",
     "tests/simulator/test_native_memory.py",

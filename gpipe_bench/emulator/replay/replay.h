@@ -1,6 +1,7 @@
 /* The replay of a trace in virtual time.
 
-       replay.c    host threads go through their rows: they issue, wait, allocate and free
+       replay.c    the life of a replay, and its results
+       threads.c   host threads go through their rows: they issue, wait, allocate and free
        order.c     which rows of other threads come before a row
        blocks.c    the blocks of the trace in the caching allocators of the devices
             |
@@ -20,7 +21,7 @@
 typedef struct {
     const TraceRow *rows;
     const int64_t *blocks;      /* that rows read and write, see TraceRow */
-    const int64_t *duration_ns; /* of each row */
+    const int64_t *duration_ns; /* of each row; negative: none */
     const int32_t *bus;         /* of each row, or -1 */
     int64_t count;              /* of the rows, fewer than 2^31 */
     int64_t devices, buses;

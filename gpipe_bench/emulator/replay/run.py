@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 from gpipe_bench.emulator.trace import HOST, KINDS, Row, Trace
 from gpipe_bench.errors import OutOfMemory, TraceError
@@ -125,12 +125,11 @@ class _Columns:
     def __init__(self, trace: Trace, machine: Machine) -> None:
         self.buses: dict[tuple[int, int], int] = {}
         duration, bus = _column(trace, "duration_ns"), array("i", [-1]) * len(trace.rows)
-        for place, length in enumerate(duration):
-            duration[place] = max(length, 0)
         for place in _places(trace, _COPY):
             row = trace.rows[place]
             ends = (row.device, row.peer) if trace.names[row.name] != "host_to_device" else (row.peer, row.device)
-            duration[place] = row.duration_ns if row.duration_ns >= 0 else machine.copy_ns(*ends, row.bytes)
+            if row.duration_ns < 0:
+                duration[place] = machine.copy_ns(*ends, row.bytes)
             if HOST not in ends and (shared := machine.bus(*ends)) is not None:
                 bus[place] = self.buses.setdefault(shared, len(self.buses))
         self.held: dict[str, Any] = {"rows": trace.rows, "blocks": trace.blocks, "duration_ns": duration, "bus": bus}
@@ -140,9 +139,9 @@ class _Columns:
 def _column(trace: Trace, name: str) -> array[int]:
     """A field of all rows."""
     field = getattr(Row, name)
-    letter: Literal["q", "i"] = "q" if field.size == 8 else "i"
-    values = memoryview(bytes(trace.rows)).cast(letter)
-    return array(letter, values[field.offset // field.size :: ctypes.sizeof(Row) // field.size])
+    rows, every = memoryview(bytes(trace.rows)), ctypes.sizeof(Row) // field.size
+    values = rows.cast("q") if field.size == 8 else rows.cast("i")
+    return array(values.format, values[field.offset // field.size :: every])
 
 
 def _places(trace: Trace, kind: int) -> Iterator[int]:

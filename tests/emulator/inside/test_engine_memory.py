@@ -10,15 +10,29 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import capacity, devices, memory_count
-from gpipe_bench.emulator.trace import Record, recording
+from gpipe_bench.emulator.replay.run import replay
+from gpipe_bench.emulator.trace import KINDS, Trace, recording
 from gpipe_bench.models.unet import unet
 from gpipe_bench.schedules import SCHEDULES, in_flight, named_schedule
-from tests.emulator.bed.pools import reserved
+from tests.emulator.bed.rows import Bed
 from tests.emulator.inside.pipelines import DOUBLE, WAYS, Case, batch, model, score, step
 
 # The published ablation's layers and cuts (torchgpipe, benchmarks/unet-timeline), with fewer channels and pixels.
 BALANCE, DEPTH, BLOCKS, CHANNELS, SIZE, CHUNKS = [34, 76, 70, 61], 5, 5, 2, 64, 8
+
+
+def reserved(trace: Trace) -> list[int]:
+    """What devices reserve whose host runs far ahead, in bytes: as if tensors were 4096 times as large.
+
+    The allocator's rounding and its least segments would hide what such small tensors take.
+    """
+    for row in trace.rows:
+        row.bytes *= 4096
+        if KINDS[row.kind] == "kernel":
+            row.duration_ns = 1_000_000
+    return [device.peak_reserved for device in replay(trace, Bed(copy_ms=1.0)).memory]
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +41,26 @@ def ablation():
     found = {}
     for label in PUBLISHED:
         torch.manual_seed(0)
-        network = unet(DEPTH, BLOCKS, CHANNELS)
-        places = devices(len(BALANCE))
-        pipe = GPipe(network, BALANCE, devices=places, chunks=CHUNKS, components=Components.from_label(label))
-        x = torch.rand(2 * CHUNKS, 3, SIZE, SIZE, device=places[0])
-        held = [memory_count(device).current for device in places]
-        for device in places:
-            torch.accelerator.reset_peak_memory_stats(device)
-        with recording() as trace:
-            output = pipe(x)
-            nn.functional.binary_cross_entropy_with_logits(output, torch.ones_like(output)).backward()
+        with seen():
+            network = unet(DEPTH, BLOCKS, CHANNELS)
+            places = devices(len(BALANCE))
+            pipe = GPipe(network, BALANCE, devices=places, chunks=CHUNKS, components=Components.from_label(label))
+            x = torch.rand(2 * CHUNKS, 3, SIZE, SIZE, device=places[0])
+            held = [memory_count(device).current for device in places]
+            for device in places:
+                torch.accelerator.reset_peak_memory_stats(device)
+            with recording() as trace:
+                output = pipe(x)
+                nn.functional.binary_cross_entropy_with_logits(output, torch.ones_like(output)).backward()
         peaks = [memory_count(device).peak - before for device, before in zip(places, held, strict=True)]
-        found[label] = reserved(trace.records), peaks
+        found[label] = reserved(trace), peaks
     return found
 
 
 def test_reserved_memory_comes_in_the_published_order(ablation):
     # 52.2 GiB without components; 19.1 with Fork and Join; 30.0 with copy streams, which have pools of their own; 23.5
     # with portals.
-    total = {label: sum(devices.values()) for label, (devices, _) in ablation.items()}
+    total = {label: sum(devices) for label, (devices, _) in ablation.items()}
     assert total["baseline"] > total["dep-str-x"] > total["dep-str-ptl"] > total["dep-x-x"], total
 
 
@@ -58,7 +73,7 @@ def test_each_device_reserves_what_the_components_on_it_cost(ablation):
     last = len(BALANCE) - 1
     for device in range(len(BALANCE)):
         # Where no order is, threads race: what a device holds differs by a gradient or two from run to run.
-        assert baseline[device] > (3 if device == last else 0.9) * ordered[device]
+        assert baseline[device] > (2.5 if device == last else 0.9) * ordered[device]
         assert streams[device] > 1.1 * ordered[device]  # pools of the copy streams
         between = 0 < device < last  # where skips pass through
         assert portals[device] < streams[device] if between else portals[device] == streams[device]
@@ -74,20 +89,6 @@ def test_portals_spare_the_devices_between(ablation):
     peaks = {label: peaks for label, (_, peaks) in ablation.items()}
     assert peaks["dep-str-ptl"][1] < peaks["dep-str-x"][1]
     assert peaks["dep-str-ptl"][2] < peaks["dep-str-x"][2] / 2
-
-
-def test_pools_keep_recorded_blocks():
-    def alloc(block, stream, nbytes):
-        return Record("alloc", "", 0, stream, nbytes=nbytes, writes=(block,))
-
-    def free(block, stream, nbytes):
-        return Record("free", "", 0, stream, nbytes=nbytes, writes=(block,))
-
-    plain = [alloc(1, 0, 10), free(1, 0, 10), alloc(2, 0, 10)]
-    assert reserved(plain) == {0: 10}
-    assert reserved([alloc(1, 0, 10), free(1, 0, 10), alloc(2, 3, 10)]) == {0: 20}
-    used = Record("record_stream", "", 0, 3, writes=(1,))
-    assert reserved([plain[0], used, *plain[1:]]) == {0: 20}
 
 
 @pytest.mark.parametrize("checkpoint", ["always", "never"])

@@ -1,0 +1,35 @@
+/* A replay while it runs: its clock, and what it keeps beside that. */
+
+#ifndef GPIPE_BENCH_REPLAY_STATE_H
+#define GPIPE_BENCH_REPLAY_STATE_H
+
+#include "replay.h"
+
+#include "../../simulator/clock/clock.h"
+
+struct Replay {
+    Clock clock; /* first, as threads are given this */
+    Input machine;
+    const ReplayInput *input;
+    HostOrder order;
+    BlockTable *blocks;
+    int64_t stream_names;   /* of a device, from 0 */
+    uint32_t *streams;      /* by device and name; those of the trace, then one of each thread, on which it waits */
+    uint32_t first_own;     /* of the threads' streams */
+    OperationRefs recorded; /* what ran when events were recorded */
+    VECTOR(uint32_t) recorded_rows; /* and whose rows these are */
+    int64_t *first_recorded, *end_recorded; /* of each version */
+    const Earlier **awaited; /* what each thread waits for, or NULL */
+    uint32_t *watchers;      /* how many threads wait for each */
+};
+
+/* The number of a stream. */
+static inline uint32_t *stream_of(const Replay *replay, int32_t device, int32_t stream)
+{
+    return &replay->streams[device * replay->stream_names + stream];
+}
+
+/* One thing that a thread does; says whether it pauses. */
+bool row_step(Clock *clock, uint32_t thread);
+
+#endif

@@ -1,0 +1,170 @@
+/* Host threads go through their rows. */
+
+#include "state.h"
+
+/* What a thread is at: a row that it comes to, or one that it has issued. */
+enum { ARRIVES, ISSUED };
+
+/* --- rows that wait for other threads ----------------------------------------------------------------------------- */
+
+/* A thread goes on to its next row; those that wait for this one go on, too. */
+static void leave_row(Replay *replay, uint32_t thread)
+{
+    Thread *own = &replay->clock.threads[thread];
+    own->next = replay->order.next[own->next];
+    for (uint32_t other = 0; other < replay->order.threads && replay->watchers[thread]; other++) {
+        const Earlier *awaited = replay->awaited[other];
+        if (awaited && awaited->thread == thread && own->next > awaited->row) {
+            replay->awaited[other] = NULL;
+            replay->watchers[thread]--;
+            thread_resume(&replay->clock, other);
+        }
+    }
+}
+
+/* Whether the row of a thread must wait for another one; then the thread pauses. */
+static bool waits_for_row(Replay *replay, uint32_t thread)
+{
+    const HostOrder *order = &replay->order;
+    int64_t row = replay->clock.threads[thread].next;
+    for (int64_t place = order->first_earlier[row]; place < order->first_earlier[row + 1]; place++) {
+        const Earlier *earlier = &order->earlier.items[place];
+        if (replay->clock.threads[earlier->thread].next <= earlier->row) {
+            replay->awaited[thread] = earlier;
+            replay->watchers[earlier->thread]++;
+            return thread_pause(&replay->clock, thread, NEVER);
+        }
+    }
+    return false;
+}
+
+/* --- operations --------------------------------------------------------------------------------------------------- */
+
+/* Issues a kernel or a copy; says whether the thread pauses. */
+static bool issue(Replay *replay, uint32_t thread, uint32_t number)
+{
+    const TraceRow *row = &replay->input->rows[number];
+    uint32_t devices = (uint32_t)replay->input->devices, device = (uint32_t)row->device, peer = (uint32_t)row->peer;
+    Time known = replay->input->duration_ns[number], host_ns = replay->input->launch_ns * row->launches;
+    Order order = {known > 0 ? known : 0, host_ns, (uint32_t)row->launches, {device}, 1};
+    uint32_t streams[2] = {*stream_of(replay, row->device, row->stream), NONE}, count = 1;
+    if (row->kind == ROW_copy) {
+        bool arrives = row->name == replay->input->from_host && row->peer < 0;
+        order.engines[0] = (arrives ? 2 : 1) * devices + device;
+        if (row->peer >= 0) {
+            streams[count++] = *stream_of(replay, row->peer, row->peer_stream);
+            order.engines[order.engine_count++] = 2 * devices + peer;
+        }
+        if (replay->input->bus[number] >= 0)
+            order.engines[order.engine_count++] = 3 * devices + (uint32_t)replay->input->bus[number];
+    }
+    host_mark(&replay->clock, stream_issue(&replay->clock, streams, count, &order), number, true, true);
+    return row->launches && host_spends(&replay->clock, thread, streams[0], host_ns);
+}
+
+/* The thread pauses until what its own stream waits for has run; false: nothing has to. */
+static bool await_own_stream(Replay *replay, uint32_t thread)
+{
+    Clock *clock = &replay->clock;
+    uint32_t own = replay->first_own + thread;
+    if (!clock->streams.items[own].awaited.count)
+        return false;
+    Order order = {0};
+    operation_after_start(clock, stream_issue(clock, &own, 1, &order), thread);
+    return thread_pause(clock, thread, NEVER);
+}
+
+/* The thread waits for all streams of a device, or for one. */
+static bool await_device(Replay *replay, uint32_t thread, int32_t device)
+{
+    for (uint32_t stream = 0; stream < replay->first_own; stream++)
+        if (replay->clock.device_of.items[stream] == (uint32_t)device)
+            stream_wait(&replay->clock, replay->first_own + thread, stream);
+    return await_own_stream(replay, thread);
+}
+
+static bool await_stream(Replay *replay, uint32_t thread, const TraceRow *row)
+{
+    stream_wait(&replay->clock, replay->first_own + thread, *stream_of(replay, row->device, row->stream));
+    return await_own_stream(replay, thread);
+}
+
+/* --- events ------------------------------------------------------------------------------------------------------- */
+
+/* An event holds what its stream waits for, or runs. */
+static void record_event(Replay *replay, const TraceRow *row)
+{
+    Clock *clock = &replay->clock;
+    int64_t version = order_version(&replay->order, row->version), first = replay->recorded.count;
+    stream_pending(clock, *stream_of(replay, row->device, row->stream), &replay->recorded);
+    replay->first_recorded[version] = first;
+    replay->end_recorded[version] = replay->recorded.count;
+    for (int64_t place = first; place < replay->recorded.count; place++)
+        PUSH(replay->recorded_rows, clock->operations.items[replay->recorded.items[place].place].record);
+}
+
+/* What is issued to a stream from now on begins after an event. One from before the trace has happened. */
+static void await_event(Replay *replay, uint32_t stream, int64_t number)
+{
+    int64_t version = order_version(&replay->order, number);
+    if (version < 0)
+        return;
+    int64_t first = replay->first_recorded[version];
+    stream_await(&replay->clock, stream, replay->recorded.items + first, replay->end_recorded[version] - first);
+}
+
+/* --- threads ------------------------------------------------------------------------------------------------------ */
+
+/* Allocates; if the device gave cached memory back, the thread waits until it is idle. */
+static bool allocates(Replay *replay, uint32_t thread, const TraceRow *row)
+{
+    int32_t stream = (int32_t)*stream_of(replay, row->device, row->stream);
+    int outcome = blocks_alloc(replay->blocks, row->block, stream, row->bytes);
+    replay->clock.full = replay->clock.full || outcome == BLOCK_FULL;
+    return outcome == BLOCK_FULL || (outcome == BLOCK_FLUSHED && await_device(replay, thread, row->device));
+}
+
+/* Does what a row says; says whether the thread pauses. */
+static bool run_row(Replay *replay, uint32_t thread, uint32_t number)
+{
+    const TraceRow *row = &replay->input->rows[number];
+    if (row->kind == ROW_sync_event) {
+        await_event(replay, replay->first_own + thread, row->version);
+        return await_own_stream(replay, thread);
+    }
+    /* Memory of the host costs nothing. */
+    if (row->device < 0)
+        return false;
+    switch (row->kind) {
+    case ROW_kernel:
+    case ROW_copy: return issue(replay, thread, number);
+    case ROW_record: record_event(replay, row); return false;
+    case ROW_wait: await_event(replay, *stream_of(replay, row->device, row->stream), row->version); return false;
+    case ROW_sync_stream: return await_stream(replay, thread, row);
+    case ROW_sync_device: return await_device(replay, thread, row->device);
+    case ROW_alloc: return allocates(replay, thread, row);
+    case ROW_free: blocks_release(replay->blocks, row->block); return false;
+    case ROW_record_stream:
+        blocks_use(replay->blocks, row->block, (int32_t)*stream_of(replay, row->device, row->stream));
+        return false;
+    default: return false;
+    }
+}
+
+/* One thing that a thread does; says whether it pauses. */
+bool row_step(Clock *clock, uint32_t thread)
+{
+    Replay *replay = (Replay *)clock;
+    Thread *own = &clock->threads[thread];
+    if (own->state == ISSUED) {
+        own->state = ARRIVES;
+        leave_row(replay, thread);
+    }
+    if (own->next == replay->input->count)
+        return thread_pause(clock, thread, NEVER);
+    if (waits_for_row(replay, thread))
+        return true;
+    own->state = ISSUED;
+    clock->records.items[own->next].issue = clock->now;
+    return run_row(replay, thread, (uint32_t)own->next);
+}
