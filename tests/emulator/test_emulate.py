@@ -30,7 +30,8 @@ for given in CASES:
     one = Model("unet", {**model.arguments, **model_args})
     run, twin = emulate(one, steps=3, **own), simulate(one, **own)
     found.append({
-        "row": run.row().to_dict(), "steps": [step.step_time_ms for step in run.each], "simulated_ms": twin.step_time_ms,
+        "row": run.row().to_dict(), "steps": [step.step_time_ms for step in run.each],
+        "simulated_ms": twin.step_time_ms,
         "events": [event.to_dict() for event in run.events], "devices": len(run.devices),
         "status": run.status, "reason": run.reason,
     })
