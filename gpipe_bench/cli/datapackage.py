@@ -34,7 +34,7 @@ def take(
     machine: Annotated[str, typer.Option(help="Name of the folder of measured rows.  [default: from the rows]")] = "",
     folder: Folder = None,
 ) -> None:
-    """Take simulated and measured rows of a run into the reference results, and describe them."""
+    """Take simulated, emulated and measured rows of a run into the reference results, and describe them."""
     from gpipe_bench.bench.datapackage.descriptor import write_descriptor
     from gpipe_bench.bench.datapackage.take import result_tables, take_reference
     from gpipe_bench.files import is_folder

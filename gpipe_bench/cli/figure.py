@@ -86,7 +86,7 @@ def tables(
         str, typer.Option(help="throughput_samples_per_s or peak_reserved_gib.  [default: the published metric]")
     ] = "",
 ) -> None:
-    """Draw published tables: published, simulated and measured values of each row."""
+    """Draw published tables: published, simulated, emulated and measured values of each row."""
     from gpipe_bench.figures.published_tables import draw_published_tables
 
     _say(draw_published_tables(rows, out, metric))

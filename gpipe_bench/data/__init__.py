@@ -24,7 +24,7 @@ __all__ = [
 _DATA: Final = Path(__file__).resolve().parent
 
 REFERENCE_FOLDER: Final = (_DATA / "reference").resolve()
-"""Folder of the reference results: published, simulated and measured tables."""
+"""Folder of the reference results: published, simulated, emulated and measured tables."""
 
 PUBLISHED_FOLDER: Final = REFERENCE_FOLDER / "published"
 """Folder of the published values and the settings that they were taken at."""

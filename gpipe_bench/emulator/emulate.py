@@ -24,7 +24,7 @@ from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import devices as virtual_devices
-from gpipe_bench.emulator.observer import EmulatedWork, Span, TaskRows, task_events
+from gpipe_bench.emulator.observer import EmulatedWork, Span, TaskRows, issued_rows, task_events
 from gpipe_bench.emulator.replay.run import Replayed, replay
 from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
@@ -214,11 +214,11 @@ class _Peaks:
 def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Sequence[int]) -> list[Emulation]:
     """The steps after the first."""
     marks = [place for place, row in enumerate(replayed.trace.rows) if row.kind == _MARK]
-    peaks = _Peaks.of(replayed.memory)
+    peaks, issued = _Peaks.of(replayed.memory), issued_rows(replayed)
     found = []
     for (before, after), (first, last) in zip(pairwise(replayed.marks), pairwise(marks), strict=True):
-        own = [span for span in spans if first <= span.first < last]
-        events, length_us = task_events(own, replayed, before), (after - before) / 1e3
+        own = (span for span in spans if first <= span.first < last)
+        events, length_us = task_events(own, replayed, issued, before), (after - before) / 1e3
         step = replace(
             base,
             throughput_samples_per_s=base.settings["batch_size"] / length_us * 1e6,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpipe_bench.breakdown import covered, split_device_time
@@ -15,7 +15,7 @@ from gpipe_bench.engine.observer import Task
 from gpipe_bench.simulator.clock.tasks import Busy
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["EmulatedWork", "Span", "TaskRows", "task_events"]
+__all__ = ["EmulatedWork", "Span", "TaskRows", "issued_rows", "task_events"]
 
 _KERNEL, _COPY = KINDS.index("kernel"), KINDS.index("copy")
 _NS_PER_US = 1e3
@@ -63,7 +63,9 @@ class TaskRows:
         token.end, token.nbytes = int(backend().vd_trace_size()), nbytes
 
 
-def task_events(spans: Sequence[Span], replayed: Replayed, zero_ns: int = 0) -> list[TimelineEvent]:
+def task_events(
+    spans: Iterable[Span], replayed: Replayed, issued: Mapping[int, Sequence[int]], zero_ns: int = 0
+) -> list[TimelineEvent]:
     """The tasks as events, in the order of starts; a task that issued nothing is none.
 
     A task starts with the first kernel or copy that its thread issued on its stream, and ends with the last one.
@@ -71,9 +73,9 @@ def task_events(spans: Sequence[Span], replayed: Replayed, zero_ns: int = 0) -> 
     Args:
         spans: of some tasks.
         replayed: their trace in virtual time.
+        issued: the kernels and copies of each host thread in it, from :func:`issued_rows`.
         zero_ns: start of the events' clock.
     """
-    issued = _issued(replayed)
     events = []
     for span in spans:
         rows = list(_rows(span, replayed, issued.get(span.thread, [])))
@@ -117,7 +119,7 @@ class EmulatedWork:
                 yield max(event.start_us, 0.0), min(event.end_us, length_us)
 
 
-def _issued(replayed: Replayed) -> dict[int, list[int]]:
+def issued_rows(replayed: Replayed) -> dict[int, list[int]]:
     """For each host thread the kernels and copies that it issued, as rows in their order."""
     found: dict[int, list[int]] = {}
     for place, row in enumerate(replayed.trace.rows):

@@ -1,4 +1,5 @@
-# Numbers of partitions and micro-batches: simulated at scale, emulated at some points, measured as far as the devices of this machine go.
+# Numbers of partitions and micro-batches: simulated at scale, emulated at some points, measured as far as the devices of
+# this machine go.
 
 
 rule sweep:

@@ -1,5 +1,5 @@
-# The published tables of speed and memory: printed values beside simulated and emulated ones, and measured where there are the
-# GPUs.
+# The published tables of speed and memory: printed values beside simulated and emulated ones, and measured where there
+# are the GPUs.
 
 
 rule speed:
