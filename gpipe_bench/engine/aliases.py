@@ -1,10 +1,10 @@
-"""Tensors that leave a partition twice: as two values, as a value and a skip, or as views of one memory.
+"""Tensors that enter or leave a partition twice: as two values, as a value and a skip, or as views of one memory.
 
     x ──┬── value ──► partition 1: relu_(x)      In the plain module relu_ changes the skip, too. Behind a boundary the
         └── skip  ──► partition 2: x + skip      skip may be a copy, and autograd sees two tensors.
 
-Handing on one tensor twice is fine. Writing to it behind the boundary is an error, since the result would depend on
-where the model is cut. A layer that needs to write clones the tensor first.
+Handing on one tensor twice is fine, as is a batch of one tensor twice. Writing to it behind the boundary is an error,
+since the result would depend on where the model is cut. A layer that needs to write clones the tensor first.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["aliased_outputs", "refuse_write", "separated"]
+__all__ = ["aliased_values", "refuse_write", "separated"]
 
 
-def aliased_outputs(outputs: Sequence[Any], carried: Iterable[Tensor]) -> frozenset[int]:
-    """Indices of the tensors that share memory with another output, or with one of ``carried``.
+def aliased_values(values: Sequence[Any], carried: Iterable[Tensor] = ()) -> frozenset[int]:
+    """Indices of the tensors that share memory with another one among ``values``, or with one of ``carried``.
 
     Args:
-        outputs: flat outputs of a task.
+        values: a batch, or flat outputs of a task.
         carried: inputs of the task that share memory with tensors that go other ways.
     """
-    tensors = [(index, value) for index, value in enumerate(outputs) if _has_memory(value)]
+    tensors = [(index, value) for index, value in enumerate(values) if _has_memory(value)]
     found = {index for index, value in tensors if any(_overlap(value, other) for other in carried)}
     for (one, first), (other, second) in combinations(tensors, 2):
         if _overlap(first, second):
@@ -46,8 +46,8 @@ def separated(outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
 def refuse_write(j: int) -> RuntimeError:
     """The error for a partition that writes to an aliased input."""
     return RuntimeError(
-        f"a tensor that leaves a partition twice must not be written to behind it, got an in-place operation in "
-        f"partition {j} on one that also went another way; clone it before, or work out of place"
+        f"a tensor that enters or leaves a partition twice must not be written to behind the boundary, got an in-place "
+        f"operation in partition {j} on one that also went another way; clone it before, or work out of place"
     )
 
 

@@ -158,8 +158,15 @@ def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[
     return sizes
 
 
-def resolve_devices(devices: Sequence[torch.device | str | int] | None, n: int) -> list[torch.device]:
-    """The devices of ``n`` partitions, with their indices.
+def resolve_devices(
+    devices: Sequence[torch.device | str | int] | None, count: int, partitions: int
+) -> list[torch.device]:
+    """The first ``count`` devices, with their indices.
+
+    Args:
+        devices: default: all CUDA devices.
+        count: how many are needed.
+        partitions: what for, for the message.
 
     Raises:
         DeviceCountError: an IndexError; there are fewer, or one is not on this machine.
@@ -169,12 +176,12 @@ def resolve_devices(devices: Sequence[torch.device | str | int] | None, n: int) 
     source = "devices given"
     if devices is None:
         devices, source = cuda_devices(), "CUDA devices on this machine"
-    if len(devices) < n:
+    if len(devices) < count:
         raise DeviceCountError(
-            f"devices must be at least as many as the {n} partitions, got {len(devices)} {source}; pass devices= "
-            f"(they may repeat, as in ['cpu'] * {n}) or use fewer partitions"
+            f"devices must be at least {count} for {partitions} partitions, got {len(devices)} {source}; pass devices= "
+            f"(they may repeat, as in ['cpu'] * {count}) or use fewer partitions"
         )
-    return [named_device("devices", device) for device in devices[:n]]
+    return [named_device("devices", device) for device in devices[:count]]
 
 
 def cuda_devices() -> list[torch.device]:

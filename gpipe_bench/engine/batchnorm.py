@@ -8,6 +8,7 @@ recomputation.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -21,6 +22,9 @@ from gpipe_bench.engine.context import is_recomputing
 
 __all__ = ["DeferredBatchNorm", "convert_deferred_batch_norm", "deferring"]
 
+_Statistics = tuple[int, Tensor, Tensor]
+"""Samples per channel, their mean, and the sum of their squared deviations from it."""
+
 
 class DeferredBatchNorm(_BatchNorm):
     """Batch normalisation whose running statistics wait for the end of the mini-batch, see :func:`deferring`.
@@ -31,27 +35,40 @@ class DeferredBatchNorm(_BatchNorm):
     Shape: (N, C, ...) -> (N, C, ...).
     """
 
-    # Gathered over micro-batches: samples per channel, mean, sum of squared deviations. Merging these is exact where
-    # the difference of two sums of squares would cancel (Chan, Golub and LeVeque 1979).
-    _gathered: tuple[int, Tensor, Tensor] | None = None
-    _deferring: bool = False
+    # The statistics of each call while deferring, else None.
+    _gathered: list[_Statistics] | None = None
 
     def begin(self) -> None:
         """Start gathering."""
-        self._gathered = None
-        self._deferring = True
+        self._gathered = []
 
     def forget(self) -> None:
         """Stop gathering, and leave the running statistics as they were."""
         self._gathered = None
-        self._deferring = False
 
-    def commit(self) -> None:
-        """Update the running statistics from the micro-batches gathered since :meth:`begin`."""
-        gathered, self._gathered, self._deferring = self._gathered, None, False
-        if gathered is None or self.num_batches_tracked is None:
+    def commit(self, m: int) -> None:
+        """Update the running statistics from the m micro-batches gathered since :meth:`begin`.
+
+        A layer that each micro-batch calls k times is updated k times, as in the plain module.
+        """
+        gathered, self._gathered = self._gathered or [], None
+        calls = len(gathered) // m if len(gathered) % m == 0 else 1
+        for call in range(calls):
+            self._update(*functools.reduce(_merged, gathered[call::calls]))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that _BatchNorm gives it
+        """Normalise; while deferring, gather instead of updating."""
+        if not (self.training and self._gathered is not None and self.track_running_stats):
+            if is_recomputing() and self.training:
+                return self._normalise(input)
+            return super().forward(input)
+        if not is_recomputing():
+            self._gathered.append(_statistics(input.detach()))
+        return self._normalise(input)
+
+    def _update(self, count: int, mean: Tensor, deviations: Tensor) -> None:
+        if self.num_batches_tracked is None:
             return
-        count, mean, deviations = gathered
         running_mean, running_var = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
@@ -60,41 +77,32 @@ class DeferredBatchNorm(_BatchNorm):
             running_mean.lerp_(mean.to(running_mean.dtype), share)
             running_var.lerp_((deviations / max(count - 1, 1)).to(running_var.dtype), share)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that _BatchNorm gives it
-        """Normalise; while deferring, gather instead of updating."""
-        if not (self.training and self._deferring and self.track_running_stats):
-            if is_recomputing() and self.training:
-                return self._normalise(input)
-            return super().forward(input)
-        if not is_recomputing():
-            self._gather(input.detach())
-        return self._normalise(input)
-
     def _normalise(self, input: Tensor) -> Tensor:  # noqa: A002 - as in forward
         return F.batch_norm(input, None, None, self.weight, self.bias, training=True, momentum=0.0, eps=self.eps)
-
-    def _gather(self, values: Tensor) -> None:
-        dims = [dim for dim in range(values.dim()) if dim != 1]
-        count = values.numel() // values.size(1)
-        var, mean = torch.var_mean(values.float() if values.dtype.itemsize < 4 else values, dims, correction=0)
-        deviations = var * count
-        if self._gathered is not None:
-            before, mean_before, deviations_before = self._gathered
-            total = before + count
-            delta = mean - mean_before
-            deviations = deviations_before + deviations + delta.square() * (before * count / total)
-            mean = mean_before + delta * (count / total)
-            count = total
-        self._gathered = count, mean, deviations
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - as in forward
         if input.dim() < 2:
             raise ValueError(f"input must have at least 2 dimensions, got {input.dim()}; pass (N, C, ...)")
 
 
+def _statistics(values: Tensor) -> _Statistics:
+    dims = [dim for dim in range(values.dim()) if dim != 1]
+    count = values.numel() // values.size(1)
+    var, mean = torch.var_mean(values.float() if values.dtype.itemsize < 4 else values, dims, correction=0)
+    return count, mean, var * count
+
+
+def _merged(one: _Statistics, other: _Statistics) -> _Statistics:
+    """Of both samples: exact where the difference of two sums of squares would cancel (Chan, Golub, LeVeque 1979)."""
+    (before, mean, deviations), (count, mean_after, deviations_after) = one, other
+    total, delta = before + count, mean_after - mean
+    deviations = deviations + deviations_after + delta.square() * (before * count / total)
+    return total, mean + delta * (count / total), deviations
+
+
 @contextmanager
-def deferring(layers: Sequence[DeferredBatchNorm]) -> Iterator[None]:
-    """Update the running statistics of ``layers`` once, at the end of the block; not at all if it fails."""
+def deferring(layers: Sequence[DeferredBatchNorm], m: int) -> Iterator[None]:
+    """Update the running statistics of ``layers`` at the end of a block of m micro-batches; not at all if it fails."""
     for layer in layers:
         layer.begin()
     try:
@@ -104,7 +112,7 @@ def deferring(layers: Sequence[DeferredBatchNorm]) -> Iterator[None]:
             layer.forget()
         raise
     for layer in layers:
-        layer.commit()
+        layer.commit(m)
 
 
 def convert_deferred_batch_norm(module: nn.Module) -> nn.Module:

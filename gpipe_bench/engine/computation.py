@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.aliases import aliased_outputs, refuse_write, separated
+from gpipe_bench.engine.aliases import aliased_values, refuse_write, separated
 from gpipe_bench.engine.context import ExecutionContext
 from gpipe_bench.engine.microbatch import MicroBatch, Values, version
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import Batch
 from gpipe_bench.engine.streams import Stream, use_stream
+from gpipe_bench.skip.trees import TreeSpec
 
 __all__ = ["BatchContext", "Computation"]
 
@@ -136,7 +136,7 @@ class Computation:
             self._check_writes(before, _versions(inputs), kind, copies=copies or not keep)
             flat = inputs
         if kind == "forward" and (self._aliased or len(outputs) > 1):
-            self.aliased = aliased_outputs(outputs, [flat[index] for index in self._aliased])
+            self.aliased = aliased_values(outputs, [flat[index] for index in self._aliased])
         if kind == "forward" and partition.j == 0 and len(self._batch.computing) > 1:
             # Micro-batches count writes together: a later partition must not write to a part of the caller's batch.
             outputs = separated(outputs, flat)

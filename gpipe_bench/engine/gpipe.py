@@ -114,7 +114,8 @@ class GPipe(Pipeline):
 
         Raises:
             TypeError: ``input``, or what the last layer gives, holds something else than tensors.
-            ValueError: a tensor of ``input`` has no batch dimension, another batch size, or is on another device.
+            ValueError: a tensor of ``input`` has no batch dimension, another batch size, or is on another device; or
+                what the last layer gives has no batch dimension.
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
         microbatches = self._scattered(input)
@@ -147,7 +148,9 @@ class GPipe(Pipeline):
 
         Raises:
             TypeError: as for :meth:`forward`, or ``loss`` does not give one number.
-            ValueError: as for :meth:`forward`, or ``target`` has another batch size.
+            ValueError: as for :meth:`forward`, or ``target`` has another batch size or, with a schedule, a graph.
+            Exception: a layer or ``loss`` raised it. Gradients of the micro-batches before may have been added by
+                then: call ``pipe.zero_grad()`` before the next batch.
         """
         microbatches = self._scattered(input)
         if not self.partitions:

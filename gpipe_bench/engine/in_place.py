@@ -91,11 +91,10 @@ class InPlace(Layers, Unmovable):
         schedule = checked_schedule(schedule)
         count = len(cuda_devices() if devices is None else devices)
         rows = self._rows = schedule_rows(schedule, len(self.balance), several or count)
-        if several is None and len(set(rows)) < len(rows):
-            found = resolve_devices(devices, max(rows) + 1)
-            self.devices = [found[row] for row in rows]
-        else:
-            self.devices = resolve_devices(devices, len(rows))
+        # One entry for each device of the schedule, or one for each partition.
+        entries = rows if several is None and len(set(rows)) < len(rows) else range(len(rows))
+        found = resolve_devices(devices, max(entries, default=-1) + 1, len(rows))
+        self.devices = [found[entry] for entry in entries]
         self._choice = Choice(schedule or "gpipe", self.devices, max(rows, default=0) + 1) if scheduled else None
         self._arrange(module, container)
         self._prepare()

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from gpipe_bench.engine.microbatch import MicroBatch, check_device
+from gpipe_bench.engine.aliases import aliased_values
+from gpipe_bench.engine.microbatch import MicroBatch, check_device, flatten
 from gpipe_bench.engine.sequential import Arguments
+from gpipe_bench.skip.trees import TreeSpec, tree_flatten, tree_unflatten
 
 __all__ = ["NoChunk", "check_arguments_of_batch", "gather_values", "scatter_arguments", "split_sizes"]
 
@@ -66,34 +67,30 @@ def scatter_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], chunks: in
         ValueError: tensors that give different numbers of pieces.
     """
     values = [*args, *kwargs.values()]
-    pieces = [value.chunk(chunks) for value in values if isinstance(value, Tensor)]
-    counts = sorted({len(piece) for piece in pieces})
+    counts = sorted({len(value.chunk(chunks)) for value in values if isinstance(value, Tensor)})
     if len(counts) > 1:
         sizes = [value.size(0) for value in values if isinstance(value, Tensor)]
         raise ValueError(
             f"inputs must give equally many micro-batches, got sizes {sizes} in dimension 0, which give {counts}; pass "
             "one batch, and wrap in NoChunk what is not split"
         )
-    rows = [iter(piece) for piece in pieces]
-    microbatches = []
-    for _ in range(counts[0]):
-        tensors = iter(rows)
-        row = [_part(value, tensors) for value in values]
-        given = Arguments(tuple(row[: len(args)]), dict(zip(kwargs, row[len(args) :], strict=True)))
-        microbatches.append(MicroBatch.wrap(given))
-    return microbatches
+    whole = [value.tensor if isinstance(value, NoChunk) else value for value in values]
+    pieces = [
+        value.chunk(chunks) if isinstance(value, Tensor) else [uncut] * counts[0]
+        for value, uncut in zip(values, whole, strict=True)
+    ]
+    batch, *microbatches = [
+        flatten(Arguments(tuple(row[: len(args)]), dict(zip(kwargs, row[len(args) :], strict=True))))
+        for row in (whole, *zip(*pieces, strict=True))
+    ]
+    aliased = aliased_values(batch[0])
+    return [MicroBatch(*microbatch, aliased) for microbatch in microbatches]
 
 
 def split_sizes(values: Sequence[Any], chunks: int) -> list[int]:
     """Sizes of the micro-batches that the first tensor among ``values`` gives."""
     first = next(value for value in values if isinstance(value, Tensor))
     return [piece.size(0) for piece in first.chunk(chunks)]
-
-
-def _part(value: Any, tensors: Any) -> Any:
-    if isinstance(value, Tensor):
-        return next(next(tensors))
-    return value.tensor if isinstance(value, NoChunk) else value
 
 
 def gather_values(microbatches: Sequence[MicroBatch]) -> MicroBatch:

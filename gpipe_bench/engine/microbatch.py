@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from gpipe_bench.engine.aliases import aliased_values
+from gpipe_bench.skip.trees import TreeSpec, tree_flatten, tree_unflatten
 
 __all__ = [
     "MicroBatch",
@@ -167,8 +169,9 @@ def scatter(value: Any, chunks: int) -> list[MicroBatch]:
     that writes to it before the backward pass gets autograd's error, as from the plain module.
     """
     batch = MicroBatch.wrap(value)
+    aliased = aliased_values(batch.values)
     pieces = [tensor.chunk(chunks) for tensor in batch.values]
-    return [MicroBatch(values, batch.structure) for values in zip(*pieces, strict=True)]
+    return [MicroBatch(values, batch.structure, aliased) for values in zip(*pieces, strict=True)]
 
 
 def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
@@ -176,6 +179,7 @@ def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
 
     Raises:
         TypeError: a result that holds something else than tensors.
+        ValueError: a result without a batch dimension, of several micro-batches.
     """
     first = microbatches[0]
     for value in first.values:
@@ -186,5 +190,10 @@ def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
             )
     if len(microbatches) == 1:
         return first
+    if any(value.dim() == 0 for microbatch in microbatches for value in microbatch.values):
+        raise ValueError(
+            "output of the last layer must have a batch dimension, got a tensor without dimensions for each of "
+            f"{len(microbatches)} micro-batches; return a row per sample, and reduce them in the loss"
+        )
     columns = zip(*(microbatch.values for microbatch in microbatches), strict=True)
     return MicroBatch(tuple(torch.cat(column) for column in columns), first.structure)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec
 
 from gpipe_bench.engine.microbatch import Values, flatten, unflatten
 from gpipe_bench.engine.sequential import Arguments, PipeSequential
@@ -18,6 +17,7 @@ from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.skippable import Skippable
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
+from gpipe_bench.skip.trees import TreeSpec
 
 __all__ = ["Partition", "place"]
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_balance, check_collection, check_settings
@@ -24,6 +23,7 @@ from gpipe_bench.engine.placed import placed_partitions, unwrapped
 from gpipe_bench.engine.runtime.lists import ScheduleLike
 from gpipe_bench.engine.sequential import PipeSequential, check_outermost
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.skip.trees import register_pytree_node
 
 __all__ = ["LocalValue", "Pipe"]
 

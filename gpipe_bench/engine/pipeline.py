@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from gpipe_bench.engine.batchnorm import deferring
 from gpipe_bench.engine.computation import BatchContext
@@ -26,13 +25,14 @@ from gpipe_bench.engine.paper.checkpoint import guard
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
 from gpipe_bench.engine.runtime.lists import ActionLists
-from gpipe_bench.engine.runtime.loss import Losses, check_loss, split_targets
+from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
 from gpipe_bench.engine.runtime.runtime import End, Runtime
 from gpipe_bench.engine.weights import uncached_weights
 from gpipe_bench.engine.worker import in_fresh_thread, working
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.trees import tree_map_only
 
 __all__ = ["Pipeline"]
 
@@ -61,7 +61,7 @@ class Pipeline(InPlace):
             runtime = self._runtime(batch, plan, list(microbatches), lists, end)
             runtime.run(lists.forward)
             outputs, end.microbatches = end.microbatches, []
-        self._hand_over(outputs, entering=False)
+            self._hand_over(outputs, entering=False)
         if plan.backward:
             outputs = attach(BackwardPass(runtime, end, lists, self._streams()), microbatches, outputs)
         return gather(outputs).unwrap()
@@ -99,6 +99,8 @@ class Pipeline(InPlace):
             found = value.detach(), tree_map_only(Tensor, Tensor.detach, output)
             return found if return_output else found[0]
         plan = self._plan(len(microbatches))
+        if plan.backward:
+            check_target(target)
         lists = self._lists(plan)
         entering = [value for microbatch in microbatches for value in microbatch.values]
         with self._entered(plan, microbatches) as batch:
@@ -113,9 +115,7 @@ class Pipeline(InPlace):
                 # The loss has been made on the stream of the last partition: the caller comes after it, too.
                 after(self._streams())
         grads = [grad for each in runtime.input_grads for grad in each]
-        leaves = [value.requires_grad if isinstance(value, Tensor) else False for value in entering]
-        pairs = [pair for pair, leaf in zip(zip(entering, grads, strict=False), leaves, strict=False) if leaf]
-        pairs = [(value, grad) for value, grad in pairs if grad is not None]
+        pairs = [(value, grad) for value, grad in zip(entering, grads, strict=False) if grad is not None]
         if pairs:
             torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
         return (total, gather(end.outputs).unwrap()) if return_output else total
@@ -136,7 +136,7 @@ class Pipeline(InPlace):
 
         with self._entered(plan, microbatches) as batch:
             outputs = run() if alone else in_fresh_thread(run, stop.set)
-        self._hand_over(outputs, entering=False)
+            self._hand_over(outputs, entering=False)
         output = gather(outputs)
         if not plan.checkpointed:
             return output
@@ -147,10 +147,11 @@ class Pipeline(InPlace):
     def _entered(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> Iterator[BatchContext]:
         """What the tasks of a batch share, for as long as its forward passes run."""
         anew = bool(plan.checkpointed) or self._choice is not None
-        with self._lock, deferring(self._deferred), uncached_weights(shared=plan.m > 1 and plan.n > 1, anew=anew):
+        shared = plan.m > 1 and plan.n > 1
+        with self._lock, deferring(self._deferred, plan.m), uncached_weights(shared=shared, anew=anew):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
-            concurrent = plan.components.clock_cycle and plan.n > 1 and plan.m > 1
+            concurrent = plan.components.clock_cycle and shared
             randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
             try:
                 yield BatchContext(

@@ -101,7 +101,7 @@ def partition_model(
     check_outermost(module)
     sizes = check_balance(module, balance)
     layers = iter(module)
-    places = zip(sizes, resolve_devices(devices, len(sizes)), strict=True)
+    places = zip(sizes, resolve_devices(devices, len(sizes), len(sizes)), strict=True)
     return nn.Sequential(*(nn.Sequential(*islice(layers, size)).to(device) for size, device in places))
 
 

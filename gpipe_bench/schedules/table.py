@@ -38,9 +38,9 @@ def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
     """
     if name not in SCHEDULES:
         raise ScheduleError([f"schedule must be one of {', '.join(SCHEDULES)}, got {name!r}; use one of them"])
-    if min(m, n, devices) < 1:
-        got = f"m = {m}, n = {n}, {devices} devices"
-        raise ScheduleError([f"micro-batches, partitions and devices must be at least 1, got {got}; give more"])
+    if not all(hasattr(number, "__index__") and number >= 1 for number in (m, n, devices)):
+        rule = "micro-batches, partitions and devices must be whole numbers of at least 1"
+        raise ScheduleError([f"{rule}, got m = {m!r}, n = {n!r}, {devices!r} devices; correct them"])
     if name in _PLAIN:
         _require(name, n == devices, "as many partitions as devices", n, devices)
         return _PLAIN[name](m, n)

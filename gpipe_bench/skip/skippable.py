@@ -26,11 +26,11 @@ from types import GeneratorType
 from typing import Any, Self, TypeVar, cast
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from gpipe_bench.errors import SkipUsageError
 from gpipe_bench.skip.namespace import Namespace, SkipKey
 from gpipe_bench.skip.tracker import current_tracker
+from gpipe_bench.skip.trees import tree_leaves
 
 __all__ = ["Skippable", "pop", "skippable", "stash"]
 

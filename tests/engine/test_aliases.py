@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import Components
-from gpipe_bench.engine.aliases import aliased_outputs
+from gpipe_bench.engine.aliases import aliased_values
+from gpipe_bench.pipe import NoChunk, Pipe
 from gpipe_bench.skip import pop, skippable, stash
 from tests.engine.steps import mean_loss, samples, scheduled, step, targets
 from tests.engine.support import MODES, Affine, assert_same, label, on_cpu, train_step
 
 REFUSED = (
-    "a tensor that leaves a partition twice must not be written to behind it, got an in-place operation in partition"
+    "a tensor that enters or leaves a partition twice must not be written to behind the boundary, got an in-place "
+    "operation in partition"
 )
 
 
@@ -61,6 +63,10 @@ def rows_of_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     """Every second column each: memory that interleaves and does not overlap."""
     both = torch.stack([x, x * 2], 2)
     return both[..., 0], both[..., 1]
+
+
+def plain_mean(output, _):
+    return output.sin().mean()
 
 
 def write_first(values):
@@ -158,6 +164,45 @@ def test_everything_else_gives_what_the_plain_module_gives(schedule, checkpoint,
         expected = step(plain.double(), x, target)
         for _ in range(2):
             assert_same(step(pipe, x, target), expected)
+
+
+TWICE = {"itself": lambda x: (x, x), "a view": lambda x: (x, x.view(-1, 3)), "rows": lambda x: (x[:-1], x[1:])}
+
+
+@in_every_way
+def test_a_write_to_a_batch_of_one_tensor_twice_is_refused(schedule, checkpoint, transfer, workers):
+    options = {"chunks": 3, "checkpoint": checkpoint, "transfer": transfer, "workers": workers}
+    for twice in TWICE.values():
+        layers = nn.Sequential(Do(write_second), Do(total), Affine(), Affine()).double()
+        pipe = scheduled(layers, [2, 2], schedule, **options)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=f"{REFUSED} 0"):
+                pipe.step(twice(samples(8, 3, requires_grad=False)), 1.0, plain_mean)
+
+
+@in_every_way
+def test_a_batch_of_one_tensor_twice_that_is_only_read(schedule, checkpoint, transfer, workers):
+    options = {"chunks": 3, "checkpoint": checkpoint, "transfer": transfer, "workers": workers}
+    for twice in TWICE.values():
+        plain = nn.Sequential(Do(lambda values: values), Do(total), Affine(), Affine()).double()
+        pipe = scheduled(copy.deepcopy(plain), [2, 2], schedule, **options)
+        values = twice(samples(8, 3, requires_grad=False))
+        plain_mean(plain(values), None).backward()
+        for _ in range(2):
+            pipe.zero_grad()
+            pipe.step(values, 1.0, plain_mean)
+            torch.testing.assert_close([p.grad for p in pipe.parameters()], [p.grad for p in plain.parameters()])
+
+
+@pytest.mark.parametrize("second", [lambda x: x, NoChunk, lambda x: [x]], ids=["itself", "whole", "in a list"])
+def test_a_write_to_one_of_two_equal_arguments_is_refused(second):
+    class Writes(nn.Module):
+        def forward(self, x, _):
+            return x.mul_(0.5)
+
+    x = torch.ones(6, 3)
+    with pytest.raises(RuntimeError, match=f"{REFUSED} 0"):
+        Pipe(nn.Sequential(Writes(), Affine()), chunks=3, balance=[1, 1])(x, second(x))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -264,9 +309,9 @@ def test_after_a_refusal_the_pipeline_works():
     ],
 )
 def test_which_outputs_share_memory(outputs, expected):
-    assert aliased_outputs(outputs(torch.zeros(4, 4)), []) == expected
+    assert aliased_values(outputs(torch.zeros(4, 4)), []) == expected
 
 
 def test_an_output_that_shares_memory_with_something_on_another_way():
     x = torch.zeros(4, 4)
-    assert aliased_outputs([x[0], x + 1, x[1:]], [x[1]]) == {2}
+    assert aliased_values([x[0], x + 1, x[1:]], [x[1]]) == {2}

@@ -138,9 +138,14 @@ REFUSED = {
         lambda: make(devices=["cpu"]),
         DeviceCountError,
         (
-            "devices must be at least as many as the 2 partitions, got 1 devices given; pass devices= (they may "
+            "devices must be at least 2 for 2 partitions, got 1 devices given; pass devices= (they may "
             "repeat, as in ['cpu'] * 2) or use fewer partitions"
         ),
+    ),
+    "too few devices for two partitions on each": (
+        lambda: GPipe(nn.Sequential(*map(nn.Linear, [2] * 4, [2] * 4)), [1] * 4, devices=["cpu"], schedule="zb_v"),
+        DeviceCountError,
+        "devices must be at least 2 for 4 partitions, got 1 devices given; pass devices=",
     ),
     "a device of an unknown type": (
         lambda: make(devices=["cpu", "gpu"]),
@@ -193,7 +198,7 @@ def test_refused(name):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA, got one with it")
 def test_by_default_the_cuda_devices_are_used():
-    with pytest.raises(DeviceCountError, match="the 2 partitions, got 0 CUDA devices on this machine"):
+    with pytest.raises(DeviceCountError, match="at least 2 for 2 partitions, got 0 CUDA devices on this machine"):
         make(devices=None)
 
 

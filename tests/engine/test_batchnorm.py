@@ -79,6 +79,26 @@ def test_with_deferral_one_batch_counts_once(components):
     assert [int(value) for name, value in pipe.named_buffers() if name.endswith("tracked")] == [1, 1]
 
 
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("momentum", [None, 0.1])
+@pytest.mark.parametrize("size", [8, 7, 1])
+def test_a_layer_called_twice_is_updated_twice(size, momentum, checkpoint):
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(2, momentum=momentum)
+
+        def forward(self, x):
+            return self.norm(x * 5 + 2) + self.norm(x)
+
+    plain = nn.Sequential(Twice(), nn.Identity())
+    pipe = deferred(plain, checkpoint=checkpoint)
+    for step in range(2):
+        pipe(images(size, step)).sum().backward()
+        plain(images(size, step))
+    assert_equal_statistics(pipe, plain)
+
+
 def test_each_microbatch_is_normalised_by_its_own_statistics():
     plain = nn.Sequential(nn.BatchNorm2d(2))
     expected = torch.cat([plain(piece) for piece in images().chunk(4)])
@@ -88,7 +108,7 @@ def test_each_microbatch_is_normalised_by_its_own_statistics():
 def test_a_recomputation_beside_a_forward_pass_is_not_gathered():
     """A backward pass in another thread may recompute one batch while the next is gathered."""
     plain, layer = nn.BatchNorm2d(2), DeferredBatchNorm(2)
-    with deferring([layer]):
+    with deferring([layer], 1):
         layer(images(seed=1))
         with ExecutionContext.capture([torch.device("cpu")]).applied(recomputing=True):
             layer(images(seed=2))

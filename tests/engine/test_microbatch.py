@@ -52,3 +52,23 @@ def test_pieces_share_the_memory_of_the_batch():
     batch = torch.zeros(4, 2)
     scatter(batch, 2)[1].values[0].fill_(1)
     assert batch.sum() == 4
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", None])
+def test_an_output_without_a_batch_dimension(schedule):
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x.mean(), x
+
+    layers = nn.Sequential(nn.Linear(3, 3), Mean())
+    pipe = on_cpu(layers, [1, 1], chunks=3, schedule=schedule)
+    message = (
+        "output of the last layer must have a batch dimension, got a tensor without dimensions for each of 3 "
+        "micro-batches; return a row per sample, and reduce them in the loss"
+    )
+    x = torch.ones(6, 3)
+    with pytest.raises(ValueError, match=message):
+        pipe(x)
+    with pytest.raises(ValueError, match=message):
+        pipe.step(x, x, lambda output, target: (output[1] - target).square().mean(), return_output=True)
+    assert pipe(x[:1])[0].shape == ()

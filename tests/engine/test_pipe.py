@@ -247,7 +247,7 @@ REFUSED = {
     "no device": (
         lambda: partition_model(chain(), [2, 2], ["cpu"]),
         IndexError,
-        "at least as many as the 2 partitions",
+        "at least 2 for 2 partitions",
     ),
     "broken balance": (lambda: Pipe(chain(), balance=[2.0, 2.0]), ValueError, "must hold whole numbers of at least 1"),
     "a hook of its own": (lambda: Pipe(hooked()), ValueError, "no hooks of its own, got ['forward_pre_hooks']"),

@@ -72,6 +72,20 @@ def test_a_target_of_another_batch_size(schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_target_with_a_graph_is_refused(schedule):
+    pipe = scheduled(chain(), [1] * 4, schedule, chunks=3)
+    weight = torch.ones(7, dtype=torch.float64, requires_grad=True)
+    for target in (targets(7) * weight, {"a": [targets(7) * weight]}):
+        with pytest.raises(
+            ValueError, match=r"target must have no graph .* pass target.detach\(\), or leave out schedule"
+        ):
+            pipe.step(samples(7, 3), target, mean_loss)
+    with torch.no_grad():
+        pipe.step(samples(7, 3), targets(7) * weight, mean_loss)
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_inputs_are_checked_as_in_a_call(schedule):
     pipe = scheduled(chain(), [1] * 4, schedule, chunks=3)
     with pytest.raises(TypeError, match="input must be a tensor or a tuple of tensors, got list"):
@@ -262,6 +276,24 @@ def test_an_exception_surfaces_and_the_next_step_is_right(schedule, checkpoint, 
     pipe.step(numbered(4), torch.ones(4), loss)
     assert [float(layer.weight.grad) for layer in layers] == [(0 + 1 + 2 + 3) / 4] * 4
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpipe-worker")]
+
+
+@every_schedule
+def test_after_a_failed_step_gradients_have_to_be_zeroed(schedule):
+    """Micro-batches that were done before the exception have added theirs."""
+    plain = chain()
+    pipe = scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=3)
+    calls = []
+
+    def loss(output, target):
+        calls.append(len(output))
+        if len(calls) == 3 or len(output) == 7:
+            raise BoomError("loss")
+        return mean_loss(output, target)
+
+    with pytest.raises(BoomError, match="loss"):
+        pipe.step(samples(7, 3), targets(7), loss)
+    assert_same(step(pipe, samples(7, 3), targets(7)), step(plain, samples(7, 3), targets(7)))
 
 
 @every_schedule

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gpipe_bench.pipe import NoChunk, Pipe
 from gpipe_bench.schedules import SCHEDULES
 from tests.engine.steps import ALL, DOUBLE, SPLIT, mean_loss, samples, scheduled, step, targets
-from tests.engine.support import MODES, Flags, Mix, Watch, assert_same, grid
+from tests.engine.support import MODES, Affine, Flags, Mix, Watch, assert_same, grid
 
 every_schedule = pytest.mark.parametrize("schedule", ALL)
 every_mode = pytest.mark.parametrize("checkpoint", MODES)
@@ -129,6 +129,31 @@ def test_targets_of_all_kinds(loss, target, schedule):
     expected.sum().backward()
     torch.testing.assert_close(found, expected.detach().reshape(()))
     torch.testing.assert_close([p.grad for p in pipe.parameters()], [p.grad for p in plain.parameters()])
+
+
+@every_schedule
+@every_mode
+@both_workers
+def test_a_loss_may_write_to_the_output(schedule, checkpoint, workers):
+    """What wrote the output keeps nothing of it, as in the plain module, which raises an error else."""
+
+    def loss(output, target):
+        output.mul_(2)
+        return mean_loss(output, target)
+
+    torch.manual_seed(4)
+    plain = nn.Sequential(Mix(), Mix(), Mix(), Affine()).double()
+    pipe = scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=3, checkpoint=checkpoint, workers=workers)
+    assert_same(step(pipe, samples(7, 3), targets(7), loss), step(plain, samples(7, 3), targets(7), loss))
+
+
+@every_schedule
+def test_targets_may_be_trained_themselves(schedule):
+    plain, leaf = chain(), torch.ones(7, 3, dtype=torch.float64, requires_grad=True)
+    scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=3).step(samples(7, 3), leaf, nn.functional.mse_loss)
+    found, leaf.grad = leaf.grad, None
+    nn.functional.mse_loss(plain(samples(7, 3)), leaf).backward()
+    torch.testing.assert_close(found, leaf.grad)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

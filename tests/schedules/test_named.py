@@ -118,7 +118,10 @@ def test_in_flight_counts_until_weights_are_done():
     ("name", "m", "n", "devices", "words"),
     [
         ("1f1c", 1, 1, 1, "schedule must be one of gpipe, 1f1b"),
-        ("gpipe", 0, 1, 1, "at least 1, got m = 0"),
+        ("gpipe", 0, 1, 1, "whole numbers of at least 1, got m = 0"),
+        ("1f1b", 1.5, 2, 2, "whole numbers of at least 1, got m = 1.5"),
+        ("1f1b", 2, 2, 2.0, "whole numbers of at least 1, got m = 2, n = 2, 2.0 devices"),
+        ("1f1b", 2, "2", 2, "whole numbers of at least 1, got m = 2, n = '2'"),
         ("zb_h1", 4, 4, 2, "as many partitions as devices, got 4 partitions for 2 devices"),
         ("interleaved", 4, 5, 2, "the same number of partitions for each device"),
         ("v_half", 4, 6, 2, "two partitions for each device"),

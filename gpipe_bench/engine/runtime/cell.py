@@ -30,39 +30,32 @@ class Cell:
 
     Args:
         task: computes it.
-        phony: a leaf on its device.
         checkpointed: whether it keeps only its inputs.
         splits: whether its backward pass is cut into I and W.
     """
 
     __slots__ = (
         "_checkpointed",
-        "_count",
         "_edges",
-        "_indices",
         "_inlet",
         "_later",
         "_outlet",
-        "_phony",
         "_saved",
         "_splits",
         "task",
     )
 
-    def __init__(self, task: Computation, phony: Tensor, *, checkpointed: bool, splits: bool) -> None:
+    def __init__(self, task: Computation, *, checkpointed: bool, splits: bool) -> None:
         self.task = task
-        self._phony, self._checkpointed, self._splits = phony, checkpointed, splits
+        self._checkpointed, self._splits = checkpointed, splits
         self._saved: tuple[Values, list[int]] | None = None
         self._inlet: Inlet
         self._outlet: Outlet
-        self._count = 0
-        self._indices: list[int] = []
         self._edges: list[GradientEdge] = []
         self._later: WeightsLater | None = None
 
     def forward(self, flat: Values) -> Values:
         """F: flat outputs, cut off from the graph; each requires a gradient if one will be needed."""
-        self._count = len(flat)
         if not self._checkpointed:
             return cut(self.task.forward(flat, around=self._in_graph))
         self._saved = flat, _versions(flat)
@@ -90,24 +83,24 @@ class Cell:
         """B: gradients of the outputs, which are taken out of ``grads``, to gradients of the inputs."""
         self.recompute()
         edges, theirs = self._outlet.roots(grads)
-        return self._spread(self._whole("backward", edges, theirs) if edges else ())
+        return self._whole("backward", edges, theirs) if edges else self._inlet.spread(())
 
     def backward_inputs(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """I: as :meth:`backward`, but gradients of weights are left to W."""
         self.recompute()
         edges, theirs = self._outlet.roots(grads)
         if not edges:
-            return self._spread(())
+            return self._inlet.spread(())
         if not self._edges:
             self._later = WeightsLater({}, list(zip(edges, theirs, strict=True)))
-            return self._spread(())
+            return self._inlet.spread(())
         with use_stream(self.task.stream):
             split = self.task.observed("backward_inputs", backward_inputs, edges, theirs, self._edges)
         if split is None:
-            return self._spread(self._whole("backward_inputs", edges, theirs))
+            return self._whole("backward_inputs", edges, theirs)
         self._edges = []
         found, self._later = split
-        return self._spread(found)
+        return self._inlet.spread(found)
 
     def backward_weights(self) -> None:
         """W: the gradients of the weights."""
@@ -118,29 +111,18 @@ class Cell:
 
     def _in_graph(self, layers: Callable[[Values], Values], flat: Values) -> Values:
         """Run the layers between an inlet and an outlet."""
-        inputs, self._indices, self._inlet = receive(flat, self._phony)
+        inputs, self._inlet = receive(flat)
         if self._splits:
             # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
-            self._edges = [edge_of(inputs[index]) for index in self._indices]
+            self._edges = [edge_of(inputs[index]) for index in self._inlet.indices]
         outputs = layers(inputs)
         self._outlet = Outlet(outputs)
         return outputs
 
-    def _whole(self, kind: str, edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """All of the backward pass; gives the gradients at the inlet, of which the cell keeps no hold until W."""
-        self._inlet.is_open = True
+    def _whole(self, kind: str, edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> list[Tensor | None]:
+        """All of the backward pass; gives the gradients of the inputs, of which the cell keeps no hold until W."""
         with use_stream(self.task.stream):
-            self.task.observed(kind, torch.autograd.backward, edges, grads)
-        self._inlet.is_open = False
-        found, self._inlet.grads = self._inlet.grads, None
-        return found or ()
-
-    def _spread(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of all flat inputs, from those of the inputs that need one."""
-        found: list[Tensor | None] = [None] * self._count
-        for index, grad in zip(self._indices, grads, strict=False):
-            found[index] = grad
-        return found
+            return self._inlet.collect(self.task.observed, kind, torch.autograd.backward, edges, grads)
 
 
 def cut(values: Sequence[Any]) -> Values:

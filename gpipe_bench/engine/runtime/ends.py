@@ -1,8 +1,8 @@
-"""Where the graph of a cell begins and ends: gradients leave by its inlet, and come in by its outlet."""
+"""Where the graph of a cell or a loss begins and ends: gradients leave by its inlet, and come in by its outlet."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,28 +11,56 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge
 
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
-from gpipe_bench.engine.nodes import apply, edge_of
+from gpipe_bench.engine.nodes import apply, edge_of, new_leaf
 from gpipe_bench.program import HANDED_OVER_BYTES
 
 __all__ = ["Inlet", "Outlet", "receive"]
 
 
 class Inlet:
-    """Gradients of a cell's inputs, from the cell's own backward pass and from no other.
+    """Gradients of flat values, from their own backward pass and from no other.
 
     A tensor that a layer keeps aside, such as a loss of its own, is no output. A backward pass that begins there comes
     here too, and its gradients would be lost.
 
+    Args:
+        values: inputs of a cell or a loss.
+
     Attributes:
-        grads: of the inputs that need one; None until they have arrived.
-        is_open: whether the cell's own backward pass is running.
+        indices: of the values that need a gradient.
     """
 
-    __slots__ = ("grads", "is_open")
+    __slots__ = ("_count", "_grads", "_is_open", "indices")
 
-    def __init__(self) -> None:
-        self.grads: Sequence[Tensor | None] | None = None
-        self.is_open = False
+    def __init__(self, values: Values) -> None:
+        self.indices, self._count = differentiable(values), len(values)
+        self._grads: Sequence[Tensor | None] = ()
+        self._is_open = False
+
+    def collect(self, backward: Callable[..., object], *args: Any) -> list[Tensor | None]:
+        """Call ``backward(*args)``; gives away the gradients that it brings, one for each value."""
+        self._is_open = True
+        backward(*args)
+        self._is_open = False
+        grads, self._grads = self._grads, ()
+        return self.spread(grads)
+
+    def spread(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of all values, from those of the values that need one, or from none."""
+        found: list[Tensor | None] = [None] * self._count
+        for index, grad in zip(self.indices, grads, strict=False):
+            found[index] = grad
+        return found
+
+    def take(self, grads: Sequence[Tensor | None]) -> None:
+        """Take gradients from autograd."""
+        if not self._is_open or self._grads:
+            raise RuntimeError(
+                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor "
+                "that a layer keeps aside, or that another layer has from there; return it as an output, or "
+                "leave out schedule and backward and use checkpoint='never'"
+            )
+        self._grads = grads
 
 
 class _Receive(Function):
@@ -46,30 +74,21 @@ class _Receive(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
-        inlet: Inlet = ctx.inlet
-        if not inlet.is_open or inlet.grads is not None:
-            raise RuntimeError(
-                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor "
-                "that a layer keeps aside, or that another layer has from there; return it as an output, or "
-                "leave out schedule and backward and use checkpoint='never'"
-            )
-        inlet.grads = grads
+        ctx.inlet.take(grads)
         return (None, None, None)
 
 
-def receive(values: Values, phony: Tensor) -> tuple[Values, list[int], Inlet]:
-    """Flat inputs of a cell as its layers get them, indices of those that need a gradient, and their inlet.
+def receive(values: Values) -> tuple[Values, Inlet]:
+    """Flat inputs of a cell or a loss as it gets them, and their inlet.
 
-    A leaf of the graph would keep its value alive for as long as the graph, whether the layers need it or not.
-
-    Args:
-        values: the inputs.
-        phony: a leaf on the device of the cell.
+    A leaf of the graph would keep its value alive for as long as the graph, whether the layers need it or not, and
+    could not be written to.
     """
-    indices, inlet = differentiable(values), Inlet()
-    if not indices:
-        return values, indices, inlet
-    return replace(values, indices, apply(_Receive, inlet, phony, [values[index] for index in indices])), indices, inlet
+    inlet = Inlet(values)
+    entering = [values[index] for index in inlet.indices]
+    if entering:
+        values = replace(values, inlet.indices, apply(_Receive, inlet, new_leaf(entering[0].device), entering))
+    return values, inlet
 
 
 class Outlet:

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.runtime.cell import cut
+from gpipe_bench.engine.microbatch import MicroBatch, unflatten
+from gpipe_bench.engine.runtime.ends import Inlet, receive
 from gpipe_bench.engine.streams import Stream, use_stream
+from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
 
-__all__ = ["Losses", "check_loss", "split_targets"]
+__all__ = ["Losses", "check_loss", "check_target", "split_targets"]
 
 
 class Losses:
@@ -46,28 +46,28 @@ class Losses:
         self._loss, self._targets, self._shares = loss, list(targets), shares
         self._execution, self._stream, self._keeps = execution, stream, keeps
         self._values: list[Tensor | None] = [None] * len(targets)
-        # Losses with their graph and the outputs that they are computed from, until the backward pass.
-        self._open: dict[int, tuple[Tensor, MicroBatch]] = {}
+        # Losses with their graph, and where the gradients of the outputs arrive, until the backward pass.
+        self._open: dict[int, tuple[Tensor, Inlet]] = {}
 
     def take(self, i: int, microbatch: MicroBatch) -> None:
         """Compute the loss of micro-batch i."""
         target, self._targets[i] = self._targets[i], None
         with use_stream(self._stream), self._execution.applied():
-            leaves = MicroBatch(cut(microbatch.values), microbatch.structure)
-            loss = check_loss(self._loss(leaves.unwrap(), target)) * self._shares[i]
+            values, inlet = receive(microbatch.values)
+            loss = check_loss(self._loss(unflatten(values, microbatch.structure), target)) * self._shares[i]
         self._values[i] = loss.detach()
-        self._open[i] = loss, leaves
+        self._open[i] = loss, inlet
         if self._keeps:
             values = tuple([value.detach() if isinstance(value, Tensor) else value for value in microbatch.values])
             self.outputs[i] = MicroBatch(values, microbatch.structure)
 
     def grads(self, i: int) -> list[Tensor | None]:
         """Gradients of the outputs of micro-batch i."""
-        loss, leaves = self._open.pop(i)
-        if loss.requires_grad:
-            with use_stream(self._stream):
-                torch.autograd.backward(loss)
-        return [value.grad if isinstance(value, Tensor) else None for value in leaves.values]
+        loss, inlet = self._open.pop(i)
+        if not loss.requires_grad:
+            return inlet.spread(())
+        with use_stream(self._stream):
+            return inlet.collect(torch.autograd.backward, loss)
 
     def total(self) -> Tensor:
         """The loss of the batch."""
@@ -86,6 +86,19 @@ def check_loss(loss: Any) -> Tensor:
         got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:60]
         raise TypeError(f"loss must give the mean over a micro-batch, one number in a tensor, got {got}; take its mean")
     return loss.reshape(())
+
+
+def check_target(target: Any) -> None:
+    """Check that the losses of micro-batches, which run backward one by one, share no graph.
+
+    Raises:
+        ValueError: a tensor of ``target`` was computed from tensors that require gradients.
+    """
+    if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in tree_leaves(target)):
+        raise ValueError(
+            "target must have no graph where a schedule runs backward once per micro-batch, got a tensor computed from "
+            "tensors that require gradients; pass target.detach(), or leave out schedule and backward"
+        )
 
 
 def split_targets(target: Any, chunks: int, sizes: Sequence[int]) -> list[Any]:

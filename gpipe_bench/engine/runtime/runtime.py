@@ -17,12 +17,11 @@ from torch import Tensor
 from gpipe_bench.engine.computation import BatchContext, Computation
 from gpipe_bench.engine.holding import Holding
 from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.nodes import new_leaf
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.mailboxes import Mailboxes, Stopped
-from gpipe_bench.engine.streams import use_stream, wait_stream
+from gpipe_bench.engine.streams import wait_stream
 from gpipe_bench.engine.transfer import Route, move, move_back
 from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, raised, start_thread
 from gpipe_bench.schedules import Action
@@ -80,7 +79,6 @@ class Runtime:
             partition.endpoints(m, computing, copy_streams=aside)
             for partition, computing in zip(partitions, batch.computing, strict=True)
         ]
-        self._phonies = [self._phony(j) for j in range(n)] if learning else []
         self._cells: dict[tuple[int, int], Cell] = {}
         arriving = [("F", partition.j, key) for partition in partitions for key in (None, *partition.incoming)]
         returning = [("B", partition.j, key) for partition in partitions for key in (None, *partition.outgoing)]
@@ -154,9 +152,7 @@ class Runtime:
         del microbatch, skips
         if self._learning:
             checkpointed = (i, j) in self._lists.checkpointed
-            cell = self._cells[i, j] = Cell(
-                task, self._phonies[j], checkpointed=checkpointed, splits=self._lists.splits
-            )
+            cell = self._cells[i, j] = Cell(task, checkpointed=checkpointed, splits=self._lists.splits)
             flat = cell.forward(flat)
         else:
             flat = task.forward(flat)
@@ -246,7 +242,3 @@ class Runtime:
     def _route(self, kind: str, i: int, source: int, target: int) -> Route:
         ends = self._ends[source][i], self._ends[target][i]
         return Route(kind, *ends, i, target, self._batch.transfer, self._batch.observer)
-
-    def _phony(self, j: int) -> Tensor:
-        with use_stream(self._batch.computing[j]), torch.inference_mode(mode=False):
-            return new_leaf(self._partitions[j].device)
