@@ -23,7 +23,7 @@ PARTS = (
 )
 MODEL = "depth=1;B=1;C=2;size=4"
 # The smallest run with everything in it: a variant that runs, one that a CPU cannot run, the plain loop and a schedule;
-# a complete factorial in virtual time; sweeps of a few cells.
+# a complete factorial in virtual time, two variants of it emulated; sweeps of a few cells.
 TINY = {
     "device": "cpu",
     "ablation": {
@@ -45,6 +45,14 @@ TINY = {
             "chunks": 2,
             "partitions": 2,
             "balance": "8-9",
+        },
+        "emulated": {
+            "model_args": MODEL,
+            "batch_size": 2,
+            "chunks": 2,
+            "partitions": 2,
+            "balance": "8-9",
+            "variants": ["baseline", "dep-str-ptl"],
         },
     },
     "sweep": {

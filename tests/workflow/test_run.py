@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
+from collections import Counter
 
 import pytest
 
+from gpipe_bench.emulator.build import obstacle
 from tests.workflow.checkouts import ROOT, checkout, snakemake_in
 
 ABLATION = ("ablation", "--configfile", "tiny.yaml")
@@ -19,6 +21,7 @@ OUTPUTS = {
     *(f"figures/timeline_{variant}.{suffix}" for variant in PUBLISHED for suffix in ("svg", "pdf", "png")),
     *(f"results/traces/ablation/{variant}.json" for variant in PUBLISHED),
     *(f"results/traces/ablation/simulated_{variant}.json" for variant in SIMULATED),
+    *(f"results/traces/ablation/emulated_{variant}.json" for variant in PUBLISHED),
 }
 
 
@@ -47,9 +50,11 @@ def test_everything_promised_is_there(run):
     made = files(place, "results", "figures")
     assert made >= OUTPUTS
     others = {name for name in made - OUTPUTS if not name.startswith("results/raw/")}
-    # One job simulates all variants: they share a model and a profile.
-    (job,) = others
-    assert job.startswith("results/simulated/unet-p40-n1-8-")
+    # One job simulates all variants with one autograd engine, and one emulates: they share a model and a profile.
+    assert Counter(name.rpartition("-")[0] for name in others) == {
+        "results/simulated/unet-p40-n1-8": 2,
+        "results/emulated/unet-p40-n1-8": 1,
+    }
     assert all((place / name).stat().st_size > 0 for name in made)
 
 
@@ -69,9 +74,27 @@ def test_rows_are_measured_or_say_why_not(run):
 def test_every_combination_is_simulated(run):
     place, _ = run
     rows = rows_of(place, "simulated")
-    assert len(rows) == 32
-    assert {(row["status"], row["profile"], row["flavour"]) for row in rows} == {("ok", "p40", "published")}
+    assert Counter((row["status"], row["profile"], row["flavour"]) for row in rows) == {
+        ("ok", "p40", "published"): 32,
+        ("ok", "p40", "current"): 2,
+    }
     assert all(float(row["throughput_samples_per_s"]) > 0 for row in rows)
+
+
+def test_what_is_emulated_is_a_row_for_each_step(run):
+    place, _ = run
+    rows = rows_of(place, "emulated")
+    if obstacle():
+        assert {(row["status"], row["reason"]) for row in rows} == {("skipped", obstacle())}
+        return
+    assert [(row["variant"], row["repeat"]) for row in rows if row["status"] == "ok"] == [
+        *(("baseline", str(step)) for step in range(4)),
+        ("dep-str-ptl", "0"),
+    ]
+    for variant in PUBLISHED:
+        trace = json.loads((place / f"results/traces/ablation/emulated_{variant}.json").read_text())
+        assert trace["otherData"]["evidence"] == "emulated"
+        assert {"forward", "recompute", "backward"} <= {event.get("cat") for event in trace["traceEvents"]}
 
 
 def test_a_simulated_trace_says_so(run):
