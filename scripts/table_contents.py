@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Final
 
 from gpipe_bench.components import PUBLISHED
@@ -107,8 +107,9 @@ def host_table(records: Sequence[Record]) -> str:
 
 
 def summary_table(folder: Path) -> str:
-    """A line per published variant: published and simulated side by side."""
+    """A line per published variant: published, simulated and emulated side by side."""
     simulated = {row["variant"]: row for row in _read(folder / "simulated" / "p40" / "ablation.csv")}
+    emulated = _read(folder / "emulated" / "p40" / "ablation.csv")
     printed = _read(folder / "published" / "published.csv")
     metrics = ("throughput_samples_per_s", "peak_reserved_gib")
     lines = []
@@ -116,10 +117,33 @@ def summary_table(folder: Path) -> str:
         line = [f"`{variant}`"]
         for metric in metrics:
             found = [row["value"] for row in printed if (row["experiment"], row["metric"]) == (variant, metric)]
+            steps = [float(row[metric]) for row in emulated if row["variant"] == variant]
             line += [f"{float(found[0]):.1f}" if found else "-", f"{float(simulated[variant][metric]):.1f}"]
+            line.append(_range(steps))
         lines.append(line)
-    kinds = [f"{name}, {kind}" for name in ("samples/s", "GiB") for kind in ("published", "simulated")]
+    kinds = [f"{name}, {kind}" for name in ("samples/s", "GiB") for kind in ("published", "simulated", "emulated")]
     return markdown(["variant", *kinds], lines)
+
+
+def _range(values: Sequence[float]) -> str:
+    """The median of some steps, and their range where they differ."""
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return low if low == high else f"{median(values):.1f} ({low}-{high})"
+
+
+def emulated_peers_table(folder: Path) -> str:
+    """A line per case and variant, a column per package: samples per second, and GiB reserved."""
+    rows = _read(folder / "emulated" / "p40" / "peers_emulated.csv")
+    packages = list(dict.fromkeys(row["source"] for row in rows))
+    lines = []
+    for case in dict.fromkeys((row["experiment"], row["variant"]) for row in rows):
+        line = [f"`{case[0]}`", f"`{case[1]}`"]
+        for package in packages:
+            own = [row for row in rows if (row["experiment"], row["variant"], row["source"]) == (*case, package)]
+            rates = [float(row["throughput_samples_per_s"]) for row in own]
+            line.append(f"{_range(rates)}; {float(own[0]['peak_reserved_gib']):.1f} GiB" if own else "-")
+        lines.append(line)
+    return markdown(["run", "variant", *packages], lines)
 
 
 def cpu_table(folder: Path) -> str:
@@ -153,6 +177,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "amoebanet-d-memory": _predicted(cells_table("amoebanet-d-memory")),
     "peers": _raced(peers_table),
     "peers-host": _raced(host_table),
+    "peers-emulated": emulated_peers_table,
 }
 """Makes each table from the folder of reference results."""
 

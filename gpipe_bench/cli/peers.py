@@ -72,6 +72,8 @@ def emulate(
     """
     from gpipe_bench.bench.peers.emulated import emulated_cases, run_cases
     from gpipe_bench.bench.running.simulated import simulation_facts
+    from gpipe_bench.bench.storage.tables import companion_path
+    from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
     from gpipe_bench.emulator.build import obstacle
     from gpipe_bench.errors import UnsupportedError
     from gpipe_bench.files import write_files
@@ -81,8 +83,11 @@ def emulate(
     check_writable(out)
     if reason := obstacle():
         raise UnsupportedError(reason)
-    rows = run_cases(emulated_cases(), lambda own: typer.echo(_emulated(own)), simulation_facts())
-    write_files({out: csv_text(Row.columns(), [row.to_dict() for row in rows])})
+    cases = emulated_cases()
+    rows = run_cases(cases, lambda own: typer.echo(_emulated(own)), simulation_facts())
+    configurations = csv_text(CONFIGURATION_COLUMNS, configuration_records([case.configuration for case in cases]))
+    texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
+    write_files({**texts, companion_path(out, CONFIGURATIONS): configurations})
     typer.echo(f"wrote {out}")
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from gpipe_bench.components import Components
+from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.processes import Child
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.published.settings import published_settings
@@ -63,6 +64,17 @@ class EmulatedCase:
     balance: tuple[int, ...]
     chunks: int
     batch_size: int
+
+    @property
+    def configuration(self) -> str:
+        """All that decides the rows; see :mod:`gpipe_bench.configurations`."""
+        return canonical({**asdict(self), "profile": _PROFILE, "steps": _STEPS, "checkpoint": "except_last"})
+
+    @property
+    def cell(self) -> str:
+        """A name for its rows."""
+        name = f"emulated-{self.contender.replace('_', '-')}-{self.variant}-{self.experiment}"
+        return f"{name}-{digest(self.configuration)[:8]}"
 
 
 def emulated_cases() -> list[EmulatedCase]:
@@ -125,6 +137,8 @@ def _row(case: EmulatedCase, values: dict[str, Any]) -> Row:
         balance="-".join(map(str, case.balance)),
         device_count=len(case.balance),
         profile=_PROFILE,
+        cell=case.cell,
+        config_sha256=digest(case.configuration),
         **values,
     )
 
