@@ -51,10 +51,6 @@ inline int64_t current_pass() {
 
 class Trace {
  public:
-  bool on() const {
-    return on_;
-  }
-
   void start() {
     std::lock_guard<std::mutex> lock(mutex_);
     rows_.clear();
