@@ -55,10 +55,6 @@ inline std::atomic<Watcher> g_watcher{nullptr};
 
 class Trace {
  public:
-  bool on() const {
-    return on_;
-  }
-
   void start() {
     std::lock_guard<std::mutex> lock(mutex_);
     rows_.clear();
