@@ -73,7 +73,7 @@ def clone(tmp_path_factory):
             shutil.copy2(ROOT / name, place / name, follow_symlinks=False)
     for table in (place / "results/reference/simulated/p40").glob("ablation*.csv"):
         shutil.copy(table, place / "results")
-    (settings,) = blocks(PAGES["docs/workflow.md"], "yaml")
+    settings, *_ = blocks(PAGES["docs/workflow.md"], "yaml")
     (place / "my.yaml").write_text(settings)
     return place
 
