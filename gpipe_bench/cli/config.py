@@ -34,6 +34,7 @@ def check(
         unsupported = sum(bool(cell.unsupported()) for cell in cells.values())
         parts = [f"{len(cells)} cells, {unsupported} of them unsupported here; {len(runs)} runs"] if runs else []
         parts += [f"{len(experiment.simulations())} cells simulated"] if experiment.simulations() else []
+        parts += [f"{len(experiment.emulations())} cells emulated"] if experiment.emulations() else []
         parts += [f"published tables simulated: {', '.join(experiment.tables())}"] if experiment.tables() else []
         typer.echo(f"{name}: {'; '.join(parts) or 'nothing'}")
     typer.echo(f"advice: {', '.join(config.advice) or 'nothing'}")

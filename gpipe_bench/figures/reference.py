@@ -72,7 +72,8 @@ def with_published(rows: Sequence[Row], published: Sequence[Row]) -> list[Row]:
 
 def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list[Path]:
     if figure.kind == "timelines":
-        return draw_timelines(figure.table.with_name(f"{figure.table.stem}_events.csv"), figure.table, stem)
+        events, (head, *_) = figure.table.with_name(f"{figure.table.stem}_events.csv"), read_rows(figure.table)
+        return draw_timelines(events, figure.table, stem, head.evidence)
     if figure.kind == "transparency":
         return draw_transparency(figure.table, stem, figure.model)
     if figure.kind == "peers":
@@ -80,10 +81,22 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
     if figure.kind == "host":
         return draw_host_time(figure.table, stem)
     rows = read_rows(figure.table)
+    if figure.kind in ("ablation", "shares"):
+        rows = _with_twins(rows, figure.table)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = with_published(rows, [replace(row, experiment=rows[0].experiment) for row in published])
     with drawing():
         return save(_FIGURES[figure.kind](rows), stem)
+
+
+def _with_twins(rows: Sequence[Row], table: Path) -> list[Row]:
+    """Simulated rows of today's autograd engine stand beside emulated ones, not among other simulated ones."""
+    flavours = {row.flavour for row in rows}
+    if rows[0].evidence == "emulated":
+        beside = table.parents[2] / "simulated" / table.parent.name / table.name
+        twins = read_rows(beside) if beside.exists() else []
+        return [*(row for row in twins if row.flavour == "current"), *rows]
+    return [row for row in rows if row.flavour != "current" or len(flavours) == 1]
 
 
 def _setting(row: Row) -> tuple[object, ...]:

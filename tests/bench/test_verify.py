@@ -13,7 +13,6 @@ from gpipe_bench.bench.evaluation.verify import (
     CHECK_COLUMNS,
     Check,
     Tolerance,
-    checks_of_emulations,
     checks_of_rows,
     judge,
     missing_cells,
@@ -386,31 +385,3 @@ def test_the_command_fails_where_cells_are_missing_unless_a_part_is_allowed(tmp_
     assert "--part must be one of all, sweep, got other" in capsys.readouterr().err
     assert status("--part", "sweep") == 0
     assert "7 left out, 20 ok" in capsys.readouterr().out
-
-
-TWIN = replace(ROW, flavour="current", step_time_ms=100.0, peak_allocated_gib=2.0, peak_reserved_gib=4.0)
-EMULATED = replace(TWIN, evidence="emulated", flavour="")
-
-
-def test_an_emulated_cell_is_held_to_the_simulator():
-    rows = table(replace(TWIN, flavour="published", step_time_ms=7.0), TWIN, replace(EMULATED, step_time_ms=102.0))
-    found = {check.metric: check for check in checks_of_emulations("ablation", rows)}
-    assert {name: (one.expected, one.got) for name, one in found.items()} == {
-        "step_time_ms": (100.0, 102.0),
-        "peak_allocated_gib": (2.0, 2.0),
-        "peak_reserved_gib": (4.0, 4.0),
-    }
-    assert {one.against for one in found.values()} == {"simulated"}
-
-
-@pytest.mark.parametrize(("times", "got"), [((90.0, 110.0), 100.0), ((101.0, 103.0), 101.0), ((80.0, 99.0), 99.0)])
-def test_where_threads_race_the_nearest_value_of_the_range_counts(times, got):
-    steps = [replace(EMULATED, repeat=repeat, step_time_ms=time) for repeat, time in enumerate(times)]
-    (check,) = (one for one in checks_of_emulations("a", table(TWIN, *steps)) if one.metric == "step_time_ms")
-    assert check.got == got
-
-
-def test_an_emulated_cell_that_was_skipped_or_has_no_twin_is_held_to_nothing():
-    skipped = replace(EMULATED, status="skipped", reason="no compiler")
-    assert not list(checks_of_emulations("a", table(TWIN, skipped)))
-    assert not list(checks_of_emulations("a", table(replace(TWIN, chunks=64), EMULATED)))

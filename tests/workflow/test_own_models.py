@@ -111,7 +111,7 @@ def test_mistakes_of_a_configuration_name_their_keys():
 @pytest.mark.usefixtures("folder")
 def test_arguments_that_are_left_out_are_those_of_the_model():
     shared = {"model": NAME, "balance": "2-1", "partitions": 2}
-    plan = make_plan({"device": "cpu", "ablation": {"cpu": shared, "simulated": shared}}, [])
+    plan = make_plan({"device": "cpu", "ablation": {"cpu": shared, "simulated": shared, "emulated": shared}}, [])
     cells = [*plan.simulated["ablation"], *(run.cell for run in plan.runs["ablation"])]
     assert {cell.settings()["model_args"] for cell in cells} == {"width=4;depth=3"}
 

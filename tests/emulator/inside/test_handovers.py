@@ -78,11 +78,11 @@ def test_rows_of_a_backward_pass_say_to_which_one_they_belong():
     with seen(), recording() as trace:
         loss.backward()
         after = x + 1
-    assert [kind for kind, _ in kinds(trace)] == ["backward", "backward_end"]
-    version = kinds(trace)[0][1]
+    assert [kind for kind, _ in kinds(trace)] == ["backward", "backward", "backward_end", "backward_end"]
+    outer, inner, *_ = (version for _, version in kinds(trace))
     # The calling thread makes the gradient of the loss before the pass begins.
-    found = [(record.version, record.thread == thread_index()) for record in trace.of("kernel")]
-    assert set(found) == {(version, False), (0, True)}
+    found = [(record.backward, record.thread == thread_index()) for record in trace.of("kernel")]
+    assert set(found) == {(outer, False), (inner, False), (0, True)}
     del after
 
 
@@ -96,7 +96,7 @@ def test_passes_of_two_threads_are_told_apart():
             thread.start()
         for thread in threads:
             thread.join()
-    passes = {record.device: record.version for record in trace.of("kernel") if record.version}
+    passes = {record.device: record.backward for record in trace.of("kernel") if record.backward}
     assert len(set(passes.values())) == 2
 
 
@@ -116,7 +116,7 @@ def test_a_step_of_the_engine_is_ordered():
         if record.kind == "signal":
             signalled.add(record.version)
         assert record.kind != "await" or record.version in signalled
-    assert {record.thread for record in trace.of("kernel") if not record.version} <= {
+    assert {record.thread for record in trace.of("kernel") if not record.backward} <= {
         record.thread for record in trace.of("await")
     } | {thread_index()}
 
