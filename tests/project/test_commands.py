@@ -36,6 +36,8 @@ NOT_RUN = {
     "gpipe-bench predictions": "20 s; tests/simulator_costs/test_predictions.py runs it",
     "gpipe-bench gpu": "ten minutes, on a GPU; tests/bench/test_session.py rehearses it on the CPU",
     "gpipe-bench peers run": "wants the optional packages; tests/peers rehearse it",
+    "gpipe-bench peers emulate": "wants the optional packages, and the one accelerator of a process",
+    "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",
     "gpipe-bench datapackage check": "17 s; tests/datapackage/test_check.py checks the reference results",
     "gpipe-bench datapackage take": "changes the reference results; tests/datapackage tries it on a copy",
     "gpipe-bench datapackage write": "rewrites the descriptor; tests/datapackage tries it on a copy",

@@ -167,6 +167,7 @@ def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
     facts: dict[str, Any] = {
         "device": f"cuda {profile.device}",
         "source": f"{case.contender} {version(case.contender)}",
+        "torch": version("torch").partition("+")[0],
     }
     with recording() as trace, seen():
         for step in _steps(case):
