@@ -99,6 +99,12 @@ def test_an_error_of_the_script_is_shown_as_python_shows_it(tmp_path):
     assert "train.py" in run.stderr
 
 
+def test_tensors_that_do_not_fit_end_the_script(tmp_path):
+    run = emulate(script(tmp_path, end="torch.empty(2**36, device=places[0])"), "--profile", "p40", folder=tmp_path)
+    assert run.returncode == 1
+    assert "OutOfMemoryError: virtual device 0 out of memory: tried to allocate 274877906944 bytes" in run.stderr
+
+
 def test_there_must_be_a_script(tmp_path):
     run = emulate("absent.py", folder=tmp_path)
     assert run.returncode == 2
