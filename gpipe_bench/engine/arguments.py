@@ -10,18 +10,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.components import Components
-from gpipe_bench.engine.sequential import check_outermost, check_sharing
-from gpipe_bench.engine.transfer import TRANSFERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.schedule import CHECKPOINT_MODES
 
 __all__ = [
-    "check_arguments",
     "check_backward",
     "check_balance",
+    "check_choice",
     "check_collection",
-    "check_components",
     "check_settings",
     "cuda_devices",
     "named_device",
@@ -33,30 +29,6 @@ T = TypeVar("T")
 
 BACKWARDS = ("autograd", "scheduled")
 WORKERS = ("always", "never", "auto")
-
-
-def check_arguments(
-    module: nn.Sequential,
-    balance: Sequence[int] | None,
-    *,
-    chunks: int,
-    checkpoint: str,
-    transfer: str,
-    workers: str,
-    deferred_batch_norm: bool,
-) -> tuple[list[int], int]:
-    """Check the arguments of a pipeline; see :class:`gpipe_bench.engine.gpipe.GPipe` for what is raised.
-
-    Returns:
-        ``balance`` and ``chunks`` as Python's integers.
-    """
-    check_outermost(module)
-    chunks = check_settings(chunks, checkpoint, workers)
-    _check_choice("transfer", transfer, TRANSFERS)
-    if not isinstance(deferred_batch_norm, bool):
-        raise TypeError(f"deferred_batch_norm must be True or False, got {deferred_batch_norm!r}; use one of them")
-    check_sharing(module)
-    return check_balance(module, balance), chunks
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
@@ -72,19 +44,6 @@ def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T]
     return list(value)
 
 
-def check_components(components: Components | None) -> None:
-    """Check that components are given as such.
-
-    Raises:
-        TypeError: they are not.
-    """
-    if components is not None and not isinstance(components, Components):
-        raise TypeError(
-            f"components must be a gpipe_bench.Components, got {components!r}; write Components(portals=False), or "
-            "Components.from_label('dep-str-x')"
-        )
-
-
 def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
     """Check what orders the backward pass.
 
@@ -95,7 +54,7 @@ def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
         ValueError: ``backward`` is no choice, or contradicts the schedule.
     """
     if backward is not None:
-        _check_choice("backward", backward, BACKWARDS)
+        check_choice("backward", backward, BACKWARDS)
     if has_schedule and backward == "autograd":
         raise ValueError("backward must be 'scheduled' with a schedule, got 'autograd'; leave one of the two out")
     return has_schedule or backward == "scheduled"
@@ -113,8 +72,8 @@ def check_settings(chunks: int, checkpoint: str, workers: str) -> int:
     number = _positive(chunks)
     if number is None:
         raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
-    _check_choice("checkpoint", checkpoint, CHECKPOINT_MODES)
-    _check_choice("workers", workers, WORKERS)
+    check_choice("checkpoint", checkpoint, CHECKPOINT_MODES)
+    check_choice("workers", workers, WORKERS)
     return number
 
 
@@ -126,7 +85,12 @@ def _positive(value: object) -> int | None:
     return number if number >= 1 else None
 
 
-def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Check that an argument is one of its choices.
+
+    Raises:
+        ValueError: it is not.
+    """
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from gpipe_bench.components import Components
 from gpipe_bench.engine.aliases import aliased_values, refuse_write, separated
 from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.microbatch import MicroBatch, Values, version
+from gpipe_bench.engine.microbatch import MicroBatch, Values, versions
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
-from gpipe_bench.engine.randomness import Batch
+from gpipe_bench.engine.randomness import Batch, Draws
 from gpipe_bench.engine.streams import Stream, use_stream
+from gpipe_bench.engine.transfer import Endpoint, Route
 from gpipe_bench.skip.trees import TreeSpec
 
 __all__ = ["BatchContext", "Computation"]
@@ -32,7 +33,8 @@ class BatchContext:
         execution: the caller's thread-local modes.
         randomness: the batch's random numbers.
         observer: told of every task, if any.
-        computing: the compute stream of each partition.
+        partitions: in place.
+        ends: where the copies of each partition begin or end, a list by micro-batch.
     """
 
     components: Components
@@ -40,7 +42,14 @@ class BatchContext:
     execution: ExecutionContext
     randomness: Batch
     observer: Observer | None
-    computing: list[Stream]
+    partitions: list[Partition]
+    ends: list[list[Endpoint]]
+
+    def route(self, kind: str, i: int, source: int, target: int) -> Route | None:
+        """How a ``copy`` or ``portal`` takes micro-batch i from partition to partition; None where there is no copy."""
+        if not self.partitions[source].moves_to(self.partitions[target], self.transfer):
+            return None
+        return Route(kind, self.ends[source][i], self.ends[target][i], i, target, self.transfer, self.observer)
 
 
 Around = Callable[[Callable[[Values], Values], Values], Values]
@@ -76,12 +85,12 @@ class Computation:
         self.aliased: frozenset[int] = frozenset()
         self._batch = batch
         self._count, self._structure, self._aliased = len(microbatch.values), microbatch.structure, aliased
-        self._draws = batch.randomness.draws(i, partition.j)
+        self._draws = Draws(batch.randomness, i, partition.j)
 
     @property
     def stream(self) -> Stream:
         """The compute stream."""
-        return self._batch.computing[self.partition.j]
+        return self._batch.ends[self.partition.j][self.i].computing
 
     def aliased_of(self, count: int) -> frozenset[int]:
         """Those of :attr:`aliased` among the first ``count`` outputs, which are the micro-batch's."""
@@ -131,13 +140,13 @@ class Computation:
         else:
             copies = keep and partition.writes_inputs is not False
             inputs = tuple([_clone(value) for value in flat]) if copies else flat
-            before = _versions(inputs)
+            before = versions(inputs)
             outputs = self.observed(kind, around, self._compute, inputs)
-            self._check_writes(before, _versions(inputs), kind, copies=copies or not keep)
+            self._check_writes(before, versions(inputs), kind, copies=copies or not keep)
             flat = inputs
         if kind == "forward" and (self._aliased or len(outputs) > 1):
             self.aliased = aliased_values(outputs, [flat[index] for index in self._aliased])
-        if kind == "forward" and partition.j == 0 and len(self._batch.computing) > 1:
+        if kind == "forward" and partition.j == 0 and len(self._batch.partitions) > 1:
             # Micro-batches count writes together: a later partition must not write to a part of the caller's batch.
             outputs = separated(outputs, flat)
         return outputs
@@ -170,8 +179,3 @@ class Computation:
 
 def _clone(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _versions(values: Values) -> list[int]:
-    """How often each tensor was written to; inference tensors do not say."""
-    return [version(value) if isinstance(value, Tensor) and not value.is_inference() else 0 for value in values]

@@ -35,12 +35,6 @@ def is_recomputing() -> bool:
     return _flags.now[1]
 
 
-def _swap_flags(flags: tuple[bool, bool]) -> tuple[bool, bool]:
-    """Set (is_checkpointing, is_recomputing) of this thread; returns what they were."""
-    before, _flags.now = _flags.now, flags
-    return before
-
-
 @dataclass(frozen=True, slots=True)
 class ExecutionContext:
     """A snapshot of the thread-local modes.
@@ -102,12 +96,12 @@ class _Modes(AbstractContextManager[None]):
         self._grad, self._flags = grad, flags
 
     def __enter__(self) -> None:
-        self._before = torch.is_grad_enabled(), _swap_flags(self._flags)
+        self._before = torch.is_grad_enabled(), _flags.now
+        _flags.now = self._flags
         if self._before[0] != self._grad:
             torch.set_grad_enabled(self._grad)
 
     def __exit__(self, *_: object) -> None:
-        grad, flags = self._before
-        _swap_flags(flags)
+        grad, _flags.now = self._before
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)

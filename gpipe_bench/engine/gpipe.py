@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_settings
+from gpipe_bench.engine.layers import Device
 from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.runtime.lists import ScheduleLike
-from gpipe_bench.engine.unmovable import Device
 
 __all__ = ["GPipe"]
 

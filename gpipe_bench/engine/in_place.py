@@ -12,28 +12,30 @@ from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import (
-    check_arguments,
     check_backward,
+    check_balance,
+    check_choice,
     check_collection,
-    check_components,
+    check_settings,
     cuda_devices,
     resolve_devices,
 )
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
-from gpipe_bench.engine.layers import Layers
+from gpipe_bench.engine.layers import Device, Layers
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.partition import Partition, place
 from gpipe_bench.engine.randomness import Randomness
 from gpipe_bench.engine.runtime.lists import Choice, checked_schedule, schedule_rows
+from gpipe_bench.engine.sequential import check_outermost, check_sharing
 from gpipe_bench.engine.streams import Stream, current_stream, record_stream, wait_stream
-from gpipe_bench.engine.unmovable import Device, Unmovable
+from gpipe_bench.engine.transfer import TRANSFERS
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 
 __all__ = ["InPlace"]
 
 
-class InPlace(Layers, Unmovable):
+class InPlace(Layers):
     """Partitions of an nn.Sequential in place; see :class:`gpipe_bench.engine.gpipe.GPipe` for the arguments.
 
     Args:
@@ -70,16 +72,18 @@ class InPlace(Layers, Unmovable):
         super().__init__()
         balance = check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
         devices = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
-        check_components(components)
-        self.balance, self.chunks = check_arguments(
-            module,
-            balance,
-            chunks=chunks,
-            checkpoint=checkpoint,
-            transfer=transfer,
-            workers=workers,
-            deferred_batch_norm=deferred_batch_norm,
-        )
+        if components is not None and not isinstance(components, Components):
+            raise TypeError(
+                f"components must be a gpipe_bench.Components, got {components!r}; write Components(portals=False), or "
+                "Components.from_label('dep-str-x')"
+            )
+        if not isinstance(deferred_batch_norm, bool):
+            raise TypeError(f"deferred_batch_norm must be True or False, got {deferred_batch_norm!r}; use one of them")
+        check_outermost(module)
+        self.chunks = check_settings(chunks, checkpoint, workers)
+        check_choice("transfer", transfer, TRANSFERS)
+        check_sharing(module)
+        self.balance = check_balance(module, balance)
         verify_skippables(module)
         self.components = components or Components()
         scheduled = check_backward(backward, has_schedule=schedule is not None)

@@ -2,14 +2,15 @@
 
 A pipeline holds its layers twice: as children under the plain module's names, and in partitions. Programs replace a
 layer through the children (``pipe.head = ...``, ``add_module``, ``nn.SyncBatchNorm.convert_sync_batchnorm``; some write
-to ``_modules``), so before each batch the two are compared, and the partitions follow.
+to ``_modules``), so before each batch the two are compared, and the partitions follow. What would move the layers is
+refused.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -17,8 +18,11 @@ from torch import nn
 from gpipe_bench.engine.arguments import split_layers
 from gpipe_bench.engine.placed import device_of, taken_out
 from gpipe_bench.engine.sequential import PipeSequential, check_sharing
+from gpipe_bench.errors import PlacementError
 
-__all__ = ["Layers"]
+__all__ = ["Device", "Layers"]
+
+Device = torch.device | str | int
 
 
 class Layers(nn.Module):
@@ -62,6 +66,26 @@ class Layers(nn.Module):
             (self._modules if isinstance(value, nn.Module) else self.__dict__)[name] = value
         else:
             super().__setattr__(name, value)
+
+    def cuda(self, device: Device | None = None) -> NoReturn:
+        """Refused: see :meth:`to`."""
+        raise PlacementError(_not_moved(f"cuda({'' if device is None else device})"))
+
+    def cpu(self) -> NoReturn:
+        """Refused: see :meth:`to`."""
+        raise PlacementError(_not_moved("cpu()"))
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Change the dtype, as ``nn.Module.to``; a change of device is refused.
+
+        Raises:
+            TypeError: a device was given.
+        """
+        for value in (*args, kwargs.get("device"), kwargs.get("tensor")):
+            if isinstance(value, (str, int, torch.device, torch.Tensor)) and not isinstance(value, bool):
+                raise PlacementError(_not_moved(f"to({getattr(value, 'device', value)})"))
+        super().to(*args, **kwargs)
+        return self
 
     def _take(self, module: nn.Sequential, container: type[nn.Sequential]) -> None:
         """Take the layers of ``module`` for children, and split them into partitions of class ``container``."""
@@ -114,3 +138,7 @@ def _items(partitions: Sequence[nn.Sequential]) -> list[tuple[str, nn.Module]]:
     items: Any = [item for partition in partitions for item in partition._modules.items()]  # noqa: SLF001 - None as well
     given: list[tuple[str, nn.Module]] = items
     return given
+
+
+def _not_moved(call: str) -> str:
+    return f"a pipeline must stay on the devices it was made for, got {call}; make a new one on other devices"

@@ -16,15 +16,18 @@ from gpipe_bench.skip.trees import TreeSpec, tree_flatten, tree_unflatten
 __all__ = [
     "MicroBatch",
     "Values",
+    "can_have_gradient",
     "check_device",
     "check_input",
+    "cut",
     "differentiable",
     "flatten",
     "gather",
+    "needs_gradient",
     "replace",
     "scatter",
     "unflatten",
-    "version",
+    "versions",
 ]
 
 Values = tuple[Any, ...]
@@ -100,7 +103,24 @@ def _hides_tensors(value: Any, depth: int = 4) -> bool:
 
 def differentiable(values: Sequence[Any]) -> list[int]:
     """Indices of the tensors that require a gradient."""
-    return [index for index, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad]
+    return [index for index, value in enumerate(values) if needs_gradient(value)]
+
+
+def needs_gradient(value: Any) -> bool:
+    """Whether it is a tensor that requires a gradient."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def can_have_gradient(value: Any) -> bool:
+    """Whether it is a tensor of real or complex numbers."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def cut(values: Sequence[Any]) -> Values:
+    """``values`` as leaves, each of which requires a gradient if the value does."""
+    return tuple(
+        [value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in values]
+    )
 
 
 def replace(values: Values, indices: Sequence[int], tensors: Sequence[Tensor]) -> Values:
@@ -113,12 +133,13 @@ def replace(values: Values, indices: Sequence[int], tensors: Sequence[Tensor]) -
     return tuple(changed)
 
 
-def version(tensor: Tensor) -> int:
-    """How often ``tensor`` was written to: autograd's own count, shared by all tensors with the same memory.
+def versions(values: Values) -> list[int]:
+    """How often each tensor was written to: autograd's own count, shared by all tensors with the same memory.
 
-    PyTorch's notes on autograd describe ``Tensor._version``, and torch.utils reads it, too. It has no public name.
+    PyTorch's notes on autograd describe ``Tensor._version``, and torch.utils reads it, too. It has no public name. A
+    tensor of inference mode does not count.
     """
-    return tensor._version  # noqa: SLF001 - see above
+    return [value._version if isinstance(value, Tensor) and not value.is_inference() else 0 for value in values]  # noqa: SLF001 - see above
 
 
 def check_input(value: Any, device: torch.device | None) -> None:

@@ -14,12 +14,28 @@ from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-__all__ = ["apply", "edge_of", "get_phony", "new_leaf", "pass_through"]
+from gpipe_bench.engine.microbatch import Values, differentiable, replace
+
+__all__ = ["apply", "behind", "edge_of", "get_phony", "new_leaf", "pass_through"]
 
 
 def apply(function: type[Function], *args: Any) -> Any:
     """Make a node: ``function.apply``, which PyTorch has not annotated."""
     return function.apply(*args)  # type: ignore[no-untyped-call]  # see above
+
+
+def behind(function: type[Function], values: Values, *args: Any) -> Values:
+    """``values`` with those that require a gradient behind a node.
+
+    Args:
+        function: takes ``args``, then these tensors, and gives as many.
+        values: flat values.
+        args: see ``function``.
+    """
+    indices = differentiable(values)
+    if not indices:
+        return values
+    return replace(values, indices, apply(function, *args, *(values[index] for index in indices)))
 
 
 def pass_through(ctx: FunctionCtx, values: Sequence[Any], needs_grad: Sequence[bool]) -> tuple[Any, ...]:

@@ -21,14 +21,16 @@ from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.context import ExecutionContext
 from gpipe_bench.engine.in_place import InPlace
 from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.paper.checkpoint import guard
+from gpipe_bench.engine.nodes import behind
+from gpipe_bench.engine.paper.checkpoint import Guard
 from gpipe_bench.engine.paper.executor import PaperExecutor
+from gpipe_bench.engine.randomness import Batch
 from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
 from gpipe_bench.engine.runtime.runtime import End, Runtime
 from gpipe_bench.engine.weights import uncached_weights
-from gpipe_bench.engine.worker import in_fresh_thread, working
+from gpipe_bench.engine.worker import Workers, in_fresh_thread
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
@@ -105,7 +107,7 @@ class Pipeline(InPlace):
         entering = [value for microbatch in microbatches for value in microbatch.values]
         with self._entered(plan, microbatches) as batch:
             shares = [size / sum(sizes) if sum(sizes) else 1 / plan.m for size in sizes]
-            end = Losses(loss, targets, shares, batch.execution, batch.computing[-1], keeps=return_output)
+            end = Losses(loss, targets, shares, batch.execution, batch.ends[-1][0].computing, keeps=return_output)
             runtime = self._runtime(batch, plan, microbatches, lists, end)
             microbatches.clear()
             try:
@@ -129,8 +131,8 @@ class Pipeline(InPlace):
         def run() -> list[MicroBatch]:
             with batch.execution.applied(), ExitStack() as stack:
                 indices = sorted({partition.worker for partition in self._places})
-                workers = None if alone else stack.enter_context(working(indices))
-                executor = PaperExecutor(plan, self._places, self._layout, microbatches, batch, workers, stop)
+                workers = None if alone else stack.enter_context(Workers(indices))
+                executor = PaperExecutor(plan, self._layout, microbatches, batch, workers, stop)
                 run_forward(plan, executor)
                 return executor.microbatches
 
@@ -141,7 +143,7 @@ class Pipeline(InPlace):
         if not plan.checkpointed:
             return output
         own = [(computing, callers) for _, computing, callers in self._streams() if computing != callers]
-        return MicroBatch(guard(output.values, own), output.structure)
+        return MicroBatch(behind(Guard, output.values, own), output.structure)
 
     @contextmanager
     def _entered(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> Iterator[BatchContext]:
@@ -152,7 +154,8 @@ class Pipeline(InPlace):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
-            randomness = self._randomness.begin(concurrent=concurrent, training=self.training)
+            randomness = Batch(self._randomness, concurrent=concurrent, training=self.training)
+            aside = plan.components.copy_streams and plan.n > 1
             try:
                 yield BatchContext(
                     components=self.components,
@@ -160,7 +163,8 @@ class Pipeline(InPlace):
                     execution=ExecutionContext.capture(self.devices),
                     randomness=randomness,
                     observer=self._observer,
-                    computing=[partition.computing() for partition in self._places],
+                    partitions=self._places,
+                    ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in self._places],
                 )
             finally:
                 randomness.end()
@@ -184,9 +188,7 @@ class Pipeline(InPlace):
         self, batch: BatchContext, plan: Plan[SkipKey], microbatches: list[MicroBatch], lists: ActionLists, end: End
     ) -> Runtime:
         threads = self._has_threads(plan) and len(set(lists.groups)) > 1
-        return Runtime(
-            self._places, self._layout, microbatches, batch, lists, end, learning=plan.backward, threads=threads
-        )
+        return Runtime(self._layout, microbatches, batch, lists, end, learning=plan.backward, threads=threads)
 
     def _has_threads(self, plan: Plan[SkipKey]) -> bool:
         """Whether tasks run in threads of their own: not without clock-cycles, nor where nothing runs beside them."""

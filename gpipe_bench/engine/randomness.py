@@ -29,7 +29,7 @@ from torch import Tensor
 from gpipe_bench.engine.redirect import Redirect, default_generator, in_task
 from gpipe_bench.errors import RandomnessError
 
-__all__ = ["Draws", "Randomness"]
+__all__ = ["Batch", "Draws", "Randomness"]
 
 _NOTHING = nullcontext()
 _UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
@@ -46,17 +46,8 @@ class Randomness:
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._devices = list(devices)
+        self.devices = list(devices)
         self._ways: dict[tuple[int, bool], str] = {}
-
-    def begin(self, *, concurrent: bool, training: bool) -> Batch:
-        """The random numbers of one batch.
-
-        Args:
-            concurrent: whether tasks of this batch can run at the same time.
-            training: training mode of the pipeline.
-        """
-        return Batch(self, concurrent, training)
 
     def way(self, j: int, training: bool) -> str:
         """How partition j gets its random numbers."""
@@ -71,15 +62,17 @@ class Randomness:
         """Find out anew which partitions draw."""
         self._ways = {key: way for key, way in self._ways.items() if key[1] != training or way == _OWN}
 
-    def device(self, j: int) -> torch.device:
-        """The device of partition j."""
-        return self._devices[j]
-
 
 class Batch:
-    """The random numbers of one forward pass and its recomputations."""
+    """The random numbers of one forward pass and its recomputations.
 
-    def __init__(self, randomness: Randomness, concurrent: bool, training: bool) -> None:
+    Args:
+        randomness: of the pipeline.
+        concurrent: whether tasks of this batch can run at the same time.
+        training: training mode of the pipeline.
+    """
+
+    def __init__(self, randomness: Randomness, *, concurrent: bool, training: bool) -> None:
         self.randomness = randomness
         self.training = training
         self._suspect = False
@@ -88,10 +81,6 @@ class Batch:
         self.nested = concurrent and in_task()
         self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
         self._digest = b""
-
-    def draws(self, i: int, j: int) -> Draws:
-        """The random numbers of task (i, j)."""
-        return Draws(self, i, j)
 
     def way(self, j: int) -> str:
         """How a task of partition j that begins now gets its random numbers."""
@@ -146,7 +135,7 @@ class Draws:
 
     @property
     def _device(self) -> torch.device:
-        return self.batch.randomness.device(self.j)
+        return self.batch.randomness.devices[self.j]
 
     def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
         """For the first pass; ``again`` says whether a recomputation will follow."""

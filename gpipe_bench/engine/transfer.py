@@ -8,22 +8,30 @@ stays between those (torchgpipe, arXiv 2004.09910, section 3.2.2):
                  copy                     └─ copy ─┐
     device j     copy                              └─ copy ─┐
                  compute                                    └─wait── F(i,j)
+
+Autograd adds a gradient to another in place if there is no other reference to it. It does so on the compute stream, and
+cannot know that a copy stream may still be reading: once a copy is issued, only the device knows when it ends. So the
+thread that issues the copy of a gradient keeps a reference until the copy has ended or the backward pass is issued.
+This costs no extra memory: ``record_stream`` keeps the memory for as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.streams import Stream, record_stream, use_stream, wait_stream
 
-__all__ = ["TRANSFERS", "Endpoint", "Route", "move", "move_back"]
+__all__ = ["TRANSFERS", "Endpoint", "Holding", "Route", "at_end_of_backward", "move", "move_back"]
 
 TRANSFERS = ("direct", "host")
 
@@ -72,9 +80,12 @@ def move(route: Route, values: Sequence[Any]) -> Values:
     return _move(route, route.kind, route.source, route.target, values)
 
 
-def move_back(route: Route, grads: Sequence[Any]) -> Values:
-    """Move gradients back along ``route``, to the source of its tensors."""
-    return _move(route, f"{route.kind}_grad", route.target, route.source, grads)
+def move_back(route: Route, grads: Sequence[Any], holding: Holding) -> Values:
+    """Move gradients back along ``route``; ``holding`` keeps them while they are copied."""
+    moved = _move(route, f"{route.kind}_grad", route.target, route.source, grads)
+    if route.target.copying != route.target.computing:
+        holding.keep(grads, route.target.copying)
+    return moved
 
 
 def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values: Sequence[Any]) -> Values:
@@ -119,3 +130,46 @@ def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tenso
         return host
     with use_stream(receiver.copying):
         return host.to(receiver.device, non_blocking=pinned)
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the current backward pass ends.
+
+    DistributedDataParallel and FSDP use the same private name; public would be a hook of the whole backward pass.
+    """
+    Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 - see above
+
+
+class Holding:
+    """What the copies of one batch's backward pass are reading; used by all of its threads.
+
+    Args:
+        at_end: is given :meth:`clear`, to call it when the backward pass has been issued.
+    """
+
+    def __init__(self, at_end: Callable[[Callable[[], None]], None] = lambda _: None) -> None:
+        self._at_end = at_end
+        self._held: deque[tuple[torch.Event, list[Tensor]]] = deque()
+        self._lock = threading.Lock()
+
+    def keep(self, values: Sequence[Any], stream: Stream) -> None:
+        """Hold the tensors among ``values`` until the work queued on ``stream`` so far is done."""
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if stream is None or not tensors:
+            return
+        event = torch.Event(stream.device)
+        event.record(stream)
+        with self._lock:
+            first = not self._held
+            self._held.append((event, tensors))
+            while self._held[0][0].query():
+                self._held.popleft()
+                if not self._held:
+                    return
+        if first:
+            self._at_end(self.clear)
+
+    def clear(self) -> None:
+        """Let go of everything: autograd adds nothing any more."""
+        with self._lock:
+            self._held.clear()

@@ -26,23 +26,15 @@ def uncached_weights(*, shared: bool, anew: bool) -> Iterator[None]:
     Raises:
         RuntimeError: the cache is, or was, open.
     """
-    count, before = parametrization_cache()
-    if anew and count:
+    before = parametrize._cache  # noqa: SLF001 - there is no public way to ask; a new one when the last block ends
+    if anew and parametrize._cache_enabled:  # noqa: SLF001 - as above; the number of blocks
         raise RuntimeError(
             "parametrized weights must be computed in each task, got parametrize.cached() around a batch with "
             "checkpoints or a schedule; leave it out, or use checkpoint='never' without schedule and backward"
         )
     yield
-    if shared and parametrization_cache()[1] is not before:
+    if shared and parametrize._cache is not before:  # noqa: SLF001 - as above
         raise RuntimeError(
             "parametrized weights must be computed in each task, got parametrize.cached() within a layer, whose cache "
             "is that of all partitions; take the weight once instead, as in weight = self.linear.weight"
         )
-
-
-def parametrization_cache() -> tuple[int, object]:
-    """How many blocks have the cache open, and the cache: a new one when the last of them ends.
-
-    ``torch.nn.utils.parametrize`` has no public way to ask.
-    """
-    return parametrize._cache_enabled, parametrize._cache  # noqa: SLF001 - see above

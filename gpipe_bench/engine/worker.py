@@ -8,11 +8,11 @@ thread, which starts, feeds and ends all others, and an interrupt of the caller 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -24,7 +24,6 @@ __all__ = [
     "raised",
     "result_of",
     "start_thread",
-    "working",
 ]
 
 T = TypeVar("T")
@@ -122,12 +121,22 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
 
 
 class Workers:
-    """Threads with a queue for jobs and one for results each; see :func:`working`."""
+    """Threads with a queue for jobs and one for results each; a block ends with them.
+
+    Args:
+        indices: one for each thread.
+    """
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._inboxes: dict[int, SimpleQueue[Callable[[], Any] | None]] = {index: SimpleQueue() for index in indices}
         self._outboxes: dict[int, SimpleQueue[Result]] = {index: SimpleQueue() for index in indices}
         self._threads = [start_thread(f"gpipe-worker-{index}", partial(self._serve, index)) for index in indices]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def submit(self, index: int, job: Callable[[], Any]) -> None:
         """Hand a job to worker ``index``; jobs of one worker run in order."""
@@ -156,13 +165,3 @@ class Workers:
             job = None
             outbox.put(result)
             del result
-
-
-@contextmanager
-def working(indices: Sequence[int]) -> Iterator[Workers]:
-    """Workers for the block, one per index."""
-    workers = Workers(indices)
-    try:
-        yield workers
-    finally:
-        workers.end()

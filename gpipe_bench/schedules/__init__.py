@@ -12,15 +12,12 @@ A schedule of one's own is a list of ``(kind, micro-batch, partition)`` for each
 
 from __future__ import annotations
 
-from gpipe_bench.schedules.actions import KINDS, Action, Schedule
+from gpipe_bench.schedules.actions import KINDS, Action, Schedule, with_recomputation
 from gpipe_bench.schedules.check import Facts, check
-from gpipe_bench.schedules.drawing import drawn
 from gpipe_bench.schedules.order import merged_order
-from gpipe_bench.schedules.recompute import with_recomputation
 from gpipe_bench.schedules.table import SCHEDULES, named_schedule
-from gpipe_bench.schedules.timing import Durations, Timing, in_flight, timing
+from gpipe_bench.schedules.timing import Durations, Timing, drawn, in_flight, timing
 from gpipe_bench.schedules.torch_csv import read_csv, to_csv
-from gpipe_bench.schedules.transfers import Transfer, with_transfers
 
 __all__ = [
     "KINDS",
@@ -30,7 +27,6 @@ __all__ = [
     "Facts",
     "Schedule",
     "Timing",
-    "Transfer",
     "check",
     "drawn",
     "in_flight",
@@ -40,5 +36,4 @@ __all__ = [
     "timing",
     "to_csv",
     "with_recomputation",
-    "with_transfers",
 ]

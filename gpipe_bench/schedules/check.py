@@ -11,7 +11,6 @@ from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import KINDS, Action, Schedule
 from gpipe_bench.schedules.order import merged_order
 from gpipe_bench.schedules.timing import Durations, in_flight, timing
-from gpipe_bench.schedules.transfers import meet, with_transfers
 
 __all__ = ["Facts", "check"]
 
@@ -53,8 +52,7 @@ def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]]) -> Fact
     """Prove that every action occurs once, that what it needs comes before it, and that no device waits for ever.
 
     Every micro-batch must pass every partition: F once, and then B once, or I and W once. R may recompute a forward
-    pass once, before its B or I. A transfer is taken to end only when its receiver is there (a rendezvous), which is
-    the strictest rule that communication libraries have.
+    pass once, before its B or I.
 
     Args:
         schedule: a schedule, or for each device a list of ``(kind, i, j)``.
@@ -67,11 +65,8 @@ def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]]) -> Fact
     wrong = chain(_incomplete(schedule), _scattered(schedule), _disordered(schedule))
     if problems := [*islice(_malformed(schedule), _NAMED)] or [*islice(wrong, _NAMED)]:
         raise ScheduleError(problems)
-    order = merged_order(schedule)
-    meet(with_transfers(schedule, order))
-    held = in_flight(schedule)
-    m, n = schedule.microbatches, schedule.partitions
-    return Facts(schedule, m, n, schedule.placement, held, tuple(order))
+    order = tuple(merged_order(schedule))
+    return Facts(schedule, schedule.microbatches, schedule.partitions, schedule.placement, in_flight(schedule), order)
 
 
 def _malformed(schedule: Schedule) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""1F1B: each device alternates between a forward and a backward pass, plain and interleaved."""
+"""GPipe, and 1F1B, where each device alternates between a forward and a backward pass, plain and interleaved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,27 @@ from itertools import accumulate
 
 from gpipe_bench.schedules.actions import Action, Schedule
 
-__all__ = ["interleaved", "one_f_one_b"]
+__all__ = ["alternate", "gpipe", "interleaved", "one_f_one_b"]
+
+
+def gpipe(m: int, n: int) -> Schedule:
+    """GPipe's schedule: each device keeps the activations of all m micro-batches.
+
+    With m = 4 and n = 3, where numbers are micro-batches:
+
+        device 0  F0 F1 F2 F3                   B3    B2    B1    B0
+        device 1     F0 F1 F2 F3          B3    B2    B1    B0
+        device 2        F0 F1 F2 F3 B3    B2    B1    B0
+
+    The backward pass takes the micro-batches in reverse, as torchgpipe does (Kim et al., arXiv 2004.09910).
+
+    Args:
+        m: micro-batches.
+        n: partitions, one on each device.
+    """
+    forward = [[Action("F", i, j) for i in range(m)] for j in range(n)]
+    backward = [[Action("B", i, j) for i in reversed(range(m))] for j in range(n)]
+    return Schedule(tuple((*f, *b) for f, b in zip(forward, backward, strict=True)))
 
 
 def one_f_one_b(m: int, n: int) -> Schedule:
@@ -25,7 +45,7 @@ def one_f_one_b(m: int, n: int) -> Schedule:
         n: partitions, one on each device.
     """
     passes = {(kind, j): [Action(kind, i, j) for i in range(m)] for kind in "FB" for j in range(n)}
-    return Schedule(tuple(tuple(_alternate(passes["F", j], passes["B", j], n - 1 - j)) for j in range(n)))
+    return Schedule(tuple(tuple(alternate(passes["F", j], passes["B", j], n - 1 - j)) for j in range(n)))
 
 
 def interleaved(m: int, n: int, devices: int) -> Schedule:
@@ -52,7 +72,7 @@ def interleaved(m: int, n: int, devices: int) -> Schedule:
         parts = range(d, n, devices)
         forward = [Action("F", i, j) for group in _grouped(sizes) for j in parts for i in group]
         backward = [Action("B", i, j) for group in _grouped(sizes) for j in reversed(parts) for i in group]
-        rows.append(_alternate(forward, backward, 2 * (devices - 1 - d) + (v - 1) * sizes[0]))
+        rows.append(alternate(forward, backward, 2 * (devices - 1 - d) + (v - 1) * sizes[0]))
     return Schedule(tuple(map(tuple, rows)))
 
 
@@ -62,7 +82,7 @@ def _grouped(sizes: list[int]) -> list[range]:
     return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _alternate(forward: list[Action], backward: list[Action], warm_up: int) -> list[Action]:
+def alternate(forward: list[Action], backward: list[Action], warm_up: int) -> list[Action]:
     """Some forward passes first, then one forward and one backward pass in turn, then the remaining backward passes."""
     warm_up = min(warm_up, len(forward))
     row = forward[:warm_up]

@@ -8,8 +8,7 @@ from typing import Final
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Schedule
-from gpipe_bench.schedules.gpipe import gpipe
-from gpipe_bench.schedules.one_f_one_b import interleaved, one_f_one_b
+from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, one_f_one_b
 from gpipe_bench.schedules.v_shape import v_half, zb_v
 from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
 

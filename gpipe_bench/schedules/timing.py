@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpipe_bench.schedules.actions import Action, Schedule, needs
 from gpipe_bench.schedules.order import merged_order
 
-__all__ = ["Durations", "Timing", "in_flight", "timing"]
+__all__ = ["Durations", "Timing", "drawn", "in_flight", "timing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +94,24 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
             peak = max(peak, held)
         peaks.append(peak)
     return tuple(peaks)
+
+
+def drawn(schedule: Schedule) -> str:
+    """The schedule as text: a line for each device, with time to the right and T_F = T_B = T_W = 1.
+
+    ``F0`` is the forward pass of micro-batch 0. Where devices have several partitions the partition follows: ``F0,2``.
+
+    Raises:
+        ScheduleError: the devices wait for each other.
+    """
+    times = timing(schedule)
+    several = schedule.partitions > len(schedule.devices)
+    names = {action: f"{action.kind}{action.i}" + (f",{action.j}" if several else "") for action in schedule}
+    width = 1 + max(map(len, names.values()), default=0)
+    lines = []
+    for device, row in enumerate(schedule.devices):
+        line = ""
+        for action in row:
+            line = line.ljust(width * round(times.start[action])) + names[action]
+        lines.append(f"device {device}  {line}")
+    return "\n".join(lines)

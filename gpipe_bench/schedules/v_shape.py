@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import product
 
 from gpipe_bench.schedules.actions import Action, Schedule
-from gpipe_bench.schedules.filling import fill
+from gpipe_bench.schedules.zero_bubble import fill
 
 __all__ = ["v_half", "zb_v"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.nodes import get_phony, new_leaf
-from gpipe_bench.engine.paper.fork import fork
-from gpipe_bench.engine.paper.join import join
+from gpipe_bench.engine.nodes import behind, get_phony, new_leaf
+from gpipe_bench.engine.paper.dependency import Join, fork
 from tests.engine.support import Identity
 
 CPU = torch.device("cpu")
@@ -43,7 +42,7 @@ def test_each_leaf_is_its_own():
 def test_fork_and_join_change_no_value_and_no_gradient():
     x, y = leaf(1.0, 2.0), leaf(3.0)
     (x_forked,), phony = fork((x,))
-    (y_joined,) = join((y,), phony)
+    (y_joined,) = behind(Join, (y,), phony)
     torch.testing.assert_close([x_forked.detach(), y_joined.detach()], [x.detach(), y.detach()])
     (3 * x_forked.sum() + 5 * y_joined.sum()).backward()
     torch.testing.assert_close([x.grad, y.grad], [torch.full((2,), 3.0), torch.full((1,), 5.0)])
@@ -73,7 +72,7 @@ def test_results_are_no_aliases_in_autograds_eyes():
 
     x = leaf(1.0)
     (forked,), phony = fork((x,))
-    (joined,) = join((Same.apply(forked),), phony)
+    (joined,) = behind(Join, (Same.apply(forked),), phony)
     Same.apply(joined).backward()
     assert x.grad == 1
 
@@ -82,7 +81,7 @@ def test_a_join_leaves_alone_what_needs_no_gradient():
     """A gradient would be computed for it, and for all that it was made from."""
     (_, phony) = fork((leaf(1.0),))
     integers, constant = torch.tensor([1]), torch.ones(1)
-    joined = join((integers, constant, "text", leaf(2.0)), phony)
+    joined = behind(Join, (integers, constant, "text", leaf(2.0)), phony)
     assert joined[0] is integers
     assert joined[1] is constant
     assert joined[2] == "text"
@@ -108,7 +107,7 @@ def test_a_phony_gets_no_gradient():
     seen = []
     (forked,), phony = fork((leaf(1.0),))
     phony.grad_fn.register_prehook(lambda grads: seen.append(grads[-1]))
-    (joined,) = join((leaf(1.0),), phony)
+    (joined,) = behind(Join, (leaf(1.0),), phony)
     (forked + joined).backward()
     assert seen == [None]
 
@@ -130,7 +129,7 @@ def test_a_fork_waits_for_its_join():
     first = Identity.apply(leaf(1.0), lambda: log.append("first"))
     (first,), phony = fork((first,))
     second = leaf(1.0)
-    (second,) = join((second,), phony)
+    (second,) = behind(Join, (second,), phony)
     for k in range(3):
         second = Identity.apply(second, lambda k=k: log.append(f"second {k}"))
     # made last: would come first

@@ -7,6 +7,9 @@
 ``torch.utils.checkpoint`` does both in one node, so it cannot recompute before the gradient has arrived. Without
 Recompute, Checkpoint recomputes by itself when the gradient has arrived.
 
+Recompute stands before the Wait for the gradient. It is made on the copy stream, so autograd lets only that stream wait
+for the gradient, while the recomputation itself goes to the compute stream and overlaps the transfer.
+
 Guard is the first node of the backward pass of a batch with checkpoints. It refuses what checkpoints cannot give.
 """
 
@@ -21,11 +24,11 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge
 
 from gpipe_bench.engine.computation import Computation
-from gpipe_bench.engine.microbatch import Values, differentiable, replace
+from gpipe_bench.engine.microbatch import Values, can_have_gradient, cut, needs_gradient
 from gpipe_bench.engine.nodes import apply, edge_of, pass_through
 from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
 
-__all__ = ["Saved", "Slot", "check_whole", "checkpoint", "guard"]
+__all__ = ["Slot", "check_whole", "checkpoint"]
 
 
 class Slot:
@@ -46,12 +49,12 @@ class Slot:
         """Compute with a graph, unless that has been done; ``again`` says whether this is a recomputation."""
         if self._filled is not None:
             return ()
-        leaves = tuple([_leaf(value) for value in inputs])
+        leaves = cut(inputs)
         task = self.computation
         outputs = task.recompute(leaves) if again else task.forward(leaves, again=True)
         self._filled = (
-            [edge_of(value) if _needs(value) else None for value in outputs],
-            [value if _needs(value) else None for value in leaves],
+            [edge_of(value) if needs_gradient(value) else None for value in outputs],
+            [value if needs_gradient(value) else None for value in leaves],
         )
         return outputs
 
@@ -87,8 +90,7 @@ class Checkpoint(Function):
     def forward(ctx: Any, phony: Tensor, slot: Slot, keep: bool, *values: Any) -> tuple[Any, ...]:
         ctx.slot, ctx.inputs = slot, Saved(ctx, values)
         outputs = slot.fill(values, again=False) if keep else slot.computation.first_pass(values)
-        carries = [isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) for value in outputs]
-        return pass_through(ctx, outputs, carries)
+        return pass_through(ctx, outputs, [can_have_gradient(value) for value in outputs])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -112,16 +114,23 @@ def checkpoint(slot: Slot, values: Values, edge: Tensor, *, keep: bool = False) 
     return outputs
 
 
-def _needs(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
+class Recompute(Function):
+    """(slot, inputs of the task, x...) -> x...; backward first fills the slot, then passes gradients on."""
 
+    @staticmethod
+    def forward(ctx: Any, slot: Slot, inputs: Values, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.slot, ctx.inputs = slot, Saved(ctx, inputs)
+        return pass_through(ctx, tensors, (True,) * len(tensors))
 
-def _leaf(value: Any) -> Any:
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        with use_stream(ctx.slot.computation.stream):
+            ctx.slot.fill(ctx.inputs.values(ctx))
+        return (None, None, *grads)
 
 
 class Guard(Function):
-    """(streams, values...) -> values, the outputs of a batch.
+    """([(a partition's own compute stream, the caller's stream on its device)], values...) -> values, of a batch.
 
     Backward it makes compute streams that partitions have of their own wait for the caller's: recomputation waits for
     no gradient, and would be given memory that the caller has freed and still uses.
@@ -158,16 +167,3 @@ def check_whole(what: str, instead: str) -> None:
             f"gradients through {what} must go to all parameters, got autograd.grad() or backward(inputs=...); call "
             f"backward() without inputs=, or use {instead}"
         )
-
-
-def guard(values: Values, streams: Sequence[tuple[Stream, Stream]]) -> Values:
-    """``values`` behind a Guard.
-
-    Args:
-        values: outputs of a batch.
-        streams: (a partition's own compute stream, the caller's stream on its device), where it has one.
-    """
-    indices = differentiable(values)
-    if not indices:
-        return values
-    return replace(values, indices, apply(Guard, streams, *(values[index] for index in indices)))

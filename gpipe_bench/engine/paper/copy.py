@@ -1,7 +1,13 @@
-"""Copy: a micro-batch goes to the device of the next partition, and its gradient comes back.
+"""Copy, Portal and Wait: tensors go to the device of another partition, and their gradients come back.
 
-Both directions run on the copy streams that were current when the node was made: autograd runs a node on the stream on
-which it was made, and makes that stream wait for every defined gradient (torchgpipe, arXiv 2004.09910, section 3.2.2).
+Both directions of a copy run on the copy streams that were current when the node was made: autograd runs a node on the
+stream on which it was made, and makes that stream wait for every defined gradient (torchgpipe, arXiv 2004.09910,
+section 3.2.2).
+
+A portal takes a skip from the partition that stashes it to the one that pops it, in one hop. torchgpipe (section 3.3)
+moves the tensor outside the graph and leaves phonies in it. Here the graph has the tensor itself: a node from its stash
+to its pop, past all partitions between. Without portals a skip rides in the tuple of its micro-batch through each of
+these partitions.
 """
 
 from __future__ import annotations
@@ -11,13 +17,12 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from gpipe_bench.engine.holding import Holding
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.nodes import apply, pass_through
-from gpipe_bench.engine.streams import use_stream
-from gpipe_bench.engine.transfer import Route, move, move_back
+from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
+from gpipe_bench.engine.transfer import Holding, Route, move, move_back
 
-__all__ = ["copy"]
+__all__ = ["Portal", "copy", "wait"]
 
 
 class Copy(Function):
@@ -30,21 +35,54 @@ class Copy(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        route: Route = ctx.route
-        moved = move_back(route, grads)
-        if route.target.copying != route.target.computing:
-            ctx.holding.keep(grads, route.target.copying)
-        return (None, None, *moved)
+        return (None, None, *move_back(ctx.route, grads, ctx.holding))
 
 
-def copy(route: Route, holding: Holding, values: Values) -> Values:
+class Portal(Copy):
+    """The same for a skip."""
+
+
+def copy(route: Route, holding: Holding, values: Values, node: type[Copy] = Copy) -> Values:
     """Move ``values`` along ``route``; what is no tensor stays as it is.
 
     Args:
         route: from where to where.
         holding: keeps gradients while they are copied.
-        values: of a micro-batch, and the skips that ride along.
+        values: of a micro-batch, and the skips that ride along; or one skip.
+        node: Copy or Portal.
     """
     with use_stream(route.source.copying), use_stream(route.target.copying):
-        moved: Values = apply(Copy, route, holding, *values)
+        moved: Values = apply(node, route, holding, *values)
     return moved
+
+
+class Wait(Function):
+    """(waiter, awaited, values...) -> values.
+
+    Backward the streams change places, and autograd itself makes the one wait for the other: for every defined gradient
+    the stream of the node that takes it waits for the stream of the node that gave it (pytorch#151079, since 2.8).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, waiter: Stream, awaited: Stream, *values: Any) -> tuple[Any, ...]:
+        wait_stream(waiter, awaited)
+        return pass_through(ctx, values, ctx.needs_input_grad[2:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        return (None, None, *grads)
+
+
+def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Values:
+    """Make ``waiter`` wait for ``awaited``, now and, in mirror image, in the backward pass of ``values``.
+
+    Args:
+        waiter: the stream that waits.
+        awaited: the stream that it waits for.
+        values: what is passed on.
+        current: the copy stream among the two, current while the node is made: so in the backward pass the compute
+            stream waits for no gradient that is still on its way, and can recompute.
+    """
+    with use_stream(current):
+        passed: Values = apply(Wait, waiter, awaited, *values)
+    return passed

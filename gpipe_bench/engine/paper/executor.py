@@ -10,21 +10,15 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.engine.computation import BatchContext, Computation
-from gpipe_bench.engine.holding import Holding, at_end_of_backward
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
-from gpipe_bench.engine.nodes import get_phony, new_leaf
-from gpipe_bench.engine.paper.checkpoint import Slot
+from gpipe_bench.engine.nodes import behind, get_phony, new_leaf
+from gpipe_bench.engine.paper.checkpoint import Recompute, Slot
 from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
-from gpipe_bench.engine.paper.copy import copy
-from gpipe_bench.engine.paper.fork import fork
-from gpipe_bench.engine.paper.join import join
+from gpipe_bench.engine.paper.copy import Portal, copy, wait
+from gpipe_bench.engine.paper.dependency import Join, fork
 from gpipe_bench.engine.paper.marks import run_marked
-from gpipe_bench.engine.paper.portal import portal
-from gpipe_bench.engine.paper.recompute import recompute
-from gpipe_bench.engine.paper.wait import wait
-from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.streams import Stream, use_stream
-from gpipe_bench.engine.transfer import Route
+from gpipe_bench.engine.transfer import Holding, at_end_of_backward
 from gpipe_bench.engine.worker import Result, Workers, raised, result_of
 from gpipe_bench.program import Plan
 from gpipe_bench.skip.layout import SkipLayout
@@ -38,7 +32,6 @@ class PaperExecutor:
 
     Args:
         plan: the order of the steps.
-        partitions: the partitions, in place.
         layout: the skips between them.
         microbatches: the micro-batches; replaced by what each partition makes of them.
         batch: what all tasks share.
@@ -49,7 +42,6 @@ class PaperExecutor:
     def __init__(  # noqa: PLR0917 - one caller, which gives them all
         self,
         plan: Plan[SkipKey],
-        partitions: Sequence[Partition],
         layout: SkipLayout,
         microbatches: list[MicroBatch],
         batch: BatchContext,
@@ -57,16 +49,12 @@ class PaperExecutor:
         stop: threading.Event,
     ) -> None:
         self.microbatches = microbatches
-        self._plan, self._partitions, self._layout, self._batch = plan, partitions, layout, batch
+        self._plan, self._partitions, self._layout, self._batch = plan, batch.partitions, layout, batch
         self._workers, self._stop = workers, stop
         self._holding = Holding(at_end_of_backward)
-        aside = plan.components.copy_streams and plan.n > 1
-        self._ends = [
-            partition.endpoints(plan.m, computing, copy_streams=aside)
-            for partition, computing in zip(partitions, batch.computing, strict=True)
-        ]
+        self._ends = batch.ends
         # Partitions with something to learn: a task without any gradient to compute is no checkpoint.
-        self._trained = [any(weight.requires_grad for weight in each.layers.parameters()) for each in partitions]
+        self._trained = [any(weight.requires_grad for weight in each.layers.parameters()) for each in batch.partitions]
         # Skips on their way, and which of them share memory with another tensor, per micro-batch.
         self._skips: list[dict[SkipKey, Tensor | None]] = [{} for _ in microbatches]
         self._aliased: list[set[SkipKey]] = [set() for _ in microbatches]
@@ -89,20 +77,19 @@ class PaperExecutor:
         if phony is None or not differentiable(flat):
             self._pending[i] = phony
             return
-        with use_stream(self._ends[j - 1][i].copying if j > 0 else self._batch.computing[0]):
-            self._put(i, join(flat, phony), riding)
+        with use_stream(self._ends[j - 1][i].copying if j > 0 else self._ends[0][i].computing):
+            self._put(i, behind(Join, flat, phony), riding)
 
     def portal(self, i: int, j: int, skip: SkipKey) -> None:
         """Move a skip of micro-batch i from its source to partition j."""
-        tensor, source = self._skips[i][skip], self._layout.routes[skip][0]
-        if tensor is not None and self._moves(source, j):
-            route = self._route("portal", i, source, j)
-            self._skips[i][skip] = portal(route, self._holding, tensor)
+        tensor, route = self._skips[i][skip], self._batch.route("portal", i, self._layout.routes[skip][0], j)
+        if tensor is not None and route is not None:
+            (self._skips[i][skip],) = copy(route, self._holding, (tensor,), Portal)
 
     def copy(self, i: int, j: int) -> None:
         """Move micro-batch i, and the skips that ride along, from partition j-1 to j."""
-        if self._moves(j - 1, j):
-            route, riding = self._route("copy", i, j - 1, j), self._riding(j)
+        route, riding = self._batch.route("copy", i, j - 1, j), self._riding(j)
+        if route is not None:
             self._put(i, copy(route, self._holding, self._flat(i, riding)), riding)
 
     # --- compute -------------------------------------------------------------------------------------------------
@@ -127,10 +114,14 @@ class PaperExecutor:
         if (checkpoint or keep) and (differentiable(flat) or self._trained[j]):
             slot = Slot(task)
             self._running[i, j] = task, () if keep else flat, None if keep else slot
-            self._issue(i, j, partial(run_checkpointed, slot, flat, self._edge(j, phony), keep=keep))
+            job = partial(run_checkpointed, slot, flat, self._edge(i, j, phony), keep=keep)
         else:
             self._running[i, j] = task, (), None
-            self._issue(i, j, partial(self._run_plain, task, flat))
+            job = partial(self._run_plain, task, flat)
+        if self._workers is not None:
+            self._workers.submit(partition.worker, job)
+        else:
+            self._results[i, j] = result_of(job)
 
     def collect(self, i: int, j: int) -> None:
         """Take the result of (i, j); raises what the task raised."""
@@ -157,7 +148,8 @@ class PaperExecutor:
         _, inputs, slot = self._running.pop((i, j))
         if slot is not None:
             outgoing = self._partitions[j].outgoing
-            self._put(i, recompute(slot, inputs, self._flat(i, outgoing), self._leaving(i, j)), outgoing)
+            with use_stream(self._leaving(i, j)):
+                self._put(i, behind(Recompute, self._flat(i, outgoing), slot, inputs), outgoing)
 
     def fork(self, i: int, j: int) -> None:
         """Hold B(i, j) back until Join (i+1, j) has run backward."""
@@ -184,11 +176,11 @@ class PaperExecutor:
         self._aliased[i].difference_update(partition.incoming)
         return Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
 
-    def _edge(self, j: int, phony: Tensor | None) -> Tensor:
+    def _edge(self, i: int, j: int, phony: Tensor | None) -> Tensor:
         """What keeps the node of a checkpoint in the graph: a leaf, behind a Join if its inputs could not be tied."""
-        with use_stream(self._batch.computing[j]):
+        with use_stream(self._ends[j][i].computing):
             leaf = new_leaf(self._partitions[j].device)
-            return leaf if phony is None else join((leaf,), phony)[0]
+            return leaf if phony is None else behind(Join, (leaf,), phony)[0]
 
     def _run_plain(self, task: Computation, flat: Values) -> Values:
         observer = self._batch.observer
@@ -196,12 +188,6 @@ class PaperExecutor:
             return task.forward(flat)
         with use_stream(task.stream), self._batch.execution.applied():
             return run_marked(observer, task.task("backward"), task.forward, flat)
-
-    def _issue(self, i: int, j: int, job: partial[Values]) -> None:
-        if self._workers is not None:
-            self._workers.submit(self._partitions[j].worker, job)
-        else:
-            self._results[i, j] = result_of(job)
 
     # --- tensors on their way --------------------------------------------------------------------------------------
 
@@ -224,13 +210,6 @@ class PaperExecutor:
         """The stream on which gradients of (i, j) arrive."""
         end = self._ends[j][i]
         return end.copying if j < self._plan.n - 1 else end.computing
-
-    def _moves(self, source: int, target: int) -> bool:
-        return self._partitions[source].moves_to(self._partitions[target], self._batch.transfer)
-
-    def _route(self, kind: str, i: int, source: int, target: int) -> Route:
-        ends = self._ends[source][i], self._ends[target][i]
-        return Route(kind, *ends, i, target, self._batch.transfer, self._batch.observer)
 
 
 def _outrank_checkpoints(count: int) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import Node
 
-from gpipe_bench.engine.microbatch import Values, differentiable, replace
-from gpipe_bench.engine.nodes import apply, pass_through
+from gpipe_bench.engine.microbatch import Values, differentiable
+from gpipe_bench.engine.nodes import behind, pass_through
 from gpipe_bench.engine.observer import Observer, Task
 
 __all__ = ["run_marked"]
@@ -32,11 +32,11 @@ def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], 
     """
     mark = _Mark(observer, task)
     ends = bool(differentiable(values))
-    outputs = run(_reporting(mark.end, values))
+    outputs = run(behind(_Report, values, mark.end))
     if not ends:
         for node in _nodes(outputs):
             node.register_hook(mark.end)
-    return _reporting(mark.begin, outputs)
+    return behind(_Report, outputs, mark.begin)
 
 
 class _Mark:
@@ -66,13 +66,6 @@ class _Report(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         ctx.report()
         return (None, *grads)
-
-
-def _reporting(report: Callable[[], None], values: Values) -> Values:
-    indices = differentiable(values)
-    if not indices:
-        return values
-    return replace(values, indices, apply(_Report, report, *(values[index] for index in indices)))
 
 
 def _nodes(values: Values) -> Iterator[Node]:

@@ -13,16 +13,152 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.autograd.graph import GradientEdge
 
 from gpipe_bench.engine.computation import Computation
-from gpipe_bench.engine.microbatch import Values, version
-from gpipe_bench.engine.nodes import edge_of
-from gpipe_bench.engine.runtime.ends import Inlet, Outlet, receive
+from gpipe_bench.engine.microbatch import (
+    Values,
+    can_have_gradient,
+    cut,
+    differentiable,
+    needs_gradient,
+    replace,
+    versions,
+)
+from gpipe_bench.engine.nodes import apply, edge_of, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
 from gpipe_bench.engine.streams import use_stream
+from gpipe_bench.program import HANDED_OVER_BYTES
 
-__all__ = ["Cell", "cut"]
+__all__ = ["Cell", "Inlet", "receive"]
+
+
+class Inlet:
+    """Gradients of flat values, from their own backward pass and from no other.
+
+    A tensor that a layer keeps aside, such as a loss of its own, is no output. A backward pass that begins there comes
+    here too, and its gradients would be lost.
+
+    Args:
+        values: inputs of a cell or a loss.
+
+    Attributes:
+        indices: of the values that need a gradient.
+    """
+
+    __slots__ = ("_count", "_grads", "_is_open", "indices")
+
+    def __init__(self, values: Values) -> None:
+        self.indices, self._count = differentiable(values), len(values)
+        self._grads: Sequence[Tensor | None] = ()
+        self._is_open = False
+
+    def collect(self, backward: Callable[..., object], *args: Any) -> list[Tensor | None]:
+        """Call ``backward(*args)``; gives away the gradients that it brings, one for each value."""
+        self._is_open = True
+        backward(*args)
+        self._is_open = False
+        grads, self._grads = self._grads, ()
+        return self.spread(grads)
+
+    def spread(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of all values, from those of the values that need one, or from none."""
+        found: list[Tensor | None] = [None] * self._count
+        for index, grad in zip(self.indices, grads, strict=False):
+            found[index] = grad
+        return found
+
+    def take(self, grads: Sequence[Tensor | None]) -> None:
+        """Take gradients from autograd."""
+        if not self._is_open or self._grads:
+            raise RuntimeError(
+                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor "
+                "that a layer keeps aside, or that another layer has from there; return it as an output, or "
+                "leave out schedule and backward and use checkpoint='never'"
+            )
+        self._grads = grads
+
+
+class _Receive(Function):
+    """(inlet, phony, [values...]) -> values, which backward keeps no hold of: gradients go to the inlet."""
+
+    @staticmethod
+    def forward(ctx: Any, inlet: Inlet, _: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.inlet = inlet
+        return tuple([value.detach() for value in values])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        ctx.inlet.take(grads)
+        return (None, None, None)
+
+
+def receive(values: Values) -> tuple[Values, Inlet]:
+    """Flat inputs of a cell or a loss as it gets them, and their inlet.
+
+    A leaf of the graph would keep its value alive for as long as the graph, whether the layers need it or not, and
+    could not be written to.
+    """
+    inlet = Inlet(values)
+    entering = [values[index] for index in inlet.indices]
+    if entering:
+        values = replace(values, inlet.indices, apply(_Receive, inlet, new_leaf(entering[0].device), entering))
+    return values, inlet
+
+
+class Outlet:
+    """The edges at which a cell's backward pass begins. The outputs themselves are not kept.
+
+    A caller of autograd keeps the gradients that it begins with until the backward pass is over, though the last layer
+    alone may need them. So one large gradient is handed to a node, which passes it on and forgets it.
+
+    Args:
+        outputs: flat outputs of the cell.
+    """
+
+    __slots__ = ("_edges", "_handed", "_start")
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self._edges: list[GradientEdge | None] = [
+            edge_of(value) if needs_gradient(value) else None for value in outputs
+        ]
+        self._handed: list[Tensor] = []
+        self._start: Tensor | None = None
+        if len(self._edges) - self._edges.count(None) == 1:
+            (large,) = (value for value, edge in zip(outputs, self._edges, strict=True) if edge is not None)
+            if large.layout == torch.strided and large.nbytes >= HANDED_OVER_BYTES:
+                # A layer may have left grad mode off.
+                with torch.enable_grad():
+                    self._start = apply(_HandOver, self._handed, large)
+                self._edges = []
+
+    def roots(self, grads: list[Tensor | None]) -> tuple[list[GradientEdge], list[Tensor]]:
+        """Edges to begin at, and a gradient for each; those of the outputs are taken out of ``grads``."""
+        given = list(grads)
+        grads.clear()
+        if self._start is not None:
+            self._handed.extend([grad for grad in given if grad is not None])
+            start, self._start = self._start, None
+            return ([edge_of(start)], [start.detach()]) if self._handed else ([], [])
+        pairs = [(edge, grad) for edge, grad in zip(self._edges, given, strict=True) if edge and grad is not None]
+        self._edges = []
+        return [edge for edge, _ in pairs], [grad for _, grad in pairs]
+
+
+class _HandOver(Function):
+    """(gradients, value) -> a phony; backward takes the gradient of the value from the list."""
+
+    @staticmethod
+    def forward(ctx: Any, handed: list[Tensor], value: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.handed = handed
+        return value.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None) -> tuple[None, Tensor]:
+        return None, ctx.handed.pop()
 
 
 class Cell:
@@ -58,10 +194,10 @@ class Cell:
         """F: flat outputs, cut off from the graph; each requires a gradient if one will be needed."""
         if not self._checkpointed:
             return cut(self.task.forward(flat, around=self._in_graph))
-        self._saved = flat, _versions(flat)
+        self._saved = flat, versions(flat)
         outputs = self.task.first_pass(flat)
         # As torch.utils.checkpoint has it, everything that can have a gradient counts as needing one.
-        return tuple([value.detach().requires_grad_() if _carries(value) else value for value in outputs])
+        return tuple([value.detach().requires_grad_() if can_have_gradient(value) else value for value in outputs])
 
     def recompute(self) -> None:
         """R: fill a checkpointed cell, unless that has been done.
@@ -71,8 +207,8 @@ class Cell:
         """
         if self._saved is None:
             return
-        (flat, versions), self._saved = self._saved, None
-        if versions != _versions(flat):
+        (flat, before), self._saved = self._saved, None
+        if before != versions(flat):
             raise RuntimeError(
                 "inputs of a checkpoint must stay as they are until the backward pass, got one modified by an inplace "
                 "operation; write to a copy, or later"
@@ -123,18 +259,3 @@ class Cell:
         """All of the backward pass; gives the gradients of the inputs, of which the cell keeps no hold until W."""
         with use_stream(self.task.stream):
             return self._inlet.collect(self.task.observed, kind, torch.autograd.backward, edges, grads)
-
-
-def cut(values: Sequence[Any]) -> Values:
-    """``values`` as leaves, each of which requires a gradient if the value does."""
-    return tuple(
-        [value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in values]
-    )
-
-
-def _carries(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _versions(values: Values) -> list[int]:
-    return [version(value) for value in values if isinstance(value, Tensor)]

@@ -92,11 +92,14 @@ class Choice:
         return self._cache[key]
 
     def _made(self, m: int, checkpointed: int, early_recompute: bool) -> ActionLists:
-        schedule = self._for(m)
+        n = len(self._placement)
+        if isinstance(self.schedule, str):
+            schedule = named_schedule(self.schedule, m, n, self._rows)
+        else:
+            schedule = _given(self.schedule, m, n)
         if early_recompute:
             schedule = with_recomputation(schedule, checkpointed)
         facts = check(schedule)
-        n = len(self._placement)
         if (facts.microbatches, facts.partitions) != (m, n):
             got = f"{facts.microbatches} micro-batches and {facts.partitions} partitions"
             wanted = f"{m} micro-batches and {n} partitions"
@@ -107,11 +110,6 @@ class Choice:
         cells |= {(i, j) for i in range(checkpointed) for j in range(n)}
         name = self.schedule if isinstance(self.schedule, str) else "one of your own"
         return ActionLists(name, facts, frozenset(cells), self._groups(facts))
-
-    def _for(self, m: int) -> Schedule:
-        if isinstance(self.schedule, str):
-            return named_schedule(self.schedule, m, len(self._placement), self._rows)
-        return _given(self.schedule, m, len(self._placement))
 
     def _groups(self, facts: Facts) -> tuple[int, ...]:
         """A thread for each accelerator; on the CPU one for each device of the schedule."""

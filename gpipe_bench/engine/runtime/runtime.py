@@ -7,27 +7,79 @@ gradients. Since :func:`gpipe_bench.schedules.check` has found one order of all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gpipe_bench.engine.computation import BatchContext, Computation
-from gpipe_bench.engine.holding import Holding
 from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
-from gpipe_bench.engine.runtime.mailboxes import Mailboxes, Stopped
 from gpipe_bench.engine.streams import wait_stream
-from gpipe_bench.engine.transfer import Route, move, move_back
+from gpipe_bench.engine.transfer import Holding, move, move_back
 from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, raised, start_thread
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.layout import SkipLayout
 
 __all__ = ["End", "Runtime"]
+
+_WAKE = object()
+
+
+class Stopped(Exception):  # noqa: N818 - no error of its own: another action has failed
+    """The awaited value will never come."""
+
+
+class Mailboxes:
+    """What partitions send each other: a box for each value, which one thread fills and one empties.
+
+    Args:
+        keys: all that will ever be used.
+        places: how many actions there are; each has a place in one order of all.
+
+    Attributes:
+        limit: actions from this place on will not run.
+    """
+
+    def __init__(self, keys: Iterable[Hashable], places: int) -> None:
+        self.limit = places
+        self._boxes: dict[Hashable, SimpleQueue[Any]] = {key: SimpleQueue() for key in keys}
+        self._lock = threading.Lock()
+
+    def put(self, key: Hashable, value: Any) -> None:
+        """Fill a box."""
+        self._boxes[key].put(value)
+
+    def take(self, key: Hashable, place: int) -> Any:
+        """Wait until a box is filled, and empty it.
+
+        Args:
+            key: the box.
+            place: of the action that waits.
+
+        Raises:
+            Stopped: that action will not run.
+        """
+        while (value := self._boxes[key].get()) is _WAKE:
+            if place >= self.limit:
+                raise Stopped
+        return value
+
+    def stop(self, place: int = -1) -> None:
+        """Let no action from this place on run, and wake all that wait."""
+        with self._lock:
+            self.limit = min(self.limit, place)
+        for box in self._boxes.values():
+            box.put(_WAKE)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._boxes.clear()
 
 
 class End(Protocol):
@@ -44,7 +96,6 @@ class Runtime:
     """One batch.
 
     Args:
-        partitions: the partitions, in place.
         layout: the skips between them.
         microbatches: the micro-batches; given away as they enter the first partition.
         batch: what all tasks share.
@@ -57,9 +108,8 @@ class Runtime:
         input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
     """
 
-    def __init__(  # noqa: PLR0917 - one caller, which gives them all
+    def __init__(
         self,
-        partitions: Sequence[Partition],
         layout: SkipLayout,
         microbatches: list[MicroBatch],
         batch: BatchContext,
@@ -69,16 +119,12 @@ class Runtime:
         learning: bool,
         threads: bool,
     ) -> None:
-        m, n = len(microbatches), len(partitions)
+        m, partitions = len(microbatches), batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
         self._partitions, self._layout, self._batch, self._lists, self._end = partitions, layout, batch, lists, end
         self._learning, self._threads = learning, threads
         self._holding = Holding()
-        aside = batch.components.copy_streams and n > 1
-        self._ends = [
-            partition.endpoints(m, computing, copy_streams=aside)
-            for partition, computing in zip(partitions, batch.computing, strict=True)
-        ]
+        self._ends = batch.ends
         self._cells: dict[tuple[int, int], Cell] = {}
         arriving = [("F", partition.j, key) for partition in partitions for key in (None, *partition.incoming)]
         returning = [("B", partition.j, key) for partition in partitions for key in (None, *partition.outgoing)]
@@ -123,7 +169,7 @@ class Runtime:
             thread.join()
 
     def _perform(self, actions: Sequence[Action]) -> None:
-        do = {"F": self._forward, "R": self._recompute, "B": self._backward, "I": self._backward, "W": self._weights}
+        do = {"F": self._forward, "R": self._within, "B": self._backward, "I": self._backward, "W": self._within}
         for action in actions:
             place = self._lists.places[action]
             if place >= self._boxes.limit:
@@ -159,9 +205,6 @@ class Runtime:
         wait_stream(end.copying, end.computing)
         self._send(i, j, flat, task)
 
-    def _recompute(self, action: Action, _: int) -> None:
-        self._cells[action.i, action.j].recompute()
-
     def _backward(self, action: Action, place: int) -> None:
         kind, i, j = action
         grads = self._arrived(i, j, place)
@@ -172,8 +215,13 @@ class Runtime:
         wait_stream(end.copying, end.computing)
         self._send_back(i, j, found)
 
-    def _weights(self, action: Action, _: int) -> None:
-        self._cells.pop((action.i, action.j)).backward_weights()
+    def _within(self, action: Action, _: int) -> None:
+        """R or W, which nothing arrives for or leaves."""
+        kind, i, j = action
+        if kind == "R":
+            self._cells[i, j].recompute()
+        else:
+            self._cells.pop((i, j)).backward_weights()
 
     # --- what arrives and leaves -----------------------------------------------------------------------------------
 
@@ -217,9 +265,9 @@ class Runtime:
 
     def _moved(self, kind: str, i: int, source: int, target: int, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values on the device of ``target``; they require a gradient as their originals do."""
-        if not self._moves(source, target) or not any(isinstance(value, Tensor) for value in values):
+        route = self._batch.route(kind, i, source, target)
+        if route is None or not any(isinstance(value, Tensor) for value in values):
             return tuple(values)
-        route = self._route(kind, i, source, target)
         with torch.no_grad():
             moved = move(route, values)
         for there, here in zip(moved, values, strict=True):
@@ -228,17 +276,7 @@ class Runtime:
         return moved
 
     def _moved_back(self, kind: str, i: int, source: int, target: int, grads: Sequence[Tensor | None]) -> list[Any]:
-        if not self._moves(source, target) or all(grad is None for grad in grads):
+        route = self._batch.route(kind, i, source, target)
+        if route is None or all(grad is None for grad in grads):
             return list(grads)
-        route = self._route(kind, i, source, target)
-        moved = move_back(route, grads)
-        if route.target.copying != route.target.computing:
-            self._holding.keep(grads, route.target.copying)
-        return list(moved)
-
-    def _moves(self, source: int, target: int) -> bool:
-        return self._partitions[source].moves_to(self._partitions[target], self._batch.transfer)
-
-    def _route(self, kind: str, i: int, source: int, target: int) -> Route:
-        ends = self._ends[source][i], self._ends[target][i]
-        return Route(kind, *ends, i, target, self._batch.transfer, self._batch.observer)
+        return list(move_back(route, grads, self._holding))

@@ -1,4 +1,4 @@
-r"""Fork: the beginning of an edge that orders the backward pass (torchgpipe, arXiv 2004.09910, section 3.2).
+r"""Fork and Join: an edge that orders the backward pass (torchgpipe, arXiv 2004.09910, section 3.2).
 
     x[i-1] ──► Fork ──► x[i-1]          backward:   Join.backward  (after B(i, j))
                  │                                        │  no gradient, only order
@@ -43,3 +43,15 @@ def fork(values: Values) -> tuple[Values, Tensor | None]:
         return values, None
     *tensors, phony = apply(Fork, *(values[index] for index in indices))
     return replace(values, indices, tensors), phony
+
+
+class Join(Function):
+    """(phony, x...) -> (x...); backward lets the Fork of the phony go, with None: a phony has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, phony: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return pass_through(ctx, tensors, (True,) * len(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *grads)
