@@ -24,12 +24,12 @@ BALANCE, DEPTH, BLOCKS, CHANNELS, SIZE, CHUNKS = [34, 76, 70, 61], 5, 5, 2, 64, 
 
 
 def reserved(trace: Trace) -> list[int]:
-    """What devices reserve whose host runs far ahead, in bytes: as if tensors were 4096 times as large.
+    """What devices reserve whose host runs far ahead, in bytes: as if tensors were 16,384 times as large.
 
     The allocator's rounding and its least segments would hide what such small tensors take.
     """
     for row in trace.rows:
-        row.bytes *= 4096
+        row.bytes *= 16_384
         if KINDS[row.kind] == "kernel":
             row.duration_ns = 1_000_000
     return [device.peak_reserved for device in replay(trace, Bed(copy_ms=1.0)).memory]
@@ -73,7 +73,7 @@ def test_each_device_reserves_what_the_components_on_it_cost(ablation):
     last = len(BALANCE) - 1
     for device in range(len(BALANCE)):
         # Where no order is, threads race: what a device holds differs by a gradient or two from run to run.
-        assert baseline[device] > (2.5 if device == last else 0.9) * ordered[device]
+        assert baseline[device] > (3 if device == last else 0.9) * ordered[device]
         assert streams[device] > 1.1 * ordered[device]  # pools of the copy streams
         between = 0 < device < last  # where skips pass through
         assert portals[device] < streams[device] if between else portals[device] == streams[device]
