@@ -70,8 +70,12 @@ def reference_companions(name: str, folder: Path = REFERENCE) -> list[Path]:
 
 
 def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:
-    """The figures of all reference tables, sorted."""
-    return [figure for table in reference_tables(folder) for figure in _figures(table)]
+    """The figures of all reference tables, sorted.
+
+    Emulated cells of a sweep have none: they are too few for a map.
+    """
+    figures = [figure for table in reference_tables(folder) for figure in _figures(table)]
+    return [one for one in figures if not (one.kind in ("sweep", "why") and one.place.startswith("emulated"))]
 
 
 def _figures(table: Path) -> Iterator[ReferenceFigure]:

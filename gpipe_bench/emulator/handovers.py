@@ -7,7 +7,7 @@
     loss.backward()                backward 10 ... backward_end 10, around what autograd's threads do
 
 A trace has the order in which each thread issued its work. In virtual time, a thread may go on at another moment than
-on the host that ran it; what it must wait for, only these rows tell.
+on the host that ran it. Only these rows tell on which other threads it must wait.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _put(plain: Any, box: Any, item: Any) -> None:
 
 
 def _get(plain: Any, box: Any) -> Any:
-    # What was put before the block has no version, and leaves the queue first.
+    # Items from before the block have no version. They leave the queue first.
     versions = vars(box).get("_versions", ())
     if versions and len(versions) == box._qsize():  # noqa: SLF001 - called by the queue, which holds its lock
         backend().vd_await(versions.popleft())

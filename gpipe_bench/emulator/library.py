@@ -59,7 +59,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_set_jitter": (None, [ctypes.c_uint64, ctypes.c_int]),
     "vd_thread": (ctypes.c_int, []),
     "vd_memory": (None, [ctypes.c_int, ctypes.c_int64, COUNT]),
-    "vd_reset_peak": (None, [ctypes.c_int]),
     "vd_set_capacity": (None, [ctypes.c_int, ctypes.c_int64]),
     "vd_capacity": (ctypes.c_int64, [ctypes.c_int]),
     "vd_set_watcher": (None, [WATCHER]),
@@ -132,7 +131,7 @@ class MemoryCount:
 
 
 def memory_count(device: torch.device, stream: torch.Stream | None = None) -> MemoryCount:
-    """What a device holds, or what was allocated on one of its streams."""
+    """Memory in use on a device, or in blocks that were allocated on one of its streams."""
     counts = (ctypes.c_int64 * 3)()
     backend().vd_memory(device.index, -1 if stream is None else stream.stream_id, counts)
     return MemoryCount(*counts)

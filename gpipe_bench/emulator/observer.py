@@ -26,11 +26,11 @@ class Span:
     """A task, and the rows that were issued while it was.
 
     Attributes:
-        task: what the engine says of it.
+        task: its description by the engine.
         thread: the host thread that issued it, as the trace numbers threads.
         first: row of the trace.
         end: row after its last one.
-        nbytes: what a copy moved or a forward pass produced.
+        nbytes: bytes that a copy moved or a forward pass produced.
     """
 
     task: Task

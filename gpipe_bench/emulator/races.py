@@ -6,7 +6,7 @@ happens before another exactly if the other's clock has counted it. Each block k
 since then. Two more rules come from the caching allocator, which hands a freed block out again on the stream that
 allocated it, while the streams may still be busy:
 
-- An allocation counts as a write on its stream: what used that memory before may still run there.
+- An allocation counts as a write on its stream: a kernel that used that memory before may still run there.
 - When a block is freed, every other stream that used it must have been recorded (``record_stream``), or the block's
   own stream must have waited for that use before it gets the next block, which may be the same memory.
 
@@ -41,8 +41,8 @@ class Race:
     """Two accesses to a block that nothing orders.
 
     Attributes:
-        kind: ``read`` of what may not be written yet, ``write`` over what may still be used, ``free`` of what another
-            stream may still use, or ``transfer`` that begins before its receiver has come to it.
+        kind: ``read``: the memory may not be written yet. ``write``: its old content may still be in use. ``free``:
+            another stream may still use it. ``transfer``: the copy may begin before its receiver is ready.
         block: the memory.
         before: the access that may come too late.
         after: the one that may come too early.
@@ -108,7 +108,7 @@ class _Checker:
         self.seen: dict[Queue, int] = {}
         self.versions: dict[int, Clock] = {}
         self.blocks: dict[int, _Block] = {}
-        # What was freed since a stream's last allocation, and the uses on other streams that nobody recorded.
+        # Blocks freed since a stream's last allocation, with uses on other streams for which record_stream is missing.
         self.freed: defaultdict[Queue, list[tuple[int, _Access, Record]]] = defaultdict(list)
         self.transfers = _Transfers()
 
@@ -183,7 +183,7 @@ class _Checker:
             self.races.append(Race(kind, block, earlier.record, access.record))
 
     def of(self, block: int, record: Record) -> _Block:
-        """What is known of a block; one from before the trace is its first user's, who has nobody to wait for."""
+        """The record of a block. A block from before the trace begins with its first user, which waits for nothing."""
         known = self.blocks.get(block)
         if known is None:
             known = self.blocks[block] = _Block(record.queue)
@@ -219,7 +219,7 @@ class _Transfers:
         self.staged: dict[int, _Launch] = {}
 
     def launched(self, access: _Access, clock: Clock) -> list[Race]:
-        """What an access adds: a race, if it is the receiver's half and the sender's did not wait."""
+        """The races that an access adds: one if it is the receiver's half and the sender's half did not wait."""
         launch = _Launch(self.count, access)
         self.count += 1
         races = []

@@ -32,7 +32,7 @@ __all__ = ["ScriptRun", "run_script"]
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """What a script did.
+    """The run of a script.
 
     Attributes:
         records: the trace.
@@ -67,9 +67,9 @@ def run_script(
 
     Args:
         script: a Python file.
-        arguments: what it finds in ``sys.argv`` after its name.
+        arguments: of the script, in ``sys.argv`` after its name.
         devices: how many virtual devices it finds.
-        profile: what they are.
+        profile: hardware of each device.
         races: whether to look for accesses that nothing orders.
         host_time: whether launches take the host the time that the profile says.
 

@@ -50,14 +50,14 @@ def load_shapes(count: int, profile: Profile) -> None:
 
 
 def price_by(profile: Profile) -> None:
-    """Let kernels cost what they cost on another device."""
+    """Take the durations of kernels from another profile."""
     if _profiles != [profile]:
         _profiles[:] = [profile]
         backend().vd_forget()
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
-    """Sees one operator with meta tensors, gives its results, and tells the devices what it costs."""
+    """Sees one operator with meta tensors, gives its results, and tells the devices its cost."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -91,7 +91,7 @@ def _asked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _written(args: Sequence[Any]) -> Any:
-    """What an operator without results writes to: its first argument."""
+    """The tensor that an operator without results writes to: its first argument."""
     return args[0] if args else None
 
 

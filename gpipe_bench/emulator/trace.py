@@ -108,7 +108,7 @@ class Trace:
         self._open = False
 
     def fetch(self) -> None:
-        """Take over what was recorded since the last call, if the recording still goes on."""
+        """Fetch the rows recorded since the last call, if the recording still goes on."""
         library = backend()
         if not self._open or library.vd_trace_size() == len(self.rows):
             return
@@ -163,7 +163,7 @@ def mark() -> None:
 
 @contextmanager
 def recording() -> Iterator[Trace]:
-    """Record what the host issues in the block; what was issued before counts as done."""
+    """Record all that the host issues in the block; earlier work counts as done."""
     backend().vd_trace_start()
     trace = Trace()
     trace._open = True  # noqa: SLF001 - the class of this module
@@ -171,6 +171,6 @@ def recording() -> Iterator[Trace]:
         yield trace
     finally:
         backend().vd_trace_stop()
-        # The next recording overwrites what is not fetched.
+        # The next recording overwrites rows that are not fetched.
         trace.fetch()
         trace._open = False  # noqa: SLF001 - likewise

@@ -1,4 +1,4 @@
-"""What is emulated: the engine's pipeline on virtual devices, its batch, and the step that is repeated.
+"""The emulated training: a pipeline of the engine on virtual devices, its batch, and the repeated step.
 
 Model and batch never have values: they are made on the meta device, and their memory on the virtual devices is none of
 the host's. Loss and optimizer are those that the simulator counts: after each step of the optimizer, gradients are
@@ -21,14 +21,14 @@ from gpipe_bench.errors import BalanceError
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
 from gpipe_bench.simulator.tracing.specs import meta_twin
 from gpipe_bench.simulator.workloads.build import Model
-from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer, update
+from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer
 
 __all__ = ["Plan", "Training", "Work", "work_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is trained; all of it on the meta device.
+    """A model with its batch, target and loss; all of it on the meta device.
 
     Attributes:
         module: the layers.
@@ -104,7 +104,7 @@ class Training:
     """A pipeline with its batch on virtual devices, ready to train.
 
     Args:
-        work: what is trained; its layers move to the devices.
+        work: model and batch; the layers move to the devices.
         plan: in which pipeline.
 
     Raises:
@@ -139,14 +139,14 @@ class Training:
         self._optimizer = make_optimizer(plan.optimizer, self.pipe.parameters()) if plan.optimizer else None
 
     def step(self) -> None:
-        """Train on the batch once."""
+        """Train on the batch once: gradients are dropped, as in measured cells."""
+        self.pipe.zero_grad()
         if self._whole:
             self._backward(self.pipe(self._inputs))
         else:
             self.pipe.step(self._inputs, self._target, self._scalar)
         if self._optimizer is not None:
-            with torch.no_grad():
-                update(self._optimizer)
+            self._optimizer.step()
 
     def _backward(self, output: Any) -> None:
         torch.autograd.backward(self._scalar(output, self._target))

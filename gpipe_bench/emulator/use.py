@@ -1,4 +1,4 @@
-"""What devices do in a window of virtual time: by kernels, copies and operators."""
+"""Use of devices in a window of virtual time: by kernels, copies and operators."""
 
 from __future__ import annotations
 

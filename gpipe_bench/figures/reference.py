@@ -81,7 +81,7 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
     if figure.kind == "host":
         return draw_host_time(figure.table, stem)
     rows = read_rows(figure.table)
-    if figure.kind in ("ablation", "shares"):
+    if figure.kind in ("ablation", "shares", "tables"):
         rows = _with_twins(rows, figure.table)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = with_published(rows, [replace(row, experiment=rows[0].experiment) for row in published])
@@ -90,13 +90,17 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
 
 
 def _with_twins(rows: Sequence[Row], table: Path) -> list[Row]:
-    """Simulated rows of today's autograd engine stand beside emulated ones, not among other simulated ones."""
-    flavours = {row.flavour for row in rows}
-    if rows[0].evidence == "emulated":
-        beside = table.parents[2] / "simulated" / table.parent.name / table.name
-        twins = read_rows(beside) if beside.exists() else []
-        return [*(row for row in twins if row.flavour == "current"), *rows]
-    return [row for row in rows if row.flavour != "current" or len(flavours) == 1]
+    """Emulated rows with the simulated ones of the same table before them; simulated rows of one flavour.
+
+    Where a table has two flavours, that of today's autograd engine belongs to the emulated rows.
+    """
+    if rows[0].evidence != "emulated":
+        two = len({row.flavour for row in rows}) > 1
+        return [row for row in rows if not (two and row.flavour == "current")]
+    beside = table.parents[2] / "simulated" / table.parent.name / table.name
+    twins = read_rows(beside) if beside.exists() else []
+    two = len({row.flavour for row in twins}) > 1
+    return [*(row for row in twins if not (two and row.flavour == "published")), *rows]
 
 
 def _setting(row: Row) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What is measured on a CPU: the plain loop, the paper's executor and the runtime's schedules on the same batch.
+"""The ablation on a CPU: the plain loop, the paper's executor and the runtime's schedules on the same batch.
 
 plain loop          one partition, one micro-batch: the nn.Sequential in the calling thread, nothing recomputed
 paper's executor    a worker thread per partition, and autograd runs the backward pass

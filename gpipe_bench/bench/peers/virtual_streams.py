@@ -1,4 +1,4 @@
-"""torchgpipe and fairscale on virtual devices: what stands in for their module ``stream``.
+"""torchgpipe and fairscale on virtual devices: a replacement of their module ``stream``.
 
 Both packages ask ``device.type == 'cuda'`` before they use streams, and then call ``torch.cuda``. Here the same
 functions call PyTorch's interface for any accelerator. Nothing else of the packages is changed:
@@ -91,7 +91,7 @@ def get_device(stream: Any) -> torch.device:
 
 
 def wait_stream(source: Any, target: Any) -> None:
-    """Let ``source`` wait for what was issued to ``target``."""
+    """Let ``source`` wait until ``target`` has run all its present work."""
     if is_cuda(target):
         if is_cuda(source):
             source.wait_stream(target)

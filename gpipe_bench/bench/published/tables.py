@@ -14,6 +14,7 @@ from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.settings import Steps, Warmup
 from gpipe_bench.models.table import MODELS
+from gpipe_bench.simulator.published.settings import published_settings
 
 __all__ = ["MemoryTables", "SpeedTables"]
 
@@ -57,7 +58,12 @@ class SpeedTables(Experiment):
 
     def emulations(self) -> list[EmulatedCell]:
         """The rows of models of the suite."""
-        return [EmulatedCell(**settings) for settings in _rows(self.emulated_tables, MOST_DEVICES)]
+        optimizers: dict[str, Any] = {row.table: row.optimizer for row in published_settings()}
+        return [
+            EmulatedCell(**settings, optimizer=optimizers[table])
+            for table in self.emulated_tables
+            for settings in _rows([table], MOST_DEVICES)
+        ]
 
 
 class MemoryTables(SpeedTables):

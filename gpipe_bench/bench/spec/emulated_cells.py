@@ -1,4 +1,4 @@
-"""What is emulated: the engine on virtual devices, whose kernels take the time of a profile. Imports no PyTorch."""
+"""Emulated cells: the engine on virtual devices, whose kernels take the time of a profile. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RacingSteps = Annotated[
 
 
 class EmulatedSettings(HardwareSettings):
-    """What is trained in which pipeline on which virtual devices, and for how many steps."""
+    """Model, pipeline, virtual devices and number of steps."""
 
     host_time: HostTime = True
     steps: Steps = 2
@@ -85,7 +85,7 @@ class EmulatedCell(EmulatedSettings):
 
 
 class EmulatedWorkload(EmulatedSettings):
-    """What is emulated where there is a C++ compiler: torchgpipe's ablation on virtual P40s, in every variant."""
+    """torchgpipe's ablation on virtual P40s, in every variant; needs a C++ compiler."""
 
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
     batch_size: BatchSize = 128

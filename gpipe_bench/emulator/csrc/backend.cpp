@@ -1,6 +1,6 @@
 // Virtual devices for PyTorch: registration, and the functions that library.py calls.
 //
-// One translation unit: what takes time to compile is PyTorch's headers.
+// One translation unit: PyTorch's headers take most of the time to compile.
 
 #include "autocast.h"
 #include "kernels.h"
@@ -159,10 +159,6 @@ void vd_memory(int device, int64_t stream, int64_t* counts) {
   counts[0] = count.current;
   counts[1] = count.peak;
   counts[2] = count.blocks;
-}
-
-void vd_reset_peak(int device) {
-  virtual_devices::memory().reset_peak(device);
 }
 
 void vd_set_capacity(int device, int64_t bytes) {

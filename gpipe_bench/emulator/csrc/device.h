@@ -96,9 +96,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
   }
 
-  // Every kernel has run when its launch returns, but a device may be as late as it likes: the host knows only what was
-  // recorded before it last waited for an event. Where nothing is computed, nobody is late: what a copy may still read
-  // need not be held, as record_stream keeps its memory in virtual time.
+  // A kernel runs when it is launched, but a real device may be late: an event counts as passed only if the host has
+  // waited for it or for a later one. Where nothing is computed, all events have passed: a program then drops its
+  // references to memory that copies may still read, and record_stream keeps that memory in virtual time.
   bool queryEvent(void* event) const override {
     return event == nullptr || g_shapes_only || static_cast<Event*>(event)->version <= g_reached;
   }

@@ -196,7 +196,7 @@ void free_block(void* block) {
   memory().release(static_cast<Block*>(block));
 }
 
-// Keeps no cache: what is reserved is what is allocated.
+// Keeps no cache: reserved and allocated bytes are equal.
 struct DeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     return memory().make(t_device, bytes);

@@ -1,5 +1,5 @@
-// What is remembered of operators whose values do not matter: by operator, shapes, types and numbers, what they give and
-// what their kernels cost.
+// The cache of shapes-only mode: operator, shapes, types and numbers of a call -> shapes of its results, and the cost of
+// its kernels.
 #pragma once
 
 #include "operators.h"

@@ -32,5 +32,5 @@ enum {
     ROW_await,
     ROW_backward,      /* a backward pass; rows that belong to it come after it, and before its end */
     ROW_backward_end,
-    ROW_mark           /* what was issued so far belongs to what ends here */
+    ROW_mark           /* the end of a training step; all rows so far belong to it or to earlier ones */
 };

@@ -167,7 +167,7 @@ static void touch_blocks(Finder *finder, uint32_t number) {
     }
 }
 
-/* What a row comes after by its version, and by the backward pass that it belongs to. */
+/* The rows that come before a row because of its version and its backward pass. */
 static void follow_versions(Finder *finder, uint32_t number) {
     const TraceRow *row = &finder->input->rows[number];
     Version *versions = finder->order->versions;

@@ -43,7 +43,7 @@ enum { REPLAY_DONE = 0, REPLAY_FULL = 1, REPLAY_STUCK = 2 };
 
 #define NO_ROW UINT32_MAX
 
-/* What a row waits for: a row of another thread. */
+/* A row of another thread that a row waits for. */
 typedef struct {
     uint32_t thread, row;
 } Earlier;
@@ -101,7 +101,7 @@ void blocks_end(BlockTable *blocks);
 
 typedef struct Replay Replay;
 
-/* `input` and what it points to stay the caller's, and must live as long. */
+/* The caller keeps `input` and all arrays in it until the replay is freed. */
 Replay *replay_new(const ReplayInput *input);
 
 /* Runs all rows. After REPLAY_FULL ask for the shortage, after REPLAY_STUCK for the rows that wait for each other. */

@@ -50,11 +50,11 @@ class Replayed:
     """A trace in virtual time.
 
     Attributes:
-        trace: what was replayed.
+        trace: the replayed trace.
         begin_ns: by row: when a kernel or copy began; -1 for other rows, but events and marks.
         end_ns: when it ended; of a recorded event when it passed; of a mark when all rows before it had ended.
         host_ns: when the row's thread came to it.
-        memory: of each device, of what the trace allocates.
+        memory: of each device; only the allocations of the trace count.
     """
 
     trace: Trace
@@ -114,7 +114,7 @@ def replay(trace: Trace, machine: Machine, *, host_time: bool = True, limited: b
 
 
 class _Columns:
-    """What the rows need beside themselves.
+    """Columns beside the rows.
 
     Attributes:
         held: rows, blocks, nanoseconds of each row and its bus.

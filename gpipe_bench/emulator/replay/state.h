@@ -1,4 +1,4 @@
-/* A replay while it runs: its clock, and what it keeps beside that. */
+/* A running replay: its clock and its own state. */
 
 #ifndef GPIPE_BENCH_REPLAY_STATE_H
 #define GPIPE_BENCH_REPLAY_STATE_H
@@ -16,10 +16,10 @@ struct Replay {
     int64_t stream_names;   /* of a device, from 0 */
     uint32_t *streams;      /* by device and name; those of the trace, then one of each thread, on which it waits */
     uint32_t first_own;     /* of the threads' streams */
-    OperationRefs recorded; /* what ran when events were recorded */
+    OperationRefs recorded; /* operations that events wait for */
     VECTOR(uint32_t) recorded_rows; /* and whose rows these are */
     int64_t *first_recorded, *end_recorded; /* of each version */
-    const Earlier **awaited; /* what each thread waits for, or NULL */
+    const Earlier **awaited; /* the row that each thread waits for, or NULL */
     uint32_t *watchers;      /* how many threads wait for each */
 };
 

@@ -2,7 +2,7 @@
 
 #include "state.h"
 
-/* What a thread is at: a row that it comes to, or one that it has issued. */
+/* The state of a thread: it comes to a row, or has issued it. */
 enum { ARRIVES, ISSUED };
 
 /* --- rows that wait for other threads ----------------------------------------------------------------------------- */
@@ -103,7 +103,7 @@ static void record_event(Replay *replay, const TraceRow *row)
         PUSH(replay->recorded_rows, clock->operations.items[replay->recorded.items[place].place].record);
 }
 
-/* What is issued to a stream from now on begins after an event. One from before the trace has happened. */
+/* Later work of a stream begins after an event. An event from before the trace has happened. */
 static void await_event(Replay *replay, uint32_t stream, int64_t number)
 {
     int64_t version = order_version(&replay->order, number);

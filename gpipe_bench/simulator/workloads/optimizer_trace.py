@@ -17,7 +17,7 @@ from gpipe_bench.simulator.tracing.recorder import Recorder
 from gpipe_bench.simulator.tracing.steps import Alloc, Free, Kernel, Step
 from gpipe_bench.simulator.workloads.optimizers import PROBE, OptimizerTrace
 
-__all__ = ["make_optimizer", "trace_step", "update"]
+__all__ = ["make_optimizer", "trace_step"]
 
 _MAKERS: Final = MappingProxyType(
     {
@@ -35,12 +35,6 @@ def make_optimizer(name: str, parameters: Iterable[Tensor]) -> torch.optim.Optim
     """The optimizer of one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`."""
     made: torch.optim.Optimizer = _MAKERS[name](list(parameters))  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
     return made
-
-
-def update(optimizer: torch.optim.Optimizer) -> None:
-    """What follows a backward pass: a step, then gradients are zeroed in place, as in the published runs."""
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
 
 
 def trace_step(name: str, dtype: str, *, master: bool = False) -> OptimizerTrace:
@@ -75,7 +69,9 @@ def _step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, own: nn.Par
     """Update a parameter by the one that the optimizer has, its master copy or itself, and zero its gradient."""
     gradient = parameter.grad
     if own is parameter or gradient is None:
-        update(optimizer)
+        optimizer.step()
+        # In place, as in the published runs.
+        optimizer.zero_grad(set_to_none=False)
         return
     own.grad = gradient.float()
     if parameter.dtype is torch.float16:
