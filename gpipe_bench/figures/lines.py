@@ -21,7 +21,13 @@ _AXIS_IN: Final = 0.34
 _MARKS: Final[dict[str, dict[str, Any]]] = {
     "published": {"marker": "d", "markersize": 6.5, "markerfacecolor": "none", "markeredgecolor": INK},
     "simulated": {"marker": "o", "markersize": 3.6, "color": EVIDENCE_COLOURS["simulated"]},
-    "emulated": {"marker": "^", "markersize": 3.6, "color": EVIDENCE_COLOURS["emulated"]},
+    # Often on the simulated one, so open and larger.
+    "emulated": {
+        "marker": "^",
+        "markersize": 6.5,
+        "markerfacecolor": "none",
+        "markeredgecolor": EVIDENCE_COLOURS["emulated"],
+    },
     "measured": {"marker": "s", "markersize": 3.6, "color": EVIDENCE_COLOURS["measured"]},
 }
 
@@ -74,7 +80,7 @@ def _draw(axes: Axes, lines: Sequence[Line], pair: tuple[str, str]) -> None:
     axes.set_xlim(0, max((value for line in lines for value in line.known.values()), default=1.0) * 1.08)
     for y, line in enumerate(lines):
         for kind, value in line.known.items():
-            axes.plot(value, y, linestyle="none", zorder=4 if kind == "published" else 3, **_MARKS[kind])
+            axes.plot(value, y, linestyle="none", zorder=4 if kind in ("published", "emulated") else 3, **_MARKS[kind])
         _note(axes, y, line, pair)
 
 

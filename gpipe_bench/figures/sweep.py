@@ -109,19 +109,24 @@ def _simulated_twin(head: Row, groups: Sequence[Sequence[Row]]) -> Sequence[Row]
 def _add_emulated(page: Page, group: Sequence[Row], twin: Sequence[Row]) -> None:
     """Emulated cells, few of the sweep, each beside its simulated one."""
     simulated = {_cell(point): point for point in points_of(twin)}
-    lines = []
-    for point in points_of(group):
+    points, lines = points_of(group), []
+    batches = {point.batch for point in points}
+    for point in points:
         both = {"simulated": simulated.get(_cell(point)), "emulated": point}
         known = {kind: one.throughput for kind, one in both.items() if one and one.throughput}
         failures = {kind: one.row.status for kind, one in both.items() if one and not one.throughput}
         n, chunks, batch, mode = _cell(point)
-        lines.append(Line(f"n={n} m={chunks} b={batch}\n{mode}", known, failures))
+        size = f"n={n} m={chunks}" if len(batches) == 1 else f"n={n} b={batch}\nm={chunks}"
+        lines.append(Line(f"{size}\n{mode}", known, failures))
     page.heading(f"{group[0].model}: cells of the sweep that are emulated, too", "simulated", "emulated")
-    page.paragraph(machine_words(group[0]), colour=FAINT)
+    of = f"; batch {min(batches)}" if len(batches) == 1 else ""
+    page.paragraph(f"{machine_words(group[0])}{of}", colour=FAINT)
     page.space(0.05)
-    add_lines(page, lines, "throughput (samples/s)", ("emulated", "simulated"), height_in=0.27)
+    height_in = 0.27 if len(batches) == 1 else 0.4
+    add_lines(page, lines, "throughput (samples/s)", ("emulated", "simulated"), height_in=height_in)
     add_legend(page, ["simulated", "emulated"])
-    page.paragraph("Right: emulated over simulated, minus 1. n: partitions, m: micro-batches, b: batch.", colour=FAINT)
+    batch = "" if len(batches) == 1 else ", b: batch"
+    page.paragraph(f"Right: emulated over simulated, minus 1. n: partitions, m: micro-batches{batch}.", colour=FAINT)
 
 
 def _cell(point: Point) -> tuple[int, int, int, str]:
