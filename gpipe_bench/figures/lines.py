@@ -18,6 +18,7 @@ __all__ = ["Line", "add_legend", "add_lines"]
 _LEFT_IN: Final = 0.98
 _RIGHT_IN: Final = 0.55
 _AXIS_IN: Final = 0.34
+_MIDDLE: Final = 0.45
 _MARKS: Final[dict[str, dict[str, Any]]] = {
     "published": {"marker": "d", "markersize": 6.5, "markerfacecolor": "none", "markeredgecolor": INK},
     "simulated": {"marker": "o", "markersize": 3.6, "color": EVIDENCE_COLOURS["simulated"]},
@@ -40,10 +41,13 @@ class Line:
     known: dict[str, float]
     failures: dict[str, str]
 
-    def note(self, of: str, over: str) -> str:
-        """The value of one kind of evidence over that of another, minus 1, or what failed."""
-        if {of, over} <= set(self.known):
-            return f"{self.known[of] / self.known[over] - 1:+.1%}"
+    def ratio(self, of: str, over: str) -> str:
+        """The value of one kind of evidence over that of another, minus 1; empty where one is unknown."""
+        return f"{self.known[of] / self.known[over] - 1:+.1%}" if {of, over} <= set(self.known) else ""
+
+    @property
+    def failed(self) -> str:
+        """The kinds of evidence that have no value, and why."""
         return ", ".join(f"{evidence}: {status}" for evidence, status in self.failures.items())
 
 
@@ -85,11 +89,12 @@ def _draw(axes: Axes, lines: Sequence[Line], pair: tuple[str, str]) -> None:
 
 
 def _note(axes: Axes, y: int, line: Line, pair: tuple[str, str]) -> None:
-    place, text = axes.get_yaxis_transform(), line.note(*pair)
-    if not text.startswith(("+", "-")):
-        axes.text(0.02, y, text, transform=place, va="center_baseline", color=FAINT, style="italic")
-        return
-    axes.text(1.02, y, text, transform=place, va="center_baseline")
+    """Write the ratio beside the axes, and on the emptier side of the marks which kinds failed."""
+    place = axes.get_yaxis_transform()
+    axes.text(1.02, y, line.ratio(*pair), transform=place, va="center_baseline")
+    least = min(line.known.values(), default=axes.get_xlim()[1])
+    x, side = (0.02, "left") if least > _MIDDLE * axes.get_xlim()[1] else (0.98, "right")
+    axes.text(x, y, line.failed, transform=place, va="center_baseline", ha=side, color=FAINT, style="italic")
 
 
 def _draw_legend(frame: Frame, kinds: Sequence[str]) -> None:

@@ -125,8 +125,8 @@ def _add_emulated(page: Page, group: Sequence[Row], twin: Sequence[Row]) -> None
     height_in = 0.27 if len(batches) == 1 else 0.4
     add_lines(page, lines, "throughput (samples/s)", ("emulated", "simulated"), height_in=height_in)
     add_legend(page, ["simulated", "emulated"])
-    batch = "" if len(batches) == 1 else ", b: batch"
-    page.paragraph(f"Right: emulated over simulated, minus 1. n: partitions, m: micro-batches{batch}.", colour=FAINT)
+    letters = "n: partitions, m: micro-batches" + ("" if len(batches) == 1 else ", b: batch")
+    page.paragraph(f"Right: emulated over simulated, minus 1. {letters}.", colour=FAINT)
 
 
 def _cell(point: Point) -> tuple[int, int, int, str]:
