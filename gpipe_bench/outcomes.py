@@ -1,7 +1,7 @@
 """Rows sorted into groups of comparable runs, and in each the outcome of every variant.
 
 The runs of a group differ in their variant and repeat alone. Those of an ablation on a CPU differ in the way that the
-model is run: the plain loop, the paper's executor, a schedule of the runtime.
+model is run: the plain loop, the micro-batch loop, the paper's executor, a schedule of the runtime.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpipe_bench.schedules import SCHEDULES
 __all__ = [
     "FAILURES",
     "LOOP",
+    "MICROBATCH_LOOP",
     "PAPER",
     "THROUGHPUT",
     "CpuGroup",
@@ -33,6 +34,7 @@ __all__ = [
 FAILURES: Final = ("unsupported", "oom", "error", "skipped")
 THROUGHPUT: Final = "throughput_samples_per_s"
 LOOP: Final = "plain loop"
+MICROBATCH_LOOP: Final = "micro-batch loop"
 PAPER: Final = "paper's executor"
 _BASELINE: Final = "baseline"
 _ON_A_CPU: Final = "dep-x-ptl"
@@ -125,9 +127,9 @@ class CpuGroup(Group):
     REFERENCE: ClassVar[str] = LOOP
 
     def ordered(self) -> list[Outcome]:
-        """The plain loop, the paper's executor and its other variants, then the schedules."""
+        """The loops, the paper's executor and its other variants, then the schedules."""
         others = [name for name in self.outcomes if name not in SCHEDULES]
-        order = dict.fromkeys([LOOP, PAPER, *others, *SCHEDULES])
+        order = dict.fromkeys([LOOP, MICROBATCH_LOOP, PAPER, *others, *SCHEDULES])
         return [self.outcomes[name] for name in order if name in self.outcomes]
 
 
@@ -135,10 +137,10 @@ def way_of(row: Row) -> str:
     """How a row of a CPU's ablation was run; empty for every other row."""
     if (row.experiment, row.evidence, row.device.partition(" ")[0]) != ("ablation", "measured", "cpu"):
         return ""
-    if row.partitions == row.chunks == 1:
-        return LOOP
     if row.backward == "scheduled":
         return row.schedule
+    if row.partitions == 1:
+        return LOOP if row.chunks == 1 else MICROBATCH_LOOP
     return PAPER if row.variant == _ON_A_CPU else row.variant
 
 

@@ -21,17 +21,22 @@ from gpipe_bench.figures.published import (
 )
 from gpipe_bench.figures.style import INK, LEFT_IN, OKABE_ITO
 from gpipe_bench.figures.text import TIMES, significant
-from gpipe_bench.outcomes import LOOP, PAPER, THROUGHPUT, CpuGroup, Outcome
+from gpipe_bench.outcomes import LOOP, MICROBATCH_LOOP, PAPER, THROUGHPUT, CpuGroup, Outcome
 
 __all__ = ["CPU_READING", "add_cpu"]
 
 CPU_READING: Final = (
     "Plain loop: the nn.Sequential without a pipeline, the whole batch at once in one thread, nothing recomputed. "
+    "Micro-batch loop: the same for one micro-batch after another. "
     "Paper's executor: a thread per partition, and autograd runs the backward pass. Below it: schedules of the runtime."
 )
 """What the lines of the panel are."""
 
-_MARKS: Final = {LOOP: Mark("o", OKABE_ITO["black"], 4.0), PAPER: Mark("^", OKABE_ITO["orange"], 4.6)}
+_MARKS: Final = {
+    LOOP: Mark("o", OKABE_ITO["black"], 4.0),
+    MICROBATCH_LOOP: Mark("D", OKABE_ITO["black"], 3.4),
+    PAPER: Mark("^", OKABE_ITO["orange"], 4.6),
+}
 _SCHEDULE: Final = Mark("s", OKABE_ITO["blue"], 3.8)
 
 

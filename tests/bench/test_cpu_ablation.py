@@ -11,7 +11,7 @@ from gpipe_bench.bench.experiments.config import SuiteConfig, parse_config
 from gpipe_bench.bench.running.trial import Trial
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.outcomes import LOOP, PAPER, group_rows, way_of
+from gpipe_bench.outcomes import LOOP, MICROBATCH_LOOP, PAPER, group_rows, way_of
 from tests.bench.cells_of import TINY, cell
 from tests.figures.synthetic import accelerator_ablation, cpu_ablation, cpu_ways
 
@@ -29,11 +29,12 @@ def cells(**settings):
     return list({run.cell.id: run.cell for run in runs}.values())
 
 
-def test_a_worker_per_core_beside_the_plain_loop():
+def test_a_worker_per_core_beside_the_loops():
     found = [(made.backward, made.schedule, made.partitions, made.chunks, made.checkpoint) for made in cells()]
     assert found == [
         ("autograd", "gpipe", 3, 8, "never"),
         ("autograd", "gpipe", 1, 1, "never"),
+        ("autograd", "gpipe", 1, 8, "never"),
         ("scheduled", "gpipe", 3, 8, "never"),
         ("scheduled", "1f1b", 3, 8, "never"),
         ("scheduled", "zb_h1", 3, 8, "never"),
@@ -46,7 +47,13 @@ def test_a_worker_per_core_beside_the_plain_loop():
 
 
 def test_the_plain_loop_recomputes_nothing_whatever_the_pipelines_do():
-    assert [made.checkpoint for made in cells(checkpoint="always", schedules=[])] == ["always", "never"]
+    found = [(made.chunks, made.checkpoint) for made in cells(checkpoint="always", schedules=[])]
+    assert found == [(8, "always"), (1, "never"), (8, "always")]
+
+
+def test_one_core_has_loops_and_no_threads_of_the_papers_executor():
+    found = [(made.partitions, made.chunks) for made in cells(partitions=1, schedules=[])]
+    assert found == [(1, 1), (1, 8)]
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (5, 5), (64, 8)])
@@ -67,7 +74,7 @@ def test_partitions_and_balance_can_be_fixed():
 
 def test_schedules_with_two_partitions_per_worker_need_the_layers():
     few = cells(model_args="depth=1;B=1;C=2;size=4", partitions=9, schedules=["1f1b", "zb_v"])
-    assert [made.schedule for made in few] == ["gpipe", "gpipe", "1f1b"]
+    assert [made.schedule for made in few] == ["gpipe", "gpipe", "gpipe", "1f1b"]
 
 
 def test_a_variant_that_a_cpu_cannot_run_is_asked_for_once():
@@ -94,7 +101,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_rows_of_a_cpu_are_one_group_by_the_way_in_which_they_were_run():
     (group,) = group_rows(cpu_ways())
-    assert [outcome.variant for outcome in group.ordered()] == [LOOP, PAPER, "gpipe", "1f1b", "zb_v"]
+    assert [outcome.variant for outcome in group.ordered()] == [LOOP, MICROBATCH_LOOP, PAPER, "gpipe", "1f1b", "zb_v"]
     assert group.outcomes["1f1b"].ratio(group.baseline).median == 1.8
     assert group.outcomes["zb_v"].failed
 

@@ -78,12 +78,15 @@ def cpu_ablation(repeats: int = 3) -> list[Row]:
 
 
 def cpu_ways(repeats: int = 3) -> list[Row]:
-    """Ways to run a model on an invented CPU: the loop, two speeds of pipelines, and a schedule that failed."""
+    """Ways to run a model on an invented CPU: the loops, two speeds of pipelines, and a schedule that failed."""
     rows = []
-    for way, speed in (("paper", 150), ("loop", 100), ("gpipe", 150), ("1f1b", 180), ("zb_v", None)):
+    speeds = {"paper": 150, "loop": 100, "microbatches": 90, "gpipe": 150, "1f1b": 180, "zb_v": None}
+    for way, speed in speeds.items():
         values: dict[str, Any] = {"checkpoint": "never", "partitions": 2, "balance": "9-9"}
         if way == "loop":
             values |= {"partitions": 1, "chunks": 1, "balance": "18"}
+        elif way == "microbatches":
+            values |= {"partitions": 1, "balance": "18"}
         elif way != "paper":
             values |= {"backward": "scheduled", "schedule": way}
         for k in range(repeats):

@@ -1,8 +1,9 @@
-"""The ablation on a CPU: the plain loop, the paper's executor and the runtime's schedules on the same batch.
+"""The ablation on a CPU: two loops, the paper's executor and the runtime's schedules on the same batch.
 
-plain loop          one partition, one micro-batch: the nn.Sequential in the calling thread, nothing recomputed
-paper's executor    a worker thread per partition, and autograd runs the backward pass
-schedules           the same workers carry out one schedule each; some have two partitions per worker
+plain loop        one partition, one micro-batch: the nn.Sequential in the calling thread, nothing recomputed
+micro-batch loop  one partition: the calling thread trains the micro-batches one after another
+paper's executor  a worker thread per partition, and autograd runs the backward pass
+schedules         the same workers carry out one schedule each; some have two partitions per worker
 """
 
 from __future__ import annotations
@@ -100,13 +101,16 @@ class CpuWorkload(Section):
         return asked or min(usable_processes(1), self._layers(), _MOST)
 
     def cells(self) -> Iterator[Cell]:
-        """The paper's executor, the plain loop, then the schedules that the layers permit."""
+        """The paper's executor, the loops, then the schedules that the layers permit."""
         n = self.workers()
         pipeline: dict[str, Any] = {"partitions": n, "balance": self.balance}
+        whole: dict[str, Any] = {"partitions": 1, "balance": (self._layers(),)}
         place: dict[str, Any]
-        for label in labels_of(self.variants):
+        for label in labels_of(self.variants) if n > 1 else ():
             yield self._cell(variant=label, **pipeline)
-        yield self._cell(partitions=1, balance=(self._layers(),), chunks=1, checkpoint="never")
+        yield self._cell(**whole, chunks=1, checkpoint="never")
+        if self.chunks > 1:
+            yield self._cell(**whole)
         for name in self.schedules:
             place = {"partitions": 2 * n, "balance": ()} if name in TWO_PER_DEVICE else pipeline
             if place["partitions"] <= self._layers():
