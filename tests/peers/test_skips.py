@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.bench.peers.skips import make_stages, translated
+from gpipe_bench.bench.peers.skips import carried, make_stages, translated
 from gpipe_bench.models.unet import unet
 
 
@@ -150,3 +150,21 @@ def test_a_translated_model_speaks_the_language_of_the_rival(model, batch):
 def test_a_model_without_skips_is_left_alone():
     model = nn.Sequential(nn.Linear(2, 2))
     assert translated(model, Rival()) is model
+
+
+def test_a_carried_model_needs_no_skips(model, batch):
+    wanted = model(batch)
+    expected = gradients(model, wanted)
+    other = carried(model)
+    output = other(batch)
+    assert torch.equal(output, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(other, output), expected, strict=True))
+
+
+def test_a_carried_model_has_tuples_between_its_layers_while_skips_are_on_their_way(model, batch):
+    x, widths = batch, []
+    for layer in carried(model):
+        x = layer(x)
+        widths.append(len(x) if isinstance(x, tuple) else 1)
+    assert max(widths) == 3
+    assert widths[-1] == 1

@@ -3,9 +3,10 @@
     package ── its own threads, autograd, streams ──> trace ──> replay on P40s ──> times of steps, reserved memory
 
 The packages run as they are installed, but for their module ``stream``, see
-:mod:`gpipe_bench.bench.peers.virtual_streams`. The three components that torchgpipe can go without are left out as its
-own benchmark did: without ``depend`` there are no Fork and Join, and copies may go on the compute streams. It has no
-early recomputation across devices on PyTorch 2.9 and later, where autograd lets a copy's receiver wait for its sender.
+:mod:`gpipe_bench.bench.peers.virtual_streams`. torchgpipe goes without a component as follows. Without Fork and Join:
+``depend`` does nothing. Without copy streams: copies go on the compute streams. Without portals: skips are no skips of
+its own, but ride in the tuple of their micro-batch. It has no early recomputation across devices on PyTorch 2.9 and
+later, where autograd lets a copy's receiver wait for its sender.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from gpipe_bench.components import Components
+from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.processes import Child
 from gpipe_bench.rows import Row
@@ -31,15 +32,10 @@ _PROFILE: Final = "p40"
 _STEPS: Final = 6
 _ENGINE: Final = "gpipe_bench"
 _VARIANTS: Final = {
-    _ENGINE: ("x-x-ptl", "dep-x-ptl", "x-str-ptl", "dep-str-ptl"),
-    "torchgpipe": ("x-x-ptl", "dep-x-ptl", "x-str-ptl", "dep-str-ptl"),
+    _ENGINE: PUBLISHED,
+    "torchgpipe": PUBLISHED,
     "fairscale": ("dep-str-ptl",),
 }
-_NAMES: Final = {
-    "torchgpipe": ("torchgpipe", "torchgpipe", "GPipe"),
-    "fairscale": ("fairscale.nn", "fairscale.nn.pipe", "Pipe"),
-}
-"""Where a package has its pipeline, the modules of it, and its name."""
 _SPEED: Final = ("pipeline-1", "pipeline-2", "pipeline-4", "pipeline-8")
 
 
@@ -210,7 +206,7 @@ def _steps(case: EmulatedCase) -> Iterator[Callable[[], None]]:
 
 
 def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
-    from gpipe_bench.bench.peers.skips import translated
+    from gpipe_bench.bench.peers.skips import carried, translated
     from gpipe_bench.engine.gpipe import GPipe
 
     components = Components.from_label(case.variant)
@@ -220,13 +216,12 @@ def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
     from gpipe_bench.bench.peers.virtual_streams import on_virtual_devices
 
     on_virtual_devices(case.contender)
-    names = ("torchgpipe", "torchgpipe") if case.contender == "torchgpipe" else ("fairscale.nn", "fairscale.nn.pipe")
-    build = (
-        importlib.import_module(names[0]).GPipe if names[0] == "torchgpipe" else importlib.import_module(names[0]).Pipe
-    )
-    skip = importlib.import_module(f"{names[1]}.skip")
-    pipeline: Any = importlib.import_module(f"{names[1]}.pipeline")
-    pipe = build(translated(model, skip).to_empty(device=places[0]), list(case.balance), **options)
+    home = "torchgpipe" if case.contender == "torchgpipe" else "fairscale.nn.pipe"
+    modules: list[Any] = [importlib.import_module(f"{home}{name}") for name in ("", ".pipeline", ".skip")]
+    package, pipeline, skip = modules
+    layers = translated(model, skip) if components.portals else carried(model)
+    build = package.GPipe if case.contender == "torchgpipe" else package.Pipe
+    pipe = build(layers.to_empty(device=places[0]), list(case.balance), **options)
     if not components.fork_join:
         pipeline.depend = lambda _before, _after: None
     if not components.copy_streams:

@@ -2,7 +2,8 @@
 
 torchgpipe and fairscale have skips of their own; a layer made for this project is driven by :func:`translated`, which
 yields their ``stash`` and ``pop`` instead. torch.distributed.pipelining has none: there a :class:`Stage` takes and
-gives skips as further tensors beside its input and output, which is what a user of it would write.
+gives skips as further tensors beside its input and output, which is what a user of it would write. :func:`carried` does
+so for each layer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench.skip import Skippable, stash
 
-__all__ = ["Stage", "make_stages", "translated"]
+__all__ = ["Stage", "carried", "make_stages", "translated"]
 
 
 def translated(model: nn.Sequential, rival: Any) -> nn.Sequential:
@@ -167,6 +168,20 @@ def make_stages(model: nn.Sequential, balance: Sequence[int], recompute: int = 0
     return [
         Stage(layers[a:b], edges[j], edges[j + 1], recompute, sent=sent) for j, (a, b) in enumerate(pairwise(bounds))
     ]
+
+
+def carried(model: nn.Sequential) -> nn.Sequential:
+    """``model`` without skips: each layer takes a tuple of its input and of all skips that pass it, and gives one."""
+    return nn.Sequential(*map(_Carrier, make_stages(model, [1] * len(model))))
+
+
+class _Carrier(nn.Module):
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, given: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        return self.stage.run(*given) if isinstance(given, tuple) else self.stage.run(given)
 
 
 def _crossing(model: nn.Sequential, bound: int) -> Iterator[Any]:
