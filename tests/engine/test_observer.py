@@ -188,7 +188,7 @@ def nodes(output: Tensor) -> list[str]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        found.append(node.name())
+        found.append(type(node).__name__)
         queue += [following for following, _ in node.next_functions]
     return sorted(found)
 

@@ -74,7 +74,7 @@ def _nodes(values: Values) -> Iterator[Node]:
     todo = [value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None]
     while todo:
         node = todo.pop()
-        if node in seen or node.name().endswith("AccumulateGrad"):
+        if node in seen or type(node).__name__ == "AccumulateGrad":
             continue
         seen.add(node)
         todo.extend(parent for parent, _ in node.next_functions if parent is not None)

@@ -24,7 +24,7 @@ def nodes_of(output):
         if node is not None and node not in seen:
             seen.add(node)
             todo += [behind for behind, _ in node.next_functions]
-    names = Counter(node.name().removesuffix("Backward") for node in seen)
+    names = Counter(type(node).__name__.removesuffix("Backward") for node in seen)
     return {name: names[name] for name in OURS if names[name]}
 
 
