@@ -274,6 +274,37 @@ def test_an_observer_sees_both_halves_of_each_backward_pass_once(schedule, check
     assert {seen.finished for seen in watch.seen} == {1}
 
 
+class Product(torch.autograd.Function):
+    """x times w, as a node made in Python."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad * w, (grad * x).sum(0)
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x):
+        return Product.apply(x, self.weight).tanh()
+
+
+@pytest.mark.parametrize("schedule", SPLIT)
+@every_mode
+def test_weights_of_functions_made_in_python(schedule, checkpoint):
+    plain = nn.Sequential(*(Scale() for _ in range(4))).double()
+    pipe = scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=3, checkpoint=checkpoint)
+    assert_same(*(step(model, samples(7, 3), targets(7)) for model in (pipe, plain)))
+
+
 @pytest.mark.parametrize("schedule", SPLIT)
 def test_weights_wait_for_w(schedule):
     """Until the action W(i, j), no weight of partition j has a gradient of micro-batch i."""

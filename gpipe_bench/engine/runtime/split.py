@@ -12,15 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 __all__ = ["WeightsLater", "backward_inputs", "branching", "reaching"]
 
 Grads = tuple[Tensor | None, ...]
+
+# A node made in Python ends with its graph before PyTorch 2.13, whoever else holds it.
+_NODES_STAY: Final = torch.__version__ >= "2.13"
 
 
 class WeightsLater:
@@ -29,11 +33,15 @@ class WeightsLater:
     Args:
         branches: nodes on the way to the inputs, each with the weights that branch off there.
         ends: edges and gradients that do not lead to the inputs at all.
+
+    Attributes:
+        graph: edges that keep the nodes alive, where nothing else does.
     """
 
     def __init__(self, branches: dict[Node, list[Tensor]], ends: list[tuple[GradientEdge, Tensor]]) -> None:
         self._branches, self._ends = branches, ends
         self._arrived: dict[Node, Grads] = {}
+        self.graph: Sequence[GradientEdge] = ()
 
     def note(self, node: Node, grads: Grads) -> None:
         """Called by autograd when the gradients of a node have arrived."""
@@ -53,6 +61,7 @@ class WeightsLater:
                 torch.autograd.backward(edges, theirs, inputs=self._branches[node])
                 handle.remove()
         self._arrived.clear()
+        self.graph = ()
 
 
 def backward_inputs(
@@ -76,6 +85,8 @@ def backward_inputs(
     if branches is None:
         return None
     later = WeightsLater(branches, ends)
+    if not _NODES_STAY and any(isinstance(node, BackwardCFunction) for node in branches):
+        later.graph = edges
     through = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if reaches[edge.node]]
     if not through:
         return (None,) * len(inputs), later
