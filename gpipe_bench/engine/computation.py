@@ -16,8 +16,7 @@ from gpipe_bench.engine.microbatch import MicroBatch, Values, versions
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import Batch, Draws
-from gpipe_bench.engine.streams import Stream, use_stream
-from gpipe_bench.engine.transfer import Endpoint, Route
+from gpipe_bench.engine.transfer import Endpoint, Route, Stream, use_stream
 from gpipe_bench.skip.trees import TreeSpec
 
 __all__ = ["BatchContext", "Computation"]

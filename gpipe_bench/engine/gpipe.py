@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_settings
-from gpipe_bench.engine.layers import Device
 from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
 from gpipe_bench.engine.pipeline import Pipeline
-from gpipe_bench.engine.runtime.lists import ScheduleLike
 
 __all__ = ["GPipe"]
 
@@ -71,35 +68,6 @@ class GPipe(Pipeline):
         DeviceCountError: an IndexError; there are fewer devices than partitions, or this machine lacks one of them.
         ScheduleError: a ValueError; the schedule does not exist, or not for these partitions and devices.
     """
-
-    def __init__(
-        self,
-        module: nn.Sequential,
-        balance: Sequence[int] | None = None,
-        *,
-        devices: Sequence[Device] | None = None,
-        chunks: int = 1,
-        checkpoint: str = "except_last",
-        deferred_batch_norm: bool = False,
-        components: Components | None = None,
-        schedule: ScheduleLike | Iterable[Iterable[tuple[str, int, int]]] | None = None,
-        backward: str | None = None,
-        transfer: str = "direct",
-        workers: str = "always",
-    ) -> None:
-        super().__init__(
-            module,
-            balance,
-            devices=devices,
-            chunks=chunks,
-            checkpoint=checkpoint,
-            deferred_batch_norm=deferred_batch_norm,
-            components=components,
-            schedule=schedule,
-            backward=backward,
-            transfer=transfer,
-            workers=workers,
-        )
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module
         """Run one batch through the pipeline.

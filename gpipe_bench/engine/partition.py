@@ -11,8 +11,7 @@ from torch import nn
 
 from gpipe_bench.engine.microbatch import Values, flatten, unflatten
 from gpipe_bench.engine.sequential import Arguments, PipeSequential
-from gpipe_bench.engine.streams import Stream, current_stream, has_streams, new_stream
-from gpipe_bench.engine.transfer import Endpoint
+from gpipe_bench.engine.transfer import Endpoint, Stream, current_stream, has_streams, new_stream
 from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.skippable import Skippable

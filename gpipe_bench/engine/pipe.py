@@ -100,6 +100,9 @@ class Pipe(Pipeline):
         BalanceError: a ValueError; ``balance`` does not fit ``module`` or its devices.
     """
 
+    _container = PipeSequential
+    _is_placed = True
+
     def __init__(
         self,
         module: nn.Sequential,
@@ -128,11 +131,8 @@ class Pipe(Pipeline):
             deferred_batch_norm=deferred_batch_norm,
             components=components,
             schedule=schedule,
-            backward=None,
             transfer=transfer,
             workers=workers,
-            container=PipeSequential,
-            several=len(set(devices)) if len(set(devices)) > 1 else max(len(devices) // 2, 1),
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> LocalValue:

@@ -19,7 +19,7 @@ from torch import Tensor
 from gpipe_bench.engine.batchnorm import deferring
 from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.in_place import InPlace
+from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
@@ -41,8 +41,8 @@ __all__ = ["Pipeline"]
 Gather = Callable[[list[MicroBatch]], MicroBatch]
 
 
-class Pipeline(InPlace):
-    """Runs batches; see :class:`gpipe_bench.engine.in_place.InPlace`."""
+class Pipeline(Layers):
+    """Runs batches; see :class:`gpipe_bench.GPipe` for the arguments."""
 
     def _forward(self, microbatches: list[MicroBatch], gather: Gather) -> Any:
         """What the last layer gives for micro-batches.

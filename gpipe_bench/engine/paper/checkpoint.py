@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, can_have_gradient, cut, needs_gradient
 from gpipe_bench.engine.nodes import apply, edge_of, pass_through
-from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
+from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
 __all__ = ["Slot", "check_whole", "checkpoint"]
 

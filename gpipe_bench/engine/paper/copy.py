@@ -19,8 +19,7 @@ from torch.autograd import Function
 
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.nodes import apply, pass_through
-from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
-from gpipe_bench.engine.transfer import Holding, Route, move, move_back
+from gpipe_bench.engine.transfer import Holding, Route, Stream, move, move_back, use_stream, wait_stream
 
 __all__ = ["Portal", "copy", "wait"]
 

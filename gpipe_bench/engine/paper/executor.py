@@ -17,8 +17,7 @@ from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
 from gpipe_bench.engine.paper.copy import Portal, copy, wait
 from gpipe_bench.engine.paper.dependency import Join, fork
 from gpipe_bench.engine.paper.marks import run_marked
-from gpipe_bench.engine.streams import Stream, use_stream
-from gpipe_bench.engine.transfer import Holding, at_end_of_backward
+from gpipe_bench.engine.transfer import Holding, Stream, at_end_of_backward, use_stream
 from gpipe_bench.engine.worker import Result, Workers, raised, result_of
 from gpipe_bench.program import Plan
 from gpipe_bench.skip.layout import SkipLayout

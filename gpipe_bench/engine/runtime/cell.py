@@ -28,7 +28,7 @@ from gpipe_bench.engine.microbatch import (
 )
 from gpipe_bench.engine.nodes import apply, edge_of, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
-from gpipe_bench.engine.streams import use_stream
+from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.program import HANDED_OVER_BYTES
 
 __all__ = ["Cell", "Inlet", "receive"]

@@ -22,7 +22,7 @@ from gpipe_bench.engine.nodes import apply, get_phony, new_leaf
 from gpipe_bench.engine.paper.checkpoint import check_whole
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.runtime import Runtime
-from gpipe_bench.engine.streams import Stream, current_stream, wait_stream
+from gpipe_bench.engine.transfer import Stream, current_stream, wait_stream
 
 __all__ = ["BackwardPass", "Outputs", "attach"]
 

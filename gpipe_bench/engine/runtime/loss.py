@@ -11,7 +11,7 @@ from torch import Tensor
 from gpipe_bench.engine.context import ExecutionContext
 from gpipe_bench.engine.microbatch import MicroBatch, unflatten
 from gpipe_bench.engine.runtime.cell import Inlet, receive
-from gpipe_bench.engine.streams import Stream, use_stream
+from gpipe_bench.engine.transfer import Stream, use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
 
 __all__ = ["Losses", "check_loss", "check_target", "split_targets"]

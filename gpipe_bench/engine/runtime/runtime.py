@@ -20,8 +20,7 @@ from gpipe_bench.engine.computation import BatchContext, Computation
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
-from gpipe_bench.engine.streams import wait_stream
-from gpipe_bench.engine.transfer import Holding, move, move_back
+from gpipe_bench.engine.transfer import Holding, move, move_back, wait_stream
 from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, raised, start_thread
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.layout import SkipLayout
