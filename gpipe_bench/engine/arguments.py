@@ -32,11 +32,7 @@ WORKERS = ("always", "never", "auto")
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
-    """The items of a collection as a list.
-
-    Raises:
-        TypeError: something that is no collection, or a string.
-    """
+    """The items of a collection as a list."""
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -49,9 +45,6 @@ def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
 
     Returns:
         Whether the runtime does, with a schedule.
-
-    Raises:
-        ValueError: ``backward`` is no choice, or contradicts the schedule.
     """
     if backward is not None:
         check_choice("backward", backward, BACKWARDS)
@@ -65,9 +58,6 @@ def check_settings(chunks: int, checkpoint: str, workers: str) -> int:
 
     Returns:
         ``chunks`` as Python's integer.
-
-    Raises:
-        ValueError: ``chunks`` is not a positive whole number, or ``checkpoint`` or ``workers`` is no choice.
     """
     number = _positive(chunks)
     if number is None:
@@ -86,11 +76,7 @@ def _positive(value: object) -> int | None:
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Check that an argument is one of its choices.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Check that an argument is one of its choices."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
 
@@ -100,9 +86,6 @@ def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[
 
     Returns:
         ``balance`` in Python's integers.
-
-    Raises:
-        BalanceError: a ValueError; it does not.
     """
     count = len(module)
     if balance is None:
@@ -125,18 +108,7 @@ def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[
 def resolve_devices(
     devices: Sequence[torch.device | str | int] | None, count: int, partitions: int
 ) -> list[torch.device]:
-    """The first ``count`` devices, with their indices.
-
-    Args:
-        devices: default: all CUDA devices.
-        count: how many are needed.
-        partitions: what for, for the message.
-
-    Raises:
-        DeviceCountError: an IndexError; there are fewer, or one is not on this machine.
-        ValueError: one has a name that PyTorch does not know.
-        TypeError: one is no name of a device.
-    """
+    """The first ``count`` devices, with their indices."""
     source = "devices given"
     if devices is None:
         devices, source = cuda_devices(), "CUDA devices on this machine"
@@ -155,10 +127,6 @@ def cuda_devices() -> list[torch.device]:
 
 def named_device(argument: str, name: torch.device | str | int) -> torch.device:
     """The device of that name, with its index: the current one of its type where ``name`` has none.
-
-    Args:
-        argument: what it was given as, for the message.
-        name: a type with or without index, or the index of an accelerator.
 
     Raises:
         DeviceCountError: an IndexError; this machine does not have it.

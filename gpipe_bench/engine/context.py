@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils import parametrize
 
-__all__ = ["ExecutionContext", "is_checkpointing", "is_recomputing"]
+__all__ = ["ExecutionContext", "is_checkpointing", "is_recomputing", "uncached_weights"]
 
 
 class _Flags(threading.local):
@@ -105,3 +106,29 @@ class _Modes(AbstractContextManager[None]):
         grad, _flags.now = self._before
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
+
+
+@contextmanager
+def uncached_weights(*, shared: bool, anew: bool) -> Iterator[None]:
+    """Refuse PyTorch's cache of parametrized weights in a block where it could give a wrong weight.
+
+    Within ``torch.nn.utils.parametrize.cached()`` a weight is computed once, and the next layer that asks, in whatever
+    thread, gets it. Among tasks at the same time, in graphs of their own, that is the weight of another task: without a
+    graph, of a graph that was run backward already, or of a copy of the layer.
+
+    Args:
+        shared: whether tasks run at the same time, so that no layer may open the cache.
+        anew: whether each task has a graph of its own, so that the cache may not be open around the block.
+    """
+    before = parametrize._cache  # noqa: SLF001 - there is no public way to ask; a new one when the last block ends
+    if anew and parametrize._cache_enabled:  # noqa: SLF001 - as above; the number of blocks
+        raise RuntimeError(
+            "parametrized weights must be computed in each task, got parametrize.cached() around a batch with "
+            "checkpoints or a schedule; leave it out, or use checkpoint='never' without schedule and backward"
+        )
+    yield
+    if shared and parametrize._cache is not before:  # noqa: SLF001 - as above
+        raise RuntimeError(
+            "parametrized weights must be computed in each task, got parametrize.cached() within a layer, whose cache "
+            "is that of all partitions; take the weight once instead, as in weight = self.linear.weight"
+        )

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.aliases import aliased_values
-from gpipe_bench.engine.microbatch import MicroBatch, check_device, flatten
+from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.sequential import Arguments
 from gpipe_bench.skip.trees import TreeSpec, tree_flatten, tree_unflatten
 
@@ -37,11 +36,6 @@ class NoChunk:
 
 def check_arguments_of_batch(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None) -> None:
     """Check what a caller hands to the pipeline.
-
-    Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
-        device: of the first partition; None if there is no partition, then any device is right.
 
     Raises:
         TypeError: no tensor among the arguments.
@@ -109,7 +103,7 @@ def gather_values(microbatches: Sequence[MicroBatch]) -> MicroBatch:
             f"results of all micro-batches must have one form, got {forms}; return the same tuple from every one"
         )
     columns = zip(*(items for items, _ in results), strict=True)
-    return MicroBatch.wrap(tree_unflatten([_gathered(column) for column in columns], results[0][1]))
+    return MicroBatch(*flatten(tree_unflatten([_gathered(column) for column in columns], results[0][1])))
 
 
 def _items(value: Any) -> tuple[list[Any], TreeSpec]:

@@ -25,13 +25,7 @@ def apply(function: type[Function], *args: Any) -> Any:
 
 
 def behind(function: type[Function], values: Values, *args: Any) -> Values:
-    """``values`` with those that require a gradient behind a node.
-
-    Args:
-        function: takes ``args``, then these tensors, and gives as many.
-        values: flat values.
-        args: see ``function``.
-    """
+    """``values`` with those that require a gradient behind a node."""
     indices = differentiable(values)
     if not indices:
         return values

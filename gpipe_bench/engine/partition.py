@@ -57,10 +57,6 @@ class Partition:
         """The compute stream for a batch that the calling thread is about to issue."""
         return self.own_stream if self.own_stream is not None else current_stream(self.device)
 
-    def moves_to(self, other: Partition, transfer: str) -> bool:
-        """Whether tensors are copied to ``other``: not within one device, unless through the host to another row."""
-        return self.device != other.device or (transfer == "host" and self.row != other.row)
-
     def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
         if not (copy_streams and has_streams(self.device)):
@@ -70,12 +66,7 @@ class Partition:
         return [Endpoint(self.device, copying, computing) for copying in self.copying[:m]]
 
     def compute(self, flat: Values, count: int, structure: TreeSpec | None) -> tuple[Values, TreeSpec | None]:
-        """Run the layers.
-
-        Args:
-            flat: the values of a micro-batch, then the incoming skips.
-            count: how many of them are the micro-batch's.
-            structure: how the first layer sees these.
+        """Run the layers on ``count`` values of a micro-batch, which the first layer sees so, and the incoming skips.
 
         Returns:
             The values of the last layer, then the outgoing skips; and the structure of the former.
@@ -97,16 +88,10 @@ def place(
     portals: bool,
     transfer: str,
 ) -> list[Partition]:
-    """Put partitions on devices.
+    """Put partitions on devices; ``rows`` are their devices of the schedule.
 
-    Args:
-        partitions: the layers of each.
-        devices: one per partition.
-        rows: for each partition the device of the schedule.
-        layout: the skips between them.
-        portals: whether a skip goes from its source to its destination in one hop. Otherwise it rides along, and every
-            partition between takes it in and gives it out.
-        transfer: ``direct`` or ``host``.
+    With portals a skip goes from its source to its destination in one hop. Else it rides along, and every partition
+    between takes it in and gives it out.
     """
     places = []
     own: dict[int, Stream] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpipe_bench.engine.batchnorm import deferring
 from gpipe_bench.engine.computation import BatchContext
-from gpipe_bench.engine.context import ExecutionContext
+from gpipe_bench.engine.context import ExecutionContext, uncached_weights
 from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.nodes import behind
@@ -29,7 +29,6 @@ from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attac
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
 from gpipe_bench.engine.runtime.runtime import End, Runtime
-from gpipe_bench.engine.weights import uncached_weights
 from gpipe_bench.engine.worker import Workers, in_fresh_thread
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.program import Plan, run_forward
@@ -78,16 +77,7 @@ class Pipeline(Layers):
         *,
         return_output: bool,
     ) -> Any:
-        """A training step: the loss of the batch, and its output if asked for.
-
-        Args:
-            microbatches: the batch; emptied, so that nothing of it outlives its use.
-            sizes: of the micro-batches.
-            target: of the batch.
-            loss: of (output, target).
-            gather: puts the outputs of micro-batches together.
-            return_output: whether to.
-        """
+        """A training step: the loss of the batch, and its output if asked for. Empties ``microbatches``."""
         if not callable(loss):
             raise TypeError(
                 f"loss must be a function of (output, target), got {loss!r:.60}; pass one, such as mse_loss"
@@ -129,11 +119,13 @@ class Pipeline(Layers):
         alone = not self._has_threads(plan)
 
         def run() -> list[MicroBatch]:
-            with batch.execution.applied(), ExitStack() as stack:
-                indices = sorted({partition.worker for partition in self._places})
-                workers = None if alone else stack.enter_context(Workers(indices))
+            with batch.execution.applied():
+                workers = None if alone else Workers(sorted({partition.worker for partition in self._places}))
                 executor = PaperExecutor(plan, self._layout, microbatches, batch, workers, stop)
-                run_forward(plan, executor)
+                try:
+                    run_forward(plan, executor)
+                finally:
+                    executor.drain()
                 return executor.microbatches
 
         with self._entered(plan, microbatches) as batch:

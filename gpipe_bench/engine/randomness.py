@@ -39,11 +39,7 @@ _cpu_lock = threading.RLock()
 
 
 class Randomness:
-    """Which way each partition goes; lives as long as the pipeline.
-
-    Args:
-        devices: one per partition.
-    """
+    """Which way each partition goes; lives as long as the pipeline."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = list(devices)
@@ -64,13 +60,7 @@ class Randomness:
 
 
 class Batch:
-    """The random numbers of one forward pass and its recomputations.
-
-    Args:
-        randomness: of the pipeline.
-        concurrent: whether tasks of this batch can run at the same time.
-        training: training mode of the pipeline.
-    """
+    """The random numbers of one forward pass and its recomputations."""
 
     def __init__(self, randomness: Randomness, *, concurrent: bool, training: bool) -> None:
         self.randomness = randomness

@@ -229,11 +229,7 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 
 
 class Holding:
-    """What the copies of one batch's backward pass are reading; used by all of its threads.
-
-    Args:
-        at_end: is given :meth:`clear`, to call it when the backward pass has been issued.
-    """
+    """What the copies of one batch's backward pass are reading; used by all of its threads."""
 
     def __init__(self, at_end: Callable[[Callable[[], None]], None] = lambda _: None) -> None:
         self._at_end = at_end

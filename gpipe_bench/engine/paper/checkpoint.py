@@ -32,11 +32,7 @@ __all__ = ["Slot", "check_whole", "checkpoint"]
 
 
 class Slot:
-    """What Checkpoint and Recompute of one task share: the task, and its graph once it is there.
-
-    Args:
-        computation: the task.
-    """
+    """What Checkpoint and Recompute of one task share: the task, and its graph once it is there."""
 
     __slots__ = ("_filled", "computation")
 
@@ -101,14 +97,7 @@ class Checkpoint(Function):
 
 
 def checkpoint(slot: Slot, values: Values, edge: Tensor, *, keep: bool = False) -> Values:
-    """Compute a task as one node of the graph.
-
-    Args:
-        slot: the task.
-        values: flat inputs.
-        edge: a phony that requires a gradient: it keeps the node in the graph when no input does.
-        keep: whether to keep the activations, not to be recomputed.
-    """
+    """Compute a task as one node of the graph."""
     with use_stream(slot.computation.stream), torch.enable_grad():
         outputs: Values = apply(Checkpoint, edge, slot, keep, *values)
     return outputs
@@ -151,10 +140,6 @@ class Guard(Function):
 
 def check_whole(what: str, instead: str) -> None:
     """Within a backward pass, check that it is one that computes gradients of all parameters, once.
-
-    Args:
-        what: what needs it to be so.
-        instead: what to use otherwise.
 
     Raises:
         RuntimeError: second derivatives or gradients of some tensors only are asked for.

@@ -42,14 +42,7 @@ class Portal(Copy):
 
 
 def copy(route: Route, holding: Holding, values: Values, node: type[Copy] = Copy) -> Values:
-    """Move ``values`` along ``route``; what is no tensor stays as it is.
-
-    Args:
-        route: from where to where.
-        holding: keeps gradients while they are copied.
-        values: of a micro-batch, and the skips that ride along; or one skip.
-        node: Copy or Portal.
-    """
+    """Move ``values`` along ``route``; what is no tensor stays as it is."""
     with use_stream(route.source.copying), use_stream(route.target.copying):
         moved: Values = apply(node, route, holding, *values)
     return moved

@@ -29,13 +29,8 @@ __all__ = ["PaperExecutor"]
 class PaperExecutor:
     """One batch on its way forward; a method for each step of the program, called from one host thread.
 
-    Args:
-        plan: the order of the steps.
-        layout: the skips between them.
-        microbatches: the micro-batches; replaced by what each partition makes of them.
-        batch: what all tasks share.
-        workers: threads that run the tasks, or None to run them in this thread.
-        stop: ends the batch before its next task, if set.
+    It replaces each of ``microbatches`` by what a partition makes of it. Without workers tasks run in this thread.
+    ``stop`` ends the batch before its next task.
     """
 
     def __init__(  # noqa: PLR0917 - one caller, which gives them all
@@ -130,7 +125,7 @@ class PaperExecutor:
         else:
             flat = raised(self._results.pop((i, j)))
         count = len(flat) - len(partition.outgoing)
-        self.microbatches[i] = MicroBatch(flat[:count], task.structure, task.aliased_of(count))
+        self.microbatches[i] = task.microbatch(flat[:count])
         self._skips[i].update(zip(partition.outgoing, flat[count:], strict=True))
         self._aliased[i] |= {key for index, key in enumerate(partition.outgoing, count) if index in task.aliased}
 

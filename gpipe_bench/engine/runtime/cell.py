@@ -40,9 +40,6 @@ class Inlet:
     A tensor that a layer keeps aside, such as a loss of its own, is no output. A backward pass that begins there comes
     here too, and its gradients would be lost.
 
-    Args:
-        values: inputs of a cell or a loss.
-
     Attributes:
         indices: of the values that need a gradient.
     """
@@ -113,9 +110,6 @@ class Outlet:
 
     A caller of autograd keeps the gradients that it begins with until the backward pass is over, though the last layer
     alone may need them. So one large gradient is handed to a node, which passes it on and forgets it.
-
-    Args:
-        outputs: flat outputs of the cell.
     """
 
     __slots__ = ("_edges", "_handed", "_start")
@@ -162,13 +156,7 @@ class _HandOver(Function):
 
 
 class Cell:
-    """Task (i, j) of one batch.
-
-    Args:
-        task: computes it.
-        checkpointed: whether it keeps only its inputs.
-        splits: whether its backward pass is cut into I and W.
-    """
+    """Task (i, j) of one batch."""
 
     __slots__ = (
         "_checkpointed",

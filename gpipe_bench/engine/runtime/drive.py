@@ -34,9 +34,6 @@ class Outputs:
 
     Args:
         m: micro-batches.
-
-    Attributes:
-        microbatches: what the last partition gave.
     """
 
     def __init__(self, m: int) -> None:
@@ -54,14 +51,7 @@ class Outputs:
 
 
 class BackwardPass:
-    """The backward pass of one batch, which can be run once.
-
-    Args:
-        runtime: has run the forward passes.
-        outputs: its end.
-        lists: its actions.
-        places: for each partition its device, its compute stream, and the caller's stream on the device.
-    """
+    """The backward pass of one batch, which can be run once."""
 
     def __init__(
         self,
@@ -75,11 +65,7 @@ class BackwardPass:
         self._input_grads: list[Tensor | None] = []
 
     def take(self, grads: tuple[Tensor | None, ...]) -> None:
-        """Take the gradients of all outputs, micro-batch by micro-batch.
-
-        Raises:
-            RuntimeError: this is the second backward pass, or one that asks for something else.
-        """
+        """Take the gradients of all outputs, micro-batch by micro-batch."""
         check_whole("a scheduled backward pass", "checkpoint='never' without schedule and backward")
         if self._runtime is None:
             raise RuntimeError(
@@ -169,13 +155,7 @@ class Collect(Function):
 
 
 def attach(backward_pass: BackwardPass, inputs: list[MicroBatch], outputs: list[MicroBatch]) -> list[MicroBatch]:
-    """``outputs`` with a graph in which ``backward_pass`` leads to ``inputs``.
-
-    Args:
-        backward_pass: of the batch.
-        inputs: the micro-batches as they came.
-        outputs: what the last partition made of them.
-    """
+    """``outputs`` with a graph in which ``backward_pass`` leads to ``inputs``."""
     flat = tuple([value for microbatch in outputs for value in microbatch.values])
     if not differentiable(flat):
         return outputs

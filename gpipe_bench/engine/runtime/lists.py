@@ -63,29 +63,14 @@ class ActionLists:
 
 
 class Choice:
-    """The schedule of a pipeline, for any number of micro-batches.
-
-    Args:
-        schedule: see :data:`ScheduleLike`.
-        placement: the device of each partition.
-        rows: how many devices a named schedule is for.
-    """
+    """The schedule of a pipeline, for any number of micro-batches."""
 
     def __init__(self, schedule: ScheduleLike, placement: Sequence[torch.device], rows: int) -> None:
         self.schedule, self._placement, self._rows = schedule, list(placement), rows
         self._cache: dict[tuple[int, int, bool], ActionLists] = {}
 
     def lists(self, m: int, checkpointed: int, *, early_recompute: bool) -> ActionLists:
-        """The lists for m micro-batches.
-
-        Args:
-            m: micro-batches.
-            checkpointed: how many of them are checkpointed, the first ones.
-            early_recompute: whether a recomputation is an action of its own, ahead of its gradient.
-
-        Raises:
-            ScheduleError: the schedule cannot run, or is not for m micro-batches and these partitions.
-        """
+        """The lists for m micro-batches."""
         key = m, checkpointed, early_recompute
         if key not in self._cache:
             self._cache[key] = self._made(*key)

@@ -21,7 +21,7 @@ from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.transfer import Holding, move, move_back, wait_stream
-from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, raised, start_thread
+from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, new_thread, raised
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.layout import SkipLayout
 
@@ -36,10 +36,6 @@ class Stopped(Exception):  # noqa: N818 - no error of its own: another action ha
 
 class Mailboxes:
     """What partitions send each other: a box for each value, which one thread fills and one empties.
-
-    Args:
-        keys: all that will ever be used.
-        places: how many actions there are; each has a place in one order of all.
 
     Attributes:
         limit: actions from this place on will not run.
@@ -56,10 +52,6 @@ class Mailboxes:
 
     def take(self, key: Hashable, place: int) -> Any:
         """Wait until a box is filled, and empty it.
-
-        Args:
-            key: the box.
-            place: of the action that waits.
 
         Raises:
             Stopped: that action will not run.
@@ -93,15 +85,6 @@ class End(Protocol):
 
 class Runtime:
     """One batch.
-
-    Args:
-        layout: the skips between them.
-        microbatches: the micro-batches; given away as they enter the first partition.
-        batch: what all tasks share.
-        lists: the actions of each thread.
-        end: takes outputs, and gives their gradients.
-        learning: whether a backward pass follows.
-        threads: whether every list has a thread.
 
     Attributes:
         input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
@@ -160,9 +143,11 @@ class Runtime:
     def _spread(self, lists: Sequence[Sequence[Action]]) -> None:
         """Carry out the first list here, and each other in a thread."""
         threads = [
-            start_thread(f"gpipe-worker-{number}", partial(self._perform, actions))
+            new_thread(f"gpipe-worker-{number}", partial(self._perform, actions))
             for number, actions in enumerate(lists[1:], 1)
         ]
+        for thread in threads:
+            thread.start()
         self._perform(lists[0])
         for thread in threads:
             thread.join()
@@ -240,7 +225,7 @@ class Runtime:
         last = j == len(self._partitions) - 1
         if not last:
             there = self._moved("copy", i, j, j + 1, flat[:count] if portals else flat)
-            self._boxes.put(("F", i, j + 1, None), MicroBatch(there[:count], task.structure, task.aliased_of(count)))
+            self._boxes.put(("F", i, j + 1, None), task.microbatch(there[:count]))
         for index, key in enumerate(outgoing, count):
             target = self._layout.routes[key][1] if portals else j + 1
             value = self._moved("portal", i, j, target, flat[index : index + 1])[0] if portals else there[index]
