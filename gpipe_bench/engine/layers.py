@@ -33,7 +33,6 @@ from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.partition import Partition, place
 from gpipe_bench.engine.placed import device_of, taken_out
-from gpipe_bench.engine.randomness import Randomness
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.sequential import PipeSequential, check_outermost, check_sharing
 from gpipe_bench.engine.transfer import TRANSFERS, Stream, current_stream, record_stream, wait_stream
@@ -59,7 +58,7 @@ class Layers(nn.Module):
     _deferred: list[DeferredBatchNorm]
     _rows: tuple[int, ...]
     _places: list[Partition]
-    _randomness: Randomness
+    _random_ways: dict[tuple[int, bool], str]
     _observer: Observer | None
     _lock: threading.Lock
 
@@ -207,13 +206,13 @@ class Layers(nn.Module):
         options: Any = {"portals": self.components.portals, "transfer": self.transfer}
         self.__dict__.update(
             _places=place(self.partitions, self.devices, self._rows, self._layout, **options),
-            _randomness=Randomness(self.devices),
+            _random_ways={},
             _observer=self.__dict__.get("_observer"),
             _lock=self.__dict__.get("_lock", threading.Lock()),
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_places", "_randomness", "_observer", "_lock"}
+        process_bound = {"_places", "_random_ways", "_observer", "_lock"}
         return {key: value for key, value in self.__dict__.items() if key not in process_bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

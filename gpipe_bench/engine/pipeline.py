@@ -64,7 +64,7 @@ class Pipeline(Layers):
             outputs, end.microbatches = end.microbatches, []
             self._hand_over(outputs, entering=False)
         if plan.backward:
-            outputs = attach(BackwardPass(runtime, end, lists, self._streams()), microbatches, outputs)
+            outputs = attach(BackwardPass(runtime, end, self._streams()), microbatches, outputs)
         return gather(outputs).unwrap()
 
     def _step(
@@ -146,7 +146,7 @@ class Pipeline(Layers):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
-            randomness = Batch(self._randomness, concurrent=concurrent, training=self.training)
+            randomness = Batch(self.devices, self._random_ways, concurrent=concurrent, training=self.training)
             aside = plan.components.copy_streams and plan.n > 1
             try:
                 yield BatchContext(

@@ -20,7 +20,6 @@ from torch.autograd import Function
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
 from gpipe_bench.engine.nodes import apply, get_phony, new_leaf
 from gpipe_bench.engine.paper.checkpoint import check_whole
-from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.engine.transfer import Stream, current_stream, wait_stream
 
@@ -30,11 +29,7 @@ _CPU = torch.device("cpu")
 
 
 class Outputs:
-    """The end of a pipeline whose loss the caller computes.
-
-    Args:
-        m: micro-batches.
-    """
+    """The end of a pipeline with m micro-batches whose loss the caller computes."""
 
     def __init__(self, m: int) -> None:
         self.microbatches = [MicroBatch((), None)] * m
@@ -51,16 +46,13 @@ class Outputs:
 
 
 class BackwardPass:
-    """The backward pass of one batch, which can be run once."""
+    """The backward pass of one batch, which can be run once.
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        outputs: Outputs,
-        lists: ActionLists,
-        places: list[tuple[torch.device, Stream, Stream]],
-    ) -> None:
-        self._outputs, self._lists, self._places = outputs, lists, places
+    ``places`` are for each partition its device, its compute stream, and the caller's stream on the device.
+    """
+
+    def __init__(self, runtime: Runtime, outputs: Outputs, places: list[tuple[torch.device, Stream, Stream]]) -> None:
+        self._outputs, self._places = outputs, places
         self._runtime: Runtime | None = runtime
         self._input_grads: list[Tensor | None] = []
 
@@ -85,7 +77,7 @@ class BackwardPass:
         if runtime is None:
             return
         try:
-            runtime.run(self._lists.backward)
+            runtime.run(runtime.lists.backward)
         finally:
             after(self._places)
         self._input_grads = [grad for grads in runtime.input_grads for grad in grads]
@@ -155,7 +147,7 @@ class Collect(Function):
 
 
 def attach(backward_pass: BackwardPass, inputs: list[MicroBatch], outputs: list[MicroBatch]) -> list[MicroBatch]:
-    """``outputs`` with a graph in which ``backward_pass`` leads to ``inputs``."""
+    """``outputs`` with a graph in which ``backward_pass`` leads to ``inputs``, the micro-batches as they came."""
     flat = tuple([value for microbatch in outputs for value in microbatch.values])
     if not differentiable(flat):
         return outputs

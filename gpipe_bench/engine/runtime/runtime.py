@@ -103,7 +103,7 @@ class Runtime:
     ) -> None:
         m, partitions = len(microbatches), batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
-        self._partitions, self._layout, self._batch, self._lists, self._end = partitions, layout, batch, lists, end
+        self._partitions, self._layout, self._batch, self.lists, self._end = partitions, layout, batch, lists, end
         self._learning, self._threads = learning, threads
         self._holding = Holding()
         self._ends = batch.ends
@@ -125,7 +125,7 @@ class Runtime:
         try:
             # A thread of autograd's own, in a backward pass within a backward pass, is itself needed to run cells.
             if self._threads and not is_foreign_thread():
-                in_fresh_thread(partial(self._spread, self._lists.per_thread(order)), self._boxes.stop)
+                in_fresh_thread(partial(self._spread, self.lists.per_thread(order)), self._boxes.stop)
             else:
                 self._perform(order)
             if self._failures:
@@ -155,7 +155,7 @@ class Runtime:
     def _perform(self, actions: Sequence[Action]) -> None:
         do = {"F": self._forward, "R": self._within, "B": self._backward, "I": self._backward, "W": self._within}
         for action in actions:
-            place = self._lists.places[action]
+            place = self.lists.places[action]
             if place >= self._boxes.limit:
                 return
             try:
@@ -181,8 +181,8 @@ class Runtime:
         task = Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
         del microbatch, skips
         if self._learning:
-            checkpointed = (i, j) in self._lists.checkpointed
-            cell = self._cells[i, j] = Cell(task, checkpointed=checkpointed, splits=self._lists.splits)
+            checkpointed = (i, j) in self.lists.checkpointed
+            cell = self._cells[i, j] = Cell(task, checkpointed=checkpointed, splits=self.lists.splits)
             flat = cell.forward(flat)
         else:
             flat = task.forward(flat)
