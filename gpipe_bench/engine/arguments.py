@@ -41,11 +41,7 @@ def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T]
 
 
 def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
-    """Check what orders the backward pass.
-
-    Returns:
-        Whether the runtime does, with a schedule.
-    """
+    """Check what orders the backward pass, and say whether that is a schedule."""
     if backward is not None:
         check_choice("backward", backward, BACKWARDS)
     if has_schedule and backward == "autograd":
@@ -54,11 +50,7 @@ def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
 
 
 def check_settings(chunks: int, checkpoint: str, workers: str) -> int:
-    """Check what may change between batches.
-
-    Returns:
-        ``chunks`` as Python's integer.
-    """
+    """Check what may change between batches; gives ``chunks`` as Python's integer."""
     number = _positive(chunks)
     if number is None:
         raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
@@ -82,11 +74,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[int]:
-    """Check that ``balance`` hands out the layers of ``module``.
-
-    Returns:
-        ``balance`` in Python's integers.
-    """
+    """Check that ``balance`` hands out the layers of ``module``; gives it in Python's integers."""
     count = len(module)
     if balance is None:
         raise BalanceError(
@@ -126,13 +114,7 @@ def cuda_devices() -> list[torch.device]:
 
 
 def named_device(argument: str, name: torch.device | str | int) -> torch.device:
-    """The device of that name, with its index: the current one of its type where ``name`` has none.
-
-    Raises:
-        DeviceCountError: an IndexError; this machine does not have it.
-        ValueError: PyTorch knows no such device.
-        TypeError: ``name`` is none.
-    """
+    """The device of that name, with its index: the current one of its type where ``name`` has none."""
     hint = "use one such as 'cpu' or 'cuda:0'"
     try:
         device = torch.device(name)
@@ -162,11 +144,7 @@ def split_layers(
     devices: Sequence[torch.device],
     container: type[nn.Sequential] = nn.Sequential,
 ) -> list[nn.Sequential]:
-    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names.
-
-    Raises:
-        ValueError: weights would be lost, on the device ``meta``.
-    """
+    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names."""
     layers = iter(module.named_children())
     partitions: list[nn.Sequential] = []
     for size, device in zip(balance, devices, strict=True):

@@ -122,9 +122,9 @@ class Computation:
             return self._run("recompute", flat, around, keep=True)
 
     def observed(self, kind: str, job: Any, *args: Any) -> Any:
-        """Run ``job`` and report it as a task of this kind."""
-        observer = self._batch.observer
-        return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
+        """Run ``job`` on the compute stream, and report it as a task of this kind."""
+        with use_stream(self.stream):
+            return observed(self._batch.observer, self.task, (kind,), job, *args)
 
     def task(self, kind: str) -> Task:
         """What an observer is told of this computation."""

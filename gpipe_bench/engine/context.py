@@ -38,14 +38,7 @@ def is_recomputing() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionContext:
-    """A snapshot of the thread-local modes.
-
-    Attributes:
-        grad: grad mode.
-        inference: inference mode.
-        autocast: (device type, enabled, dtype) of each device type involved.
-        cache: whether autocast caches the weights that it has cast.
-    """
+    """A snapshot of the thread-local modes; ``autocast`` has (device type, enabled, dtype) of each type involved."""
 
     grad: bool
     inference: bool
@@ -113,12 +106,8 @@ def uncached_weights(*, shared: bool, anew: bool) -> Iterator[None]:
     """Refuse PyTorch's cache of parametrized weights in a block where it could give a wrong weight.
 
     Within ``torch.nn.utils.parametrize.cached()`` a weight is computed once, and the next layer that asks, in whatever
-    thread, gets it. Among tasks at the same time, in graphs of their own, that is the weight of another task: without a
-    graph, of a graph that was run backward already, or of a copy of the layer.
-
-    Args:
-        shared: whether tasks run at the same time, so that no layer may open the cache.
-        anew: whether each task has a graph of its own, so that the cache may not be open around the block.
+    thread, gets it. Where tasks run at the same time (``shared``) no layer may open the cache. Where each has a graph
+    of its own (``anew``) nobody may: the weight of another task has no graph, or one that was run backward already.
     """
     before = parametrize._cache  # noqa: SLF001 - there is no public way to ask; a new one when the last block ends
     if anew and parametrize._cache_enabled:  # noqa: SLF001 - as above; the number of blocks

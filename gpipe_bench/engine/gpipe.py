@@ -138,13 +138,7 @@ class GPipe(Pipeline):
 
 
 def check_input(value: Any, device: torch.device | None) -> None:
-    """Check what a caller hands to the pipeline.
-
-    Raises:
-        TypeError: neither a tensor nor a tuple of tensors.
-        ValueError: a tensor without a batch dimension, unequal batch sizes, or another device than the first
-            partition's.
-    """
+    """Check what a caller hands to the pipeline; without a partition any device is right."""
     values = value if isinstance(value, tuple) else (value,)
     foreign = [type(item).__name__ for item in values if not isinstance(item, Tensor)]
     if foreign or not values:
@@ -174,12 +168,7 @@ def scatter(value: Any, chunks: int) -> list[MicroBatch]:
 
 
 def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
-    """Concatenate results along dimension 0.
-
-    Raises:
-        TypeError: a result that holds something else than tensors.
-        ValueError: a result without a batch dimension, of several micro-batches.
-    """
+    """Concatenate results along dimension 0."""
     first = microbatches[0]
     for value in first.values:
         if not isinstance(value, Tensor):

@@ -35,12 +35,7 @@ class NoChunk:
 
 
 def check_arguments_of_batch(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None) -> None:
-    """Check what a caller hands to the pipeline.
-
-    Raises:
-        TypeError: no tensor among the arguments.
-        ValueError: a tensor without a batch dimension, or on another device than the first partition's.
-    """
+    """Check what a caller hands to the pipeline; without a partition any device is right."""
     named = {**{str(number): value for number, value in enumerate(args)}, **kwargs}
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
@@ -55,11 +50,7 @@ def check_arguments_of_batch(args: Sequence[Any], kwargs: Mapping[str, Any], dev
 
 
 def scatter_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], chunks: int) -> list[MicroBatch]:
-    """Split tensors into at most ``chunks`` pieces along dimension 0; everything else goes to every micro-batch.
-
-    Raises:
-        ValueError: tensors that give different numbers of pieces.
-    """
+    """Split tensors into at most ``chunks`` pieces along dimension 0; everything else goes to every micro-batch."""
     values = [*args, *kwargs.values()]
     counts = sorted({len(value.chunk(chunks)) for value in values if isinstance(value, Tensor)})
     if len(counts) > 1:
@@ -92,9 +83,6 @@ def gather_values(microbatches: Sequence[MicroBatch]) -> MicroBatch:
 
     Tensors are concatenated along dimension 0, scalars stacked; anything else, be it a tuple of tensors, comes in a
     list with what each micro-batch gave (PyTorch 2.3, ``Pipe.forward``).
-
-    Raises:
-        TypeError: micro-batches whose results differ in form.
     """
     results = [_items(microbatch.unwrap()) for microbatch in microbatches]
     forms = list(dict.fromkeys(str(structure) for _, structure in results))

@@ -184,12 +184,7 @@ class Layers(nn.Module):
         )
 
     def _settle(self) -> None:
-        """Let those layers run that are registered now: since the last batch some may have been replaced.
-
-        Raises:
-            TypeError: skips do not match.
-            ValueError: see :meth:`_replaced`.
-        """
+        """Let those layers run that are registered now: since the last batch some may have been replaced."""
         with self._lock:
             module = self._replaced()
             if module is None:
@@ -249,12 +244,7 @@ class Layers(nn.Module):
                         record_stream(value, user)
 
     def _replaced(self) -> nn.Sequential | None:
-        """The layers that are registered now, in their old order; None if they are those that run.
-
-        Raises:
-            ValueError: layers were added, removed, or replaced in a partition; a new one is on another device than its
-                partition, or shares parameters with another layer.
-        """
+        """The layers that are registered now, in their old order; None if they are those that run."""
         if _items(self.partitions) != self._running:
             raise ValueError(_refusal("another layer in pipe.partitions", "write pipe[index] = layer"))
         if list(self._modules.items()) == self._running:

@@ -33,7 +33,6 @@ __all__ = [
     "needs_gradient",
     "replace",
     "separated",
-    "unflatten",
     "versions",
 ]
 
@@ -58,15 +57,11 @@ class MicroBatch:
 
     def unwrap(self) -> Any:
         """To what a layer takes or gives."""
-        return unflatten(self.values, self.structure)
+        return self.values[0] if self.structure is None else tree_unflatten(self.values, self.structure)
 
 
 def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
-    """The values and the structure of a micro-batch, from what a layer takes or gives.
-
-    Raises:
-        TypeError: an object of a kind that no pytree knows holds tensors, whose gradients would be lost.
-    """
+    """The values and the structure of a micro-batch, from what a layer takes or gives."""
     if isinstance(value, Tensor):
         return (value,), None
     leaves, structure = tree_flatten(value)
@@ -77,11 +72,6 @@ def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
                 "some; return a tuple, or register the class with torch.utils._pytree.register_pytree_node"
             )
     return tuple(leaves), structure
-
-
-def unflatten(values: Values, structure: TreeSpec | None) -> Any:
-    """What a layer takes or gives, from the values and the structure of a micro-batch."""
-    return values[0] if structure is None else tree_unflatten(values, structure)
 
 
 def _hides_tensors(value: Any, depth: int = 4) -> bool:
@@ -137,8 +127,7 @@ def replace(values: Values, indices: Sequence[int], tensors: Sequence[Tensor]) -
 def versions(values: Values) -> list[int]:
     """How often each tensor was written to: autograd's own count, shared by all tensors with the same memory.
 
-    PyTorch's notes on autograd describe ``Tensor._version``, and torch.utils reads it, too. It has no public name. A
-    tensor of inference mode does not count.
+    ``Tensor._version`` has no public name, but PyTorch's notes on autograd describe it. Inference tensors do not count.
     """
     return [value._version if isinstance(value, Tensor) and not value.is_inference() else 0 for value in values]  # noqa: SLF001 - see above
 

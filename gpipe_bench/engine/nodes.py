@@ -25,7 +25,7 @@ def apply(function: type[Function], *args: Any) -> Any:
 
 
 def behind(function: type[Function], values: Values, *args: Any) -> Values:
-    """``values`` with those that require a gradient behind a node."""
+    """``values`` with those that require a gradient behind a node; ``function`` takes ``args``, then these tensors."""
     indices = differentiable(values)
     if not indices:
         return values
@@ -36,13 +36,8 @@ def pass_through(ctx: FunctionCtx, values: Sequence[Any], needs_grad: Sequence[b
     """What the forward of a node between tasks returns: ``values``, its tensors detached.
 
     A function that returns its input as it is breaks autograd functions in the user's model. A gradient that is None
-    reaches ``backward`` as None: for zeros, autograd would synchronise streams (pytorch#151079). A tensor that needs no
-    gradient on one side of the node needs none on the other.
-
-    Args:
-        ctx: of the function.
-        values: its results.
-        needs_grad: for each of them whether the input that it comes from needs a gradient.
+    reaches ``backward`` as None: for zeros, autograd would synchronise streams (pytorch#151079). A tensor needs a
+    gradient behind the node if it does before, as ``needs_grad`` says.
     """
     ctx.set_materialize_grads(False)
     outputs = tuple([value.detach() if isinstance(value, Tensor) else value for value in values])
@@ -58,8 +53,8 @@ _phonies: dict[torch.device, Tensor] = {}
 def get_phony(device: torch.device) -> Tensor:
     """The phony of a device, shape (0,), made once; it requires no gradient.
 
-    It lives on the device whose order it serves: autograd queues a node on the device of its outputs
-    (pytorch#135633), so a lane on a CPU phony would be run by another thread than the tasks it orders.
+    It lives on the device whose order it serves, since autograd runs a node in the thread of the device of its outputs
+    (pytorch#135633).
     """
     if device not in _phonies:
         # An inference tensor could never take part in autograd again.

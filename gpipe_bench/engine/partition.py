@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpipe_bench.engine.microbatch import Values, flatten, unflatten
+from gpipe_bench.engine.microbatch import MicroBatch, Values, flatten
 from gpipe_bench.engine.sequential import Arguments, PipeSequential
 from gpipe_bench.engine.transfer import Endpoint, Stream, current_stream, has_streams, new_stream
 from gpipe_bench.skip.layout import SkipLayout
@@ -72,10 +72,10 @@ class Partition:
             The values of the last layer, then the outgoing skips; and the structure of the former.
         """
         if not self.has_skips:
-            return flatten(_run_layers(self.layers, unflatten(flat, structure)))
+            return flatten(_run_layers(self.layers, MicroBatch(flat, structure).unwrap()))
         tracker = LocalTracker(zip(self.incoming, flat[count:], strict=True))
         with use_tracker(tracker):
-            values, structure = flatten(_run_layers(self.layers, unflatten(flat[:count], structure)))
+            values, structure = flatten(_run_layers(self.layers, MicroBatch(flat[:count], structure).unwrap()))
         return (*values, *(tracker.load(key) for key in self.outgoing)), structure
 
 

@@ -44,11 +44,7 @@ class Pipeline(Layers):
     """Runs batches; see :class:`gpipe_bench.GPipe` for the arguments."""
 
     def _forward(self, microbatches: list[MicroBatch], gather: Gather) -> Any:
-        """What the last layer gives for micro-batches.
-
-        Raises:
-            ScheduleError: a backward pass may follow, and the schedule mixes it with the forward passes.
-        """
+        """What the last layer gives for micro-batches."""
         plan = self._plan(len(microbatches))
         if self._choice is None:
             return self._paper(plan, microbatches, gather).unwrap()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, Self
 
@@ -129,26 +130,18 @@ class Redirect(TorchDispatchMode):
 
 def in_task() -> bool:
     """Whether a task of a pipeline is running in this thread."""
-    return any(_is_task(frame) for frame in _stack())
+    return any(_is_task(frame) for frame, _ in walk_stack(None))
 
 
 def _check_drawn_once(*, nested: bool) -> None:
     """Refuse a number that somebody else will want to draw again."""
     if nested:
         raise RandomnessError(_refusal("a pipeline", "make its layers partitions of the outer one"))
-    for frame in _stack():
+    for frame, _ in walk_stack(None):
         if frame.f_code.co_filename == _CHECKPOINT:
             raise RandomnessError(_refusal("torch.utils.checkpoint", "let the pipeline checkpoint instead"))
         if _is_task(frame):
             return
-
-
-def _stack() -> Iterator[FrameType]:
-    """Frames of this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - of the interpreter, documented
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_task(frame: FrameType) -> bool:

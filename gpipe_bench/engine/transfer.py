@@ -58,14 +58,10 @@ Stream = torch.Stream | None
 _NOTHING = nullcontext()
 
 
+@functools.cache
 def has_streams(device: torch.device) -> bool:
     """Whether work on ``device`` is queued on streams."""
-    return _type_has_streams(device.type)
-
-
-@functools.cache
-def _type_has_streams(device_type: str) -> bool:
-    return device_type not in ("cpu", "meta") and hasattr(torch.get_device_module(device_type), "Stream")
+    return device.type not in ("cpu", "meta") and hasattr(torch.get_device_module(device), "Stream")
 
 
 def current_stream(device: torch.device) -> Stream:
@@ -229,7 +225,10 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 
 
 class Holding:
-    """What the copies of one batch's backward pass are reading; used by all of its threads."""
+    """What the copies of one batch's backward pass are reading; used by all of its threads.
+
+    ``at_end`` is given :meth:`clear`, to call it when the backward pass has been issued.
+    """
 
     def __init__(self, at_end: Callable[[Callable[[], None]], None] = lambda _: None) -> None:
         self._at_end = at_end

@@ -105,12 +105,7 @@ def _after_first_other(row: Sequence[Action]) -> str:
 
 
 def needs(action: Action, partitions: int) -> tuple[tuple[Action, ...], ...]:
-    """What must have ended before ``action``: of each group in the result, one action.
-
-    Args:
-        action: any action.
-        partitions: n, the number of partitions.
-    """
+    """What must have ended before ``action``: of each group in the result, one action."""
     kind, i, j = action
     if kind == "F":
         return ((Action("F", i, j - 1),),) if j else ()

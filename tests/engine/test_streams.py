@@ -11,7 +11,7 @@ from gpipe_bench.engine import transfer
 @pytest.mark.parametrize(("copying", "priority"), [(True, -1), (False, 0)])
 def test_streams_that_copy_come_from_a_pool_of_their_own(monkeypatch, copying, priority):
     asked = []
-    monkeypatch.setattr(transfer, "_type_has_streams", lambda device_type: True)
+    monkeypatch.setattr(transfer, "has_streams", lambda device: True)
     monkeypatch.setattr(torch, "Stream", lambda device, *, priority: asked.append((device, priority)))
     device = torch.device("cuda", 0)
     transfer.new_stream(device, copying=copying)

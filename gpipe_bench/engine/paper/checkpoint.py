@@ -91,13 +91,12 @@ class Checkpoint(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         slot: Slot = ctx.slot
-        with use_stream(slot.computation.stream):
-            slot.fill(ctx.inputs.values(ctx))
-            return (None, None, None, *slot.run_backward(grads))
+        slot.fill(ctx.inputs.values(ctx))
+        return (None, None, None, *slot.run_backward(grads))
 
 
 def checkpoint(slot: Slot, values: Values, edge: Tensor, *, keep: bool = False) -> Values:
-    """Compute a task as one node of the graph."""
+    """Compute a task as one node; ``edge`` keeps it in the graph when no input does, ``keep`` keeps its activations."""
     with use_stream(slot.computation.stream), torch.enable_grad():
         outputs: Values = apply(Checkpoint, edge, slot, keep, *values)
     return outputs
@@ -113,8 +112,7 @@ class Recompute(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        with use_stream(ctx.slot.computation.stream):
-            ctx.slot.fill(ctx.inputs.values(ctx))
+        ctx.slot.fill(ctx.inputs.values(ctx))
         return (None, None, *grads)
 
 
@@ -139,11 +137,7 @@ class Guard(Function):
 
 
 def check_whole(what: str, instead: str) -> None:
-    """Within a backward pass, check that it is one that computes gradients of all parameters, once.
-
-    Raises:
-        RuntimeError: second derivatives or gradients of some tensors only are asked for.
-    """
+    """Within a backward pass, check that it computes gradients of all parameters, once; else name ``instead``."""
     if torch.is_grad_enabled():
         raise RuntimeError(f"second derivatives must not pass through {what}, got create_graph=True; use {instead}")
     # Public would be a way to ask which inputs a backward pass was given; torch.utils.checkpoint asks the same.

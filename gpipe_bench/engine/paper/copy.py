@@ -42,7 +42,7 @@ class Portal(Copy):
 
 
 def copy(route: Route, holding: Holding, values: Values, node: type[Copy] = Copy) -> Values:
-    """Move ``values`` along ``route``; what is no tensor stays as it is."""
+    """Move values, and the skips that ride along, along ``route``; what is no tensor stays as it is."""
     with use_stream(route.source.copying), use_stream(route.target.copying):
         moved: Values = apply(node, route, holding, *values)
     return moved
@@ -68,12 +68,8 @@ class Wait(Function):
 def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Values:
     """Make ``waiter`` wait for ``awaited``, now and, in mirror image, in the backward pass of ``values``.
 
-    Args:
-        waiter: the stream that waits.
-        awaited: the stream that it waits for.
-        values: what is passed on.
-        current: the copy stream among the two, current while the node is made: so in the backward pass the compute
-            stream waits for no gradient that is still on its way, and can recompute.
+    ``current`` is the copy stream among the two, current while the node is made. So in the backward pass the compute
+    stream waits for no gradient that is still on its way, and can recompute.
     """
     with use_stream(current):
         passed: Values = apply(Wait, waiter, awaited, *values)

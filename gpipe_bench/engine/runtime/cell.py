@@ -28,7 +28,6 @@ from gpipe_bench.engine.microbatch import (
 )
 from gpipe_bench.engine.nodes import apply, edge_of, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
-from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.program import HANDED_OVER_BYTES
 
 __all__ = ["Cell", "Inlet", "receive"]
@@ -158,16 +157,7 @@ class _HandOver(Function):
 class Cell:
     """Task (i, j) of one batch."""
 
-    __slots__ = (
-        "_checkpointed",
-        "_edges",
-        "_inlet",
-        "_later",
-        "_outlet",
-        "_saved",
-        "_splits",
-        "task",
-    )
+    __slots__ = ("_checkpointed", "_edges", "_inlet", "_later", "_outlet", "_saved", "_splits", "task")
 
     def __init__(self, task: Computation, *, checkpointed: bool, splits: bool) -> None:
         self.task = task
@@ -188,11 +178,7 @@ class Cell:
         return tuple([value.detach().requires_grad_() if can_have_gradient(value) else value for value in outputs])
 
     def recompute(self) -> None:
-        """R: fill a checkpointed cell, unless that has been done.
-
-        Raises:
-            RuntimeError: the inputs were written to since F.
-        """
+        """R: fill a checkpointed cell, unless that has been done."""
         if self._saved is None:
             return
         (flat, before), self._saved = self._saved, None
@@ -218,8 +204,7 @@ class Cell:
         if not self._edges:
             self._later = WeightsLater({}, list(zip(edges, theirs, strict=True)))
             return self._inlet.spread(())
-        with use_stream(self.task.stream):
-            split = self.task.observed("backward_inputs", backward_inputs, edges, theirs, self._edges)
+        split = self.task.observed("backward_inputs", backward_inputs, edges, theirs, self._edges)
         if split is None:
             return self._whole("backward_inputs", edges, theirs)
         self._edges = []
@@ -230,8 +215,7 @@ class Cell:
         """W: the gradients of the weights."""
         later, self._later = self._later, None
         if later is not None:
-            with use_stream(self.task.stream):
-                self.task.observed("backward_weights", later.run)
+            self.task.observed("backward_weights", later.run)
 
     def _in_graph(self, layers: Callable[[Values], Values], flat: Values) -> Values:
         """Run the layers between an inlet and an outlet."""
@@ -245,5 +229,4 @@ class Cell:
 
     def _whole(self, kind: str, edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> list[Tensor | None]:
         """All of the backward pass; gives the gradients of the inputs, of which the cell keeps no hold until W."""
-        with use_stream(self.task.stream):
-            return self._inlet.collect(self.task.observed, kind, torch.autograd.backward, edges, grads)
+        return self._inlet.collect(self.task.observed, kind, torch.autograd.backward, edges, grads)

@@ -20,14 +20,7 @@ ScheduleLike = str | Schedule | Callable[[int, int], Schedule]
 
 @dataclass(frozen=True)
 class ActionLists:
-    """A schedule for one number of micro-batches.
-
-    Attributes:
-        facts: what :func:`gpipe_bench.schedules.check` found.
-        checkpointed: the cells that are recomputed.
-        groups: the thread of each partition.
-        name: of the schedule, for messages.
-    """
+    """A schedule for one number of micro-batches: the checked lists, the cells to recompute, a thread per partition."""
 
     name: str
     facts: Facts
@@ -110,11 +103,7 @@ class Choice:
 
 
 def checked_schedule(schedule: Any) -> ScheduleLike | None:
-    """``schedule`` with lists of actions as a Schedule.
-
-    Raises:
-        TypeError: it is none of :data:`ScheduleLike`.
-    """
+    """``schedule`` with lists of actions as a Schedule."""
     if schedule is None or isinstance(schedule, str | Schedule) or callable(schedule):
         given: ScheduleLike | None = schedule
         return given
@@ -134,16 +123,7 @@ def _given(schedule: Schedule | Callable[[int, int], Schedule], m: int, n: int) 
 
 
 def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:
-    """For each partition the device of the schedule that has it.
-
-    Args:
-        schedule: or None, for one partition on each device.
-        n: partitions.
-        devices: how many devices there are; only interleaved 1F1B depends on it.
-
-    Raises:
-        ScheduleError: the schedule does not exist for these numbers.
-    """
+    """For each partition the device of the schedule that has it; only interleaved 1F1B depends on ``devices``."""
     if schedule is None or n == 0:
         return tuple(range(n))
     if isinstance(schedule, str):

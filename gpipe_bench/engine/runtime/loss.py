@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.microbatch import MicroBatch, unflatten
+from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.runtime.cell import Inlet, receive
 from gpipe_bench.engine.transfer import Stream, use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
@@ -46,7 +46,7 @@ class Losses:
         target, self._targets[i] = self._targets[i], None
         with use_stream(self._stream), self._execution.applied():
             values, inlet = receive(microbatch.values)
-            loss = check_loss(self._loss(unflatten(values, microbatch.structure), target)) * self._shares[i]
+            loss = check_loss(self._loss(MicroBatch(values, microbatch.structure).unwrap(), target)) * self._shares[i]
         self._values[i] = loss.detach()
         self._open[i] = loss, inlet
         if self._keeps:

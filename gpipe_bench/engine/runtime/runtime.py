@@ -37,8 +37,7 @@ class Stopped(Exception):  # noqa: N818 - no error of its own: another action ha
 class Mailboxes:
     """What partitions send each other: a box for each value, which one thread fills and one empties.
 
-    Attributes:
-        limit: actions from this place on will not run.
+    Actions from the place ``limit`` on, in one order of all, will not run.
     """
 
     def __init__(self, keys: Iterable[Hashable], places: int) -> None:
@@ -51,11 +50,7 @@ class Mailboxes:
         self._boxes[key].put(value)
 
     def take(self, key: Hashable, place: int) -> Any:
-        """Wait until a box is filled, and empty it.
-
-        Raises:
-            Stopped: that action will not run.
-        """
+        """Wait until a box is filled, and empty it; raises Stopped if the action at ``place`` will not run."""
         while (value := self._boxes[key].get()) is _WAKE:
             if place >= self.limit:
                 raise Stopped
@@ -119,8 +114,7 @@ class Runtime:
     def run(self, order: Sequence[Action]) -> None:
         """Carry out the actions of ``order``, which is a part of the schedule's.
 
-        Raises:
-            Exception: what the first action of the order that failed has raised. Later ones have not run, or may have.
+        Raises what the first action of the order that failed has raised. Later ones have not run, or may have.
         """
         try:
             # A thread of autograd's own, in a backward pass within a backward pass, is itself needed to run cells.

@@ -24,11 +24,9 @@ Grads = tuple[Tensor | None, ...]
 
 
 class WeightsLater:
-    """What W has to do.
+    """What W has to do: ``branches`` are the nodes on the way to the inputs, with the weights that branch off there.
 
-    Args:
-        branches: nodes on the way to the inputs, each with the weights that branch off there.
-        ends: edges and gradients that do not lead to the inputs at all.
+    ``ends`` are edges and gradients that do not lead to the inputs at all.
     """
 
     def __init__(self, branches: dict[Node, list[Tensor]], ends: list[tuple[GradientEdge, Tensor]]) -> None:
