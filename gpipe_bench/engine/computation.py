@@ -123,8 +123,9 @@ class Computation:
 
     def observed(self, kind: str, job: Any, *args: Any) -> Any:
         """Run ``job`` on the compute stream, and report it as a task of this kind."""
+        observer = self._batch.observer
         with use_stream(self.stream):
-            return observed(self._batch.observer, self.task, (kind,), job, *args)
+            return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
 
     def task(self, kind: str) -> Task:
         """What an observer is told of this computation."""
