@@ -93,17 +93,15 @@ class Pipe(Pipeline):
     Args:
         module: the layers, each on its device.
         chunks: how many micro-batches a batch is split into, m; a small batch may give fewer.
-        checkpoint: which micro-batches are recomputed in the backward pass: ``always``, all; ``except_last``, all but
-            the last; ``never``, none. In evaluation mode none is.
-        deferred_batch_norm: whether batch normalization updates its running statistics once per batch, and not once
-            per micro-batch. It replaces these layers.
+        checkpoint: ``always``, ``except_last`` or ``never``; see :class:`gpipe_bench.GPipe`, as for all below.
+        deferred_batch_norm: whether batch normalization updates its running statistics once per batch.
         balance: layers per partition, to cut layers on one device into several partitions, as on a CPU. The layers of
             each partition must be on one device. Default: consecutive layers on one device are one partition.
         components: which components of the engine are on; default: all.
-        schedule: as for :class:`gpipe_bench.GPipe`. With ``interleaved``, ``zb_v`` and ``v_half`` the layers must be
-            where the schedule has them. If they are all on one device, two partitions count as one device.
-        transfer: how tensors go from device to device, ``direct`` or ``host``; see :class:`gpipe_bench.GPipe`.
-        workers: which threads run the layers, ``always`` or ``never``; see :class:`gpipe_bench.GPipe`.
+        schedule: with ``interleaved``, ``zb_v`` and ``v_half`` the layers must be where the schedule has them. If they
+            are all on one device, two partitions count as one device.
+        transfer: ``direct`` or ``host``.
+        workers: ``always`` or ``never``.
 
     Attributes:
         balance: layers per partition.

@@ -23,8 +23,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,23 +86,18 @@ def use_stream(stream: Stream) -> AbstractContextManager[object]:
     ``with stream:`` would do so too, but a ``torch.Stream`` can be entered only once at a time (pytorch#176560, in 2.11
     at least), and here one stream is entered by several threads, and within itself.
     """
-    return _NOTHING if stream is None else _Using(stream)
+    return _NOTHING if stream is None else _using(stream)
 
 
-class _Using(AbstractContextManager[None]):
-    __slots__ = ("_device", "_previous", "_stream")
-
-    def __init__(self, stream: torch.Stream) -> None:
-        self._stream = stream
-
-    def __enter__(self) -> None:
-        self._device = torch.accelerator.current_device_index()
-        self._previous = torch.accelerator.current_stream(self._stream.device)
-        torch.accelerator.set_stream(self._stream)
-
-    def __exit__(self, *_: object) -> None:
-        torch.accelerator.set_stream(self._previous)
-        torch.accelerator.set_device_index(self._device)
+@contextmanager
+def _using(stream: torch.Stream) -> Iterator[None]:
+    device, previous = torch.accelerator.current_device_index(), torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(previous)
+        torch.accelerator.set_device_index(device)
 
 
 def wait_stream(waiter: Stream, awaited: Stream) -> None:
@@ -174,21 +169,25 @@ def move_back(route: Route, grads: Sequence[Any], holding: Holding) -> Values:
 
 def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values: Sequence[Any]) -> Values:
     staged = route.transfer == "host"
+
+    def move_all() -> Values:
+        return tuple(
+            [_move_one(each, sender, receiver, staged) if isinstance(each, Tensor) else each for each in values]
+        )
+
     with use_stream(sender.copying), use_stream(receiver.copying):
         if staged:
             # As a direct copy does by itself: it does not begin while the receiver has other things to do.
             wait_stream(sender.copying, receiver.copying)
-        return observed(
-            route.observer, route.task, (kind, sender, receiver), _move_all, values, sender, receiver, staged
-        )
-
-
-def _move_all(values: Sequence[Any], sender: Endpoint, receiver: Endpoint, staged: bool) -> Values:
-    return tuple([_move_one(item, sender, receiver, staged) if isinstance(item, Tensor) else item for item in values])
+        return observed(route.observer, route.task, (kind, sender, receiver), move_all)
 
 
 def _move_one(tensor: Tensor, sender: Endpoint, receiver: Endpoint, staged: bool) -> Tensor:
-    moved = _through_host(tensor, sender, receiver) if staged else _directly(tensor, receiver.device)
+    if staged:
+        moved = _through_host(tensor, sender, receiver)
+    else:
+        # From a device to pageable host memory, a non-blocking copy would return before the data is there.
+        moved = tensor.to(receiver.device, non_blocking="cpu" not in (tensor.device.type, receiver.device.type))
     # Made on the sender's compute stream and read on its copy stream; written on the receiver's copy stream and
     # read on its compute stream.
     if sender.copying != sender.computing:
@@ -196,11 +195,6 @@ def _move_one(tensor: Tensor, sender: Endpoint, receiver: Endpoint, staged: bool
     if receiver.copying != receiver.computing:
         record_stream(moved, receiver.computing)
     return moved
-
-
-def _directly(tensor: Tensor, device: torch.device) -> Tensor:
-    # From a device to pageable host memory, a non-blocking copy would return before the data is there.
-    return tensor.to(device, non_blocking="cpu" not in (tensor.device.type, device.type))
 
 
 def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tensor:
