@@ -48,7 +48,7 @@ class Pipeline(Layers):
         plan = self._plan(len(microbatches))
         if self._choice is None:
             return self._paper(plan, microbatches, gather).unwrap()
-        lists = self._lists(plan)
+        lists = self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
         if plan.backward and not lists.facts.schedule.forwards_first:
             rule = "schedule must end its forward passes before it begins its backward passes for pipe(x)"
             advice = "call pipe.step(input, target, loss), or pipe(x) under torch.no_grad()"
@@ -89,7 +89,7 @@ class Pipeline(Layers):
         plan = self._plan(len(microbatches))
         if plan.backward:
             check_target(target)
-        lists = self._lists(plan)
+        lists = self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
         entering = [value for microbatch in microbatches for value in microbatch.values]
         with self._entered(plan, microbatches) as batch:
             shares = [size / sum(sizes) if sum(sizes) else 1 / plan.m for size in sizes]
@@ -166,11 +166,6 @@ class Pipeline(Layers):
             arrivals={each.j: each.incoming for each in self._places},
             backward=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
         )
-
-    def _lists(self, plan: Plan[SkipKey]) -> ActionLists:
-        if self._choice is None:
-            raise AssertionError("the paper's executor has no lists of actions")
-        return self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
 
     def _runtime(
         self, batch: BatchContext, plan: Plan[SkipKey], microbatches: list[MicroBatch], lists: ActionLists, end: End

@@ -49,6 +49,8 @@ class PaperExecutor:
         self._ends = batch.ends
         # Partitions with something to learn: a task without any gradient to compute is no checkpoint.
         self._trained = [any(weight.requires_grad for weight in each.layers.parameters()) for each in batch.partitions]
+        # Skips that travel to each partition in the tuple of their micro-batch.
+        self._riding = [[] if plan.components.portals else each.incoming for each in batch.partitions]
         # Skips on their way, and which of them share memory with another tensor, per micro-batch.
         self._skips: list[dict[SkipKey, Tensor | None]] = [{} for _ in microbatches]
         self._aliased: list[set[SkipKey]] = [set() for _ in microbatches]
@@ -66,7 +68,7 @@ class PaperExecutor:
     def join(self, i: int, j: int) -> None:
         """Tie micro-batch i, about to enter partition j, to Fork (i-1, j)."""
         phony = self._phonies.pop((i - 1, j), None)
-        riding = self._riding(j)
+        riding = self._riding[j]
         flat = self._flat(i, riding)
         if phony is None or not differentiable(flat):
             self._pending[i] = phony
@@ -82,7 +84,7 @@ class PaperExecutor:
 
     def copy(self, i: int, j: int) -> None:
         """Move micro-batch i, and the skips that ride along, from partition j-1 to j."""
-        route, riding = self._batch.route("copy", i, j - 1, j), self._riding(j)
+        route, riding = self._batch.route("copy", i, j - 1, j), self._riding[j]
         if route is not None:
             self._put(i, copy(route, self._holding, self._flat(i, riding)), riding)
 
@@ -195,10 +197,6 @@ class PaperExecutor:
         count = len(before.values)
         self.microbatches[i] = MicroBatch(flat[:count], before.structure, before.aliased)
         self._skips[i].update(zip(skips, flat[count:], strict=True))
-
-    def _riding(self, j: int) -> list[SkipKey]:
-        """Skips that travel to partition j in the tuple of their micro-batch."""
-        return [] if self._plan.components.portals else self._partitions[j].incoming
 
     def _leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""

@@ -54,7 +54,8 @@ class BackwardPass:
     def __init__(self, runtime: Runtime, outputs: Outputs, places: list[tuple[torch.device, Stream, Stream]]) -> None:
         self._outputs, self._places = outputs, places
         self._runtime: Runtime | None = runtime
-        self._input_grads: list[Tensor | None] = []
+        # Of all micro-batches, from the end of the backward pass until they are handed out.
+        self.input_grads: list[Tensor | None] = []
 
     def take(self, grads: tuple[Tensor | None, ...]) -> None:
         """Take the gradients of all outputs, micro-batch by micro-batch."""
@@ -80,12 +81,7 @@ class BackwardPass:
             runtime.run(runtime.lists.backward)
         finally:
             after(self._places)
-        self._input_grads = [grad for grads in runtime.input_grads for grad in grads]
-
-    def input_grads(self) -> list[Tensor | None]:
-        """Gradients of the inputs, micro-batch by micro-batch; they are kept no longer."""
-        grads, self._input_grads = self._input_grads, []
-        return grads
+        self.input_grads = [grad for grads in runtime.input_grads for grad in grads]
 
 
 def after(places: Sequence[tuple[torch.device, Stream, Stream]]) -> None:
@@ -110,7 +106,7 @@ class Enter(Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Any, ...]:
-        grads = ctx.backward_pass.input_grads()
+        grads, ctx.backward_pass.input_grads = ctx.backward_pass.input_grads, []
         return (None, None, *(grads[index] for index in ctx.which))
 
 

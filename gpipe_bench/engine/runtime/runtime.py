@@ -34,24 +34,20 @@ class Stopped(Exception):  # noqa: N818 - no error of its own: another action ha
     """The awaited value will never come."""
 
 
-class Mailboxes:
+class Mailboxes(dict[Hashable, "SimpleQueue[Any]"]):
     """What partitions send each other: a box for each value, which one thread fills and one empties.
 
     Actions from the place ``limit`` on, in one order of all, will not run.
     """
 
     def __init__(self, keys: Iterable[Hashable], places: int) -> None:
+        super().__init__((key, SimpleQueue()) for key in keys)
         self.limit = places
-        self._boxes: dict[Hashable, SimpleQueue[Any]] = {key: SimpleQueue() for key in keys}
         self._lock = threading.Lock()
-
-    def put(self, key: Hashable, value: Any) -> None:
-        """Fill a box."""
-        self._boxes[key].put(value)
 
     def take(self, key: Hashable, place: int) -> Any:
         """Wait until a box is filled, and empty it; raises Stopped if the action at ``place`` will not run."""
-        while (value := self._boxes[key].get()) is _WAKE:
+        while (value := self[key].get()) is _WAKE:
             if place >= self.limit:
                 raise Stopped
         return value
@@ -60,12 +56,8 @@ class Mailboxes:
         """Let no action from this place on run, and wake all that wait."""
         with self._lock:
             self.limit = min(self.limit, place)
-        for box in self._boxes.values():
+        for box in self.values():
             box.put(_WAKE)
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._boxes.clear()
 
 
 class End(Protocol):
@@ -108,7 +100,7 @@ class Runtime:
         keys = [(way, i, j, key) for way, j, key in arriving + returning for i in range(m)]
         self._boxes = Mailboxes(keys, len(lists.facts.order))
         for i, microbatch in enumerate(microbatches):
-            self._boxes.put(("F", i, 0, None), microbatch)
+            self._boxes["F", i, 0, None].put(microbatch)
         self._failures: dict[int, BaseException] = {}
 
     def run(self, order: Sequence[Action]) -> None:
@@ -219,11 +211,11 @@ class Runtime:
         last = j == len(self._partitions) - 1
         if not last:
             there = self._moved("copy", i, j, j + 1, flat[:count] if portals else flat)
-            self._boxes.put(("F", i, j + 1, None), task.microbatch(there[:count]))
+            self._boxes["F", i, j + 1, None].put(task.microbatch(there[:count]))
         for index, key in enumerate(outgoing, count):
             target = self._layout.routes[key][1] if portals else j + 1
             value = self._moved("portal", i, j, target, flat[index : index + 1])[0] if portals else there[index]
-            self._boxes.put(("F", i, target, key), (value, index in task.aliased))
+            self._boxes["F", i, target, key].put((value, index in task.aliased))
         if last:
             self._end.take(i, MicroBatch(tuple(flat), task.structure))
 
@@ -238,8 +230,8 @@ class Runtime:
         for index, key in enumerate(incoming, count):
             source = self._layout.routes[key][0] if portals else j - 1
             value = self._moved_back("portal", i, source, j, grads[index : index + 1])[0] if portals else there[index]
-            self._boxes.put(("B", i, source, key), value)
-        self._boxes.put(("B", i, j - 1, None), there[:count])
+            self._boxes["B", i, source, key].put(value)
+        self._boxes["B", i, j - 1, None].put(there[:count])
 
     def _moved(self, kind: str, i: int, source: int, target: int, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values on the device of ``target``; they require a gradient as their originals do."""
