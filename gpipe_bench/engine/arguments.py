@@ -131,11 +131,9 @@ def named_device(argument: str, name: torch.device | str | int) -> torch.device:
             f"{argument} must be on this machine, got {name!r} where PyTorch sees {count} of type {device.type}; use "
             "one that it has, such as 'cpu'"
         )
-    return device if device.index is not None else _current(device.type)
-
-
-def _current(kind: str) -> torch.device:
-    return torch.device(kind, torch.get_device_module(kind).current_device())
+    if device.index is not None:
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
 def split_layers(

@@ -126,9 +126,9 @@ class Draws:
         """For the first pass; ``again`` says whether a recomputation will follow."""
         self.way = self.batch.way(self.j)
         if self.way == _SAVED:
-            return _Saved(self) if again else _NOTHING
+            return self._saved() if again else _NOTHING
         own = self.way in (_UNKNOWN, _OWN)
-        saved = _Saved(self) if again and self.batch.devices[self.j].type != "cpu" else _NOTHING
+        saved = self._saved() if again and self.batch.devices[self.j].type != "cpu" else _NOTHING
         return _both(saved, self._own()) if own else saved
 
     def replay(self) -> AbstractContextManager[object]:
@@ -150,13 +150,17 @@ class Draws:
             yield
         self.batch.learn(self.j, redirect.drew)
 
-    def shared_generators(self) -> list[torch.Generator]:
-        """Those that the first pass may draw from as they are."""
+    @contextmanager
+    def _saved(self) -> Iterator[None]:
+        """Note the states of the generators that the first pass draws from as they are."""
         device = self.batch.devices[self.j]
-        shared = [default_generator(device)]
+        generators = [default_generator(device)]
         if not self.batch.concurrent and device.type != "cpu":
-            shared.append(torch.default_generator)
-        return shared
+            generators.append(torch.default_generator)
+        before = [(generator, generator.get_state()) for generator in generators]
+        yield
+        # Only generators that were used are put back: devices recompute at the same time, and share the CPU's.
+        self.states = tuple([pair for pair in before if _bytes(pair[1]) != _bytes(pair[0].get_state())])
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
@@ -181,25 +185,6 @@ class Draws:
                 f"random numbers of partition {self.j} must be drawn from the first batch on, got the first draw in a "
                 "later batch, whose masks cannot be reproduced; run the batch again: from now on they can"
             )
-
-
-class _Saved(AbstractContextManager[None]):
-    """Notes the states of generators that the block draws from. A class: what it costs, every tiny task pays."""
-
-    __slots__ = ("_before", "_draws")
-
-    def __init__(self, draws: Draws) -> None:
-        self._draws = draws
-
-    def __enter__(self) -> None:
-        generators = self._draws.shared_generators()
-        self._before = [(generator, generator.get_state()) for generator in generators]
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            # Only generators that were used are put back: devices recompute at the same time, and share the CPU's.
-            drawn = [pair for pair in self._before if _bytes(pair[1]) != _bytes(pair[0].get_state())]
-            self._draws.states = tuple(drawn)
 
 
 @contextmanager

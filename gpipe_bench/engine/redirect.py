@@ -102,8 +102,8 @@ class Redirect(TorchDispatchMode):
             return func(*args, **kwargs)
         self.drew = True
         _check_drawn_once(nested=self._nested)
-        if _takes_generator(func):
-            if kwargs.get("generator") is None and not _given_by_position(func, args):
+        if "generator" in (names := _argument_names(func)):
+            if dict(zip(names, args, strict=False), **kwargs).get("generator") is None:
                 kwargs = {**kwargs, "generator": self._generator(device)}
             return func(*args, **kwargs)
         with self._swapped(device):
@@ -168,14 +168,8 @@ def _is_random(func: Any) -> bool:
 
 
 @functools.cache
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)  # noqa: SLF001 - no public way to a schema
-
-
-def _given_by_position(func: Any, args: tuple[Any, ...]) -> bool:
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - as above
-    index = names.index("generator")
-    return index < len(args) and args[index] is not None
+def _argument_names(func: Any) -> list[str]:
+    return [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - no public way to a schema
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
