@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import BackwardCFunction, FunctionCtx
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.function import FunctionCtx
 
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 
-__all__ = ["apply", "behind", "edge_of", "get_phony", "new_leaf", "pass_through"]
+__all__ = ["apply", "behind", "check_whole", "get_phony", "new_leaf", "pass_through"]
 
 
 def apply(function: type[Function], *args: Any) -> Any:
@@ -73,9 +72,13 @@ def new_leaf(device: torch.device) -> Tensor:
     return torch.empty(0, device=device, requires_grad=True)
 
 
-def edge_of(value: Tensor) -> GradientEdge:
-    """The edge of a tensor that requires a gradient; PyTorch's own function does more for nodes made in Python."""
-    node = value.grad_fn
-    if node is None or isinstance(node, BackwardCFunction):
-        return get_gradient_edge(value)
-    return GradientEdge(node, value.output_nr)
+def check_whole(what: str, instead: str) -> None:
+    """Within a backward pass, check that it computes gradients of all parameters, once; else name ``instead``."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"second derivatives must not pass through {what}, got create_graph=True; use {instead}")
+    # Public would be a way to ask which inputs a backward pass was given; torch.utils.checkpoint asks the same.
+    if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001 - see above
+        raise RuntimeError(
+            f"gradients through {what} must go to all parameters, got autograd.grad() or backward(inputs=...); call "
+            f"backward() without inputs=, or use {instead}"
+        )

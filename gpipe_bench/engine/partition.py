@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from gpipe_bench.skip.skippable import Skippable
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
 from gpipe_bench.skip.trees import TreeSpec
 
-__all__ = ["Partition", "place"]
+__all__ = ["Partition", "in_task", "is_task", "place"]
 
 
 @dataclass(slots=True)
@@ -77,6 +79,16 @@ class Partition:
         with use_tracker(tracker):
             values, structure = flatten(_run_layers(self.layers, MicroBatch(flat[:count], structure).unwrap()))
         return (*values, *(tracker.load(key) for key in self.outgoing)), structure
+
+
+def is_task(frame: FrameType) -> bool:
+    """Whether a partition computes in this frame."""
+    return frame.f_code is Partition.compute.__code__
+
+
+def in_task() -> bool:
+    """Whether a partition computes in this thread."""
+    return any(is_task(frame) for frame, _ in walk_stack(None))
 
 
 def place(

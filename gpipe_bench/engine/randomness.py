@@ -26,7 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.redirect import Redirect, default_generator, in_task
+from gpipe_bench.engine.partition import in_task
+from gpipe_bench.engine.redirect import Redirect, default_generator
 from gpipe_bench.errors import RandomnessError
 
 __all__ = ["Batch", "Draws"]

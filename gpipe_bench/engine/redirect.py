@@ -12,9 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from traceback import walk_stack
-from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -22,13 +20,13 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpipe_bench.engine.partition import is_task
 from gpipe_bench.errors import RandomnessError
 
-__all__ = ["Redirect", "default_generator", "in_task"]
+__all__ = ["Redirect", "default_generator"]
 
 _swap_lock = threading.Lock()
 _CHECKPOINT = torch.utils.checkpoint.__file__
-_PARTITION = str(Path(__file__).with_name("partition.py"))
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -128,11 +126,6 @@ class Redirect(TorchDispatchMode):
                 shared.set_state(before)
 
 
-def in_task() -> bool:
-    """Whether a task of a pipeline is running in this thread."""
-    return any(_is_task(frame) for frame, _ in walk_stack(None))
-
-
 def _check_drawn_once(*, nested: bool) -> None:
     """Refuse a number that somebody else will want to draw again."""
     if nested:
@@ -140,12 +133,8 @@ def _check_drawn_once(*, nested: bool) -> None:
     for frame, _ in walk_stack(None):
         if frame.f_code.co_filename == _CHECKPOINT:
             raise RandomnessError(_refusal("torch.utils.checkpoint", "let the pipeline checkpoint instead"))
-        if _is_task(frame):
+        if is_task(frame):
             return
-
-
-def _is_task(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "compute" and frame.f_code.co_filename == _PARTITION
 
 
 def _refusal(got: str, advice: str) -> str:

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, can_have_gradient, cut, needs_gradient
-from gpipe_bench.engine.nodes import apply, edge_of, pass_through
+from gpipe_bench.engine.nodes import apply, check_whole, pass_through
 from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
-__all__ = ["Slot", "check_whole", "checkpoint"]
+__all__ = ["Slot", "checkpoint"]
 
 
 class Slot:
@@ -49,7 +49,7 @@ class Slot:
         task = self.computation
         outputs = task.recompute(leaves) if again else task.forward(leaves, again=True)
         self._filled = (
-            [edge_of(value) if needs_gradient(value) else None for value in outputs],
+            [get_gradient_edge(value) if needs_gradient(value) else None for value in outputs],
             [value if needs_gradient(value) else None for value in leaves],
         )
         return outputs
@@ -134,15 +134,3 @@ class Guard(Function):
         for own, callers in ctx.streams:
             wait_stream(own, callers)
         return (None, *grads)
-
-
-def check_whole(what: str, instead: str) -> None:
-    """Within a backward pass, check that it computes gradients of all parameters, once; else name ``instead``."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(f"second derivatives must not pass through {what}, got create_graph=True; use {instead}")
-    # Public would be a way to ask which inputs a backward pass was given; torch.utils.checkpoint asks the same.
-    if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001 - see above
-        raise RuntimeError(
-            f"gradients through {what} must go to all parameters, got autograd.grad() or backward(inputs=...); call "
-            f"backward() without inputs=, or use {instead}"
-        )

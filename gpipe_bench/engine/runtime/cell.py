@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import (
@@ -26,7 +26,7 @@ from gpipe_bench.engine.microbatch import (
     replace,
     versions,
 )
-from gpipe_bench.engine.nodes import apply, edge_of, new_leaf
+from gpipe_bench.engine.nodes import apply, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
 from gpipe_bench.program import HANDED_OVER_BYTES
 
@@ -115,7 +115,7 @@ class Outlet:
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self._edges: list[GradientEdge | None] = [
-            edge_of(value) if needs_gradient(value) else None for value in outputs
+            get_gradient_edge(value) if needs_gradient(value) else None for value in outputs
         ]
         self._handed: list[Tensor] = []
         self._start: Tensor | None = None
@@ -134,7 +134,7 @@ class Outlet:
         if self._start is not None:
             self._handed.extend([grad for grad in given if grad is not None])
             start, self._start = self._start, None
-            return ([edge_of(start)], [start.detach()]) if self._handed else ([], [])
+            return ([get_gradient_edge(start)], [start.detach()]) if self._handed else ([], [])
         pairs = [(edge, grad) for edge, grad in zip(self._edges, given, strict=True) if edge and grad is not None]
         self._edges = []
         return [edge for edge, _ in pairs], [grad for _, grad in pairs]
@@ -222,7 +222,7 @@ class Cell:
         inputs, self._inlet = receive(flat)
         if self._splits:
             # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
-            self._edges = [edge_of(inputs[index]) for index in self._inlet.indices]
+            self._edges = [get_gradient_edge(inputs[index]) for index in self._inlet.indices]
         outputs = layers(inputs)
         self._outlet = Outlet(outputs)
         return outputs

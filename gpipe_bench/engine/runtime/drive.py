@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
-from gpipe_bench.engine.nodes import apply, get_phony, new_leaf
-from gpipe_bench.engine.paper.checkpoint import check_whole
+from gpipe_bench.engine.nodes import apply, check_whole, get_phony, new_leaf
 from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.engine.transfer import Stream, current_stream, wait_stream
 

@@ -38,6 +38,11 @@ class ActionLists:
         return tuple(action for action in self.facts.order if action.kind != "F")
 
     @cached_property
+    def forwards_first(self) -> bool:
+        """Whether it can stop between its forward passes and everything else."""
+        return self.facts.schedule.forwards_first
+
+    @cached_property
     def splits(self) -> bool:
         """Whether backward passes are cut into I and W."""
         return self.facts.schedule.splits
