@@ -125,8 +125,6 @@ class GPipe(Pipeline):
                 then: call ``pipe.zero_grad()`` before the next batch.
         """
         microbatches = self._scattered(input)
-        if not self.partitions:
-            raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
         sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
         return self._step(microbatches, sizes, target, loss, gather, return_output=return_output)
 

@@ -190,8 +190,6 @@ class Pipe(Pipeline):
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         microbatches = self._scattered(given, {})
-        if not self.partitions:
-            raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
         sizes = split_sizes(given, self.chunks)
         return self._step(microbatches, sizes, target, loss, gather_values, return_output=return_output)
 

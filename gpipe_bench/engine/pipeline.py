@@ -74,6 +74,8 @@ class Pipeline(Layers):
         return_output: bool,
     ) -> Any:
         """A training step: the loss of the batch, and its output if asked for. Empties ``microbatches``."""
+        if not self.partitions:
+            raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
         if not callable(loss):
             raise TypeError(
                 f"loss must be a function of (output, target), got {loss!r:.60}; pass one, such as mse_loss"
