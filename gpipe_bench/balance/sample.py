@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.engine.inputs import NoChunk, scatter_arguments
+from gpipe_bench.engine.pipe import NoChunk, scatter_arguments
 from gpipe_bench.engine.placed import WithDevice
 from gpipe_bench.engine.sequential import PipeSequential
 from gpipe_bench.errors import UnsupportedError

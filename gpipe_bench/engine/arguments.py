@@ -32,11 +32,7 @@ WORKERS = ("always", "never", "auto")
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
-    """The items of a collection as a list.
-
-    Raises:
-        TypeError: something that is no collection, or a string.
-    """
+    """The items of a collection as a list."""
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -45,14 +41,7 @@ def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T]
 
 
 def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
-    """Check what orders the backward pass.
-
-    Returns:
-        Whether the runtime does, with a schedule.
-
-    Raises:
-        ValueError: ``backward`` is no choice, or contradicts the schedule.
-    """
+    """Check what orders the backward pass, and say whether that is a schedule."""
     if backward is not None:
         check_choice("backward", backward, BACKWARDS)
     if has_schedule and backward == "autograd":
@@ -61,14 +50,7 @@ def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
 
 
 def check_settings(chunks: int, checkpoint: str, workers: str) -> int:
-    """Check what may change between batches.
-
-    Returns:
-        ``chunks`` as Python's integer.
-
-    Raises:
-        ValueError: ``chunks`` is not a positive whole number, or ``checkpoint`` or ``workers`` is no choice.
-    """
+    """Check what may change between batches; gives ``chunks`` as Python's integer."""
     number = _positive(chunks)
     if number is None:
         raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
@@ -86,24 +68,13 @@ def _positive(value: object) -> int | None:
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Check that an argument is one of its choices.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Check that an argument is one of its choices."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
 
 
 def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[int]:
-    """Check that ``balance`` hands out the layers of ``module``.
-
-    Returns:
-        ``balance`` in Python's integers.
-
-    Raises:
-        BalanceError: a ValueError; it does not.
-    """
+    """Check that ``balance`` hands out the layers of ``module``; gives it in Python's integers."""
     count = len(module)
     if balance is None:
         raise BalanceError(
@@ -125,18 +96,7 @@ def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[
 def resolve_devices(
     devices: Sequence[torch.device | str | int] | None, count: int, partitions: int
 ) -> list[torch.device]:
-    """The first ``count`` devices, with their indices.
-
-    Args:
-        devices: default: all CUDA devices.
-        count: how many are needed.
-        partitions: what for, for the message.
-
-    Raises:
-        DeviceCountError: an IndexError; there are fewer, or one is not on this machine.
-        ValueError: one has a name that PyTorch does not know.
-        TypeError: one is no name of a device.
-    """
+    """The first ``count`` devices, with their indices."""
     source = "devices given"
     if devices is None:
         devices, source = cuda_devices(), "CUDA devices on this machine"
@@ -154,17 +114,7 @@ def cuda_devices() -> list[torch.device]:
 
 
 def named_device(argument: str, name: torch.device | str | int) -> torch.device:
-    """The device of that name, with its index: the current one of its type where ``name`` has none.
-
-    Args:
-        argument: what it was given as, for the message.
-        name: a type with or without index, or the index of an accelerator.
-
-    Raises:
-        DeviceCountError: an IndexError; this machine does not have it.
-        ValueError: PyTorch knows no such device.
-        TypeError: ``name`` is none.
-    """
+    """The device of that name, with its index: the current one of its type where ``name`` has none."""
     hint = "use one such as 'cpu' or 'cuda:0'"
     try:
         device = torch.device(name)
@@ -181,11 +131,9 @@ def named_device(argument: str, name: torch.device | str | int) -> torch.device:
             f"{argument} must be on this machine, got {name!r} where PyTorch sees {count} of type {device.type}; use "
             "one that it has, such as 'cpu'"
         )
-    return device if device.index is not None else _current(device.type)
-
-
-def _current(kind: str) -> torch.device:
-    return torch.device(kind, torch.get_device_module(kind).current_device())
+    if device.index is not None:
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
 def split_layers(
@@ -194,11 +142,7 @@ def split_layers(
     devices: Sequence[torch.device],
     container: type[nn.Sequential] = nn.Sequential,
 ) -> list[nn.Sequential]:
-    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names.
-
-    Raises:
-        ValueError: weights would be lost, on the device ``meta``.
-    """
+    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names."""
     layers = iter(module.named_children())
     partitions: list[nn.Sequential] = []
     for size, device in zip(balance, devices, strict=True):

@@ -36,34 +36,26 @@ class DeferredBatchNorm(_BatchNorm):
     """
 
     # The statistics of each call while deferring, else None.
-    _gathered: list[_Statistics] | None = None
-
-    def begin(self) -> None:
-        """Start gathering."""
-        self._gathered = []
-
-    def forget(self) -> None:
-        """Stop gathering, and leave the running statistics as they were."""
-        self._gathered = None
+    gathered: list[_Statistics] | None = None
 
     def commit(self, m: int) -> None:
-        """Update the running statistics from the m micro-batches gathered since :meth:`begin`.
+        """Update the running statistics from what m micro-batches have gathered.
 
         A layer that each micro-batch calls k times is updated k times, as in the plain module.
         """
-        gathered, self._gathered = self._gathered or [], None
+        gathered, self.gathered = self.gathered or [], None
         calls = len(gathered) // m if len(gathered) % m == 0 else 1
         for call in range(calls):
             self._update(*functools.reduce(_merged, gathered[call::calls]))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that _BatchNorm gives it
         """Normalise; while deferring, gather instead of updating."""
-        if not (self.training and self._gathered is not None and self.track_running_stats):
+        if not (self.training and self.gathered is not None and self.track_running_stats):
             if is_recomputing() and self.training:
                 return self._normalise(input)
             return super().forward(input)
         if not is_recomputing():
-            self._gathered.append(_statistics(input.detach()))
+            self.gathered.append(_statistics(input.detach()))
         return self._normalise(input)
 
     def _update(self, count: int, mean: Tensor, deviations: Tensor) -> None:
@@ -104,12 +96,12 @@ def _merged(one: _Statistics, other: _Statistics) -> _Statistics:
 def deferring(layers: Sequence[DeferredBatchNorm], m: int) -> Iterator[None]:
     """Update the running statistics of ``layers`` at the end of a block of m micro-batches; not at all if it fails."""
     for layer in layers:
-        layer.begin()
+        layer.gathered = []
     try:
         yield
     except BaseException:
         for layer in layers:
-            layer.forget()
+            layer.gathered = None
         raise
     for layer in layers:
         layer.commit(m)

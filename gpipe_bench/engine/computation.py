@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,12 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.aliases import aliased_values, refuse_write, separated
 from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.microbatch import MicroBatch, Values, versions
+from gpipe_bench.engine.microbatch import MicroBatch, Values, aliased_values, separated, versions
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import Batch, Draws
-from gpipe_bench.engine.streams import Stream, use_stream
-from gpipe_bench.engine.transfer import Endpoint, Route
+from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
 from gpipe_bench.skip.trees import TreeSpec
 
 __all__ = ["BatchContext", "Computation"]
@@ -46,18 +45,17 @@ class BatchContext:
     ends: list[list[Endpoint]]
 
     def route(self, kind: str, i: int, source: int, target: int) -> Route | None:
-        """How a ``copy`` or ``portal`` takes micro-batch i from partition to partition; None where there is no copy."""
-        if not self.partitions[source].moves_to(self.partitions[target], self.transfer):
+        """How a ``copy`` or ``portal`` takes micro-batch i from partition to partition.
+
+        None where nothing is copied: within one device, unless through the host to another row.
+        """
+        here, there = self.partitions[source], self.partitions[target]
+        if here.device == there.device and (self.transfer == "direct" or here.row == there.row):
             return None
         return Route(kind, self.ends[source][i], self.ends[target][i], i, target, self.transfer, self.observer)
 
 
 Around = Callable[[Callable[[Values], Values], Values], Values]
-
-
-def run_alone(layers: Callable[[Values], Values], flat: Values) -> Values:
-    """Nothing around the layers."""
-    return layers(flat)
 
 
 class Computation:
@@ -67,42 +65,46 @@ class Computation:
         batch: what all tasks of the batch share.
         partition: that with index j.
         i: the micro-batch.
-        microbatch: its values tell how many there are and how the first layer sees them.
+        microbatch: tells how many values are its own, and how the first layer sees them.
         aliased: indices of the flat inputs that share memory with tensors that go other ways.
 
     Attributes:
+        stream: the compute stream.
         structure: how the last layer gave its values; known after the first run.
-        aliased: the same of the flat outputs.
+        aliased: as above, of the flat outputs.
     """
 
-    __slots__ = ("_aliased", "_batch", "_count", "_draws", "_structure", "aliased", "i", "partition", "structure")
+    __slots__ = (
+        "_aliased",
+        "_batch",
+        "_count",
+        "_draws",
+        "_structure",
+        "aliased",
+        "i",
+        "partition",
+        "stream",
+        "structure",
+    )
 
     def __init__(
         self, batch: BatchContext, partition: Partition, i: int, microbatch: MicroBatch, aliased: frozenset[int]
     ) -> None:
-        self.partition, self.i = partition, i
+        self.partition, self.i, self.stream = partition, i, batch.ends[partition.j][i].computing
         self.structure: TreeSpec | None = None
         self.aliased: frozenset[int] = frozenset()
         self._batch = batch
         self._count, self._structure, self._aliased = len(microbatch.values), microbatch.structure, aliased
         self._draws = Draws(batch.randomness, i, partition.j)
 
-    @property
-    def stream(self) -> Stream:
-        """The compute stream."""
-        return self._batch.ends[self.partition.j][self.i].computing
+    def microbatch(self, values: Values) -> MicroBatch:
+        """The first outputs, without skips, for the next layer."""
+        return MicroBatch(values, self.structure, frozenset(index for index in self.aliased if index < len(values)))
 
-    def aliased_of(self, count: int) -> frozenset[int]:
-        """Those of :attr:`aliased` among the first ``count`` outputs, which are the micro-batch's."""
-        return frozenset(index for index in self.aliased if index < count)
+    def forward(self, flat: Values, *, again: bool = False, around: Around = operator.call) -> Values:
+        """Run with the graph that the caller's grad mode asks for; ``again`` says whether :meth:`recompute` may follow.
 
-    def forward(self, flat: Values, *, again: bool = False, around: Around = run_alone) -> Values:
-        """Run with the graph that the caller's grad mode asks for.
-
-        Args:
-            flat: flat inputs.
-            again: whether :meth:`recompute` may follow.
-            around: calls the layers, and may do something before and after them in the same modes.
+        ``around`` calls the layers, and may do something before and after them in the same modes.
         """
         with use_stream(self.stream), self._batch.execution.applied(), self._draws.first_pass(again=again):
             # The first partition gets the caller's batch, of which it must not write to a part.
@@ -112,17 +114,18 @@ class Computation:
     def first_pass(self, flat: Values) -> Values:
         """Run without a graph; :meth:`recompute` follows."""
         with use_stream(self.stream), self._batch.execution.applied(checkpointing=True), self._draws.first_pass():
-            return self._run("forward", flat, run_alone, keep=True)
+            return self._run("forward", flat, operator.call, keep=True)
 
-    def recompute(self, flat: Values, *, around: Around = run_alone) -> Values:
+    def recompute(self, flat: Values, *, around: Around = operator.call) -> Values:
         """Run again with a graph, on the same inputs, with the same random numbers and modes; see :meth:`forward`."""
         with use_stream(self.stream), self._batch.execution.applied(recomputing=True), self._draws.replay():
             return self._run("recompute", flat, around, keep=True)
 
     def observed(self, kind: str, job: Any, *args: Any) -> Any:
-        """Run ``job`` and report it as a task of this kind."""
+        """Run ``job`` on the compute stream, and report it as a task of this kind."""
         observer = self._batch.observer
-        return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
+        with use_stream(self.stream):
+            return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
 
     def task(self, kind: str) -> Task:
         """What an observer is told of this computation."""
@@ -168,7 +171,11 @@ class Computation:
             return
         written = [index for index, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
         if not self._aliased.isdisjoint(written):
-            raise refuse_write(partition.j)
+            raise RuntimeError(
+                f"a tensor that enters or leaves a partition twice must not be written to behind the boundary, got an "
+                f"in-place operation in partition {partition.j} on one that also went another way; clone it before, or "
+                "work out of place"
+            )
         partition.writes_inputs = True
         if not copies and (kind == "recompute" or not torch.is_grad_enabled()):
             raise RuntimeError(

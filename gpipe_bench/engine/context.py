@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils import parametrize
 
-__all__ = ["ExecutionContext", "is_checkpointing", "is_recomputing"]
+__all__ = ["ExecutionContext", "is_checkpointing", "is_recomputing", "uncached_weights"]
 
 
 class _Flags(threading.local):
@@ -37,14 +38,7 @@ def is_recomputing() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionContext:
-    """A snapshot of the thread-local modes.
-
-    Attributes:
-        grad: grad mode.
-        inference: inference mode.
-        autocast: (device type, enabled, dtype) of each device type involved.
-        cache: whether autocast caches the weights that it has cast.
-    """
+    """A snapshot of the thread-local modes; ``autocast`` has (device type, enabled, dtype) of each type involved."""
 
     grad: bool
     inference: bool
@@ -105,3 +99,25 @@ class _Modes(AbstractContextManager[None]):
         grad, _flags.now = self._before
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
+
+
+@contextmanager
+def uncached_weights(*, shared: bool, anew: bool) -> Iterator[None]:
+    """Refuse PyTorch's cache of parametrized weights in a block where it could give a wrong weight.
+
+    Within ``torch.nn.utils.parametrize.cached()`` a weight is computed once, and the next layer that asks, in whatever
+    thread, gets it. Where tasks run at the same time (``shared``) no layer may open the cache. Where each has a graph
+    of its own (``anew``) nobody may: the weight of another task has no graph, or one that was run backward already.
+    """
+    before = parametrize._cache  # noqa: SLF001 - there is no public way to ask; a new one when the last block ends
+    if anew and parametrize._cache_enabled:  # noqa: SLF001 - as above; the number of blocks
+        raise RuntimeError(
+            "parametrized weights must be computed in each task, got parametrize.cached() around a batch with "
+            "checkpoints or a schedule; leave it out, or use checkpoint='never' without schedule and backward"
+        )
+    yield
+    if shared and parametrize._cache is not before:  # noqa: SLF001 - as above
+        raise RuntimeError(
+            "parametrized weights must be computed in each task, got parametrize.cached() within a layer, whose cache "
+            "is that of all partitions; take the weight once instead, as in weight = self.linear.weight"
+        )

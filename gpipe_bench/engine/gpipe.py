@@ -1,18 +1,19 @@
-"""GPipe: a pipeline that cuts an nn.Sequential into partitions and puts each on its device."""
+"""GPipe: a pipeline that cuts an nn.Sequential into partitions and puts each on its device.
+
+A batch is split along its first dimension, and the results of the micro-batches are concatenated again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_settings
-from gpipe_bench.engine.layers import Device
-from gpipe_bench.engine.microbatch import MicroBatch, check_input, gather, scatter
+from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
-from gpipe_bench.engine.runtime.lists import ScheduleLike
 
 __all__ = ["GPipe"]
 
@@ -72,35 +73,6 @@ class GPipe(Pipeline):
         ScheduleError: a ValueError; the schedule does not exist, or not for these partitions and devices.
     """
 
-    def __init__(
-        self,
-        module: nn.Sequential,
-        balance: Sequence[int] | None = None,
-        *,
-        devices: Sequence[Device] | None = None,
-        chunks: int = 1,
-        checkpoint: str = "except_last",
-        deferred_batch_norm: bool = False,
-        components: Components | None = None,
-        schedule: ScheduleLike | Iterable[Iterable[tuple[str, int, int]]] | None = None,
-        backward: str | None = None,
-        transfer: str = "direct",
-        workers: str = "always",
-    ) -> None:
-        super().__init__(
-            module,
-            balance,
-            devices=devices,
-            chunks=chunks,
-            checkpoint=checkpoint,
-            deferred_batch_norm=deferred_batch_norm,
-            components=components,
-            schedule=schedule,
-            backward=backward,
-            transfer=transfer,
-            workers=workers,
-        )
-
     def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module
         """Run one batch through the pipeline.
 
@@ -153,8 +125,6 @@ class GPipe(Pipeline):
                 then: call ``pipe.zero_grad()`` before the next batch.
         """
         microbatches = self._scattered(input)
-        if not self.partitions:
-            raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
         sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
         return self._step(microbatches, sizes, target, loss, gather, return_output=return_output)
 
@@ -163,3 +133,53 @@ class GPipe(Pipeline):
         chunks = check_settings(self.chunks, self.checkpoint, self.workers)
         check_input(value, self.devices[0] if self.devices else None)
         return scatter(value, chunks)
+
+
+def check_input(value: Any, device: torch.device | None) -> None:
+    """Check what a caller hands to the pipeline; without a partition any device is right."""
+    values = value if isinstance(value, tuple) else (value,)
+    foreign = [type(item).__name__ for item in values if not isinstance(item, Tensor)]
+    if foreign or not values:
+        got = f"a tuple with {', '.join(foreign)}" if isinstance(value, tuple) and foreign else type(value).__name__
+        got = "an empty tuple" if not values else got
+        raise TypeError(f"input must be a tensor or a tuple of tensors, got {got}; pass only tensors")
+    if any(tensor.dim() == 0 for tensor in values):
+        raise ValueError("input must have a batch dimension, got a tensor without dimensions; unsqueeze it")
+    sizes = [tensor.size(0) for tensor in values]
+    if len(set(sizes)) > 1:
+        raise ValueError(f"tensors of an input must agree in dimension 0, got sizes {sizes}; pass one batch")
+    for tensor in values:
+        check_device("input", tensor, device)
+
+
+def scatter(value: Any, chunks: int) -> list[MicroBatch]:
+    """Split a batch into at most ``chunks`` micro-batches along dimension 0.
+
+    Sizes are those of :meth:`torch.Tensor.chunk`: equal but for a smaller last one, so a batch that does not divide
+    evenly may give fewer micro-batches than asked for (272 in 32 gives 31). The pieces are views of the batch: a caller
+    that writes to it before the backward pass gets autograd's error, as from the plain module.
+    """
+    tensors, structure = flatten(value)
+    aliased = aliased_values(tensors)
+    pieces = [tensor.chunk(chunks) for tensor in tensors]
+    return [MicroBatch(values, structure, aliased) for values in zip(*pieces, strict=True)]
+
+
+def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
+    """Concatenate results along dimension 0."""
+    first = microbatches[0]
+    for value in first.values:
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"output of the last layer must be a tensor or a tuple of tensors, got {type(value).__name__}; "
+                "return tensors from the last layer"
+            )
+    if len(microbatches) == 1:
+        return first
+    if any(value.dim() == 0 for microbatch in microbatches for value in microbatch.values):
+        raise ValueError(
+            "output of the last layer must have a batch dimension, got a tensor without dimensions for each of "
+            f"{len(microbatches)} micro-batches; return a row per sample, and reduce them in the loss"
+        )
+    columns = zip(*(microbatch.values for microbatch in microbatches), strict=True)
+    return MicroBatch(tuple(torch.cat(column) for column in columns), first.structure)

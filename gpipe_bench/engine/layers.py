@@ -1,4 +1,4 @@
-"""The layers of a pipeline as its children: what is registered is what runs.
+"""The layers of a pipeline: its children, in partitions, on their devices; what is registered is what runs.
 
 A pipeline holds its layers twice: as children under the plain module's names, and in partitions. Programs replace a
 layer through the children (``pipe.head = ...``, ``add_module``, ``nn.SyncBatchNorm.convert_sync_batchnorm``; some write
@@ -8,36 +8,115 @@ refused.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gpipe_bench.engine.arguments import split_layers
+from gpipe_bench.components import Components
+from gpipe_bench.engine.arguments import (
+    check_backward,
+    check_balance,
+    check_choice,
+    check_collection,
+    check_settings,
+    cuda_devices,
+    resolve_devices,
+    split_layers,
+)
+from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
+from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.observer import Observer
+from gpipe_bench.engine.partition import Partition, place
 from gpipe_bench.engine.placed import device_of, taken_out
-from gpipe_bench.engine.sequential import PipeSequential, check_sharing
+from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.sequential import PipeSequential, check_outermost, check_sharing
+from gpipe_bench.engine.transfer import TRANSFERS, Stream, current_stream, record_stream, wait_stream
 from gpipe_bench.errors import PlacementError
+from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 
-__all__ = ["Device", "Layers"]
+__all__ = ["Layers"]
 
 Device = torch.device | str | int
 
 
 class Layers(nn.Module):
-    """A module that is a sequence of its children, in partitions.
-
-    Attributes:
-        balance: layers per partition.
-        devices: device of each partition.
-        partitions: the layers of each partition.
-    """
+    """A module that is a sequence of its children, in partitions; see :class:`gpipe_bench.GPipe` for the arguments."""
 
     balance: list[int]
     devices: list[torch.device]
     partitions: list[nn.Sequential]
+    # Class of the partitions, and whether the caller has placed the layers: then devices has an entry per partition.
+    _container: type[nn.Sequential] = nn.Sequential
+    _is_placed = False
     _running: list[tuple[str, nn.Module]]
+    _layout: SkipLayout
+    _deferred: list[DeferredBatchNorm]
+    _rows: tuple[int, ...]
+    _places: list[Partition]
+    _random_ways: dict[tuple[int, bool], str]
+    _observer: Observer | None
+    _lock: threading.Lock
+
+    def __init__(
+        self,
+        module: nn.Sequential,
+        balance: Sequence[int] | None = None,
+        *,
+        devices: Sequence[Device] | None = None,
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+        components: Components | None = None,
+        schedule: ScheduleLike | Iterable[Iterable[tuple[str, int, int]]] | None = None,
+        backward: str | None = None,
+        transfer: str = "direct",
+        workers: str = "always",
+    ) -> None:
+        super().__init__()
+        balance = check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
+        devices = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
+        if components is not None and not isinstance(components, Components):
+            raise TypeError(
+                f"components must be a gpipe_bench.Components, got {components!r}; write Components(portals=False), or "
+                "Components.from_label('dep-str-x')"
+            )
+        if not isinstance(deferred_batch_norm, bool):
+            raise TypeError(f"deferred_batch_norm must be True or False, got {deferred_batch_norm!r}; use one of them")
+        check_outermost(module)
+        self.chunks = check_settings(chunks, checkpoint, workers)
+        check_choice("transfer", transfer, TRANSFERS)
+        check_sharing(module)
+        self.balance = check_balance(module, balance)
+        verify_skippables(module)
+        self.components = components or Components()
+        scheduled = check_backward(backward, has_schedule=schedule is not None)
+        self.checkpoint, self.transfer, self.workers = checkpoint, transfer, workers
+        self.backward_mode = "scheduled" if scheduled else "autograd"
+        self.deferred_batch_norm = deferred_batch_norm
+        chosen = checked_schedule(schedule)
+        self._rows, self.devices = self._on_devices(chosen, devices)
+        self._choice = Choice(chosen or "gpipe", self.devices, max(self._rows, default=0) + 1) if scheduled else None
+        self._arrange(module)
+        self._prepare()
+
+    def _on_devices(
+        self, schedule: ScheduleLike | None, devices: list[Device] | None
+    ) -> tuple[tuple[int, ...], list[torch.device]]:
+        """For each partition the device of the schedule that it belongs to, and its own device."""
+        count = len(cuda_devices() if devices is None else devices)
+        if self._is_placed and devices is not None:
+            # Layers that are all on one device: a schedule with several partitions per device takes two for one.
+            count = len(set(devices)) if len(set(devices)) > 1 else max(count // 2, 1)
+        rows = schedule_rows(schedule, len(self.balance), count)
+        # One entry for each device of the schedule, or one for each partition.
+        entries = rows if not self._is_placed and len(set(rows)) < len(rows) else range(len(rows))
+        found = resolve_devices(devices, max(entries, default=-1) + 1, len(rows))
+        return rows, [found[entry] for entry in entries]
 
     def __len__(self) -> int:
         """The number of layers."""
@@ -87,23 +166,85 @@ class Layers(nn.Module):
         super().to(*args, **kwargs)
         return self
 
-    def _take(self, module: nn.Sequential, container: type[nn.Sequential]) -> None:
-        """Take the layers of ``module`` for children, and split them into partitions of class ``container``."""
-        partitions = split_layers(module, self.balance, self.devices, container)
+    def _arrange(self, module: nn.Sequential) -> None:
+        """Take the layers of ``module`` for children, and make partitions of them."""
+        if self.deferred_batch_norm:
+            convert_deferred_batch_norm(module)
+        partitions = split_layers(module, self.balance, self.devices, self._container)
         # Under their own names, so that parameters are called what they are called in the plain module. Not by
         # add_module, which refuses names that this class uses itself.
         self._modules.clear()
         self._modules.update(module.named_children())
         # Past nn.Module.__setattr__, which would take a layer of the same name for the one to be replaced.
-        self.__dict__.update(partitions=partitions, _running=_items(partitions))
+        self.__dict__.update(
+            partitions=partitions,
+            _running=_items(partitions),
+            _layout=inspect_skip_layout(partitions),
+            _deferred=[layer for layer in module.modules() if isinstance(layer, DeferredBatchNorm)],
+        )
+
+    def _settle(self) -> None:
+        """Let those layers run that are registered now: since the last batch some may have been replaced."""
+        with self._lock:
+            module = self._replaced()
+            if module is None:
+                return
+            verify_skippables(module)
+            self._arrange(module)
+            before = self._places
+            self._prepare()
+            for now, old in zip(self._places, before, strict=True):
+                now.own_stream, now.copying = old.own_stream, old.copying
+
+    def _prepare(self) -> None:
+        """Everything that belongs to this process and cannot be copied or pickled."""
+        options: Any = {"portals": self.components.portals, "transfer": self.transfer}
+        self.__dict__.update(
+            _places=place(self.partitions, self.devices, self._rows, self._layout, **options),
+            _random_ways={},
+            _observer=self.__dict__.get("_observer"),
+            _lock=self.__dict__.get("_lock", threading.Lock()),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        process_bound = {"_places", "_random_ways", "_observer", "_lock"}
+        return {key: value for key, value in self.__dict__.items() if key not in process_bound}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
+        self._prepare()
+
+    @contextmanager
+    def observe(self, observer: Observer) -> Iterator[None]:
+        """Let ``observer`` see every task of the batches in this block, forward and backward."""
+        previous = self._observer
+        self.__dict__["_observer"] = observer
+        try:
+            yield
+        finally:
+            self.__dict__["_observer"] = previous
+
+    def _streams(self) -> list[tuple[torch.device, Stream, Stream]]:
+        """For each partition its device, its compute stream, and the caller's stream on the device."""
+        return [(each.device, each.computing(), current_stream(each.device)) for each in self._places]
+
+    def _hand_over(self, microbatches: list[MicroBatch], *, entering: bool) -> None:
+        """Order partitions with compute streams of their own after the caller's work, or the caller after them."""
+        for _, computing, callers in self._streams():
+            if entering:
+                wait_stream(computing, callers)
+            else:
+                wait_stream(callers, computing)
+        end = self._places[0] if entering else self._places[-1]
+        if end.own_stream is not None:
+            user = end.own_stream if entering else current_stream(end.device)
+            for microbatch in microbatches:
+                for value in microbatch.values:
+                    if isinstance(value, Tensor):
+                        record_stream(value, user)
 
     def _replaced(self) -> nn.Sequential | None:
-        """The layers that are registered now, in their old order; None if they are those that run.
-
-        Raises:
-            ValueError: layers were added, removed, or replaced in a partition; a new one is on another device than its
-                partition, or shares parameters with another layer.
-        """
+        """The layers that are registered now, in their old order; None if they are those that run."""
         if _items(self.partitions) != self._running:
             raise ValueError(_refusal("another layer in pipe.partitions", "write pipe[index] = layer"))
         if list(self._modules.items()) == self._running:
@@ -127,7 +268,7 @@ class Layers(nn.Module):
         if place not in (None, device):
             where = f"'{name}' on {place} in a partition on {device}"
             raise ValueError(_refusal(where, f"move it with .to('{device}') first"))
-        return taken_out(layer) if isinstance(self.partitions[0], PipeSequential) else layer
+        return taken_out(layer) if self._container is PipeSequential else layer
 
 
 def _refusal(got: str, advice: str) -> str:

@@ -1,32 +1,38 @@
-"""Micro-batches: splitting a batch along its first dimension, and putting the results together again."""
+"""Micro-batches: the flat values that go from partition to partition, and the memory that they share.
+
+    x ──┬── value ──► partition 1: relu_(x)      In the plain module relu_ changes the skip, too. Behind a boundary the
+        └── skip  ──► partition 2: x + skip      skip may be a copy, and autograd sees two tensors.
+
+A tensor may enter or leave a partition twice: as two values, as a value and a skip, or as views of one memory. Writing
+to it behind the boundary is an error, since the result would depend on where the model is cut. A layer that needs to
+write clones the tensor first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.engine.aliases import aliased_values
 from gpipe_bench.skip.trees import TreeSpec, tree_flatten, tree_unflatten
 
 __all__ = [
     "MicroBatch",
     "Values",
+    "aliased_values",
     "can_have_gradient",
     "check_device",
-    "check_input",
     "cut",
     "differentiable",
     "flatten",
-    "gather",
     "needs_gradient",
     "replace",
-    "scatter",
-    "unflatten",
+    "separated",
     "versions",
 ]
 
@@ -42,30 +48,20 @@ class MicroBatch:
         values: the tensors, each of shape (micro-batch size, ...), and what else there is.
         structure: how layers see them: None for the one value as it is, else a tree of tuples, lists, dicts and
             whatever else PyTorch's pytrees know.
-        aliased: indices of the values that share memory with another tensor on its way, see
-            :mod:`gpipe_bench.engine.aliases`.
+        aliased: indices of the values that share memory with another tensor on its way.
     """
 
     values: Values
     structure: TreeSpec | None
     aliased: frozenset[int] = frozenset()
 
-    @classmethod
-    def wrap(cls, value: Any) -> MicroBatch:
-        """From what a layer takes or gives, see :func:`flatten`."""
-        return cls(*flatten(value))
-
     def unwrap(self) -> Any:
         """To what a layer takes or gives."""
-        return unflatten(self.values, self.structure)
+        return self.values[0] if self.structure is None else tree_unflatten(self.values, self.structure)
 
 
 def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
-    """The values and the structure of a micro-batch, from what a layer takes or gives.
-
-    Raises:
-        TypeError: an object of a kind that no pytree knows holds tensors, whose gradients would be lost.
-    """
+    """The values and the structure of a micro-batch, from what a layer takes or gives."""
     if isinstance(value, Tensor):
         return (value,), None
     leaves, structure = tree_flatten(value)
@@ -76,11 +72,6 @@ def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
                 "some; return a tuple, or register the class with torch.utils._pytree.register_pytree_node"
             )
     return tuple(leaves), structure
-
-
-def unflatten(values: Values, structure: TreeSpec | None) -> Any:
-    """What a layer takes or gives, from the values and the structure of a micro-batch."""
-    return values[0] if structure is None else tree_unflatten(values, structure)
 
 
 def _hides_tensors(value: Any, depth: int = 4) -> bool:
@@ -136,45 +127,13 @@ def replace(values: Values, indices: Sequence[int], tensors: Sequence[Tensor]) -
 def versions(values: Values) -> list[int]:
     """How often each tensor was written to: autograd's own count, shared by all tensors with the same memory.
 
-    PyTorch's notes on autograd describe ``Tensor._version``, and torch.utils reads it, too. It has no public name. A
-    tensor of inference mode does not count.
+    ``Tensor._version`` has no public name, but PyTorch's notes on autograd describe it. Inference tensors do not count.
     """
     return [value._version if isinstance(value, Tensor) and not value.is_inference() else 0 for value in values]  # noqa: SLF001 - see above
 
 
-def check_input(value: Any, device: torch.device | None) -> None:
-    """Check what a caller hands to the pipeline.
-
-    Args:
-        value: the input of a batch.
-        device: of the first partition; None if there is no partition, then any device is right.
-
-    Raises:
-        TypeError: neither a tensor nor a tuple of tensors.
-        ValueError: a tensor without a batch dimension, unequal batch sizes, or another device than the first
-            partition's.
-    """
-    values = value if isinstance(value, tuple) else (value,)
-    foreign = [type(item).__name__ for item in values if not isinstance(item, Tensor)]
-    if foreign or not values:
-        got = f"a tuple with {', '.join(foreign)}" if isinstance(value, tuple) and foreign else type(value).__name__
-        got = "an empty tuple" if not values else got
-        raise TypeError(f"input must be a tensor or a tuple of tensors, got {got}; pass only tensors")
-    if any(tensor.dim() == 0 for tensor in values):
-        raise ValueError("input must have a batch dimension, got a tensor without dimensions; unsqueeze it")
-    sizes = [tensor.size(0) for tensor in values]
-    if len(set(sizes)) > 1:
-        raise ValueError(f"tensors of an input must agree in dimension 0, got sizes {sizes}; pass one batch")
-    for tensor in values:
-        check_device("input", tensor, device)
-
-
 def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None:
-    """Check that an input is where the first partition is.
-
-    Raises:
-        ValueError: it is elsewhere.
-    """
+    """Check that an input is where the first partition is."""
     if device is not None and tensor.device != device:
         raise ValueError(
             f"{name} must be on the first partition's device {device}, got {tensor.device}; move it with "
@@ -182,39 +141,50 @@ def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None
         )
 
 
-def scatter(value: Any, chunks: int) -> list[MicroBatch]:
-    """Split a batch into at most ``chunks`` micro-batches along dimension 0.
-
-    Sizes are those of :meth:`torch.Tensor.chunk`: equal but for a smaller last one, so a batch that does not divide
-    evenly may give fewer micro-batches than asked for (272 in 32 gives 31). The pieces are views of the batch: a caller
-    that writes to it before the backward pass gets autograd's error, as from the plain module.
-    """
-    batch = MicroBatch.wrap(value)
-    aliased = aliased_values(batch.values)
-    pieces = [tensor.chunk(chunks) for tensor in batch.values]
-    return [MicroBatch(values, batch.structure, aliased) for values in zip(*pieces, strict=True)]
+def aliased_values(values: Sequence[Any], carried: Iterable[Tensor] = ()) -> frozenset[int]:
+    """Indices of the tensors that share memory with another one among ``values``, or with one of ``carried``."""
+    tensors = [(index, value) for index, value in enumerate(values) if _has_memory(value)]
+    found = {index for index, value in tensors if any(_overlap(value, other) for other in carried)}
+    for (one, first), (other, second) in combinations(tensors, 2):
+        if _overlap(first, second):
+            found |= {one, other}
+    return frozenset(found)
 
 
-def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
-    """Concatenate results along dimension 0.
+def separated(outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """``outputs``, with copies of those that share memory with one of ``inputs``."""
+    tensors = [value for value in inputs if _has_memory(value)]
+    shares = [_has_memory(value) and any(_overlap(value, other) for other in tensors) for value in outputs]
+    # A layer may have left grad mode off.
+    with torch.enable_grad():
+        return tuple([value.clone() if shared else value for value, shared in zip(outputs, shares, strict=True)])
 
-    Raises:
-        TypeError: a result that holds something else than tensors.
-        ValueError: a result without a batch dimension, of several micro-batches.
-    """
-    first = microbatches[0]
-    for value in first.values:
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"output of the last layer must be a tensor or a tuple of tensors, got {type(value).__name__}; "
-                "return tensors from the last layer"
-            )
-    if len(microbatches) == 1:
-        return first
-    if any(value.dim() == 0 for microbatch in microbatches for value in microbatch.values):
-        raise ValueError(
-            "output of the last layer must have a batch dimension, got a tensor without dimensions for each of "
-            f"{len(microbatches)} micro-batches; return a row per sample, and reduce them in the loss"
-        )
-    columns = zip(*(microbatch.values for microbatch in microbatches), strict=True)
-    return MicroBatch(tuple(torch.cat(column) for column in columns), first.structure)
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.numel() > 0 and value.data_ptr() != 0
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors share an element."""
+    if one.device != other.device or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    (begin, end), (start, stop) = _extent(one), _extent(other)
+    if end <= start or stop <= begin:
+        return False
+    if one.is_contiguous() or other.is_contiguous():
+        return True
+    # Interleaved, as two column blocks of a matrix: look at each byte between.
+    first = torch.zeros(max(end, stop) - min(begin, start), dtype=torch.bool)
+    second = torch.zeros_like(first)
+    for tensor, place, marks in ((one, begin, first), (other, start, second)):
+        size = tensor.element_size()
+        strides = [stride * size for stride in tensor.stride()]
+        marks.as_strided((*tensor.shape, size), (*strides, 1), place - min(begin, start)).fill_(True)
+    return bool((first & second).any())
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor and the one behind its last, from the beginning of its storage."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.storage_offset() * tensor.element_size()
+    return int(begin), int(begin + (last + 1) * tensor.element_size())

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import BackwardCFunction, FunctionCtx
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.function import FunctionCtx
 
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 
-__all__ = ["apply", "behind", "edge_of", "get_phony", "new_leaf", "pass_through"]
+__all__ = ["apply", "behind", "check_whole", "get_phony", "new_leaf", "pass_through"]
 
 
 def apply(function: type[Function], *args: Any) -> Any:
@@ -25,13 +24,7 @@ def apply(function: type[Function], *args: Any) -> Any:
 
 
 def behind(function: type[Function], values: Values, *args: Any) -> Values:
-    """``values`` with those that require a gradient behind a node.
-
-    Args:
-        function: takes ``args``, then these tensors, and gives as many.
-        values: flat values.
-        args: see ``function``.
-    """
+    """``values`` with those that require a gradient behind a node; ``function`` takes ``args``, then these tensors."""
     indices = differentiable(values)
     if not indices:
         return values
@@ -42,13 +35,8 @@ def pass_through(ctx: FunctionCtx, values: Sequence[Any], needs_grad: Sequence[b
     """What the forward of a node between tasks returns: ``values``, its tensors detached.
 
     A function that returns its input as it is breaks autograd functions in the user's model. A gradient that is None
-    reaches ``backward`` as None: for zeros, autograd would synchronise streams (pytorch#151079). A tensor that needs no
-    gradient on one side of the node needs none on the other.
-
-    Args:
-        ctx: of the function.
-        values: its results.
-        needs_grad: for each of them whether the input that it comes from needs a gradient.
+    reaches ``backward`` as None: for zeros, autograd would synchronise streams (pytorch#151079). A tensor needs a
+    gradient behind the node if it does before, as ``needs_grad`` says.
     """
     ctx.set_materialize_grads(False)
     outputs = tuple([value.detach() if isinstance(value, Tensor) else value for value in values])
@@ -64,8 +52,8 @@ _phonies: dict[torch.device, Tensor] = {}
 def get_phony(device: torch.device) -> Tensor:
     """The phony of a device, shape (0,), made once; it requires no gradient.
 
-    It lives on the device whose order it serves: autograd queues a node on the device of its outputs
-    (pytorch#135633), so a lane on a CPU phony would be run by another thread than the tasks it orders.
+    It lives on the device whose order it serves, since autograd runs a node in the thread of the device of its outputs
+    (pytorch#135633).
     """
     if device not in _phonies:
         # An inference tensor could never take part in autograd again.
@@ -84,9 +72,13 @@ def new_leaf(device: torch.device) -> Tensor:
     return torch.empty(0, device=device, requires_grad=True)
 
 
-def edge_of(value: Tensor) -> GradientEdge:
-    """The edge of a tensor that requires a gradient; PyTorch's own function does more for nodes made in Python."""
-    node = value.grad_fn
-    if node is None or isinstance(node, BackwardCFunction):
-        return get_gradient_edge(value)
-    return GradientEdge(node, value.output_nr)
+def check_whole(what: str, instead: str) -> None:
+    """Within a backward pass, check that it computes gradients of all parameters, once; else name ``instead``."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"second derivatives must not pass through {what}, got create_graph=True; use {instead}")
+    # Public would be a way to ask which inputs a backward pass was given; torch.utils.checkpoint asks the same.
+    if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001 - see above
+        raise RuntimeError(
+            f"gradients through {what} must go to all parameters, got autograd.grad() or backward(inputs=...); call "
+            f"backward() without inputs=, or use {instead}"
+        )

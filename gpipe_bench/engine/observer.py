@@ -70,15 +70,7 @@ def tensor_bytes(values: Sequence[Any]) -> int:
 def observed(
     observer: Observer | None, name: Callable[..., Task], of: tuple[Any, ...], job: Callable[..., GivenT], *args: Any
 ) -> GivenT:
-    """Run ``job(*args)``, and report that as a task; the bytes of the values that it returns, if any, count.
-
-    Args:
-        observer: whom to tell, if anybody.
-        name: makes the task of ``of``; asked only if somebody observes.
-        of: see ``name``.
-        job: gives values, or None.
-        args: what it is called with.
-    """
+    """Run ``job(*args)`` and report that as the task ``name(*of)``, with the bytes of the values that it returns."""
     if observer is None:
         return job(*args)
     token, nbytes = observer.start(name(*of)), 0

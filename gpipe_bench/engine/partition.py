@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
-from gpipe_bench.engine.microbatch import Values, flatten, unflatten
+from gpipe_bench.engine.microbatch import MicroBatch, Values, flatten
 from gpipe_bench.engine.sequential import Arguments, PipeSequential
-from gpipe_bench.engine.streams import Stream, current_stream, has_streams, new_stream
-from gpipe_bench.engine.transfer import Endpoint
+from gpipe_bench.engine.transfer import Endpoint, Stream, current_stream, has_streams, new_stream
 from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.skippable import Skippable
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
 from gpipe_bench.skip.trees import TreeSpec
 
-__all__ = ["Partition", "place"]
+__all__ = ["Partition", "in_task", "is_task", "place"]
 
 
 @dataclass(slots=True)
@@ -58,10 +59,6 @@ class Partition:
         """The compute stream for a batch that the calling thread is about to issue."""
         return self.own_stream if self.own_stream is not None else current_stream(self.device)
 
-    def moves_to(self, other: Partition, transfer: str) -> bool:
-        """Whether tensors are copied to ``other``: not within one device, unless through the host to another row."""
-        return self.device != other.device or (transfer == "host" and self.row != other.row)
-
     def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
         if not (copy_streams and has_streams(self.device)):
@@ -71,22 +68,27 @@ class Partition:
         return [Endpoint(self.device, copying, computing) for copying in self.copying[:m]]
 
     def compute(self, flat: Values, count: int, structure: TreeSpec | None) -> tuple[Values, TreeSpec | None]:
-        """Run the layers.
-
-        Args:
-            flat: the values of a micro-batch, then the incoming skips.
-            count: how many of them are the micro-batch's.
-            structure: how the first layer sees these.
+        """Run the layers on ``count`` values of a micro-batch, which the first layer sees so, and the incoming skips.
 
         Returns:
             The values of the last layer, then the outgoing skips; and the structure of the former.
         """
         if not self.has_skips:
-            return flatten(_run_layers(self.layers, unflatten(flat, structure)))
+            return flatten(_run_layers(self.layers, MicroBatch(flat, structure).unwrap()))
         tracker = LocalTracker(zip(self.incoming, flat[count:], strict=True))
         with use_tracker(tracker):
-            values, structure = flatten(_run_layers(self.layers, unflatten(flat[:count], structure)))
+            values, structure = flatten(_run_layers(self.layers, MicroBatch(flat[:count], structure).unwrap()))
         return (*values, *(tracker.load(key) for key in self.outgoing)), structure
+
+
+def is_task(frame: FrameType) -> bool:
+    """Whether a partition computes in this frame."""
+    return frame.f_code is Partition.compute.__code__
+
+
+def in_task() -> bool:
+    """Whether a partition computes in this thread."""
+    return any(is_task(frame) for frame, _ in walk_stack(None))
 
 
 def place(
@@ -98,16 +100,10 @@ def place(
     portals: bool,
     transfer: str,
 ) -> list[Partition]:
-    """Put partitions on devices.
+    """Put partitions on devices; ``rows`` are their devices of the schedule.
 
-    Args:
-        partitions: the layers of each.
-        devices: one per partition.
-        rows: for each partition the device of the schedule.
-        layout: the skips between them.
-        portals: whether a skip goes from its source to its destination in one hop. Otherwise it rides along, and every
-            partition between takes it in and gives it out.
-        transfer: ``direct`` or ``host``.
+    With portals a skip goes from its source to its destination in one hop. Else it rides along, and every partition
+    between takes it in and gives it out.
     """
     places = []
     own: dict[int, Stream] = {}

@@ -6,7 +6,7 @@ its documentation (PyTorch 2.3, "Pipeline Parallelism"). It does not need RPC: o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_balance, check_collection, check_settings
-from gpipe_bench.engine.inputs import check_arguments_of_batch, gather_values, scatter_arguments, split_sizes
-from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
 from gpipe_bench.engine.runtime.lists import ScheduleLike
-from gpipe_bench.engine.sequential import PipeSequential, check_outermost
+from gpipe_bench.engine.sequential import Arguments, PipeSequential, check_outermost
 from gpipe_bench.errors import BalanceError
-from gpipe_bench.skip.trees import register_pytree_node
+from gpipe_bench.skip.trees import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
 
-__all__ = ["LocalValue", "Pipe"]
+__all__ = ["LocalValue", "NoChunk", "Pipe"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,25 @@ register_pytree_node(
 )
 
 
+class NoChunk:
+    """Wraps a tensor that is not split: every micro-batch gets all of it, as in ``pipe(x, NoChunk(mask))``.
+
+    Args:
+        tensor: a tensor of any shape, on the device of the first partition.
+
+    Raises:
+        TypeError: ``tensor`` is not a tensor.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"NoChunk must wrap a tensor, got {type(tensor).__name__}; pass anything else as it is: every "
+                "micro-batch gets it"
+            )
+        self.tensor = tensor
+
+
 class Pipe(Pipeline):
     """Pipeline parallelism for an ``nn.Sequential`` whose layers are on their devices already.
 
@@ -75,17 +93,15 @@ class Pipe(Pipeline):
     Args:
         module: the layers, each on its device.
         chunks: how many micro-batches a batch is split into, m; a small batch may give fewer.
-        checkpoint: which micro-batches are recomputed in the backward pass: ``always``, all; ``except_last``, all but
-            the last; ``never``, none. In evaluation mode none is.
-        deferred_batch_norm: whether batch normalization updates its running statistics once per batch, and not once
-            per micro-batch. It replaces these layers.
+        checkpoint: ``always``, ``except_last`` or ``never``; see :class:`gpipe_bench.GPipe`, as for all below.
+        deferred_batch_norm: whether batch normalization updates its running statistics once per batch.
         balance: layers per partition, to cut layers on one device into several partitions, as on a CPU. The layers of
             each partition must be on one device. Default: consecutive layers on one device are one partition.
         components: which components of the engine are on; default: all.
-        schedule: as for :class:`gpipe_bench.GPipe`. With ``interleaved``, ``zb_v`` and ``v_half`` the layers must be
-            where the schedule has them. If they are all on one device, two partitions count as one device.
-        transfer: how tensors go from device to device, ``direct`` or ``host``; see :class:`gpipe_bench.GPipe`.
-        workers: which threads run the layers, ``always`` or ``never``; see :class:`gpipe_bench.GPipe`.
+        schedule: with ``interleaved``, ``zb_v`` and ``v_half`` the layers must be where the schedule has them. If they
+            are all on one device, two partitions count as one device.
+        transfer: ``direct`` or ``host``.
+        workers: ``always`` or ``never``.
 
     Attributes:
         balance: layers per partition.
@@ -99,6 +115,9 @@ class Pipe(Pipeline):
             has a wrong value.
         BalanceError: a ValueError; ``balance`` does not fit ``module`` or its devices.
     """
+
+    _container = PipeSequential
+    _is_placed = True
 
     def __init__(
         self,
@@ -128,11 +147,8 @@ class Pipe(Pipeline):
             deferred_batch_norm=deferred_batch_norm,
             components=components,
             schedule=schedule,
-            backward=None,
             transfer=transfer,
             workers=workers,
-            container=PipeSequential,
-            several=len(set(devices)) if len(set(devices)) > 1 else max(len(devices) // 2, 1),
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> LocalValue:
@@ -174,15 +190,13 @@ class Pipe(Pipeline):
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         microbatches = self._scattered(given, {})
-        if not self.partitions:
-            raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
         sizes = split_sizes(given, self.chunks)
         return self._step(microbatches, sizes, target, loss, gather_values, return_output=return_output)
 
     def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:
         self._settle()
         chunks = check_settings(self.chunks, self.checkpoint, self.workers)
-        check_arguments_of_batch(inputs, kwargs, self.devices[0] if self.devices else None)
+        check_inputs(inputs, kwargs, self.devices[0] if self.devices else None)
         return scatter_arguments(inputs, kwargs, chunks)
 
 
@@ -198,3 +212,83 @@ def _devices_of(balance: list[int], sizes: list[int], devices: list[torch.device
                 f"there, as in {sizes}"
             )
     return [per_layer[end - 1] for end in ends]
+
+
+def check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None) -> None:
+    """Check what a caller hands to the pipeline; without a partition any device is right."""
+    named = {**{str(number): value for number, value in enumerate(args)}, **kwargs}
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    if not tensors:
+        got = ", ".join(type(value).__name__ for value in named.values()) or "nothing"
+        raise TypeError(f"inputs must hold at least one tensor to split, got {got}; pass the batch as a tensor")
+    whole = {name: value.tensor for name, value in named.items() if isinstance(value, NoChunk)}
+    for name, tensor in {**tensors, **whole}.items():
+        check_device(f"input {name}", tensor, device)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 0:
+            raise ValueError(f"input {name} must have a batch dimension, got a tensor without; wrap it in NoChunk")
+
+
+def scatter_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], chunks: int) -> list[MicroBatch]:
+    """Split tensors into at most ``chunks`` pieces along dimension 0; everything else goes to every micro-batch."""
+    values = [*args, *kwargs.values()]
+    counts = sorted({len(value.chunk(chunks)) for value in values if isinstance(value, Tensor)})
+    if len(counts) > 1:
+        sizes = [value.size(0) for value in values if isinstance(value, Tensor)]
+        raise ValueError(
+            f"inputs must give equally many micro-batches, got sizes {sizes} in dimension 0, which give {counts}; pass "
+            "one batch, and wrap in NoChunk what is not split"
+        )
+    whole = [value.tensor if isinstance(value, NoChunk) else value for value in values]
+    pieces = [
+        value.chunk(chunks) if isinstance(value, Tensor) else [uncut] * counts[0]
+        for value, uncut in zip(values, whole, strict=True)
+    ]
+    batch, *microbatches = [
+        flatten(Arguments(tuple(row[: len(args)]), dict(zip(kwargs, row[len(args) :], strict=True))))
+        for row in (whole, *zip(*pieces, strict=True))
+    ]
+    aliased = aliased_values(batch[0])
+    return [MicroBatch(*microbatch, aliased) for microbatch in microbatches]
+
+
+def split_sizes(values: Sequence[Any], chunks: int) -> list[int]:
+    """Sizes of the micro-batches that the first tensor among ``values`` gives."""
+    first = next(value for value in values if isinstance(value, Tensor))
+    return [piece.size(0) for piece in first.chunk(chunks)]
+
+
+def gather_values(microbatches: Sequence[MicroBatch]) -> MicroBatch:
+    """Put results together, item by item where they are tuples, lists or dicts.
+
+    Tensors are concatenated along dimension 0, scalars stacked; anything else, be it a tuple of tensors, comes in a
+    list with what each micro-batch gave (PyTorch 2.3, ``Pipe.forward``).
+    """
+    results = [_items(microbatch.unwrap()) for microbatch in microbatches]
+    forms = list(dict.fromkeys(str(structure) for _, structure in results))
+    if len(forms) > 1:
+        raise TypeError(
+            f"results of all micro-batches must have one form, got {forms}; return the same tuple from every one"
+        )
+    columns = zip(*(items for items, _ in results), strict=True)
+    return MicroBatch(*flatten(tree_unflatten([_gathered(column) for column in columns], results[0][1])))
+
+
+def _items(value: Any) -> tuple[list[Any], TreeSpec]:
+    """What the outermost container holds, and its form."""
+    return tree_flatten(value, is_leaf=lambda item: item is not value)
+
+
+def _gathered(column: Sequence[Any]) -> Any:
+    tensors = sum(isinstance(value, Tensor) for value in column)
+    if 0 < tensors < len(column):
+        kinds = sorted({type(value).__name__ for value in column})
+        raise TypeError(
+            f"results of all micro-batches must have one form, got {' and '.join(kinds)} in one place; return a tensor "
+            "from every one, or from none"
+        )
+    if not tensors:
+        return list(column)
+    if any(tensor.dim() == 0 for tensor in column):
+        return torch.stack(list(column))
+    return torch.cat(list(column)) if len(column) > 1 else column[0]

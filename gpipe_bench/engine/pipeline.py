@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gpipe_bench.engine.batchnorm import deferring
 from gpipe_bench.engine.computation import BatchContext
-from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.in_place import InPlace
+from gpipe_bench.engine.context import ExecutionContext, uncached_weights
+from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
@@ -29,7 +29,6 @@ from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attac
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
 from gpipe_bench.engine.runtime.runtime import End, Runtime
-from gpipe_bench.engine.weights import uncached_weights
 from gpipe_bench.engine.worker import Workers, in_fresh_thread
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.program import Plan, run_forward
@@ -41,20 +40,16 @@ __all__ = ["Pipeline"]
 Gather = Callable[[list[MicroBatch]], MicroBatch]
 
 
-class Pipeline(InPlace):
-    """Runs batches; see :class:`gpipe_bench.engine.in_place.InPlace`."""
+class Pipeline(Layers):
+    """Runs batches; see :class:`gpipe_bench.GPipe` for the arguments."""
 
     def _forward(self, microbatches: list[MicroBatch], gather: Gather) -> Any:
-        """What the last layer gives for micro-batches.
-
-        Raises:
-            ScheduleError: a backward pass may follow, and the schedule mixes it with the forward passes.
-        """
+        """What the last layer gives for micro-batches."""
         plan = self._plan(len(microbatches))
         if self._choice is None:
             return self._paper(plan, microbatches, gather).unwrap()
-        lists = self._lists(plan)
-        if plan.backward and not lists.facts.schedule.forwards_first:
+        lists = self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
+        if plan.backward and not lists.forwards_first:
             rule = "schedule must end its forward passes before it begins its backward passes for pipe(x)"
             advice = "call pipe.step(input, target, loss), or pipe(x) under torch.no_grad()"
             raise ScheduleError([f"{rule}, got {lists.name}; {advice}"])
@@ -65,7 +60,7 @@ class Pipeline(InPlace):
             outputs, end.microbatches = end.microbatches, []
             self._hand_over(outputs, entering=False)
         if plan.backward:
-            outputs = attach(BackwardPass(runtime, end, lists, self._streams()), microbatches, outputs)
+            outputs = attach(BackwardPass(runtime, end, self._streams()), microbatches, outputs)
         return gather(outputs).unwrap()
 
     def _step(
@@ -78,16 +73,9 @@ class Pipeline(InPlace):
         *,
         return_output: bool,
     ) -> Any:
-        """A training step: the loss of the batch, and its output if asked for.
-
-        Args:
-            microbatches: the batch; emptied, so that nothing of it outlives its use.
-            sizes: of the micro-batches.
-            target: of the batch.
-            loss: of (output, target).
-            gather: puts the outputs of micro-batches together.
-            return_output: whether to.
-        """
+        """A training step: the loss of the batch, and its output if asked for. Empties ``microbatches``."""
+        if not self.partitions:
+            raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
         if not callable(loss):
             raise TypeError(
                 f"loss must be a function of (output, target), got {loss!r:.60}; pass one, such as mse_loss"
@@ -103,7 +91,7 @@ class Pipeline(InPlace):
         plan = self._plan(len(microbatches))
         if plan.backward:
             check_target(target)
-        lists = self._lists(plan)
+        lists = self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
         entering = [value for microbatch in microbatches for value in microbatch.values]
         with self._entered(plan, microbatches) as batch:
             shares = [size / sum(sizes) if sum(sizes) else 1 / plan.m for size in sizes]
@@ -129,11 +117,13 @@ class Pipeline(InPlace):
         alone = not self._has_threads(plan)
 
         def run() -> list[MicroBatch]:
-            with batch.execution.applied(), ExitStack() as stack:
-                indices = sorted({partition.worker for partition in self._places})
-                workers = None if alone else stack.enter_context(Workers(indices))
+            with batch.execution.applied():
+                workers = None if alone else Workers(sorted({partition.worker for partition in self._places}))
                 executor = PaperExecutor(plan, self._layout, microbatches, batch, workers, stop)
-                run_forward(plan, executor)
+                try:
+                    run_forward(plan, executor)
+                finally:
+                    executor.drain()
                 return executor.microbatches
 
         with self._entered(plan, microbatches) as batch:
@@ -154,7 +144,7 @@ class Pipeline(InPlace):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
-            randomness = Batch(self._randomness, concurrent=concurrent, training=self.training)
+            randomness = Batch(self.devices, self._random_ways, concurrent=concurrent, training=self.training)
             aside = plan.components.copy_streams and plan.n > 1
             try:
                 yield BatchContext(
@@ -178,11 +168,6 @@ class Pipeline(InPlace):
             arrivals={each.j: each.incoming for each in self._places},
             backward=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
         )
-
-    def _lists(self, plan: Plan[SkipKey]) -> ActionLists:
-        if self._choice is None:
-            raise AssertionError("the paper's executor has no lists of actions")
-        return self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
 
     def _runtime(
         self, batch: BatchContext, plan: Plan[SkipKey], microbatches: list[MicroBatch], lists: ActionLists, end: End

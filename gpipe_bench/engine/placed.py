@@ -44,15 +44,7 @@ class WithDevice(nn.Module):
 
 
 def device_of(name: str, layer: nn.Module) -> torch.device | None:
-    """Where a layer is; None if it has neither parameters nor buffers.
-
-    Args:
-        name: of the layer, for the message.
-        layer: a layer, or a :class:`WithDevice`.
-
-    Raises:
-        ValueError: it is on several devices.
-    """
+    """Where a layer, or a :class:`WithDevice`, is; None if it has neither parameters nor buffers."""
     if isinstance(layer, WithDevice):
         return layer.device
     found = sorted({str(tensor.device) for tensor in chain(layer.parameters(), layer.buffers())})
@@ -68,9 +60,6 @@ def placed_partitions(module: nn.Sequential) -> tuple[list[int], list[torch.devi
     """Layers per partition and device of each: consecutive layers on one device belong together.
 
     A layer that has no parameters runs where the layer before it runs, or the one after it if it is the first.
-
-    Raises:
-        ValueError: a layer is on several devices.
     """
     found = [device_of(name, child) for name, child in _children(module)]
     devices: list[torch.device] = []
@@ -111,13 +100,7 @@ def unwrapped(module: nn.Sequential) -> nn.Sequential:
 
 
 def taken_out(layer: nn.Module) -> nn.Module:
-    """A layer without its :class:`WithDevice`.
-
-    An ``nn.Sequential`` hands on several values, see :func:`gpipe_bench.engine.sequential.opened`.
-
-    Raises:
-        ValueError: the WithDevice has hooks, which nobody would call.
-    """
+    """A layer without its :class:`WithDevice`; an ``nn.Sequential`` becomes one that hands on several values."""
     if not isinstance(layer, WithDevice):
         return opened(layer)
     if hooks := hooks_of(layer):

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.redirect import Redirect, default_generator, in_task
+from gpipe_bench.engine.partition import in_task
+from gpipe_bench.engine.redirect import Redirect, default_generator
 from gpipe_bench.errors import RandomnessError
 
-__all__ = ["Batch", "Draws", "Randomness"]
+__all__ = ["Batch", "Draws"]
 
 _NOTHING = nullcontext()
 _UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
@@ -38,53 +39,42 @@ _UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
 _cpu_lock = threading.RLock()
 
 
-class Randomness:
-    """Which way each partition goes; lives as long as the pipeline.
-
-    Args:
-        devices: one per partition.
-    """
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self.devices = list(devices)
-        self._ways: dict[tuple[int, bool], str] = {}
-
-    def way(self, j: int, training: bool) -> str:
-        """How partition j gets its random numbers."""
-        return self._ways.get((j, training), _UNKNOWN)
-
-    def learn(self, j: int, training: bool, drew: bool) -> None:
-        """Remember whether partition j was seen to draw from a generator that it shares."""
-        if drew or self.way(j, training) == _UNKNOWN:
-            self._ways[j, training] = _OWN if drew else _NONE
-
-    def forget(self, training: bool) -> None:
-        """Find out anew which partitions draw."""
-        self._ways = {key: way for key, way in self._ways.items() if key[1] != training or way == _OWN}
-
-
 class Batch:
     """The random numbers of one forward pass and its recomputations.
 
     Args:
-        randomness: of the pipeline.
+        devices: one per partition.
+        ways: which way each partition goes in each training mode; kept from batch to batch.
         concurrent: whether tasks of this batch can run at the same time.
         training: training mode of the pipeline.
     """
 
-    def __init__(self, randomness: Randomness, *, concurrent: bool, training: bool) -> None:
-        self.randomness = randomness
-        self.training = training
+    def __init__(
+        self, devices: Sequence[torch.device], ways: dict[tuple[int, bool], str], *, concurrent: bool, training: bool
+    ) -> None:
+        self.devices, self.concurrent = devices, concurrent
+        self._ways, self._training = ways, training
         self._suspect = False
         self.drew = False
-        self.concurrent = concurrent
         self.nested = concurrent and in_task()
         self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
         self._digest = b""
 
     def way(self, j: int) -> str:
         """How a task of partition j that begins now gets its random numbers."""
-        return self.randomness.way(j, self.training) if self.concurrent else _SAVED
+        return self._ways.get((j, self._training), _UNKNOWN) if self.concurrent else _SAVED
+
+    def learn(self, j: int, drew: bool) -> None:
+        """Remember whether partition j was seen to draw from a generator that it shares."""
+        self.drew |= drew
+        if drew or self.way(j) == _UNKNOWN:
+            self._ways[j, self._training] = _OWN if drew else _NONE
+
+    def forget(self) -> None:
+        """Find out anew which partitions draw."""
+        for key, way in list(self._ways.items()):
+            if key[1] == self._training and way != _OWN:
+                del self._ways[key]
 
     def seed(self, i: int, j: int) -> int:
         """A number for task (i, j) of this batch."""
@@ -133,46 +123,45 @@ class Draws:
     way: str = _UNKNOWN
     states: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
-    @property
-    def _device(self) -> torch.device:
-        return self.batch.randomness.devices[self.j]
-
     def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
         """For the first pass; ``again`` says whether a recomputation will follow."""
         self.way = self.batch.way(self.j)
         if self.way == _SAVED:
-            return _Saved(self) if again else _NOTHING
+            return self._saved() if again else _NOTHING
         own = self.way in (_UNKNOWN, _OWN)
-        saved = again and self._device.type != "cpu"
-        if own and saved:
-            return _both(_Saved(self), self._own())
-        return self._own() if own else _Saved(self) if saved else _NOTHING
+        saved = self._saved() if again and self.batch.devices[self.j].type != "cpu" else _NOTHING
+        return _both(saved, self._own()) if own else saved
 
     def replay(self) -> AbstractContextManager[object]:
         """For the recomputation: the same numbers once more."""
         if self.way in (_UNKNOWN, _OWN):
-            return _both(self._restored(), self._own()) if self.states else self._own()
+            return _both(self._restored(), self._own())
         if self.way == _NONE and self.batch.suspect:
             return _both(self._restored(), self._watched())
         return self._restored() if self.states else _NOTHING
 
     def _redirect(self) -> Redirect:
-        keep = None if self._device.type == "cpu" else self._device.type
-        return Redirect(self.batch.seed(self.i, self.j), keep, nested=self.batch.nested)
+        kind = self.batch.devices[self.j].type
+        seed = self.batch.seed(self.i, self.j)
+        return Redirect(seed, None if kind == "cpu" else kind, nested=self.batch.nested)
 
     @contextmanager
     def _own(self) -> Iterator[None]:
         with self._redirect() as redirect:
             yield
-        self.batch.drew |= redirect.drew
-        self.batch.randomness.learn(self.j, self.batch.training, redirect.drew)
+        self.batch.learn(self.j, redirect.drew)
 
-    def _shared_generators(self) -> list[torch.Generator]:
-        """Those that the first pass may draw from as they are."""
-        shared = [default_generator(self._device)]
-        if not self.batch.concurrent and self._device.type != "cpu":
-            shared.append(torch.default_generator)
-        return shared
+    @contextmanager
+    def _saved(self) -> Iterator[None]:
+        """Note the states of the generators that the first pass draws from as they are."""
+        device = self.batch.devices[self.j]
+        generators = [default_generator(device)]
+        if not self.batch.concurrent and device.type != "cpu":
+            generators.append(torch.default_generator)
+        before = [(generator, generator.get_state()) for generator in generators]
+        yield
+        # Only generators that were used are put back: devices recompute at the same time, and share the CPU's.
+        self.states = tuple([pair for pair in before if _bytes(pair[1]) != _bytes(pair[0].get_state())])
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
@@ -192,30 +181,11 @@ class Draws:
         with self._redirect() as redirect:
             yield
         if redirect.drew:
-            self.batch.randomness.forget(self.batch.training)
+            self.batch.forget()
             raise RandomnessError(
                 f"random numbers of partition {self.j} must be drawn from the first batch on, got the first draw in a "
                 "later batch, whose masks cannot be reproduced; run the batch again: from now on they can"
             )
-
-
-class _Saved(AbstractContextManager[None]):
-    """Notes the states of generators that the block draws from. A class: what it costs, every tiny task pays."""
-
-    __slots__ = ("_before", "_draws")
-
-    def __init__(self, draws: Draws) -> None:
-        self._draws = draws
-
-    def __enter__(self) -> None:
-        generators = self._draws._shared_generators()  # noqa: SLF001 - of this module
-        self._before = [(generator, generator.get_state()) for generator in generators]
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            # Only generators that were used are put back: devices recompute at the same time, and share the CPU's.
-            drawn = [pair for pair in self._before if _bytes(pair[1]) != _bytes(pair[0].get_state())]
-            self._draws.states = tuple(drawn)
 
 
 @contextmanager

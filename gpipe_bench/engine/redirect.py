@@ -12,8 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, Self
 
 import torch
@@ -21,13 +20,13 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpipe_bench.engine.partition import is_task
 from gpipe_bench.errors import RandomnessError
 
-__all__ = ["Redirect", "default_generator", "in_task"]
+__all__ = ["Redirect", "default_generator"]
 
 _swap_lock = threading.Lock()
 _CHECKPOINT = torch.utils.checkpoint.__file__
-_PARTITION = str(Path(__file__).with_name("partition.py"))
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -101,8 +100,8 @@ class Redirect(TorchDispatchMode):
             return func(*args, **kwargs)
         self.drew = True
         _check_drawn_once(nested=self._nested)
-        if _takes_generator(func):
-            if kwargs.get("generator") is None and not _given_by_position(func, args):
+        if "generator" in (names := _argument_names(func)):
+            if dict(zip(names, args, strict=False), **kwargs).get("generator") is None:
                 kwargs = {**kwargs, "generator": self._generator(device)}
             return func(*args, **kwargs)
         with self._swapped(device):
@@ -127,32 +126,15 @@ class Redirect(TorchDispatchMode):
                 shared.set_state(before)
 
 
-def in_task() -> bool:
-    """Whether a task of a pipeline is running in this thread."""
-    return any(_is_task(frame) for frame in _stack())
-
-
 def _check_drawn_once(*, nested: bool) -> None:
     """Refuse a number that somebody else will want to draw again."""
     if nested:
         raise RandomnessError(_refusal("a pipeline", "make its layers partitions of the outer one"))
-    for frame in _stack():
+    for frame, _ in walk_stack(None):
         if frame.f_code.co_filename == _CHECKPOINT:
             raise RandomnessError(_refusal("torch.utils.checkpoint", "let the pipeline checkpoint instead"))
-        if _is_task(frame):
+        if is_task(frame):
             return
-
-
-def _stack() -> Iterator[FrameType]:
-    """Frames of this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - of the interpreter, documented
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_task(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "compute" and frame.f_code.co_filename == _PARTITION
 
 
 def _refusal(got: str, advice: str) -> str:
@@ -175,14 +157,8 @@ def _is_random(func: Any) -> bool:
 
 
 @functools.cache
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)  # noqa: SLF001 - no public way to a schema
-
-
-def _given_by_position(func: Any, args: tuple[Any, ...]) -> bool:
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - as above
-    index = names.index("generator")
-    return index < len(args) and args[index] is not None
+def _argument_names(func: Any) -> list[str]:
+    return [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - no public way to a schema
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

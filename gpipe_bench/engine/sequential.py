@@ -28,12 +28,7 @@ _HOOKS = (
 
 
 class Arguments(NamedTuple):
-    """What a caller hands to the first layer.
-
-    Attributes:
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
+    """What a caller hands to the first layer."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -68,12 +63,7 @@ def opened(layer: nn.Module) -> nn.Module:
 
 
 def check_outermost(module: nn.Module) -> None:
-    """Check that a module is the sequence of its layers and nothing else, which a pipeline would leave out.
-
-    Raises:
-        TypeError: it is no nn.Sequential, or has a forward of its own.
-        ValueError: it has parameters, buffers or hooks of its own.
-    """
+    """Check that a module is the sequence of its layers and nothing else, which a pipeline would leave out."""
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}; list its layers in one")
     if type(module).forward not in (nn.Sequential.forward, PipeSequential.forward):
@@ -95,11 +85,7 @@ def hooks_of(module: nn.Module) -> list[str]:
 
 
 def check_sharing(module: nn.Sequential) -> None:
-    """Check that children and their parameters are distinct.
-
-    Raises:
-        ValueError: one occurs in two places.
-    """
+    """Check that children and their parameters are distinct."""
     owners: dict[int, str] = {}
     for name, child in module.named_children():
         for parameter_name, parameter in child.named_parameters():

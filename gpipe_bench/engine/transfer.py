@@ -13,13 +13,18 @@ Autograd adds a gradient to another in place if there is no other reference to i
 cannot know that a copy stream may still be reading: once a copy is issued, only the device knows when it ends. So the
 thread that issues the copy of a gradient keeps a reference until the copy has ended or the backward pass is issued.
 This costs no extra memory: ``record_stream`` keeps the memory for as long.
+
+Streams are PyTorch's generic ``torch.Stream``. A device without streams (the CPU) has the stream None: waiting for it,
+entering it or recording a tensor on it does nothing. So there is one path for CUDA, other accelerators and the CPU.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +34,85 @@ from torch.autograd import Variable
 
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
-from gpipe_bench.engine.streams import Stream, record_stream, use_stream, wait_stream
 
-__all__ = ["TRANSFERS", "Endpoint", "Holding", "Route", "at_end_of_backward", "move", "move_back"]
+__all__ = [
+    "TRANSFERS",
+    "Endpoint",
+    "Holding",
+    "Route",
+    "Stream",
+    "at_end_of_backward",
+    "current_stream",
+    "has_streams",
+    "move",
+    "move_back",
+    "new_stream",
+    "record_stream",
+    "use_stream",
+    "wait_stream",
+]
 
 TRANSFERS = ("direct", "host")
+Stream = torch.Stream | None
+
+_NOTHING = nullcontext()
+
+
+@functools.cache
+def has_streams(device: torch.device) -> bool:
+    """Whether work on ``device`` is queued on streams."""
+    return device.type not in ("cpu", "meta") and hasattr(torch.get_device_module(device), "Stream")
+
+
+def current_stream(device: torch.device) -> Stream:
+    """The stream that this thread currently uses on ``device``."""
+    return torch.accelerator.current_stream(device) if has_streams(device) else None
+
+
+def new_stream(device: torch.device, *, copying: bool = False) -> Stream:
+    """A stream from PyTorch's pool for ``device``.
+
+    A pool has 32 streams for each priority, and more requests share them. Streams that copy have a priority, and so
+    a pool, of their own: a copy on the compute stream of some partition would stall it.
+    """
+    if not has_streams(device):
+        return None
+    return torch.Stream(device, priority=-1 if copying else 0)
+
+
+def use_stream(stream: Stream) -> AbstractContextManager[object]:
+    """Make ``stream``, and its device, current in this thread for a block.
+
+    ``with stream:`` would do so too, but a ``torch.Stream`` can be entered only once at a time (pytorch#176560, in 2.11
+    at least), and here one stream is entered by several threads, and within itself.
+    """
+    return _NOTHING if stream is None else _using(stream)
+
+
+@contextmanager
+def _using(stream: torch.Stream) -> Iterator[None]:
+    device, previous = torch.accelerator.current_device_index(), torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(previous)
+        torch.accelerator.set_device_index(device)
+
+
+def wait_stream(waiter: Stream, awaited: Stream) -> None:
+    """Work queued on ``waiter`` from now on starts after everything queued on ``awaited`` so far."""
+    if waiter is not None and awaited is not None and waiter != awaited:
+        waiter.wait_stream(awaited)
+
+
+def record_stream(tensor: Tensor, stream: Stream) -> None:
+    """Tell the allocator that ``stream`` uses ``tensor``, which another stream allocated.
+
+    Without it the memory could be handed out again, on the allocating stream, while ``stream`` still reads it.
+    """
+    if stream is not None and tensor.device.type == stream.device.type:
+        tensor.record_stream(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +169,25 @@ def move_back(route: Route, grads: Sequence[Any], holding: Holding) -> Values:
 
 def _move(route: Route, kind: str, sender: Endpoint, receiver: Endpoint, values: Sequence[Any]) -> Values:
     staged = route.transfer == "host"
+
+    def move_all() -> Values:
+        return tuple(
+            [_move_one(each, sender, receiver, staged) if isinstance(each, Tensor) else each for each in values]
+        )
+
     with use_stream(sender.copying), use_stream(receiver.copying):
         if staged:
             # As a direct copy does by itself: it does not begin while the receiver has other things to do.
             wait_stream(sender.copying, receiver.copying)
-        return observed(
-            route.observer, route.task, (kind, sender, receiver), _move_all, values, sender, receiver, staged
-        )
-
-
-def _move_all(values: Sequence[Any], sender: Endpoint, receiver: Endpoint, staged: bool) -> Values:
-    return tuple([_move_one(item, sender, receiver, staged) if isinstance(item, Tensor) else item for item in values])
+        return observed(route.observer, route.task, (kind, sender, receiver), move_all)
 
 
 def _move_one(tensor: Tensor, sender: Endpoint, receiver: Endpoint, staged: bool) -> Tensor:
-    moved = _through_host(tensor, sender, receiver) if staged else _directly(tensor, receiver.device)
+    if staged:
+        moved = _through_host(tensor, sender, receiver)
+    else:
+        # From a device to pageable host memory, a non-blocking copy would return before the data is there.
+        moved = tensor.to(receiver.device, non_blocking="cpu" not in (tensor.device.type, receiver.device.type))
     # Made on the sender's compute stream and read on its copy stream; written on the receiver's copy stream and
     # read on its compute stream.
     if sender.copying != sender.computing:
@@ -112,11 +195,6 @@ def _move_one(tensor: Tensor, sender: Endpoint, receiver: Endpoint, staged: bool
     if receiver.copying != receiver.computing:
         record_stream(moved, receiver.computing)
     return moved
-
-
-def _directly(tensor: Tensor, device: torch.device) -> Tensor:
-    # From a device to pageable host memory, a non-blocking copy would return before the data is there.
-    return tensor.to(device, non_blocking="cpu" not in (tensor.device.type, device.type))
 
 
 def _through_host(tensor: Tensor, sender: Endpoint, receiver: Endpoint) -> Tensor:
@@ -143,8 +221,7 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 class Holding:
     """What the copies of one batch's backward pass are reading; used by all of its threads.
 
-    Args:
-        at_end: is given :meth:`clear`, to call it when the backward pass has been issued.
+    ``at_end`` is given :meth:`clear`, to call it when the backward pass has been issued.
     """
 
     def __init__(self, at_end: Callable[[Callable[[], None]], None] = lambda _: None) -> None:

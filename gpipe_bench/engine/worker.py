@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,9 +21,9 @@ __all__ = [
     "Workers",
     "in_fresh_thread",
     "is_foreign_thread",
+    "new_thread",
     "raised",
     "result_of",
-    "start_thread",
 ]
 
 T = TypeVar("T")
@@ -40,13 +40,6 @@ def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
         job()
 
     return threading.Thread(target=run, name=name, daemon=True)
-
-
-def start_thread(name: str, job: Callable[[], object]) -> threading.Thread:
-    """Run ``job`` in a fresh thread."""
-    thread = new_thread(name, job)
-    thread.start()
-    return thread
 
 
 def is_foreign_thread() -> bool:
@@ -78,9 +71,7 @@ def raised(result: Result) -> Any:
 def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
     """Run ``job`` in a fresh thread and wait for it.
 
-    Args:
-        job: must end soon after ``stop`` was called.
-        stop: called if this thread is interrupted. The interrupt comes back when the job has ended.
+    ``stop`` is called if this thread is interrupted; the job must end soon after. Then the interrupt comes back.
     """
     outbox: SimpleQueue[Result] = SimpleQueue()
     # The job begins when its thread has been started: an interrupt before that finds nothing begun.
@@ -121,22 +112,14 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
 
 
 class Workers:
-    """Threads with a queue for jobs and one for results each; a block ends with them.
-
-    Args:
-        indices: one for each thread.
-    """
+    """Threads with a queue for jobs and one for results each, until :meth:`end`."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._inboxes: dict[int, SimpleQueue[Callable[[], Any] | None]] = {index: SimpleQueue() for index in indices}
         self._outboxes: dict[int, SimpleQueue[Result]] = {index: SimpleQueue() for index in indices}
-        self._threads = [start_thread(f"gpipe-worker-{index}", partial(self._serve, index)) for index in indices]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+        self._threads = [new_thread(f"gpipe-worker-{index}", partial(self._serve, index)) for index in indices]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, index: int, job: Callable[[], Any]) -> None:
         """Hand a job to worker ``index``; jobs of one worker run in order."""

@@ -12,7 +12,7 @@ I and W, which it calls B and W: only I is waited for by another partition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -86,31 +86,18 @@ class Schedule:
 
         Such a schedule can stop between the two: ``pipe(x)`` is its first part, ``loss.backward()`` its second.
         """
-        return all("F" not in _after_first_other(row) for row in self.devices)
+        return all("F" not in "".join(action.kind for action in row).lstrip("F") for row in self.devices)
 
 
 def _action(given: object) -> Action:
     """One action of a list that somebody wrote."""
-    if isinstance(given, tuple | list) and len(given) == len(Action._fields) and _counts(*given[1:]):
+    if isinstance(given, tuple | list) and len(given) == 3 and all(isinstance(number, int) for number in given[1:]):
         return Action(*given)
     raise TypeError(f"an action must be (kind, micro-batch, partition), got {given!r}; write one as ('F', 0, 1)")
 
 
-def _counts(i: object, j: object) -> bool:
-    return isinstance(i, int) and isinstance(j, int)
-
-
-def _after_first_other(row: Sequence[Action]) -> str:
-    return "".join(action.kind for action in row).lstrip("F")
-
-
 def needs(action: Action, partitions: int) -> tuple[tuple[Action, ...], ...]:
-    """What must have ended before ``action``: of each group in the result, one action.
-
-    Args:
-        action: any action.
-        partitions: n, the number of partitions.
-    """
+    """What must have ended before ``action``: of each group in the result, one action."""
     kind, i, j = action
     if kind == "F":
         return ((Action("F", i, j - 1),),) if j else ()
@@ -118,9 +105,8 @@ def needs(action: Action, partitions: int) -> tuple[tuple[Action, ...], ...]:
         return ((Action("F", i, j),),)
     if kind == "W":
         return ((Action("I", i, j),),)
-    own: tuple[tuple[Action, ...], ...] = ((Action("F", i, j),),)
     later = ((Action("B", i, j + 1), Action("I", i, j + 1)),) if j < partitions - 1 else ()
-    return own + later
+    return ((Action("F", i, j),), *later)
 
 
 def with_recomputation(schedule: Schedule, microbatches: int) -> Schedule:

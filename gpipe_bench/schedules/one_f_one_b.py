@@ -1,4 +1,7 @@
-"""GPipe, and 1F1B, where each device alternates between a forward and a backward pass, plain and interleaved."""
+"""GPipe, and 1F1B, where each device alternates between a forward and a backward pass, plain and interleaved.
+
+m is the number of micro-batches, n that of partitions.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,6 @@ def gpipe(m: int, n: int) -> Schedule:
         device 2        F0 F1 F2 F3 B3    B2    B1    B0
 
     The backward pass takes the micro-batches in reverse, as torchgpipe does (Kim et al., arXiv 2004.09910).
-
-    Args:
-        m: micro-batches.
-        n: partitions, one on each device.
     """
     forward = [[Action("F", i, j) for i in range(m)] for j in range(n)]
     backward = [[Action("B", i, j) for i in reversed(range(m))] for j in range(n)]
@@ -39,10 +38,6 @@ def one_f_one_b(m: int, n: int) -> Schedule:
         device 2        F0 B0    F1 B1    F2 B2    F3 B3
 
     Device j keeps at most n - j micro-batches; GPipe keeps m.
-
-    Args:
-        m: micro-batches.
-        n: partitions, one on each device.
     """
     passes = {(kind, j): [Action(kind, i, j) for i in range(m)] for kind in "FB" for j in range(n)}
     return Schedule(tuple(tuple(alternate(passes["F", j], passes["B", j], n - 1 - j)) for j in range(n)))
@@ -58,11 +53,6 @@ def interleaved(m: int, n: int, devices: int) -> Schedule:
 
     Partition j is on device j mod p. With v partitions on each device the bubble is v times smaller than with one.
     Micro-batches go through the pipeline in groups of about p, the largest group first.
-
-    Args:
-        m: micro-batches.
-        n: partitions, a multiple of ``devices``.
-        devices: p.
     """
     v = n // devices
     groups = max(1, m // devices)

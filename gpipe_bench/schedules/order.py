@@ -19,6 +19,9 @@ _NAMED = 6
 def merged_order(schedule: Schedule) -> list[Action]:
     """All actions in one order, round by round: each device whose next action is ready takes it.
 
+    A recomputation is taken together with the B or I that follows it. So one thread holds what it recomputed for one
+    partition at a time.
+
     Raises:
         ScheduleError: the devices wait for each other; the message names the actions that each one waits for.
     """
@@ -27,23 +30,29 @@ def merged_order(schedule: Schedule) -> list[Action]:
     done: set[Action] = set()
     order: list[Action] = []
     while any(rows):
-        ready = [row for row in rows if row and not missing(row[0], n, done)]
-        if not ready:
+        taken = [row.popleft() for row in rows if row and not _missing(row, n, done) for _ in _together(row)]
+        if not taken:
             raise ScheduleError([_deadlock(rows, n, done)])
-        taken = [row.popleft() for row in ready]
         order += taken
         done.update(taken)
     return order
 
 
-def missing(action: Action, n: int, done: Iterable[Action]) -> list[Action]:
-    """What ``action`` still waits for."""
-    return [group[0] for group in needs(action, n) if not any(one in done for one in group)]
+def _together(row: deque[Action]) -> list[Action]:
+    """What a device takes next."""
+    pair = len(row) > 1 and row[0].kind == "R" and row[1].kind in "BI" and row[0][1:] == row[1][1:]
+    return [row[0], row[1]] if pair else [row[0]]
+
+
+def _missing(row: deque[Action], n: int, done: set[Action]) -> list[Action]:
+    """What the device of ``row`` still waits for."""
+    groups = [group for action in _together(row) for group in needs(action, n)]
+    return [group[0] for group in groups if not any(one in done for one in group)]
 
 
 def _deadlock(rows: Iterable[deque[Action]], n: int, done: set[Action]) -> str:
     stuck = [
-        f"device {device} waits with {row[0]} for {', '.join(map(str, missing(row[0], n, done)))}"
+        f"device {device} waits with {row[0]} for {', '.join(map(str, dict.fromkeys(_missing(row, n, done))))}"
         for device, row in enumerate(rows)
         if row
     ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
 from io import StringIO
 from typing import Final
 
@@ -62,8 +61,4 @@ def to_csv(schedule: Schedule) -> str:
         raise ScheduleError(
             [f"a schedule for PyTorch must have no R, got {recomputed[0]}; write it before it gets checkpoints"]
         )
-    return "".join(f"{','.join(_fields(row))}\n" for row in schedule.devices)
-
-
-def _fields(row: Iterable[Action]) -> list[str]:
-    return [f"{j}{kind}{i}" for kind, i, j in row]
+    return "".join(",".join(f"{j}{kind}{i}" for kind, i, j in row) + "\n" for row in schedule.devices)

@@ -31,10 +31,6 @@ def zb_v(m: int, devices: int) -> Schedule:
 
     Where T_F = T_B = T_W no device waits longer than the first micro-batch takes to reach it, or to leave it. A device
     holds up to 2 p activations of half-size partitions, as much as the first device of 1F1B.
-
-    Args:
-        m: micro-batches.
-        devices: p; there are 2 p partitions.
     """
     return fill(_blocks(m, devices, (3, 3, 3, 3)), 2 * devices)
 
@@ -49,22 +45,12 @@ def v_half(m: int, devices: int) -> Schedule:
 
     A device holds up to p + 2 activations of half-size partitions, about half of 1F1B's first device, and the bubble is
     about half of 1F1B's.
-
-    Args:
-        m: micro-batches.
-        devices: p; there are 2 p partitions.
     """
     return fill(_blocks(m, devices, (1, 2, 1, 2)), devices + 2)
 
 
 def _blocks(m: int, devices: int, steps: tuple[int, int, int, int]) -> list[list[Action]]:
-    """F and I of each device in the order of the repeated block.
-
-    Args:
-        m: micro-batches.
-        devices: p.
-        steps: units of time from one device to the next: of F down, F up, I down and I up.
-    """
+    """F and I of each device in the order of the repeated block."""
     block = _block(devices, steps)
     rows = []
     for d, (down, up, back_down, back_up) in enumerate(block):

@@ -1,4 +1,7 @@
-"""Zero-bubble schedules: 1F1B with the backward pass split, so that weights' gradients fill the bubble."""
+"""Zero-bubble schedules: 1F1B with the backward pass split, so that weights' gradients fill the bubble.
+
+m is the number of micro-batches, n that of partitions.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,6 @@ def zb_h1(m: int, n: int) -> Schedule:
 
     No device holds more activations than the first device of 1F1B, which is n. The bubble is a third of 1F1B's where
     T_F = T_B = T_W.
-
-    Args:
-        m: micro-batches.
-        n: partitions, one on each device.
     """
     return fill([_alternating(m, n - j, j) for j in range(n)], n)
 
@@ -41,10 +40,6 @@ def zb_h2(m: int, n: int) -> Schedule:
 
     Each device works without a pause from its first to its last action where T_F = T_B = T_W, and holds up to 2 n - 1
     activations. That is faster than ZB-H1 where a device starts the next batch without waiting for the others.
-
-    Args:
-        m: micro-batches.
-        n: partitions, one on each device.
     """
     return fill([_alternating(m, 2 * (n - j) - 1, j) for j in range(n)], 2 * n - 1)
 
@@ -61,10 +56,6 @@ def fill(rows: Iterable[Sequence[Action]], limit: int) -> Schedule:
     Time is counted in steps of T_F = T_B = T_W = 1. In each step a device takes its next F or I if what that needs has
     ended and, for F, if it holds fewer than ``limit`` activations. Otherwise it takes the oldest W that it still owes.
     Zero Bubble (arXiv 2401.10241, section 3.1) places W by such a rule.
-
-    Args:
-        rows: for each device its F and I, in order.
-        limit: of forward passes whose W has not ended, on each device.
     """
     waiting = [deque(row) for row in rows]
     owed: list[deque[Action]] = [deque() for _ in waiting]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import Components
-from gpipe_bench.engine.aliases import aliased_values
+from gpipe_bench.engine.microbatch import aliased_values
 from gpipe_bench.pipe import NoChunk, Pipe
 from gpipe_bench.skip import pop, skippable, stash
 from tests.engine.steps import mean_loss, samples, scheduled, step, targets

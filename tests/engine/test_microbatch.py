@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.engine.microbatch import gather, scatter
+from gpipe_bench.engine.gpipe import gather, scatter
 from tests.engine.support import Flags, on_cpu
 
 

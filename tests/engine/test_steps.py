@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from gpipe_bench.pipe import NoChunk, Pipe
 from gpipe_bench.schedules import SCHEDULES
@@ -352,3 +353,28 @@ def test_with_two_partitions_per_device_one_thread_runs_both(schedule):
     assert [len(names) for names in threads] == [1] * 4
     assert threads[0] == threads[other]
     assert len(set.union(*threads)) == 2
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES])
+def test_how_often_a_checkpoint_within_a_layer_runs_its_layers(schedule):
+    """PyTorch keeps what it recomputed for one call of autograd: B and I are one, W one per operator with weights."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+            self.runs = 0
+
+        def run(self, x: Tensor) -> Tensor:
+            self.runs += 1
+            return self.layers(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch_checkpoint(self.run, x, use_reentrant=False)
+
+    inner = Checkpointed()
+    layers = nn.Sequential(Mix(), inner, Mix(), Mix()).double()
+    pipe = scheduled(layers, [1] * 4, schedule, chunks=3, checkpoint="never", workers="never")
+    pipe.step(samples(6, 3), targets(6), mean_loss)
+    forward, inputs, weights = 1, 1, 2
+    assert inner.runs == 3 * (forward + inputs + weights * (schedule in SPLIT))

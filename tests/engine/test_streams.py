@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpipe_bench.engine import streams
+from gpipe_bench.engine import transfer
 
 
 @pytest.mark.parametrize(("copying", "priority"), [(True, -1), (False, 0)])
 def test_streams_that_copy_come_from_a_pool_of_their_own(monkeypatch, copying, priority):
     asked = []
-    monkeypatch.setattr(streams, "_type_has_streams", lambda device_type: True)
+    monkeypatch.setattr(transfer, "has_streams", lambda device: True)
     monkeypatch.setattr(torch, "Stream", lambda device, *, priority: asked.append((device, priority)))
     device = torch.device("cuda", 0)
-    streams.new_stream(device, copying=copying)
+    transfer.new_stream(device, copying=copying)
     assert asked == [(device, priority)]
 
 
 def test_the_cpu_has_none():
     cpu = torch.device("cpu")
-    assert streams.new_stream(cpu) is streams.new_stream(cpu, copying=True) is streams.current_stream(cpu) is None
+    assert transfer.new_stream(cpu) is transfer.new_stream(cpu, copying=True) is transfer.current_stream(cpu) is None

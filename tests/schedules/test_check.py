@@ -57,6 +57,7 @@ def test_all_partitions_on_one_device():
             ("F00 B00 F10 B10", "F11 B11 F01 B01"),
             "a deadlock: device 0 waits with B(0,0) for B(0,1); device 1 waits with F(1,1) for F(1,0)",
         ),
+        (("F00 R00 B00 F10 B10", "F01 F11 B01 B11"), "a deadlock: device 0 waits with R(0,0) for B(0,1); device 1"),
         (("F01 B01 F00 B00",), "device 0 waits with F(0,1) for F(0,0)"),
     ],
 )

@@ -21,22 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, can_have_gradient, cut, needs_gradient
-from gpipe_bench.engine.nodes import apply, edge_of, pass_through
-from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
+from gpipe_bench.engine.nodes import apply, check_whole, pass_through
+from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
-__all__ = ["Slot", "check_whole", "checkpoint"]
+__all__ = ["Slot", "checkpoint"]
 
 
 class Slot:
-    """What Checkpoint and Recompute of one task share: the task, and its graph once it is there.
-
-    Args:
-        computation: the task.
-    """
+    """What Checkpoint and Recompute of one task share: the task, and its graph once it is there."""
 
     __slots__ = ("_filled", "computation")
 
@@ -53,7 +49,7 @@ class Slot:
         task = self.computation
         outputs = task.recompute(leaves) if again else task.forward(leaves, again=True)
         self._filled = (
-            [edge_of(value) if needs_gradient(value) else None for value in outputs],
+            [get_gradient_edge(value) if needs_gradient(value) else None for value in outputs],
             [value if needs_gradient(value) else None for value in leaves],
         )
         return outputs
@@ -95,20 +91,12 @@ class Checkpoint(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         slot: Slot = ctx.slot
-        with use_stream(slot.computation.stream):
-            slot.fill(ctx.inputs.values(ctx))
-            return (None, None, None, *slot.run_backward(grads))
+        slot.fill(ctx.inputs.values(ctx))
+        return (None, None, None, *slot.run_backward(grads))
 
 
 def checkpoint(slot: Slot, values: Values, edge: Tensor, *, keep: bool = False) -> Values:
-    """Compute a task as one node of the graph.
-
-    Args:
-        slot: the task.
-        values: flat inputs.
-        edge: a phony that requires a gradient: it keeps the node in the graph when no input does.
-        keep: whether to keep the activations, not to be recomputed.
-    """
+    """Compute a task as one node; ``edge`` keeps it in the graph when no input does, ``keep`` keeps its activations."""
     with use_stream(slot.computation.stream), torch.enable_grad():
         outputs: Values = apply(Checkpoint, edge, slot, keep, *values)
     return outputs
@@ -124,8 +112,7 @@ class Recompute(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        with use_stream(ctx.slot.computation.stream):
-            ctx.slot.fill(ctx.inputs.values(ctx))
+        ctx.slot.fill(ctx.inputs.values(ctx))
         return (None, None, *grads)
 
 
@@ -147,23 +134,3 @@ class Guard(Function):
         for own, callers in ctx.streams:
             wait_stream(own, callers)
         return (None, *grads)
-
-
-def check_whole(what: str, instead: str) -> None:
-    """Within a backward pass, check that it is one that computes gradients of all parameters, once.
-
-    Args:
-        what: what needs it to be so.
-        instead: what to use otherwise.
-
-    Raises:
-        RuntimeError: second derivatives or gradients of some tensors only are asked for.
-    """
-    if torch.is_grad_enabled():
-        raise RuntimeError(f"second derivatives must not pass through {what}, got create_graph=True; use {instead}")
-    # Public would be a way to ask which inputs a backward pass was given; torch.utils.checkpoint asks the same.
-    if not torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]  # noqa: SLF001 - see above
-        raise RuntimeError(
-            f"gradients through {what} must go to all parameters, got autograd.grad() or backward(inputs=...); call "
-            f"backward() without inputs=, or use {instead}"
-        )

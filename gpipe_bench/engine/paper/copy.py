@@ -19,8 +19,7 @@ from torch.autograd import Function
 
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.nodes import apply, pass_through
-from gpipe_bench.engine.streams import Stream, use_stream, wait_stream
-from gpipe_bench.engine.transfer import Holding, Route, move, move_back
+from gpipe_bench.engine.transfer import Holding, Route, Stream, move, move_back, use_stream, wait_stream
 
 __all__ = ["Portal", "copy", "wait"]
 
@@ -43,14 +42,7 @@ class Portal(Copy):
 
 
 def copy(route: Route, holding: Holding, values: Values, node: type[Copy] = Copy) -> Values:
-    """Move ``values`` along ``route``; what is no tensor stays as it is.
-
-    Args:
-        route: from where to where.
-        holding: keeps gradients while they are copied.
-        values: of a micro-batch, and the skips that ride along; or one skip.
-        node: Copy or Portal.
-    """
+    """Move values, and the skips that ride along, along ``route``; what is no tensor stays as it is."""
     with use_stream(route.source.copying), use_stream(route.target.copying):
         moved: Values = apply(node, route, holding, *values)
     return moved
@@ -76,12 +68,8 @@ class Wait(Function):
 def wait(waiter: Stream, awaited: Stream, values: Values, current: Stream) -> Values:
     """Make ``waiter`` wait for ``awaited``, now and, in mirror image, in the backward pass of ``values``.
 
-    Args:
-        waiter: the stream that waits.
-        awaited: the stream that it waits for.
-        values: what is passed on.
-        current: the copy stream among the two, current while the node is made: so in the backward pass the compute
-            stream waits for no gradient that is still on its way, and can recompute.
+    ``current`` is the copy stream among the two, current while the node is made. So in the backward pass the compute
+    stream waits for no gradient that is still on its way, and can recompute.
     """
     with use_stream(current):
         passed: Values = apply(Wait, waiter, awaited, *values)

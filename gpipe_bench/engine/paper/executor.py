@@ -17,8 +17,7 @@ from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
 from gpipe_bench.engine.paper.copy import Portal, copy, wait
 from gpipe_bench.engine.paper.dependency import Join, fork
 from gpipe_bench.engine.paper.marks import run_marked
-from gpipe_bench.engine.streams import Stream, use_stream
-from gpipe_bench.engine.transfer import Holding, at_end_of_backward
+from gpipe_bench.engine.transfer import Holding, Stream, at_end_of_backward, use_stream
 from gpipe_bench.engine.worker import Result, Workers, raised, result_of
 from gpipe_bench.program import Plan
 from gpipe_bench.skip.layout import SkipLayout
@@ -30,13 +29,8 @@ __all__ = ["PaperExecutor"]
 class PaperExecutor:
     """One batch on its way forward; a method for each step of the program, called from one host thread.
 
-    Args:
-        plan: the order of the steps.
-        layout: the skips between them.
-        microbatches: the micro-batches; replaced by what each partition makes of them.
-        batch: what all tasks share.
-        workers: threads that run the tasks, or None to run them in this thread.
-        stop: ends the batch before its next task, if set.
+    It replaces each of ``microbatches`` by what a partition makes of it. Without workers tasks run in this thread.
+    ``stop`` ends the batch before its next task.
     """
 
     def __init__(  # noqa: PLR0917 - one caller, which gives them all
@@ -55,6 +49,8 @@ class PaperExecutor:
         self._ends = batch.ends
         # Partitions with something to learn: a task without any gradient to compute is no checkpoint.
         self._trained = [any(weight.requires_grad for weight in each.layers.parameters()) for each in batch.partitions]
+        # Skips that travel to each partition in the tuple of their micro-batch.
+        self._riding = [[] if plan.components.portals else each.incoming for each in batch.partitions]
         # Skips on their way, and which of them share memory with another tensor, per micro-batch.
         self._skips: list[dict[SkipKey, Tensor | None]] = [{} for _ in microbatches]
         self._aliased: list[set[SkipKey]] = [set() for _ in microbatches]
@@ -72,7 +68,7 @@ class PaperExecutor:
     def join(self, i: int, j: int) -> None:
         """Tie micro-batch i, about to enter partition j, to Fork (i-1, j)."""
         phony = self._phonies.pop((i - 1, j), None)
-        riding = self._riding(j)
+        riding = self._riding[j]
         flat = self._flat(i, riding)
         if phony is None or not differentiable(flat):
             self._pending[i] = phony
@@ -88,7 +84,7 @@ class PaperExecutor:
 
     def copy(self, i: int, j: int) -> None:
         """Move micro-batch i, and the skips that ride along, from partition j-1 to j."""
-        route, riding = self._batch.route("copy", i, j - 1, j), self._riding(j)
+        route, riding = self._batch.route("copy", i, j - 1, j), self._riding[j]
         if route is not None:
             self._put(i, copy(route, self._holding, self._flat(i, riding)), riding)
 
@@ -131,7 +127,7 @@ class PaperExecutor:
         else:
             flat = raised(self._results.pop((i, j)))
         count = len(flat) - len(partition.outgoing)
-        self.microbatches[i] = MicroBatch(flat[:count], task.structure, task.aliased_of(count))
+        self.microbatches[i] = task.microbatch(flat[:count])
         self._skips[i].update(zip(partition.outgoing, flat[count:], strict=True))
         self._aliased[i] |= {key for index, key in enumerate(partition.outgoing, count) if index in task.aliased}
 
@@ -201,10 +197,6 @@ class PaperExecutor:
         count = len(before.values)
         self.microbatches[i] = MicroBatch(flat[:count], before.structure, before.aliased)
         self._skips[i].update(zip(skips, flat[count:], strict=True))
-
-    def _riding(self, j: int) -> list[SkipKey]:
-        """Skips that travel to partition j in the tuple of their micro-batch."""
-        return [] if self._plan.components.portals else self._partitions[j].incoming
 
     def _leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""

@@ -22,14 +22,7 @@ __all__ = ["run_marked"]
 
 
 def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], values: Values) -> Values:
-    """Compute a task so that ``observer`` sees its backward pass.
-
-    Args:
-        observer: whom to tell.
-        task: the backward pass.
-        run: computes the forward pass.
-        values: flat inputs.
-    """
+    """Compute a task so that ``observer`` sees its backward pass."""
     mark = _Mark(observer, task)
     ends = bool(differentiable(values))
     outputs = run(behind(_Report, values, mark.end))

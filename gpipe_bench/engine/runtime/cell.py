@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import (
@@ -26,9 +26,8 @@ from gpipe_bench.engine.microbatch import (
     replace,
     versions,
 )
-from gpipe_bench.engine.nodes import apply, edge_of, new_leaf
+from gpipe_bench.engine.nodes import apply, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
-from gpipe_bench.engine.streams import use_stream
 from gpipe_bench.program import HANDED_OVER_BYTES
 
 __all__ = ["Cell", "Inlet", "receive"]
@@ -39,9 +38,6 @@ class Inlet:
 
     A tensor that a layer keeps aside, such as a loss of its own, is no output. A backward pass that begins there comes
     here too, and its gradients would be lost.
-
-    Args:
-        values: inputs of a cell or a loss.
 
     Attributes:
         indices: of the values that need a gradient.
@@ -113,16 +109,13 @@ class Outlet:
 
     A caller of autograd keeps the gradients that it begins with until the backward pass is over, though the last layer
     alone may need them. So one large gradient is handed to a node, which passes it on and forgets it.
-
-    Args:
-        outputs: flat outputs of the cell.
     """
 
     __slots__ = ("_edges", "_handed", "_start")
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self._edges: list[GradientEdge | None] = [
-            edge_of(value) if needs_gradient(value) else None for value in outputs
+            get_gradient_edge(value) if needs_gradient(value) else None for value in outputs
         ]
         self._handed: list[Tensor] = []
         self._start: Tensor | None = None
@@ -141,7 +134,7 @@ class Outlet:
         if self._start is not None:
             self._handed.extend([grad for grad in given if grad is not None])
             start, self._start = self._start, None
-            return ([edge_of(start)], [start.detach()]) if self._handed else ([], [])
+            return ([get_gradient_edge(start)], [start.detach()]) if self._handed else ([], [])
         pairs = [(edge, grad) for edge, grad in zip(self._edges, given, strict=True) if edge and grad is not None]
         self._edges = []
         return [edge for edge, _ in pairs], [grad for _, grad in pairs]
@@ -162,24 +155,9 @@ class _HandOver(Function):
 
 
 class Cell:
-    """Task (i, j) of one batch.
+    """Task (i, j) of one batch."""
 
-    Args:
-        task: computes it.
-        checkpointed: whether it keeps only its inputs.
-        splits: whether its backward pass is cut into I and W.
-    """
-
-    __slots__ = (
-        "_checkpointed",
-        "_edges",
-        "_inlet",
-        "_later",
-        "_outlet",
-        "_saved",
-        "_splits",
-        "task",
-    )
+    __slots__ = ("_checkpointed", "_edges", "_inlet", "_later", "_outlet", "_saved", "_splits", "task")
 
     def __init__(self, task: Computation, *, checkpointed: bool, splits: bool) -> None:
         self.task = task
@@ -200,11 +178,7 @@ class Cell:
         return tuple([value.detach().requires_grad_() if can_have_gradient(value) else value for value in outputs])
 
     def recompute(self) -> None:
-        """R: fill a checkpointed cell, unless that has been done.
-
-        Raises:
-            RuntimeError: the inputs were written to since F.
-        """
+        """R: fill a checkpointed cell, unless that has been done."""
         if self._saved is None:
             return
         (flat, before), self._saved = self._saved, None
@@ -230,8 +204,7 @@ class Cell:
         if not self._edges:
             self._later = WeightsLater({}, list(zip(edges, theirs, strict=True)))
             return self._inlet.spread(())
-        with use_stream(self.task.stream):
-            split = self.task.observed("backward_inputs", backward_inputs, edges, theirs, self._edges)
+        split = self.task.observed("backward_inputs", backward_inputs, edges, theirs, self._edges)
         if split is None:
             return self._whole("backward_inputs", edges, theirs)
         self._edges = []
@@ -242,20 +215,18 @@ class Cell:
         """W: the gradients of the weights."""
         later, self._later = self._later, None
         if later is not None:
-            with use_stream(self.task.stream):
-                self.task.observed("backward_weights", later.run)
+            self.task.observed("backward_weights", later.run)
 
     def _in_graph(self, layers: Callable[[Values], Values], flat: Values) -> Values:
         """Run the layers between an inlet and an outlet."""
         inputs, self._inlet = receive(flat)
         if self._splits:
             # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
-            self._edges = [edge_of(inputs[index]) for index in self._inlet.indices]
+            self._edges = [get_gradient_edge(inputs[index]) for index in self._inlet.indices]
         outputs = layers(inputs)
         self._outlet = Outlet(outputs)
         return outputs
 
     def _whole(self, kind: str, edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> list[Tensor | None]:
         """All of the backward pass; gives the gradients of the inputs, of which the cell keeps no hold until W."""
-        with use_stream(self.task.stream):
-            return self._inlet.collect(self.task.observed, kind, torch.autograd.backward, edges, grads)
+        return self._inlet.collect(self.task.observed, kind, torch.autograd.backward, edges, grads)

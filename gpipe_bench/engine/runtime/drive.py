@@ -18,11 +18,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
-from gpipe_bench.engine.nodes import apply, get_phony, new_leaf
-from gpipe_bench.engine.paper.checkpoint import check_whole
-from gpipe_bench.engine.runtime.lists import ActionLists
+from gpipe_bench.engine.nodes import apply, check_whole, get_phony, new_leaf
 from gpipe_bench.engine.runtime.runtime import Runtime
-from gpipe_bench.engine.streams import Stream, current_stream, wait_stream
+from gpipe_bench.engine.transfer import Stream, current_stream, wait_stream
 
 __all__ = ["BackwardPass", "Outputs", "attach"]
 
@@ -30,14 +28,7 @@ _CPU = torch.device("cpu")
 
 
 class Outputs:
-    """The end of a pipeline whose loss the caller computes.
-
-    Args:
-        m: micro-batches.
-
-    Attributes:
-        microbatches: what the last partition gave.
-    """
+    """The end of a pipeline with m micro-batches whose loss the caller computes."""
 
     def __init__(self, m: int) -> None:
         self.microbatches = [MicroBatch((), None)] * m
@@ -56,30 +47,17 @@ class Outputs:
 class BackwardPass:
     """The backward pass of one batch, which can be run once.
 
-    Args:
-        runtime: has run the forward passes.
-        outputs: its end.
-        lists: its actions.
-        places: for each partition its device, its compute stream, and the caller's stream on the device.
+    ``places`` are for each partition its device, its compute stream, and the caller's stream on the device.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        outputs: Outputs,
-        lists: ActionLists,
-        places: list[tuple[torch.device, Stream, Stream]],
-    ) -> None:
-        self._outputs, self._lists, self._places = outputs, lists, places
+    def __init__(self, runtime: Runtime, outputs: Outputs, places: list[tuple[torch.device, Stream, Stream]]) -> None:
+        self._outputs, self._places = outputs, places
         self._runtime: Runtime | None = runtime
-        self._input_grads: list[Tensor | None] = []
+        # Of all micro-batches, from the end of the backward pass until they are handed out.
+        self.input_grads: list[Tensor | None] = []
 
     def take(self, grads: tuple[Tensor | None, ...]) -> None:
-        """Take the gradients of all outputs, micro-batch by micro-batch.
-
-        Raises:
-            RuntimeError: this is the second backward pass, or one that asks for something else.
-        """
+        """Take the gradients of all outputs, micro-batch by micro-batch."""
         check_whole("a scheduled backward pass", "checkpoint='never' without schedule and backward")
         if self._runtime is None:
             raise RuntimeError(
@@ -99,15 +77,10 @@ class BackwardPass:
         if runtime is None:
             return
         try:
-            runtime.run(self._lists.backward)
+            runtime.run(runtime.lists.backward)
         finally:
             after(self._places)
-        self._input_grads = [grad for grads in runtime.input_grads for grad in grads]
-
-    def input_grads(self) -> list[Tensor | None]:
-        """Gradients of the inputs, micro-batch by micro-batch; they are kept no longer."""
-        grads, self._input_grads = self._input_grads, []
-        return grads
+        self.input_grads = [grad for grads in runtime.input_grads for grad in grads]
 
 
 def after(places: Sequence[tuple[torch.device, Stream, Stream]]) -> None:
@@ -132,7 +105,7 @@ class Enter(Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Any, ...]:
-        grads = ctx.backward_pass.input_grads()
+        grads, ctx.backward_pass.input_grads = ctx.backward_pass.input_grads, []
         return (None, None, *(grads[index] for index in ctx.which))
 
 
@@ -169,13 +142,7 @@ class Collect(Function):
 
 
 def attach(backward_pass: BackwardPass, inputs: list[MicroBatch], outputs: list[MicroBatch]) -> list[MicroBatch]:
-    """``outputs`` with a graph in which ``backward_pass`` leads to ``inputs``.
-
-    Args:
-        backward_pass: of the batch.
-        inputs: the micro-batches as they came.
-        outputs: what the last partition made of them.
-    """
+    """``outputs`` with a graph in which ``backward_pass`` leads to ``inputs``, the micro-batches as they came."""
     flat = tuple([value for microbatch in outputs for value in microbatch.values])
     if not differentiable(flat):
         return outputs

@@ -20,14 +20,7 @@ ScheduleLike = str | Schedule | Callable[[int, int], Schedule]
 
 @dataclass(frozen=True)
 class ActionLists:
-    """A schedule for one number of micro-batches.
-
-    Attributes:
-        facts: what :func:`gpipe_bench.schedules.check` found.
-        checkpointed: the cells that are recomputed.
-        groups: the thread of each partition.
-        name: of the schedule, for messages.
-    """
+    """A schedule for one number of micro-batches: the checked lists, the cells to recompute, a thread per partition."""
 
     name: str
     facts: Facts
@@ -43,6 +36,11 @@ class ActionLists:
     def backward(self) -> tuple[Action, ...]:
         """All other actions in such an order."""
         return tuple(action for action in self.facts.order if action.kind != "F")
+
+    @cached_property
+    def forwards_first(self) -> bool:
+        """Whether it can stop between its forward passes and everything else."""
+        return self.facts.schedule.forwards_first
 
     @cached_property
     def splits(self) -> bool:
@@ -63,29 +61,14 @@ class ActionLists:
 
 
 class Choice:
-    """The schedule of a pipeline, for any number of micro-batches.
-
-    Args:
-        schedule: see :data:`ScheduleLike`.
-        placement: the device of each partition.
-        rows: how many devices a named schedule is for.
-    """
+    """The schedule of a pipeline, for any number of micro-batches."""
 
     def __init__(self, schedule: ScheduleLike, placement: Sequence[torch.device], rows: int) -> None:
         self.schedule, self._placement, self._rows = schedule, list(placement), rows
         self._cache: dict[tuple[int, int, bool], ActionLists] = {}
 
     def lists(self, m: int, checkpointed: int, *, early_recompute: bool) -> ActionLists:
-        """The lists for m micro-batches.
-
-        Args:
-            m: micro-batches.
-            checkpointed: how many of them are checkpointed, the first ones.
-            early_recompute: whether a recomputation is an action of its own, ahead of its gradient.
-
-        Raises:
-            ScheduleError: the schedule cannot run, or is not for m micro-batches and these partitions.
-        """
+        """The lists for m micro-batches."""
         key = m, checkpointed, early_recompute
         if key not in self._cache:
             self._cache[key] = self._made(*key)
@@ -125,11 +108,7 @@ class Choice:
 
 
 def checked_schedule(schedule: Any) -> ScheduleLike | None:
-    """``schedule`` with lists of actions as a Schedule.
-
-    Raises:
-        TypeError: it is none of :data:`ScheduleLike`.
-    """
+    """``schedule`` with lists of actions as a Schedule."""
     if schedule is None or isinstance(schedule, str | Schedule) or callable(schedule):
         given: ScheduleLike | None = schedule
         return given
@@ -149,16 +128,7 @@ def _given(schedule: Schedule | Callable[[int, int], Schedule], m: int, n: int) 
 
 
 def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:
-    """For each partition the device of the schedule that has it.
-
-    Args:
-        schedule: or None, for one partition on each device.
-        n: partitions.
-        devices: how many devices there are; only interleaved 1F1B depends on it.
-
-    Raises:
-        ScheduleError: the schedule does not exist for these numbers.
-    """
+    """For each partition the device of the schedule that has it; only interleaved 1F1B depends on ``devices``."""
     if schedule is None or n == 0:
         return tuple(range(n))
     if isinstance(schedule, str):

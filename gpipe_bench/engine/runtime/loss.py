@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.microbatch import MicroBatch, unflatten
+from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.runtime.cell import Inlet, receive
-from gpipe_bench.engine.streams import Stream, use_stream
+from gpipe_bench.engine.transfer import Stream, use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
 
 __all__ = ["Losses", "check_loss", "check_target", "split_targets"]
@@ -19,14 +19,6 @@ __all__ = ["Losses", "check_loss", "check_target", "split_targets"]
 
 class Losses:
     """Computes losses and their gradients, on the compute stream of the last partition.
-
-    Args:
-        loss: gives the mean over a micro-batch, a scalar, of (output, target).
-        targets: of the micro-batches.
-        shares: of each micro-batch in the batch, from 0 to 1; they weight the losses.
-        execution: the caller's modes.
-        stream: the compute stream.
-        keeps: whether to keep the outputs.
 
     Attributes:
         outputs: of the micro-batches, without a graph, if they are kept.
@@ -54,7 +46,7 @@ class Losses:
         target, self._targets[i] = self._targets[i], None
         with use_stream(self._stream), self._execution.applied():
             values, inlet = receive(microbatch.values)
-            loss = check_loss(self._loss(unflatten(values, microbatch.structure), target)) * self._shares[i]
+            loss = check_loss(self._loss(MicroBatch(values, microbatch.structure).unwrap(), target)) * self._shares[i]
         self._values[i] = loss.detach()
         self._open[i] = loss, inlet
         if self._keeps:
@@ -77,11 +69,7 @@ class Losses:
 
 
 def check_loss(loss: Any) -> Tensor:
-    """A loss of one number.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """A loss of one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:60]
         raise TypeError(f"loss must give the mean over a micro-batch, one number in a tensor, got {got}; take its mean")
@@ -89,11 +77,7 @@ def check_loss(loss: Any) -> Tensor:
 
 
 def check_target(target: Any) -> None:
-    """Check that the losses of micro-batches, which run backward one by one, share no graph.
-
-    Raises:
-        ValueError: a tensor of ``target`` was computed from tensors that require gradients.
-    """
+    """Check that the losses of micro-batches, which run backward one by one, share no graph."""
     if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in tree_leaves(target)):
         raise ValueError(
             "target must have no graph where a schedule runs backward once per micro-batch, got a tensor computed from "
@@ -103,11 +87,6 @@ def check_target(target: Any) -> None:
 
 def split_targets(target: Any, chunks: int, sizes: Sequence[int]) -> list[Any]:
     """The target of each micro-batch: tensors are split as the batch was, everything else goes to all of them.
-
-    Args:
-        target: a tensor of shape (batch size, ...), or a tuple, list or dict of tensors and other values for the loss.
-        chunks: micro-batches that were asked for.
-        sizes: of the micro-batches.
 
     Raises:
         ValueError: a tensor has another batch size.

@@ -20,9 +20,8 @@ from gpipe_bench.engine.computation import BatchContext, Computation
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
-from gpipe_bench.engine.streams import wait_stream
-from gpipe_bench.engine.transfer import Holding, move, move_back
-from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, raised, start_thread
+from gpipe_bench.engine.transfer import Holding, move, move_back, wait_stream
+from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, new_thread, raised
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.layout import SkipLayout
 
@@ -35,37 +34,20 @@ class Stopped(Exception):  # noqa: N818 - no error of its own: another action ha
     """The awaited value will never come."""
 
 
-class Mailboxes:
+class Mailboxes(dict[Hashable, "SimpleQueue[Any]"]):
     """What partitions send each other: a box for each value, which one thread fills and one empties.
 
-    Args:
-        keys: all that will ever be used.
-        places: how many actions there are; each has a place in one order of all.
-
-    Attributes:
-        limit: actions from this place on will not run.
+    Actions from the place ``limit`` on, in one order of all, will not run.
     """
 
     def __init__(self, keys: Iterable[Hashable], places: int) -> None:
+        super().__init__((key, SimpleQueue()) for key in keys)
         self.limit = places
-        self._boxes: dict[Hashable, SimpleQueue[Any]] = {key: SimpleQueue() for key in keys}
         self._lock = threading.Lock()
 
-    def put(self, key: Hashable, value: Any) -> None:
-        """Fill a box."""
-        self._boxes[key].put(value)
-
     def take(self, key: Hashable, place: int) -> Any:
-        """Wait until a box is filled, and empty it.
-
-        Args:
-            key: the box.
-            place: of the action that waits.
-
-        Raises:
-            Stopped: that action will not run.
-        """
-        while (value := self._boxes[key].get()) is _WAKE:
+        """Wait until a box is filled, and empty it; raises Stopped if the action at ``place`` will not run."""
+        while (value := self[key].get()) is _WAKE:
             if place >= self.limit:
                 raise Stopped
         return value
@@ -74,12 +56,8 @@ class Mailboxes:
         """Let no action from this place on run, and wake all that wait."""
         with self._lock:
             self.limit = min(self.limit, place)
-        for box in self._boxes.values():
+        for box in self.values():
             box.put(_WAKE)
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._boxes.clear()
 
 
 class End(Protocol):
@@ -94,15 +72,6 @@ class End(Protocol):
 
 class Runtime:
     """One batch.
-
-    Args:
-        layout: the skips between them.
-        microbatches: the micro-batches; given away as they enter the first partition.
-        batch: what all tasks share.
-        lists: the actions of each thread.
-        end: takes outputs, and gives their gradients.
-        learning: whether a backward pass follows.
-        threads: whether every list has a thread.
 
     Attributes:
         input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
@@ -121,7 +90,7 @@ class Runtime:
     ) -> None:
         m, partitions = len(microbatches), batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
-        self._partitions, self._layout, self._batch, self._lists, self._end = partitions, layout, batch, lists, end
+        self._partitions, self._layout, self._batch, self.lists, self._end = partitions, layout, batch, lists, end
         self._learning, self._threads = learning, threads
         self._holding = Holding()
         self._ends = batch.ends
@@ -131,19 +100,18 @@ class Runtime:
         keys = [(way, i, j, key) for way, j, key in arriving + returning for i in range(m)]
         self._boxes = Mailboxes(keys, len(lists.facts.order))
         for i, microbatch in enumerate(microbatches):
-            self._boxes.put(("F", i, 0, None), microbatch)
+            self._boxes["F", i, 0, None].put(microbatch)
         self._failures: dict[int, BaseException] = {}
 
     def run(self, order: Sequence[Action]) -> None:
         """Carry out the actions of ``order``, which is a part of the schedule's.
 
-        Raises:
-            Exception: what the first action of the order that failed has raised. Later ones have not run, or may have.
+        Raises what the first action of the order that failed has raised. Later ones have not run, or may have.
         """
         try:
             # A thread of autograd's own, in a backward pass within a backward pass, is itself needed to run cells.
             if self._threads and not is_foreign_thread():
-                in_fresh_thread(partial(self._spread, self._lists.per_thread(order)), self._boxes.stop)
+                in_fresh_thread(partial(self._spread, self.lists.per_thread(order)), self._boxes.stop)
             else:
                 self._perform(order)
             if self._failures:
@@ -161,9 +129,11 @@ class Runtime:
     def _spread(self, lists: Sequence[Sequence[Action]]) -> None:
         """Carry out the first list here, and each other in a thread."""
         threads = [
-            start_thread(f"gpipe-worker-{number}", partial(self._perform, actions))
+            new_thread(f"gpipe-worker-{number}", partial(self._perform, actions))
             for number, actions in enumerate(lists[1:], 1)
         ]
+        for thread in threads:
+            thread.start()
         self._perform(lists[0])
         for thread in threads:
             thread.join()
@@ -171,7 +141,7 @@ class Runtime:
     def _perform(self, actions: Sequence[Action]) -> None:
         do = {"F": self._forward, "R": self._within, "B": self._backward, "I": self._backward, "W": self._within}
         for action in actions:
-            place = self._lists.places[action]
+            place = self.lists.places[action]
             if place >= self._boxes.limit:
                 return
             try:
@@ -197,8 +167,8 @@ class Runtime:
         task = Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
         del microbatch, skips
         if self._learning:
-            checkpointed = (i, j) in self._lists.checkpointed
-            cell = self._cells[i, j] = Cell(task, checkpointed=checkpointed, splits=self._lists.splits)
+            checkpointed = (i, j) in self.lists.checkpointed
+            cell = self._cells[i, j] = Cell(task, checkpointed=checkpointed, splits=self.lists.splits)
             flat = cell.forward(flat)
         else:
             flat = task.forward(flat)
@@ -241,11 +211,11 @@ class Runtime:
         last = j == len(self._partitions) - 1
         if not last:
             there = self._moved("copy", i, j, j + 1, flat[:count] if portals else flat)
-            self._boxes.put(("F", i, j + 1, None), MicroBatch(there[:count], task.structure, task.aliased_of(count)))
+            self._boxes["F", i, j + 1, None].put(task.microbatch(there[:count]))
         for index, key in enumerate(outgoing, count):
             target = self._layout.routes[key][1] if portals else j + 1
             value = self._moved("portal", i, j, target, flat[index : index + 1])[0] if portals else there[index]
-            self._boxes.put(("F", i, target, key), (value, index in task.aliased))
+            self._boxes["F", i, target, key].put((value, index in task.aliased))
         if last:
             self._end.take(i, MicroBatch(tuple(flat), task.structure))
 
@@ -260,8 +230,8 @@ class Runtime:
         for index, key in enumerate(incoming, count):
             source = self._layout.routes[key][0] if portals else j - 1
             value = self._moved_back("portal", i, source, j, grads[index : index + 1])[0] if portals else there[index]
-            self._boxes.put(("B", i, source, key), value)
-        self._boxes.put(("B", i, j - 1, None), there[:count])
+            self._boxes["B", i, source, key].put(value)
+        self._boxes["B", i, j - 1, None].put(there[:count])
 
     def _moved(self, kind: str, i: int, source: int, target: int, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values on the device of ``target``; they require a gradient as their originals do."""
