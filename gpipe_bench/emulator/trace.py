@@ -16,7 +16,7 @@ HOST = -1
 
 KINDS: Final = (
     *("kernel", "copy", "record", "wait", "sync_stream", "sync_device", "sync_event", "alloc", "free", "record_stream"),
-    *("signal", "await", "backward", "backward_end", "mark"),
+    *("signal", "await", "backward", "backward_end", "mark", "node"),
 )
 """Kinds of rows, by their numbers in ``csrc/trace_row.h``."""
 
@@ -35,6 +35,7 @@ class Row(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("first_read", "first_write", "end_write")),
         *((name, ctypes.c_int32) for name in ("kind", "name", "device", "stream")),
         *((name, ctypes.c_int32) for name in ("peer", "peer_stream", "thread", "launches")),
+        *((name, ctypes.c_int32) for name in ("sums", "unused")),
     )
 
 

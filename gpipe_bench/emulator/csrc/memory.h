@@ -159,7 +159,7 @@ class Memory {
     }
     counts_[{block.device, block.stream}].add(bytes, sign);
     if (sign > 0) {
-      block.id = ++ids_;
+      block.id = ++g_numbered;
     }
   }
 
@@ -183,7 +183,6 @@ class Memory {
   std::map<std::pair<int, int64_t>, Count> counts_;
   std::array<int64_t, kMaxDevices> capacity_;
   std::map<const char*, const char*> pinned_;
-  int64_t ids_ = 0;
 };
 
 // Leaked, as blocks may be freed while the process ends.

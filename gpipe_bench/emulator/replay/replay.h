@@ -43,28 +43,38 @@ enum { REPLAY_DONE = 0, REPLAY_FULL = 1, REPLAY_STUCK = 2 };
 
 #define NO_ROW UINT32_MAX
 
-/* A row of another thread that a row waits for. */
+/* Rows that a thread goes through in their order: a node of autograd, or what it does apart from nodes. A thread chooses
+   among those of its strands whose first row waits for nothing, as autograd does: by depth, then by rank. */
 typedef struct {
-    uint32_t thread, row;
-} Earlier;
+    uint32_t thread, first, last; /* rows */
+    uint32_t depth;               /* of nested backward passes; most where there is no node */
+    int64_t rank;
+} Strand;
+
+/* A piece of a linked list: a row that waits for another one. */
+typedef struct {
+    uint32_t row, next;
+} Later;
 
 /* A recorded event, a signal or a backward pass. */
 typedef struct {
     int64_t version;
     uint32_t row;
-    int32_t rows; /* of a backward pass: the last of each thread, a list of order.c */
+    int32_t rows; /* of a backward pass: the last of each strand, a list of order.c */
 } Version;
 
-/* The order of rows on the host. Threads are numbered from 0 as they occur. */
+/* The order of rows on the host. Threads and strands are numbered from 0 as they occur. */
 typedef struct {
-    uint32_t threads;
-    uint32_t *thread_of;    /* by row */
-    uint32_t *first, *next; /* the first row of each thread, and the next one after each row; or their count */
-    int64_t *first_earlier; /* by row, and one more */
+    uint32_t threads, strands;
+    Strand *strand;
+    uint32_t *strand_of;    /* by row */
+    uint32_t *next;         /* by row: the next one of the strand, or NO_ROW */
+    uint32_t *missing;      /* by row: how many rows it waits for */
+    uint32_t *first_later;  /* by row: the rows that wait for it, a list, or NO_ROW */
     struct {
-        Earlier *items;
+        Later *items;
         int64_t count, room;
-    } earlier;
+    } later;
     Version *versions; /* ascending */
     int64_t version_count;
 } HostOrder;
