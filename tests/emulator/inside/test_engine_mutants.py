@@ -107,8 +107,8 @@ def test_mutants_are_all_waits_and_records_of_the_engine():
     assert functions >= {
         "streams.wait_stream",
         "streams.record_stream",
-        "wait.Wait.forward",
-        "copy.Copy.backward",
+        "copy.Wait.forward",
+        "transfer.move_back",
         "checkpoint.Guard.backward",
         "transfer._move_one",
         "transfer._move",
@@ -123,5 +123,4 @@ def test_mutants_are_all_waits_and_records_of_the_engine():
         "drive.after",
         "runtime.Runtime._forward",
         "runtime.Runtime._backward",
-        "runtime.Runtime._moved_back",
     }
