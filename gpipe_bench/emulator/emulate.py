@@ -59,7 +59,7 @@ class Emulation(Simulation):
 
     @property
     def range_ms(self) -> tuple[float, float] | None:
-        """The shortest and the longest step: equal unless host threads race. None where there is none."""
+        """The shortest and the longest step: None where there is none."""
         times = [step.step_time_ms for step in self.each if step.step_time_ms is not None]
         return (min(times), max(times)) if times else None
 
@@ -110,7 +110,7 @@ def emulate(
         sample: with an ``nn.Sequential``, a tensor of shape (samples, ...) as it takes them.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for the sum of the output.
         target: with a loss, the targets of a whole mini-batch.
-        steps: training steps, at least 2; the first is a warm-up. More show how steps differ where host threads race.
+        steps: training steps, at least 2; the first is a warm-up.
         host_time: whether launches cost the host what the profile says, and launch queues are limited.
 
     Raises:
@@ -233,10 +233,15 @@ def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Seq
 
 
 def _out_of_memory(base: Emulation, trace: Trace, hardware: Profile, error: OutOfMemory) -> Emulation:
-    """A result that says what the full device would have needed."""
-    memory = replay(trace, HardwareMachine(hardware), limited=False).memory[error.device]
-    largest = max(memory.peak_reserved, error.reserved + error.needed)
+    """A result that says what the full device would have needed, even if no kernel got scratch memory.
+
+    That is the peak of its tensors; where they would fit, that of the allocator's segments.
+    """
+    memory = replay(trace, HardwareMachine(hardware), limited=False, scratch=False).memory[error.device]
+    largest, what = memory.peak_live, ""
+    if largest <= error.capacity:
+        largest, what = max(memory.peak_reserved, error.reserved + error.needed), " of allocator segments"
     needed, capacity = gib_texts(largest / GIB, error.capacity / GIB)
-    reason = f"device {error.device} needs {needed} of allocator segments and has {capacity}"
+    reason = f"device {error.device} needs {needed}{what} and has {capacity}"
     failed = replace(base, status="oom", reason=f"{reason}; use smaller micro-batches, more partitions or checkpoints")
     return replace(failed, each=(failed,))

@@ -17,7 +17,7 @@ from gpipe_bench.timeline import TimelineEvent
 
 __all__ = ["EmulatedWork", "Span", "TaskRows", "issued_rows", "task_events"]
 
-_KERNEL, _COPY = KINDS.index("kernel"), KINDS.index("copy")
+_KERNEL, _COPY, _BACKWARD = (KINDS.index(kind) for kind in ("kernel", "copy", "backward"))
 _NS_PER_US = 1e3
 
 
@@ -120,11 +120,15 @@ class EmulatedWork:
 
 
 def issued_rows(replayed: Replayed) -> dict[int, list[int]]:
-    """For each host thread the kernels and copies that it issued, as rows in their order."""
+    """For each host thread the kernels and copies that it or a backward pass of its issued, as rows in their order."""
     found: dict[int, list[int]] = {}
+    callers: dict[int, int] = {}
     for place, row in enumerate(replayed.trace.rows):
-        if row.kind in (_KERNEL, _COPY):
-            found.setdefault(row.thread, []).append(place)
+        if row.kind == _BACKWARD:
+            callers[row.version] = row.thread
+        elif row.kind in (_KERNEL, _COPY):
+            for thread in {row.thread, callers.get(getattr(row, "pass"), row.thread)}:
+                found.setdefault(thread, []).append(place)
     return found
 
 

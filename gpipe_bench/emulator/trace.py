@@ -16,7 +16,7 @@ HOST = -1
 
 KINDS: Final = (
     *("kernel", "copy", "record", "wait", "sync_stream", "sync_device", "sync_event", "alloc", "free", "record_stream"),
-    *("signal", "await", "backward", "backward_end", "mark"),
+    *("signal", "await", "backward", "backward_end", "mark", "node"),
 )
 """Kinds of rows, by their numbers in ``csrc/trace_row.h``."""
 
@@ -35,6 +35,7 @@ class Row(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("first_read", "first_write", "end_write")),
         *((name, ctypes.c_int32) for name in ("kind", "name", "device", "stream")),
         *((name, ctypes.c_int32) for name in ("peer", "peer_stream", "thread", "launches")),
+        *((name, ctypes.c_int32) for name in ("sums", "scratch")),
     )
 
 
@@ -45,20 +46,22 @@ class Record(NamedTuple):
         kind: ``kernel``; ``copy`` between devices or with the host; ``record`` and ``wait`` of an event on a stream;
             ``sync_stream``, ``sync_device``, ``sync_event``: the host waits; ``alloc`` and ``free`` of a block;
             ``record_stream``: a stream uses a block; ``signal``, ``await``, ``backward``, ``backward_end`` and
-            ``mark``: hand-overs between host threads.
+            ``mark``: hand-overs between host threads; ``node``: a thread begins a node of autograd.
         name: of the operator; of a copy ``device_to_device``, ``host_to_device`` or ``device_to_host``.
         device: where it runs; -1 is the host. A copy between devices runs on the sender's.
         stream: of that device; 0 is the default one. Of an allocation: the current one.
         thread: the host thread, numbered as first seen.
         duration: milliseconds of virtual time, if they are known.
-        nbytes: copied, allocated or freed.
+        nbytes: copied, allocated or freed; of a node its sequence number.
         version: of an event: which recording of it. Of a hand-over: which one.
         peer: the other device of a copy, -1 for the host.
-        reads: blocks.
-        writes: blocks; of an allocation, a free and a record_stream: the one block.
+        reads: blocks; of a node the numbers of those that wait for it.
+        writes: blocks; of an allocation, a free and a record_stream: the one block; of a node its own number.
         peer_stream: the current stream of a copy's other device.
         launches: how many kernels the host launches.
         backward: the innermost backward pass that the row belongs to, by its version, or 0.
+        sums: whether the row adds gradients up.
+        scratch: whether an allocation is for a kernel that can do without.
     """
 
     kind: str
@@ -75,6 +78,8 @@ class Record(NamedTuple):
     peer_stream: int = 0
     launches: int = 0
     backward: int = 0
+    sums: bool = False
+    scratch: bool = False
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -149,6 +154,8 @@ class Trace:
             row.peer_stream,
             row.launches,
             getattr(row, "pass"),
+            bool(row.sums),
+            bool(row.scratch),
         )
 
 

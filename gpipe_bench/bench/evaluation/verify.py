@@ -157,23 +157,29 @@ def missing_cells(table: str, rows: pd.DataFrame, reference: pd.DataFrame, *, al
 
 
 def checks_of_emulations(table: str, rows: pd.DataFrame) -> Iterator[Check]:
-    """Every emulated cell that ended well, held to what the simulator says of it with the autograd engine of today.
+    """Every emulated cell held to what the simulator says of it with the autograd engine of today.
 
-    Where host threads race, a cell has several rows: its value is then the one in their range that is nearest.
+    Where steps differ, a cell has several rows: its value is then the one in their range that is nearest. Of a cell
+    that does not fit the memory of a device there is no value; it is as expected if the other does not fit, either.
     """
     keys = [name for name in _CELL if name != "flavour"]
-    simulated = rows[(rows["evidence"] == "simulated") & (rows["flavour"] == "current")].drop_duplicates(keys)
-    emulated = rows[(rows["evidence"] == "emulated") & (rows["status"] == "ok")]
-    for _, steps in emulated.groupby(keys, sort=False):
-        found = simulated.merge(steps[keys].drop_duplicates(), on=keys)
-        for twin in plain_records(found[found["status"] == "ok"]):
-            head = plain_records(steps.head(1))[0]
+    ran = rows[rows["status"].isin(("ok", "oom"))]
+    simulated = ran[(ran["evidence"] == "simulated") & (ran["flavour"] == "current")].drop_duplicates(keys)
+    for _, steps in ran[ran["evidence"] == "emulated"].groupby(keys, sort=False):
+        head = plain_records(steps.head(1))[0]
+        for twin in plain_records(simulated.merge(steps[keys].drop_duplicates(), on=keys)):
+            known = {**origin_of(head), "expected_commit": twin["commit"]}
+            known |= {"status": head["status"], "expected_status": twin["status"]}
             for metric in _AGREEING:
                 values, expected = steps[metric].dropna(), twin[metric]
-                if expected is not None and len(values):
-                    got = min(max(expected, values.min()), values.max())
-                    known = {**origin_of(head), "expected_commit": twin["commit"]}
-                    yield Check("simulated", table, _name(head), metric, expected, float(got), **known)
+                got = _nearest(expected, float(values.min()), float(values.max())) if len(values) else None
+                if expected is not None or got is not None:
+                    yield Check("simulated", table, _name(head), metric, expected, got, **known)
+
+
+def _nearest(expected: float | None, low: float, high: float) -> float:
+    """The value of a range that is nearest to an expected one."""
+    return low if expected is None else min(max(expected, low), high)
 
 
 def _beside(rows: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:

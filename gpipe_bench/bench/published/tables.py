@@ -13,6 +13,7 @@ from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.settings import Steps, Warmup
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.simulator.published.settings import published_settings
 
@@ -55,6 +56,10 @@ class SpeedTables(Experiment):
             )
             runs += [CellRun(cell, repeat) for repeat in range(self.repeats)]
         return runs
+
+    def simulations(self) -> list[SimulatedCell]:
+        """What is emulated, as the simulator has it with the autograd engine of today."""
+        return list({cell.id: cell for cell in (emulated.twin for emulated in self.emulations())}.values())
 
     def emulations(self) -> list[EmulatedCell]:
         """The rows of models of the suite."""

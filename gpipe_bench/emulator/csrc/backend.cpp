@@ -4,6 +4,7 @@
 
 #include "autocast.h"
 #include "kernels.h"
+#include "nodes.h"
 #include "whole.h"
 
 namespace virtual_devices {
@@ -75,6 +76,7 @@ void vd_load(int count, int shapes_only, virtual_devices::Watch watch) {
   virtual_devices::g_shapes_only = shapes_only != 0;
   virtual_devices::g_watch = watch;
   virtual_devices::keep_operators_whole();
+  virtual_devices::watch_nodes();
 }
 
 // Of the operator that Python sees: a kernel that it launches.

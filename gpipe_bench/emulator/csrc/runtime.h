@@ -23,6 +23,8 @@ constexpr int kHost = -1;
 std::atomic<int> g_device_count{8};
 std::array<std::array<std::atomic<int64_t>, kPools>, kMaxDevices> g_next_stream{};
 std::atomic<int> g_threads{0};
+// Blocks and autograd's nodes have been numbered so far.
+std::atomic<int64_t> g_numbered{0};
 std::atomic<int> g_jitter_us{0};
 std::atomic<uint64_t> g_jitter_seed{0};
 

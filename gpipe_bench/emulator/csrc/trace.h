@@ -34,6 +34,7 @@ struct Record {
   int peer = kHost;
   int64_t peer_stream = 0;
   int launches = 0;
+  bool scratch = false;
   Blocks reads;
   Blocks writes;
 };
@@ -49,6 +50,12 @@ inline int64_t current_pass() {
   return pass == nullptr ? 0 : static_cast<const BackwardPass*>(pass)->version;
 }
 
+// Whether this thread adds gradients up.
+inline thread_local bool t_sums = false;
+
+// Adds the row of the node that this thread evaluates, if it has none yet: see nodes.h.
+inline void note_node();
+
 // Told the place of each row of a kernel or copy, in the thread that issued it.
 using Watcher = void (*)(int64_t);
 inline std::atomic<Watcher> g_watcher{nullptr};
@@ -60,6 +67,16 @@ class Trace {
     rows_.clear();
     blocks_.clear();
     on_ = true;
+  }
+
+  // Without a look at the node that the thread evaluates.
+  void add_node(const Record& record) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    push(record);
+  }
+
+  bool on() const {
+    return on_;
   }
 
   void stop() {
@@ -80,6 +97,7 @@ class Trace {
     if (!on_) {
       return;
     }
+    note_node();
     int64_t row;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -94,6 +112,9 @@ class Trace {
 
   // A record of a version of its own, made in one go, so that versions ascend in the trace.
   int64_t add_version(Record record) {
+    if (on_) {
+      note_node();
+    }
     std::lock_guard<std::mutex> lock(mutex_);
     record.version = ++versions_;
     if (on_) {
@@ -150,6 +171,8 @@ class Trace {
     row.peer_stream = static_cast<int32_t>(record.peer_stream);
     row.thread = thread_index();
     row.launches = record.launches;
+    row.sums = t_sums;
+    row.scratch = record.scratch;
     rows_.push_back(row);
   }
 
@@ -199,20 +222,6 @@ inline void trace_barrier(int from, int64_t from_stream, int to, int64_t to_stre
 
 inline void trace_await(int64_t version) {
   Record row{ROW_await};
-  row.version = version;
-  trace().add(row);
-}
-
-// Begins a backward pass, perhaps inside another one.
-inline int64_t begin_backward() {
-  const int64_t version = trace().add_version({ROW_backward});
-  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, std::make_shared<BackwardPass>(version));
-  return version;
-}
-
-inline void end_backward(int64_t version) {
-  c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO_2);
-  Record row{ROW_backward_end};
   row.version = version;
   trace().add(row);
 }

@@ -15,6 +15,8 @@ typedef struct {
     int32_t device, stream;    /* -1: the host; stream 0 is the default one, 1..64 the pools */
     int32_t peer, peer_stream; /* of a copy: the other device (-1: the host) and its current stream */
     int32_t thread, launches;  /* host thread in the order first seen; launches of a kernel (0: costs the host nothing) */
+    int32_t sums, scratch;     /* whether the row adds gradients up, in the order of their arrival; whether an allocation
+                                  is for a kernel that can do without */
 } TraceRow;
 
 enum {
@@ -32,5 +34,7 @@ enum {
     ROW_await,
     ROW_backward,      /* a backward pass; rows that belong to it come after it, and before its end */
     ROW_backward_end,
-    ROW_mark           /* the end of a training step; all rows so far belong to it or to earlier ones */
+    ROW_mark,          /* the end of a training step; all rows so far belong to it or to earlier ones */
+    ROW_node           /* the thread begins a node of autograd. `bytes` is its sequence number. It writes one block, its own
+                          number, and reads those of the nodes that wait for it */
 };

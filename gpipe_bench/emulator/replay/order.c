@@ -1,15 +1,17 @@
-/* Which rows of other host threads come before a row.
+/* Which rows come before a row, apart from those before it in its strand.
 
        hand-over   an await comes after its signal; whoever waits for an event comes after its record
        backward    rows of a backward pass come after its begin, and its end comes after all of them
+       node        a node of autograd comes after all nodes that give it gradients
        data        who reads a block comes after who wrote it last; who writes or frees it, after all who touched it
 
-   A thread that waits for a row of another one has waited for all rows before that. So a row is left out if an earlier
-   row of its thread waits for the same thread as long. */
+   A row that waits for another strand of its own thread holds its whole strand back: the thread could not go on. Only a
+   free does not, nor do the rows of other threads that wait: memory is freed when nothing uses it any more. Sums of
+   gradients wait for no data: in another order of arrival another thread would make them. */
 
 #include "replay.h"
 
-/* The last row of a thread that did something; a list. */
+/* The last row of a strand that did something; a list. */
 typedef struct {
     uint32_t row;
     int32_t next;
@@ -33,37 +35,9 @@ typedef struct {
     Touches touches;
     BlockRows *blocks;
     int64_t first_block, block_count;
-    uint32_t *latest; /* by thread and other thread: the row after the last one that it waits for, or 0 */
 } Finder;
 
-/* --- rows and versions -------------------------------------------------------------------------------------------- */
-
-/* Numbers the threads, and chains the rows of each. */
-static void number_threads(HostOrder *order, const ReplayInput *input) {
-    uint32_t count = (uint32_t)input->count, known = 0;
-    int32_t last = 0;
-    for (uint32_t row = 0; row < count; row++) {
-        last = input->rows[row].thread > last ? input->rows[row].thread : last;
-    }
-    uint32_t *number = zeros(last + 1, sizeof(uint32_t));
-    order->thread_of = zeros(count, sizeof(uint32_t));
-    order->next = zeros(count, sizeof(uint32_t));
-    for (uint32_t row = 0; row < count; row++) {
-        uint32_t *found = &number[input->rows[row].thread];
-        *found = *found ? *found : ++known;
-        order->thread_of[row] = *found - 1;
-    }
-    order->threads = known;
-    order->first = zeros(known, sizeof(uint32_t));
-    for (uint32_t thread = 0; thread < known; thread++) {
-        order->first[thread] = count;
-    }
-    for (uint32_t row = count; row-- > 0;) {
-        order->next[row] = order->first[order->thread_of[row]];
-        order->first[order->thread_of[row]] = row;
-    }
-    free(number);
-}
+/* --- versions ----------------------------------------------------------------------------------------------------- */
 
 /* Whether a row makes a version. */
 static bool makes_version(const TraceRow *row) {
@@ -97,27 +71,78 @@ int64_t order_version(const HostOrder *order, int64_t version) {
     return low < order->version_count && order->versions[low].version == version ? low : -1;
 }
 
-/* --- earlier rows ------------------------------------------------------------------------------------------------- */
+/* --- strands ------------------------------------------------------------------------------------------------------ */
 
-/* Lets a row, the last one looked at, come after a row of another thread. */
-static void come_after(Finder *finder, uint32_t row, uint32_t earlier) {
-    HostOrder *order = finder->order;
-    uint32_t own = order->thread_of[row], other = order->thread_of[earlier];
-    uint32_t *latest = &finder->latest[(int64_t)own * order->threads + other];
-    if (own == other || *latest > earlier) {
-        return;
-    }
-    *latest = earlier + 1;
-    GROW(order->earlier);
-    order->earlier.items[order->earlier.count++] = (Earlier){other, earlier};
+/* Whether a row begins a strand even if its thread has one. */
+static bool begins_strand(const TraceRow *row) {
+    return row->kind == ROW_node || (row->kind == ROW_backward_end && !row->pass);
 }
 
-/* Notes the last row of a thread in a list of them. */
+/* A new strand that begins with a row. */
+static uint32_t add_strand(HostOrder *order, const TraceRow *rows, uint32_t row, uint32_t thread) {
+    bool node = rows[row].kind == ROW_node;
+    Strand made = {thread, row, row, node ? 0 : UINT32_MAX, rows[row].bytes};
+    int64_t pass = node && rows[row].pass ? order_version(order, rows[row].pass) : -1;
+    while (pass >= 0) {
+        pass = rows[order->versions[pass].row].pass ? order_version(order, rows[order->versions[pass].row].pass) : -1;
+        made.depth++;
+    }
+    order->strand[order->strands] = made;
+    return order->strands++;
+}
+
+/* Numbers threads and strands, and chains the rows of each strand. */
+static void number_strands(HostOrder *order, const ReplayInput *input) {
+    const TraceRow *rows = input->rows;
+    int64_t count = input->count, strands = 0;
+    int32_t most = 0;
+    for (int64_t row = 0; row < count; row++) {
+        most = rows[row].thread > most ? rows[row].thread : most;
+        strands += begins_strand(&rows[row]);
+    }
+    order->strand = zeros(strands + most + 1, sizeof(Strand));
+    order->strand_of = zeros(count, sizeof(uint32_t));
+    order->next = zeros(count, sizeof(uint32_t));
+    uint32_t *latest = zeros(most + 1, sizeof(uint32_t)); /* by thread: the number of its strand, from 1 */
+    for (uint32_t row = 0; row < count; row++) {
+        uint32_t *own = &latest[rows[row].thread];
+        if (!*own || begins_strand(&rows[row])) {
+            uint32_t thread = *own ? order->strand[*own - 1].thread : order->threads++;
+            *own = add_strand(order, rows, row, thread) + 1;
+        } else {
+            order->next[order->strand[*own - 1].last] = row;
+        }
+        order->strand[*own - 1].last = row;
+        order->strand_of[row] = *own - 1;
+        order->next[row] = NO_ROW;
+    }
+    free(latest);
+}
+
+/* --- earlier rows ------------------------------------------------------------------------------------------------- */
+
+/* Lets a row come after one of another strand. */
+static void come_after(Finder *finder, uint32_t row, uint32_t earlier) {
+    HostOrder *order = finder->order;
+    const Strand *own = &order->strand[order->strand_of[row]], *other = &order->strand[order->strand_of[earlier]];
+    if (own == other) {
+        return;
+    }
+    if (own->thread == other->thread && finder->input->rows[row].kind != ROW_free) {
+        row = own->first;
+    }
+    GROW(order->later);
+    order->later.items[order->later.count] = (Later){row, order->first_later[earlier]};
+    order->first_later[earlier] = (uint32_t)order->later.count++;
+    order->missing[row]++;
+}
+
+/* Notes the last row of a strand in a list of them. */
 static void touch(Finder *finder, int32_t *list, uint32_t row) {
-    const uint32_t *thread_of = finder->order->thread_of;
+    const uint32_t *strand_of = finder->order->strand_of;
     int32_t place;
     for (place = *list; place >= 0; place = finder->touches.items[place].next) {
-        if (thread_of[finder->touches.items[place].row] == thread_of[row]) {
+        if (strand_of[finder->touches.items[place].row] == strand_of[row]) {
             finder->touches.items[place].row = row;
             return;
         }
@@ -152,12 +177,22 @@ static void write_block(Finder *finder, uint32_t row, int64_t number) {
     block->written = row;
 }
 
+/* A node comes after those that wait for it, whose last rows have said so. */
+static void follow_nodes(Finder *finder, uint32_t number) {
+    const TraceRow *row = &finder->input->rows[number];
+    uint32_t last = finder->order->strand[finder->order->strand_of[number]].last;
+    for (int64_t place = row->first_read; place < row->first_write; place++) {
+        touch(finder, &finder->blocks[finder->input->blocks[place] - finder->first_block].touches, last);
+    }
+    come_after_all(finder, number, &finder->blocks[finder->input->blocks[row->first_write] - finder->first_block].touches);
+}
+
 static void touch_blocks(Finder *finder, uint32_t number) {
     const TraceRow *row = &finder->input->rows[number];
-    for (int64_t place = row->first_read; place < row->first_write; place++) {
+    for (int64_t place = row->first_read; place < row->first_write && !row->sums; place++) {
         read_block(finder, number, finder->input->blocks[place]);
     }
-    for (int64_t place = row->first_write; place < row->end_write; place++) {
+    for (int64_t place = row->first_write; place < row->end_write && !row->sums; place++) {
         write_block(finder, number, finder->input->blocks[place]);
     }
     if (row->block && row->kind == ROW_record_stream) {
@@ -174,6 +209,7 @@ static void follow_versions(Finder *finder, uint32_t number) {
     int64_t version = row->version ? order_version(finder->order, row->version) : -1;
     int64_t pass = row->pass ? order_version(finder->order, row->pass) : -1;
     if (version >= 0 && row->kind == ROW_backward_end) {
+        come_after(finder, number, versions[version].row);
         come_after_all(finder, number, &versions[version].rows);
     } else if (version >= 0 && !makes_version(row)) {
         come_after(finder, number, versions[version].row);
@@ -208,28 +244,33 @@ static void number_blocks(Finder *finder) {
 
 void order_begin(HostOrder *order, const ReplayInput *input) {
     *order = (HostOrder){0};
-    number_threads(order, input);
     list_versions(order, input);
-    order->first_earlier = zeros(input->count + 1, sizeof(int64_t));
+    number_strands(order, input);
+    order->missing = zeros(input->count, sizeof(uint32_t));
+    order->first_later = zeros(input->count, sizeof(uint32_t));
     Finder finder = {.order = order, .input = input, .touches = {.unused = -1}};
-    finder.latest = zeros((int64_t)order->threads * order->threads, sizeof(uint32_t));
     number_blocks(&finder);
     for (uint32_t row = 0; row < input->count; row++) {
-        order->first_earlier[row] = order->earlier.count;
-        follow_versions(&finder, row);
-        touch_blocks(&finder, row);
+        order->first_later[row] = NO_ROW;
     }
-    order->first_earlier[input->count] = order->earlier.count;
-    free(finder.latest);
+    for (uint32_t row = 0; row < input->count; row++) {
+        follow_versions(&finder, row);
+        if (input->rows[row].kind == ROW_node) {
+            follow_nodes(&finder, row);
+        } else {
+            touch_blocks(&finder, row);
+        }
+    }
     free(finder.blocks);
     free(finder.touches.items);
 }
 
 void order_end(HostOrder *order) {
-    free(order->thread_of);
-    free(order->first);
+    free(order->strand);
+    free(order->strand_of);
     free(order->next);
-    free(order->first_earlier);
-    free(order->earlier.items);
+    free(order->missing);
+    free(order->first_later);
+    free(order->later.items);
     free(order->versions);
 }

@@ -40,13 +40,16 @@ static void add_streams(Replay *replay)
 
 static void add_threads(Replay *replay)
 {
-    uint32_t count = replay->order.threads;
-    replay->clock.threads = zeros(count, sizeof(Thread));
-    replay->awaited = zeros(count, sizeof(Earlier *));
-    replay->watchers = zeros(count, sizeof(uint32_t));
-    for (uint32_t thread = 0; thread < count; thread++)
-        replay->clock.threads[thread] =
-            (Thread){.number = thread, .room = NONE, .pending = NONE, .next = replay->order.first[thread]};
+    const HostOrder *order = &replay->order;
+    replay->clock.threads = zeros(order->threads, sizeof(Thread));
+    replay->asleep = zeros(order->threads, sizeof(bool));
+    replay->ready = zeros(order->threads, sizeof(Strands));
+    replay->reached = zeros(replay->input->count, sizeof(bool));
+    for (uint32_t thread = 0; thread < order->threads; thread++)
+        replay->clock.threads[thread] = (Thread){.number = thread, .room = NONE, .pending = NONE, .next = NO_ROW};
+    for (uint32_t strand = 0; strand < order->strands; strand++)
+        if (!order->missing[order->strand[strand].first])
+            PUSH(replay->ready[order->strand[strand].thread], strand);
 }
 
 Replay *replay_new(const ReplayInput *input)
@@ -79,13 +82,15 @@ Replay *replay_new(const ReplayInput *input)
 void replay_free(Replay *replay)
 {
     Clock *clock = &replay->clock;
+    for (uint32_t thread = 0; thread < replay->order.threads; thread++)
+        free(replay->ready[thread].items);
     blocks_end(replay->blocks);
     order_end(&replay->order);
     streams_free(clock);
     void *parts[] = {
         clock->threads, clock->agenda.heap.items, clock->agenda.present.items, clock->records.items, replay->streams,
         replay->recorded.items, replay->recorded_rows.items, replay->first_recorded, replay->end_recorded,
-        replay->awaited, replay->watchers,
+        replay->asleep, replay->ready, replay->reached,
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
         free(parts[part]);
@@ -148,16 +153,27 @@ void replay_shortage(const Replay *replay, MemoryShortage *shortage)
     blocks_shortage(replay->blocks, shortage);
 }
 
+/* A row that a row waits for. */
+static int64_t awaited_by(const Replay *replay, int64_t row)
+{
+    const HostOrder *order = &replay->order;
+    for (int64_t other = 0; other < replay->input->count; other++)
+        for (uint32_t place = order->first_later[other]; place != NO_ROW && !replay->reached[other];
+             place = order->later.items[place].next)
+            if (order->later.items[place].row == row)
+                return other;
+    return row;
+}
+
 int replay_stuck(const Replay *replay, int64_t *row, int64_t *awaited)
 {
-    int64_t found = replay->input->count;
-    for (uint32_t thread = 0; thread < replay->order.threads; thread++) {
-        int64_t next = replay->clock.threads[thread].next;
-        if (replay->awaited[thread] && next >= *row && next < found) {
-            found = next;
-            *awaited = replay->awaited[thread]->row;
+    for (; *row < replay->input->count; (*row)++) {
+        const Strand *strand = &replay->order.strand[replay->order.strand_of[*row]];
+        bool arrived = *row == strand->first || replay->clock.threads[strand->thread].next == *row;
+        if (arrived && !replay->reached[*row] && replay->order.missing[*row]) {
+            *awaited = awaited_by(replay, *row);
+            return true;
         }
     }
-    *row = found;
-    return found < replay->input->count;
+    return false;
 }

@@ -29,6 +29,7 @@ typedef struct {
     int64_t launch_ns;
     int64_t queue_depth;        /* 0: no limit */
     int64_t capacity;           /* bytes of a device; 0: no limit */
+    int64_t without_scratch;    /* whether no kernel gets scratch memory */
 } ReplayInput;
 
 /* When each row ran, in nanoseconds; -1 where it did not. */
@@ -43,28 +44,38 @@ enum { REPLAY_DONE = 0, REPLAY_FULL = 1, REPLAY_STUCK = 2 };
 
 #define NO_ROW UINT32_MAX
 
-/* A row of another thread that a row waits for. */
+/* Rows that a thread goes through in their order: a node of autograd, or what it does apart from nodes. A thread chooses
+   among those of its strands whose first row waits for nothing, as autograd does: by depth, then by rank. */
 typedef struct {
-    uint32_t thread, row;
-} Earlier;
+    uint32_t thread, first, last; /* rows */
+    uint32_t depth;               /* of nested backward passes; most where there is no node */
+    int64_t rank;
+} Strand;
+
+/* A piece of a linked list: a row that waits for another one. */
+typedef struct {
+    uint32_t row, next;
+} Later;
 
 /* A recorded event, a signal or a backward pass. */
 typedef struct {
     int64_t version;
     uint32_t row;
-    int32_t rows; /* of a backward pass: the last of each thread, a list of order.c */
+    int32_t rows; /* of a backward pass: the last of each strand, a list of order.c */
 } Version;
 
-/* The order of rows on the host. Threads are numbered from 0 as they occur. */
+/* The order of rows on the host. Threads and strands are numbered from 0 as they occur. */
 typedef struct {
-    uint32_t threads;
-    uint32_t *thread_of;    /* by row */
-    uint32_t *first, *next; /* the first row of each thread, and the next one after each row; or their count */
-    int64_t *first_earlier; /* by row, and one more */
+    uint32_t threads, strands;
+    Strand *strand;
+    uint32_t *strand_of;    /* by row */
+    uint32_t *next;         /* by row: the next one of the strand, or NO_ROW */
+    uint32_t *missing;      /* by row: how many rows it waits for */
+    uint32_t *first_later;  /* by row: the rows that wait for it, a list, or NO_ROW */
     struct {
-        Earlier *items;
+        Later *items;
         int64_t count, room;
-    } earlier;
+    } later;
     Version *versions; /* ascending */
     int64_t version_count;
 } HostOrder;
@@ -86,8 +97,9 @@ BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32
                    void *context);
 Allocators *blocks_allocators(BlockTable *blocks);
 
-/* Allocates; BLOCK_FLUSHED: it had to give segments back before, so that the host waits for the device. */
-int blocks_alloc(BlockTable *blocks, int64_t block, int32_t stream, int64_t bytes);
+/* Allocates; BLOCK_FLUSHED: it had to give segments back before, so that the host waits for the device. Where there is no
+   scratch memory, kernels that want as much do without from then on, as in the simulator. */
+int blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream);
 
 /* These do nothing to a block from before the trace. */
 void blocks_release(BlockTable *blocks, int64_t block);

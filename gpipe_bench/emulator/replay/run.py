@@ -2,8 +2,9 @@
 
     Trace, Machine ──> columns ──> replay_new ──> replay_run ──> Replayed
 
-Each host thread goes through its own rows in their order. Rows of other threads come first where a hand-over, an event,
-a backward pass or a block says so; all else is decided by virtual time: ``replay.h``.
+Each host thread goes through its own rows in their order; a thread of autograd chooses among the nodes that are ready.
+Rows of other threads come first where a hand-over, an event, a backward pass, a node or a block says so; all else is
+decided by virtual time: ``replay.h``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Input(ctypes.Structure):
     _fields_: ClassVar[Sequence[Any]] = [
         *((name, _ADDRESS) for name in ("rows", "blocks", "duration_ns", "bus")),
         *((name, ctypes.c_int64) for name in ("count", "devices", "buses", "from_host")),
-        *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity")),
+        *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity", "without_scratch")),
     ]
 
 
@@ -80,7 +81,9 @@ class Replayed:
         return [self.end_ns[place] for place in _places(self.trace, _MARK)]
 
 
-def replay(trace: Trace, machine: Machine, *, host_time: bool = True, limited: bool = True) -> Replayed:
+def replay(
+    trace: Trace, machine: Machine, *, host_time: bool = True, limited: bool = True, scratch: bool = True
+) -> Replayed:
     """Run a trace in virtual time.
 
     Args:
@@ -89,6 +92,7 @@ def replay(trace: Trace, machine: Machine, *, host_time: bool = True, limited: b
         machine: what copies and launches cost.
         host_time: whether launches cost the host anything and a stream's launch queue is limited.
         limited: whether the memory of a device is.
+        scratch: whether kernels get memory that they can do without.
 
     Raises:
         OutOfMemory: a device's capacity does not suffice.
@@ -105,6 +109,7 @@ def replay(trace: Trace, machine: Machine, *, host_time: bool = True, limited: b
         launch_ns=machine.launch_ns if host_time else 0,
         queue_depth=machine.queue_depth if host_time else 0,
         capacity=machine.capacity_bytes if limited else 0,
+        without_scratch=not scratch,
     )
     run = _library().replay_new(ctypes.byref(given))
     try:

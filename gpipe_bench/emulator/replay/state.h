@@ -7,6 +7,8 @@
 
 #include "../../simulator/clock/clock.h"
 
+typedef VECTOR(uint32_t) Strands;
+
 struct Replay {
     Clock clock; /* first, as threads are given this */
     Input machine;
@@ -19,8 +21,9 @@ struct Replay {
     OperationRefs recorded; /* operations that events wait for */
     VECTOR(uint32_t) recorded_rows; /* and whose rows these are */
     int64_t *first_recorded, *end_recorded; /* of each version */
-    const Earlier **awaited; /* the row that each thread waits for, or NULL */
-    uint32_t *watchers;      /* how many threads wait for each */
+    bool *asleep;  /* by thread: whether it waits for a row of another one, or for a strand that is ready */
+    Strands *ready; /* by thread: strands that wait for nothing */
+    bool *reached; /* by row: whether its thread has come to it */
 };
 
 /* The number of a stream. */

@@ -5,37 +5,70 @@
 /* The state of a thread: it comes to a row, or has issued it. */
 enum { ARRIVES, ISSUED };
 
-/* --- rows that wait for other threads ----------------------------------------------------------------------------- */
+/* --- rows that wait for others ------------------------------------------------------------------------------------ */
 
-/* A thread goes on to its next row; those that wait for this one go on, too. */
+/* The thread pauses until somebody wakes it. Always true. */
+static bool sleeps(Replay *replay, uint32_t thread)
+{
+    replay->asleep[thread] = true;
+    return thread_pause(&replay->clock, thread, NEVER);
+}
+
+static void wake(Replay *replay, uint32_t thread)
+{
+    if (replay->asleep[thread])
+        thread_resume(&replay->clock, thread);
+    replay->asleep[thread] = false;
+}
+
+/* A row waits for nothing any more. */
+static void release(Replay *replay, uint32_t row)
+{
+    const Strand *strand = &replay->order.strand[replay->order.strand_of[row]];
+    int64_t at = replay->clock.threads[strand->thread].next;
+    if (replay->reached[row])
+        blocks_release(replay->blocks, replay->input->rows[row].block);
+    else if (row == strand->first)
+        PUSH(replay->ready[strand->thread], replay->order.strand_of[row]);
+    if (at == row || (at == NO_ROW && row == strand->first))
+        wake(replay, strand->thread);
+}
+
+/* A thread has done its row. */
 static void leave_row(Replay *replay, uint32_t thread)
 {
+    HostOrder *order = &replay->order;
     Thread *own = &replay->clock.threads[thread];
-    own->next = replay->order.next[own->next];
-    for (uint32_t other = 0; other < replay->order.threads && replay->watchers[thread]; other++) {
-        const Earlier *awaited = replay->awaited[other];
-        if (awaited && awaited->thread == thread && own->next > awaited->row) {
-            replay->awaited[other] = NULL;
-            replay->watchers[thread]--;
-            thread_resume(&replay->clock, other);
-        }
+    uint32_t row = (uint32_t)own->next;
+    own->next = order->next[row];
+    for (uint32_t place = order->first_later[row]; place != NO_ROW; place = order->later.items[place].next) {
+        uint32_t later = order->later.items[place].row;
+        if (!--order->missing[later])
+            release(replay, later);
     }
 }
 
-/* Whether the row of a thread must wait for another one; then the thread pauses. */
-static bool waits_for_row(Replay *replay, uint32_t thread)
+/* Whether one strand runs before another of the same thread. */
+static bool outranks(const Strand *one, const Strand *other)
 {
-    const HostOrder *order = &replay->order;
-    int64_t row = replay->clock.threads[thread].next;
-    for (int64_t place = order->first_earlier[row]; place < order->first_earlier[row + 1]; place++) {
-        const Earlier *earlier = &order->earlier.items[place];
-        if (replay->clock.threads[earlier->thread].next <= earlier->row) {
-            replay->awaited[thread] = earlier;
-            replay->watchers[earlier->thread]++;
-            return thread_pause(&replay->clock, thread, NEVER);
-        }
-    }
-    return false;
+    if (one->depth != other->depth)
+        return one->depth > other->depth;
+    return one->rank != other->rank ? one->rank > other->rank : one->first < other->first;
+}
+
+/* Gives a thread the first of its strands that are ready; false: there is none. */
+static bool next_strand(Replay *replay, uint32_t thread)
+{
+    Strands *ready = &replay->ready[thread];
+    const Strand *strand = replay->order.strand;
+    int64_t best = 0;
+    if (!ready->count)
+        return false;
+    for (int64_t place = 1; place < ready->count; place++)
+        best = outranks(&strand[ready->items[place]], &strand[ready->items[best]]) ? place : best;
+    replay->clock.threads[thread].next = strand[ready->items[best]].first;
+    ready->items[best] = ready->items[--ready->count];
+    return true;
 }
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
@@ -119,7 +152,7 @@ static void await_event(Replay *replay, uint32_t stream, int64_t number)
 static bool allocates(Replay *replay, uint32_t thread, const TraceRow *row)
 {
     int32_t stream = (int32_t)*stream_of(replay, row->device, row->stream);
-    int outcome = blocks_alloc(replay->blocks, row->block, stream, row->bytes);
+    int outcome = blocks_alloc(replay->blocks, row, stream);
     replay->clock.full = replay->clock.full || outcome == BLOCK_FULL;
     return outcome == BLOCK_FULL || (outcome == BLOCK_FLUSHED && await_device(replay, thread, row->device));
 }
@@ -143,7 +176,10 @@ static bool run_row(Replay *replay, uint32_t thread, uint32_t number)
     case ROW_sync_stream: return await_stream(replay, thread, row);
     case ROW_sync_device: return await_device(replay, thread, row->device);
     case ROW_alloc: return allocates(replay, thread, row);
-    case ROW_free: blocks_release(replay->blocks, row->block); return false;
+    case ROW_free:
+        if (!replay->order.missing[number])
+            blocks_release(replay->blocks, row->block);
+        return false;
     case ROW_record_stream:
         blocks_use(replay->blocks, row->block, (int32_t)*stream_of(replay, row->device, row->stream));
         return false;
@@ -160,11 +196,13 @@ bool row_step(Clock *clock, uint32_t thread)
         own->state = ARRIVES;
         leave_row(replay, thread);
     }
-    if (own->next == replay->input->count)
-        return thread_pause(clock, thread, NEVER);
-    if (waits_for_row(replay, thread))
-        return true;
+    if (own->next == NO_ROW && !next_strand(replay, thread))
+        return sleeps(replay, thread);
+    uint32_t row = (uint32_t)own->next;
+    if (replay->order.missing[row] && replay->input->rows[row].kind != ROW_free)
+        return sleeps(replay, thread);
     own->state = ISSUED;
-    clock->records.items[own->next].issue = clock->now;
-    return run_row(replay, thread, (uint32_t)own->next);
+    replay->reached[row] = true;
+    clock->records.items[row].issue = clock->now;
+    return run_row(replay, thread, row);
 }

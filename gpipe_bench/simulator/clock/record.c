@@ -216,7 +216,7 @@ static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, b
     act(recorder, node, false);
 }
 
-/* The number of a task's node: of several that of the last, which runs first; -1 if none was made yet. */
+/* The number of a task's node; of several, which run as one piece here, that in the middle; -1 if none was made yet. */
 static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single)
 {
     const Input *input = recorder->input;
@@ -224,7 +224,7 @@ static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single
     int32_t *counter = input->workers ? &recorder->counters[recorder->clock->workers[j]] : &recorder->made;
     assert(*counter < INT32_MAX - count);
     *counter += (int32_t)count;
-    return *counter - 1;
+    return *counter - 1 - (int32_t)count / 2;
 }
 
 /* Without checkpoint a task is one node all the same, if others have one and there is nothing else to tie a Join to. */

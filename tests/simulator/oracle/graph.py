@@ -3,7 +3,7 @@
     x ─ Join ─ Copy ─ Wait ─ Checkpoint ─ Wait ─ Recompute ─ Fork ─ y      as in docs/engine.md, "The autograd graph"
 
 A task without checkpoint is one node, although it makes many: their numbers are consecutive, and its rank is that of
-the one made last, which runs first. Edges point the way gradients go.
+the one in the middle. Edges point the way gradients go.
 """
 
 from __future__ import annotations

@@ -278,13 +278,13 @@ class RecordingLanes:
         return self._made - 1
 
     def _rank(self, i: int, j: int, *, single: bool) -> int:
-        """The number of a task's node: of several that of the last, which runs first."""
+        """The number of a task's node; of several, which run as one piece here, that in the middle."""
         count = 1 if single else self._work.task(i, j).nodes
         if not self._workers:
-            return self._take_numbers(count)
+            return self._take_numbers(count) - count // 2
         worker = self._places.workers[j]
         self._counters[worker] += count
-        return self._counters[worker] - 1
+        return self._counters[worker] - 1 - count // 2
 
 
 def _passed(node: Node, taken: Iterable[Node | None]) -> Node | None:

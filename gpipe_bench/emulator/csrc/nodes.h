@@ -1,0 +1,113 @@
+// Backward passes, and which node of autograd issued which rows: the replay can then choose among nodes that are ready.
+#pragma once
+
+#include "trace.h"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace virtual_devices {
+
+using torch::autograd::Node;
+
+// The node that this thread evaluates for a pass that is not nested, and whether its function was called.
+thread_local const Node* t_node = nullptr;
+thread_local bool t_called = false;
+// Passes that this thread runs inside of nodes.
+thread_local int t_nested = 0;
+
+// Numbers of nodes that wait for others, until they are evaluated.
+class NodeNumbers {
+ public:
+  int64_t of(const Node* node) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto [found, added] = numbers_.try_emplace(node, 0);
+    if (added) {
+      found->second = ++g_numbered;
+    }
+    return found->second;
+  }
+
+  int64_t take(const Node* node) {
+    const int64_t number = of(node);
+    std::lock_guard<std::mutex> lock(mutex_);
+    numbers_.erase(node);
+    return number;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const Node*, int64_t> numbers_;
+};
+
+inline NodeNumbers& node_numbers() {
+  static NodeNumbers* instance = new NodeNumbers;
+  return *instance;
+}
+
+inline void add_node(const Node& node) {
+  Record row{ROW_node};
+  row.bytes = static_cast<int64_t>(std::min<uint64_t>(node.sequence_nr(), INT64_MAX));
+  row.writes.push_back(node_numbers().take(&node));
+  for (const auto& edge : node.next_edges()) {
+    if (edge.is_valid()) {
+      row.reads.push_back(node_numbers().of(edge.function.get()));
+    }
+  }
+  trace().add_node(row);
+}
+
+// Autograd may issue rows for a node before it calls its function, and after it has returned.
+inline void note_node() {
+  if (t_nested > 0) {
+    return;
+  }
+  const auto node = torch::autograd::get_current_node();
+  if (node && node.get() != t_node) {
+    t_node = node.get();
+    t_called = false;
+    add_node(*node);
+  }
+}
+
+inline std::unique_ptr<at::ObserverContext> call_node(const at::RecordFunction&) {
+  const auto node = torch::autograd::get_current_node();
+  t_sums = node && node->name() == "torch::autograd::AccumulateGrad";
+  if (t_nested == 0 && node && trace().on()) {
+    // Another node may have had the same address.
+    t_node = t_called ? nullptr : t_node;
+    note_node();
+    t_called = true;
+  }
+  return nullptr;
+}
+
+// What follows adds up the gradients of others.
+inline void leave_node(const at::RecordFunction&, at::ObserverContext*) {
+  t_sums = true;
+}
+
+inline void watch_nodes() {
+  at::addGlobalCallback(
+      at::RecordFunctionCallback(&call_node, &leave_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+// Begins a backward pass, perhaps inside another one.
+inline int64_t begin_backward() {
+  const int64_t version = trace().add_version({ROW_backward});
+  t_nested += current_pass() != 0;
+  t_sums = false;
+  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, std::make_shared<BackwardPass>(version));
+  return version;
+}
+
+inline void end_backward(int64_t version) {
+  c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO_2);
+  t_nested -= current_pass() != 0;
+  t_sums = false;
+  Record row{ROW_backward_end};
+  row.version = version;
+  trace().add(row);
+}
+
+} // namespace virtual_devices
