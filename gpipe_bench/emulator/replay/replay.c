@@ -82,9 +82,9 @@ void replay_free(Replay *replay)
     blocks_end(replay->blocks);
     order_end(&replay->order);
     streams_free(clock);
+    agenda_free(clock);
     void *parts[] = {
-        clock->threads, clock->agenda.heap.items, clock->agenda.present.items, clock->records.items, replay->streams,
-        replay->recorded.items, replay->recorded_rows.items, replay->first_recorded, replay->end_recorded,
+        clock->threads, clock->records.items, replay->streams, replay->recorded.items, replay->recorded_rows.items, replay->first_recorded, replay->end_recorded,
         replay->awaited, replay->watchers,
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)

@@ -1,87 +1,71 @@
-/* The agenda: a heap on (time, order of entry), with four below each, and a queue of what happens now.
+/* The agenda: a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, Journal of the ACM 37, 1990).
 
-   What is entered for now comes after all that was entered for this time before, and that is in the heap. So the queue
-   needs no comparing; a third of all that happens is in it. */
+       bucket 0   what happens now
+       bucket b   what happens at times whose highest bit that differs from the present is bit b - 1
+
+   Time never goes back. When bucket 0 is empty, the first of its successors that is not empty holds what happens next:
+   its earliest time becomes the present, and all that is in it moves to lower buckets, which are empty until then. So
+   whatever happens at one time stays in the order of entry, without any comparing. */
 
 #include "clock.h"
 
-enum { BELOW = 4 };
-
-/* Whether one appointment comes before another. */
-static inline bool before(const Appointment *one, const Appointment *other)
+static uint32_t bucket_of(const Clock *clock, Time time)
 {
-    return one->time < other->time || (one->time == other->time && one->entry < other->entry);
+    return time == clock->now ? 0 : 64 - (uint32_t)__builtin_clzll((uint64_t)(time ^ clock->now));
+}
+
+static void put(Clock *clock, Appointment one)
+{
+    uint32_t bucket = bucket_of(clock, one.time);
+    PUSH(clock->agenda.buckets[bucket], one);
+    clock->agenda.filled |= (uint64_t)1 << bucket;
 }
 
 /* Enters something that happens at `time`, which is not over. */
 void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number)
 {
     assert(number < 1u << SUBJECT_BITS && time >= clock->now);
-    Agenda *agenda = &clock->agenda;
-    uint32_t subject = kind << SUBJECT_BITS | number;
     clock->entries++;
-    if (time == clock->now) {
-        PUSH(agenda->present, subject);
-        return;
-    }
-    GROW(agenda->heap);
-    Appointment added = {time, clock->entries, subject}, *items = agenda->heap.items;
-    int64_t place = agenda->heap.count++;
-    while (place) {
-        int64_t above = (place - 1) / BELOW;
-        if (!before(&added, &items[above]))
-            break;
-        items[place] = items[above];
-        place = above;
-    }
-    items[place] = added;
-}
-
-/* Takes the first out of the heap. */
-static Appointment heap_next(Agenda *agenda)
-{
-    Appointment *items = agenda->heap.items, first = items[0];
-    int64_t count = --agenda->heap.count, place = 0;
-    Appointment last = items[count];
-    for (;;) {
-        int64_t least = BELOW * place + 1, stop = least + BELOW < count ? least + BELOW : count;
-        if (least >= count)
-            break;
-        for (int64_t other = least + 1; other < stop; other++)
-            if (before(&items[other], &items[least]))
-                least = other;
-        if (!before(&items[least], &last))
-            break;
-        items[place] = items[least];
-        place = least;
-    }
-    items[place] = last;
-    return first;
+    put(clock, (Appointment){time, kind << SUBJECT_BITS | number});
 }
 
 /* Whether nothing else happens now. */
 bool agenda_over(const Clock *clock)
 {
-    const Agenda *agenda = &clock->agenda;
-    bool none = agenda->first_present == agenda->present.count;
-    return none && (!agenda->heap.count || agenda->heap.items[0].time > clock->now);
+    return clock->agenda.over == clock->agenda.buckets[0].count;
+}
+
+/* Goes on to the time of what happens next; false: nothing is left. */
+static bool go_on(Clock *clock)
+{
+    Agenda *agenda = &clock->agenda;
+    agenda->over = agenda->buckets[0].count = 0;
+    agenda->filled &= ~(uint64_t)1;
+    if (!agenda->filled)
+        return false;
+    Bucket *next = &agenda->buckets[__builtin_ctzll(agenda->filled)];
+    agenda->filled &= agenda->filled - 1;
+    Time earliest = next->items[0].time;
+    for (int64_t place = 1; place < next->count; place++)
+        earliest = next->items[place].time < earliest ? next->items[place].time : earliest;
+    clock->now = earliest;
+    for (int64_t place = 0; place < next->count; place++)
+        put(clock, next->items[place]);
+    next->count = 0;
+    return true;
 }
 
 /* Takes out what happens first, and makes its time the present; false: nothing is left. */
 bool agenda_next(Clock *clock, uint32_t *subject)
 {
-    Agenda *agenda = &clock->agenda;
-    bool none = agenda->first_present == agenda->present.count;
-    if (none)
-        agenda->first_present = agenda->present.count = 0;
-    if (agenda->heap.count && (none || agenda->heap.items[0].time == clock->now)) {
-        Appointment next = heap_next(agenda);
-        clock->now = next.time;
-        *subject = next.subject;
-        return true;
-    }
-    if (none)
+    if (agenda_over(clock) && !go_on(clock))
         return false;
-    *subject = agenda->present.items[agenda->first_present++];
+    *subject = clock->agenda.buckets[0].items[clock->agenda.over++].subject;
     return true;
+}
+
+void agenda_free(Clock *clock)
+{
+    for (uint32_t bucket = 0; bucket < BUCKETS; bucket++)
+        free(clock->agenda.buckets[bucket].items);
 }

@@ -56,14 +56,17 @@ enum { SUBJECT_BITS = 30, SUBJECT_OPERATION = 0, SUBJECT_THREAD, SUBJECT_ROOT };
 /* What happens: an operation ends, a thread goes on, or the root of a nested pass comes back. */
 typedef struct {
     Time time;
-    uint64_t entry;
     uint32_t subject; /* a number, and above SUBJECT_BITS what it numbers */
 } Appointment;
 
+typedef VECTOR(Appointment) Bucket;
+
+enum { BUCKETS = 64 };
+
 typedef struct {
-    VECTOR(Appointment) heap;
-    VECTOR(uint32_t) present; /* what happens now, of which the first are over */
-    int64_t first_present;
+    Bucket buckets[BUCKETS];
+    uint64_t filled; /* a bit for each bucket that is not empty */
+    int64_t over;    /* how many of bucket 0 are over */
 } Agenda;
 
 typedef struct Clock Clock;
@@ -71,6 +74,7 @@ typedef struct Clock Clock;
 void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number);
 bool agenda_over(const Clock *clock);
 bool agenda_next(Clock *clock, uint32_t *subject);
+void agenda_free(Clock *clock);
 
 /* --- streams.c ---------------------------------------------------------------------------------------------------- */
 
@@ -96,33 +100,26 @@ typedef struct {
 typedef struct {
     Time duration;
     Time issued;       /* when the host has issued the last of it; it cannot end before */
-    Time start;
+    Time start;        /* UNKNOWN before */
     uint32_t number;   /* in the order of issue, from 1; 0: the place is free */
     uint32_t missing;  /* operations that it waits for */
     List followers;    /* what waits for its end */
     uint32_t starter;  /* the first thread that waits for its start, or NONE */
-    uint32_t queue;    /* the stream whose launch queue holds it, or NONE */
-    uint32_t launches; /* its place there */
+    int64_t before;    /* launches of its stream before its own */
+    uint32_t launches;
+    uint32_t queue;    /* the stream whose launch queue it is in, or NONE */
+    uint32_t queued;   /* the next one there, or NONE */
     uint32_t record;   /* the row of its task, or NONE */
     uint32_t engines[3];
     uint8_t engine_count;
     bool begins, ends; /* whether it is the first, and the last, of its task */
 } Operation;
 
-/* Launches of an operation in the launch queue of a stream. */
-typedef struct {
-    int64_t before; /* launches before it */
-    Time duration, start;
-    uint32_t count, operation;
-} Launches;
-
 typedef struct {
     OperationRef tail;     /* the last operation issued; NONE, or ended, if there is none to wait for */
     OperationRefs awaited; /* operations of other streams that the next one waits for */
     int64_t launched;      /* launches so far */
-    VECTOR(Launches) queued;
-    uint32_t first_queued; /* those before are of no interest any more */
-    uint32_t dropped;      /* how many of them are gone */
+    List queued;           /* operations with launches that have not ended; those before leave room for all launches */
 } Stream;
 
 /* An operation that is ready for its engines; the order in which they are given away. */
@@ -157,7 +154,6 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
 bool stream_room(Clock *clock, uint32_t stream, Time *until, uint32_t *operation);
 void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread);
 void operation_ends(Clock *clock, uint32_t operation);
-void launches_start(Clock *clock, const Operation *operation);
 
 /* --- engines.c ---------------------------------------------------------------------------------------------------- */
 

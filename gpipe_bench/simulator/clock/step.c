@@ -262,8 +262,7 @@ static void forget(Clock *clock)
     free(clock->inboxes);
     free(clock->done);
     free(clock->threads);
-    free(clock->agenda.heap.items);
-    free(clock->agenda.present.items);
+    agenda_free(clock);
     schedule_free(clock);
     autograd_free(clock);
     graph_forget(clock);
