@@ -35,6 +35,16 @@ static Time covered(Spans *spans)
     return length;
 }
 
+/* Adds a span. One that overlaps the newest, or follows it at once, makes that one longer. */
+static void add_span(Spans *spans, Span added)
+{
+    Span *newest = spans->count ? &spans->items[spans->count - 1] : NULL;
+    if (!newest || added.start < newest->start || added.start > newest->end)
+        PUSH(*spans, added);
+    else if (added.end > newest->end)
+        newest->end = added.end;
+}
+
 /* Adds what a task takes of a window to the device of its partition, and to the device that runs or sends it. */
 static void add_task(const Clock *clock, const Record *record, Span window, Busy *busy, Spans *own, Spans *running)
 {
@@ -48,8 +58,8 @@ static void add_task(const Clock *clock, const Record *record, Span window, Busy
         busy[device].recompute_ns += span.end - span.start;
     else if (record->kind < KIND_copy)
         busy[device].compute_ns += span.end - span.start;
-    PUSH(own[device], span);
-    PUSH(running[host_device(clock, record)], span);
+    add_span(&own[device], span);
+    add_span(&running[host_device(clock, record)], span);
 }
 
 /* The use of each device from `start` to `end` by some tasks. Computations of one device never overlap. */

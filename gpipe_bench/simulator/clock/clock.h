@@ -165,6 +165,7 @@ void engine_release(Clock *clock, uint32_t engine);
 void places_start(Clock *clock);
 void places_free(Clock *clock);
 uint32_t copying(Clock *clock, uint32_t i, uint32_t j);
+uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j);
 uint32_t leaving(Clock *clock, uint32_t i, uint32_t j);
 bool moves(const Clock *clock, uint32_t source, uint32_t target);
 
@@ -172,20 +173,24 @@ bool moves(const Clock *clock, uint32_t source, uint32_t target);
 
 enum { NODE_copy, NODE_portal, NODE_wait, NODE_checkpoint, NODE_task, NODE_join, NODE_recompute, NODE_fork, NODE_loss };
 
-/* An autograd function. Its consumers receive its gradients: `edges` from its first to that of the next node. */
+/* An autograd function. Its consumers receive its gradients: `edges` from its first to that of the next node. There are
+   several for each task, so no byte is left unused. */
 typedef struct {
-    uint32_t i, j;          /* micro-batch; partition, for a copy that where it arrives */
-    uint32_t stream, peer;  /* where its backward is issued; the other stream of a copy or wait */
-    uint32_t lane;          /* the Fork that only waits for it, or NONE */
-    uint32_t first_edge;
-    uint32_t waiting;       /* edges into it that no gradient has passed yet */
-    int32_t rank;           /* its sequence number in the thread that made it */
-    uint16_t skip;          /* the skip of a portal */
-    uint8_t kind;
+    uint32_t i;             /* micro-batch */
+    uint32_t j : 24;        /* partition, for a copy that where it arrives */
+    uint32_t kind : 4;
     bool filled : 1;        /* whether a checkpoint's slot holds a recomputation */
     bool single : 1;        /* whether a task is one node of the engine */
     bool arriving : 1;      /* whether a wait comes before its task */
+    uint32_t stream;        /* where its backward is issued */
+    uint32_t first_edge;
+    int32_t rank;           /* its sequence number in the thread that made it */
+    uint16_t skip;          /* the skip of a portal */
+    uint16_t waiting;       /* edges into it that no gradient has passed yet */
 } Node;
+
+/* Bit of an edge to a Fork whose phony a node takes: no stream waits for it. */
+#define LANE_BIT 0x80000000u
 
 /* The graph of a step, and what the calling thread does: a node, doubled, and one more to collect it. */
 typedef struct {
@@ -243,6 +248,8 @@ bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration,
 bool host_goes_on(Clock *clock, uint32_t thread);
 int32_t host_device(const Clock *clock, const Record *record);
 bool host_returns(const Clock *clock, uint32_t node);
+uint32_t host_peer(const Clock *clock, const Node *node);
+void host_wait(Clock *clock, const Node *node, bool back);
 const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j);
 bool host_requested(Clock *clock, int outcome);
 

@@ -79,16 +79,22 @@ void places_free(Clock *clock)
     free(clock->copy_streams);
 }
 
-/* The stream on which partition j copies micro-batch i; its compute stream without copy streams. */
+/* The stream on which partition j copies micro-batch i, once it was handed out; its compute stream without copy streams. */
+uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j)
+{
+    const Input *input = clock->input;
+    bool aside = input->copy_streams && input->has_streams;
+    return aside ? clock->copy_streams[j * input->microbatches + i] : clock->computing[j];
+}
+
+/* The same; if need be it is handed out now. */
 uint32_t copying(Clock *clock, uint32_t i, uint32_t j)
 {
     const Input *input = clock->input;
-    if (!input->copy_streams || !input->has_streams)
-        return clock->computing[j];
-    uint32_t *streams = &clock->copy_streams[j * input->microbatches];
-    while (clock->copies_made[j] <= i)
-        streams[clock->copies_made[j]++] = new_stream(clock, (uint32_t)input->device_of[j], true);
-    return streams[i];
+    while (input->copy_streams && input->has_streams && clock->copies_made[j] <= i)
+        clock->copy_streams[j * input->microbatches + clock->copies_made[j]++] =
+            new_stream(clock, (uint32_t)input->device_of[j], true);
+    return copy_stream(clock, i, j);
 }
 
 /* Whether anything is copied between two partitions. */

@@ -115,7 +115,7 @@ static bool act(Clock *clock, Thread *own)
     case NODE_copy:
     case NODE_portal: return host_transfer(clock, 0, number, false);
     case NODE_wait:
-        stream_wait(clock, node->arriving ? node->peer : node->stream, node->arriving ? node->stream : node->peer);
+        host_wait(clock, node, false);
         return false;
     default: break;
     }

@@ -26,7 +26,7 @@ static int settle(Memory *memory) {
 static void begin_batch(Memory *memory) {
     forget_rows(memory);
     for (int64_t i = 0; i < memory->microbatch_count; i++) {
-        Row *values = memory->values[i] = new_row(memory->batch.count);
+        Row *values = memory->values[i] = new_row(memory, memory->batch.count);
         for (int64_t place = 0; place < values->count; place++) {
             values->items[place] = hold(&memory->all, memory->held_batch->items[place]);
         }
@@ -43,7 +43,7 @@ int memory_start(Memory *memory) {
     if (settle(memory)) {
         return MEMORY_FULL;
     }
-    Row *batch = memory->held_batch = new_row(memory->batch.count);
+    Row *batch = memory->held_batch = new_row(memory, memory->batch.count);
     for (int64_t place = 0; place < batch->count; place++) {
         batch->items[place] = new_on(memory, 0, memory->batch.items[place]);
         if (batch->items[place] == NONE) {
@@ -116,18 +116,18 @@ int memory_loss(Memory *memory) {
     }
     memory->all.blocks.items[gradient].holders = (int32_t)m;
     for (int64_t i = 0; i < m; i++) {
-        Row *row = new_row(1);
+        Row *row = new_row(memory, 1);
         row->items[0] = gradient;
-        free(task_at(memory, i, last)->gradients);
+        free_row(memory, &task_at(memory, i, last)->gradients);
         task_at(memory, i, last)->gradients = row;
     }
     return MEMORY_OK;
 }
 
 int memory_microbatch_loss(Memory *memory, int32_t i) {
-    Row *outputs = memory->values[i], *row = new_row(outputs->count);
+    Row *outputs = memory->values[i], *row = new_row(memory, outputs->count);
     Task *last = task_at(memory, i, memory->partition_count - 1);
-    free(last->gradients);
+    free_row(memory, &last->gradients);
     last->gradients = row;
     for (int64_t place = 0; place < row->count; place++) {
         row->items[place] = new_on(memory, memory->partition_count - 1, requested(&memory->all, outputs->items[place]));
