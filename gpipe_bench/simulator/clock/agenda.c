@@ -1,24 +1,31 @@
 /* The agenda: a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, Journal of the ACM 37, 1990).
 
-       bucket 0   what happens now
-       bucket b   what happens at times whose highest bit that differs from the present is bit b - 1
+   Times are numbers of DIGITS digits. A bucket holds what happens at times that agree with the present in all digits
+   above its level, and have its digit there:
 
-   Time never goes back. When bucket 0 is empty, the first of its successors that is not empty holds what happens next:
-   its earliest time becomes the present, and all that is in it moves to lower buckets, which are empty until then. So
-   whatever happens at one time stays in the order of entry, without any comparing. */
+       level 0   one bucket for each time that differs from the present in the last digit only; that of the present too
+       level 1   one bucket for DIGITS neighbouring times, and so on
+
+   Time never goes back. When nothing happens at the present any more, the first bucket that is not empty holds what
+   happens next: its earliest time becomes the present, and all that is in it moves to lower levels, which are empty
+   until then. So whatever happens at one time stays in the order of entry, without any comparing. */
 
 #include "clock.h"
 
-static uint32_t bucket_of(const Clock *clock, Time time)
+/* What happens now. */
+static Bucket *present(Agenda *agenda, Time now)
 {
-    return time == clock->now ? 0 : 64 - (uint32_t)__builtin_clzll((uint64_t)(time ^ clock->now));
+    return &agenda->buckets[0][now % DIGITS];
 }
 
 static void put(Clock *clock, Appointment one)
 {
-    uint32_t bucket = bucket_of(clock, one.time);
-    PUSH(clock->agenda.buckets[bucket], one);
-    clock->agenda.filled |= (uint64_t)1 << bucket;
+    Agenda *agenda = &clock->agenda;
+    uint64_t differing = (uint64_t)(one.time ^ clock->now);
+    uint32_t level = differing ? (63 - (uint32_t)__builtin_clzll(differing)) / DIGIT_BITS : 0;
+    uint32_t digit = (uint32_t)(one.time >> level * DIGIT_BITS) % DIGITS;
+    PUSH(agenda->buckets[level][digit], one);
+    agenda->filled[level] |= (uint64_t)1 << digit;
 }
 
 /* Enters something that happens at `time`, which is not over. */
@@ -30,25 +37,29 @@ void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number)
 }
 
 /* Whether nothing else happens now. */
-bool agenda_over(const Clock *clock)
+bool agenda_over(Clock *clock)
 {
-    return clock->agenda.over == clock->agenda.buckets[0].count;
+    return clock->agenda.over == present(&clock->agenda, clock->now)->count;
 }
 
 /* Goes on to the time of what happens next; false: nothing is left. */
 static bool go_on(Clock *clock)
 {
     Agenda *agenda = &clock->agenda;
-    agenda->over = agenda->buckets[0].count = 0;
-    agenda->filled &= ~(uint64_t)1;
-    if (!agenda->filled)
+    agenda->over = present(agenda, clock->now)->count = 0;
+    agenda->filled[0] &= ~((uint64_t)1 << clock->now % DIGITS);
+    uint32_t level = 0;
+    while (level < LEVELS && !agenda->filled[level])
+        level++;
+    if (level == LEVELS)
         return false;
-    Bucket *next = &agenda->buckets[__builtin_ctzll(agenda->filled)];
-    agenda->filled &= agenda->filled - 1;
-    Time earliest = next->items[0].time;
+    Bucket *next = &agenda->buckets[level][__builtin_ctzll(agenda->filled[level])];
+    clock->now = next->items[0].time;
+    if (!level)
+        return true;
+    agenda->filled[level] &= agenda->filled[level] - 1;
     for (int64_t place = 1; place < next->count; place++)
-        earliest = next->items[place].time < earliest ? next->items[place].time : earliest;
-    clock->now = earliest;
+        clock->now = next->items[place].time < clock->now ? next->items[place].time : clock->now;
     for (int64_t place = 0; place < next->count; place++)
         put(clock, next->items[place]);
     next->count = 0;
@@ -60,12 +71,13 @@ bool agenda_next(Clock *clock, uint32_t *subject)
 {
     if (agenda_over(clock) && !go_on(clock))
         return false;
-    *subject = clock->agenda.buckets[0].items[clock->agenda.over++].subject;
+    *subject = present(&clock->agenda, clock->now)->items[clock->agenda.over++].subject;
     return true;
 }
 
 void agenda_free(Clock *clock)
 {
-    for (uint32_t bucket = 0; bucket < BUCKETS; bucket++)
-        free(clock->agenda.buckets[bucket].items);
+    for (uint32_t level = 0; level < LEVELS; level++)
+        for (uint32_t digit = 0; digit < DIGITS; digit++)
+            free(clock->agenda.buckets[level][digit].items);
 }

@@ -61,18 +61,18 @@ typedef struct {
 
 typedef VECTOR(Appointment) Bucket;
 
-enum { BUCKETS = 64 };
+enum { DIGIT_BITS = 6, DIGITS = 1 << DIGIT_BITS, LEVELS = 64 / DIGIT_BITS + 1 };
 
 typedef struct {
-    Bucket buckets[BUCKETS];
-    uint64_t filled; /* a bit for each bucket that is not empty */
-    int64_t over;    /* how many of bucket 0 are over */
+    Bucket buckets[LEVELS][DIGITS];
+    uint64_t filled[LEVELS]; /* a bit for each bucket that is not empty */
+    int64_t over;            /* how much of what happens now is over */
 } Agenda;
 
 typedef struct Clock Clock;
 
 void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number);
-bool agenda_over(const Clock *clock);
+bool agenda_over(Clock *clock);
 bool agenda_next(Clock *clock, uint32_t *subject);
 void agenda_free(Clock *clock);
 

@@ -38,9 +38,8 @@ Row *new_row(Memory *memory, int64_t count) {
 void free_row(Memory *memory, Row **row) {
     Row *old = *row;
     *row = NULL;
-    if (old == NULL) {
+    if (old == NULL)
         return;
-    }
     if (old->count > SHORT_ROW) {
         free(old);
         return;
@@ -52,16 +51,14 @@ void free_row(Memory *memory, Row **row) {
 
 void drop_row(Memory *memory, Row **row) {
     for (int64_t place = 0; *row != NULL && place < (*row)->count; place++) {
-        if ((*row)->items[place] != NONE) {
+        if ((*row)->items[place] != NONE)
             drop(&memory->all, (*row)->items[place]);
-        }
     }
     free_row(memory, row);
 }
 
 void rows_end(RowPool *pool) {
-    for (int64_t chunk = 0; chunk < pool->chunks.count; chunk++) {
+    for (int64_t chunk = 0; chunk < pool->chunks.count; chunk++)
         free(pool->chunks.items[chunk]);
-    }
     free(pool->chunks.items);
 }
