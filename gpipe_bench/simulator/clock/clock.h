@@ -46,6 +46,15 @@
 #define NEVER INT64_MIN
 #define UNKNOWN (-1)
 
+/* Numbers that are all NONE. */
+static inline uint32_t *nones(int64_t count)
+{
+    uint32_t *made = zeros(count, sizeof(uint32_t));
+    for (int64_t place = 0; place < count; place++)
+        made[place] = NONE;
+    return made;
+}
+
 /* Nanoseconds. */
 typedef int64_t Time;
 
@@ -377,7 +386,7 @@ bool thread_pause(Clock *clock, uint32_t thread, Time until);
 Clock *clock_new(const Input *input);
 int64_t clock_streams(const Clock *clock);
 void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing);
-int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends, int64_t *step_records);
+int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends);
 void clock_columns(const Clock *clock, int64_t first, int64_t last, const RecordColumns *columns);
 void clock_busy(const Clock *clock, int64_t first, int64_t last, Time start, Time end, Busy *busy);
 void clock_free(Clock *clock);

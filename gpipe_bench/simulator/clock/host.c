@@ -161,6 +161,14 @@ static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool ba
     return host_spends(clock, thread, ends[0], host_ns);
 }
 
+/* Issues a computation or transfer at once; says whether the thread pauses. */
+static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind)
+{
+    if (kind >= KIND_copy)
+        return issue_transfer(clock, thread, node, (kind - KIND_copy) % 2);
+    return issue_pass(clock, thread, node, kind);
+}
+
 /* Kernels that belong to no task; says whether the thread pauses. */
 bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches)
 {
@@ -198,9 +206,7 @@ static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32
         own->pending_kind = (uint8_t)kind;
         return thread_pause(clock, thread, NEVER);
     }
-    if (kind >= KIND_copy)
-        return issue_transfer(clock, thread, node, (kind - KIND_copy) % 2);
-    return issue_pass(clock, thread, node, kind);
+    return issue_now(clock, thread, node, kind);
 }
 
 /* What a computation asks of memory. */
@@ -260,9 +266,7 @@ bool host_goes_on(Clock *clock, uint32_t thread)
         return false;
     uint32_t node = own->pending;
     own->pending = NONE;
-    if (own->pending_kind >= KIND_copy)
-        return issue_transfer(clock, thread, node, (own->pending_kind - KIND_copy) % 2);
-    return issue_pass(clock, thread, node, own->pending_kind);
+    return issue_now(clock, thread, node, own->pending_kind);
 }
 
 /* --- results ------------------------------------------------------------------------------------------------------ */

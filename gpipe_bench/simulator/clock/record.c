@@ -304,29 +304,20 @@ static void record_step(Recorder *recorder, uint32_t i, uint32_t j, int32_t step
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
 
-/* A table in which nothing is known. */
-static uint32_t *table(int64_t count)
-{
-    uint32_t *made = zeros(count + 1, sizeof(uint32_t));
-    for (int64_t place = 0; place < count; place++)
-        made[place] = NONE;
-    return made;
-}
-
 static Recorder recorder_new(Clock *clock)
 {
     const Input *input = clock->input;
     int64_t m = input->microbatches, n = input->partitions, skips = input->skips;
     assert(m * n < NONE / 8 && skips < UINT16_MAX && n < 1 << 24);
     Recorder made = {.clock = clock, .input = input, .graph = &clock->graph, .lists = input->lists > 0};
-    made.values = table(m);
-    made.pending = table(m);
-    made.skips = table(m * skips);
-    made.forks = table(n);
+    made.values = nones(m);
+    made.pending = nones(m);
+    made.skips = nones(m * skips);
+    made.forks = nones(n);
     made.counters = zeros(n, sizeof(int32_t));
-    clock->graph.tasks = table(m * n);
-    clock->graph.copies = made.lists ? table(m * n) : NULL;
-    clock->graph.portals = made.lists ? table(m * skips) : NULL;
+    clock->graph.tasks = nones(m * n);
+    clock->graph.copies = made.lists ? nones(m * n) : NULL;
+    clock->graph.portals = made.lists ? nones(m * skips) : NULL;
     clock->graph.first_rank = input->workers ? input->published ? MANY_NODES : m * n : 0;
     return made;
 }

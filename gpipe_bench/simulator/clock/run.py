@@ -3,6 +3,8 @@
     Settings, Workload, Machine ──> Lowered ──> clock_new ──> streams ──> description ──> memory_new
                                                                                               │
                                                                             Run <── clock_run ┘
+
+Without memory, the clock runs at once.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _SIGNATURES: Final = {
     "clock_new": (_ADDRESS, [_ADDRESS]),
     "clock_streams": (ctypes.c_int64, [_ADDRESS]),
     "clock_places": (None, [_ADDRESS] * 3),
-    "clock_run": (ctypes.c_int, [_ADDRESS] * 5),
+    "clock_run": (ctypes.c_int, [_ADDRESS] * 4),
     "clock_free": (None, [_ADDRESS]),
     "clock_busy": (None, [_ADDRESS, *[ctypes.c_int64] * 4, _ADDRESS]),
     "clock_columns": (None, [_ADDRESS, ctypes.c_int64, ctypes.c_int64, _ADDRESS]),
@@ -132,9 +134,8 @@ class _Clock:
 
 def _run(clock: _Clock, memory: int | None) -> Run:
     result, steps, devices = Result(), clock.lowered.input.steps, clock.lowered.input.devices
-    ends, firsts = (array("q", bytes(8 * steps)) for _ in range(2))
-    addresses = [column.buffer_info()[0] for column in (ends, firsts)]
-    if library().clock_run(clock.address, memory, ctypes.byref(result), *addresses):
+    ends = array("q", bytes(8 * steps))
+    if library().clock_run(clock.address, memory, ctypes.byref(result), ends.buffer_info()[0]):
         shortage = array("q", bytes(8 * 4))
         library().memory_shortage(memory, shortage.buffer_info()[0])
         raise OutOfMemory(*shortage)
