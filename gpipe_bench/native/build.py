@@ -30,7 +30,7 @@ EXTRA_FLAGS: Final = "GPIPE_BENCH_CFLAGS"
 """Variable of the environment with more flags for the compiler, such as ``-g -fsanitize=address``."""
 
 # A fused multiply-add rounds once where Python rounds twice: results must not depend on the processor.
-_FLAGS: Final = ("-O2", "-std=c11", "-fPIC", "-shared", "-ffp-contract=off")
+_FLAGS: Final = ("-O3", "-std=c11", "-fPIC", "-shared", "-ffp-contract=off")
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 

@@ -31,12 +31,12 @@ def by_clock(work, machine, chosen):
         done = run_on_clock(work, machine, chosen)
     except OutOfMemory as error:
         return [], vars(error)
-    memory = [tuple(getattr(device, name) for device in done.memory) for name in (*PEAKS, "flushes")]
+    memory = [getattr(done, f"{name}_bytes") for name in PEAKS] + [done.flushes]
     tasks = [
         (one.kind, one.i, one.j, one.device, one.stream, one.issue_ns, one.start_ns, one.end_ns, one.nbytes)
-        for one in done.tasks
+        for one in done.issued
     ]
-    return tasks, (done.result.makespan_ns, done.step_ends_ns, *memory)
+    return tasks, (done.makespan_ns, done.step_ends_ns, *memory)
 
 
 def same(work, machine, chosen):

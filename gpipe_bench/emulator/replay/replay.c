@@ -22,9 +22,7 @@ static void add_streams(Replay *replay)
         most = row->peer_stream > most ? row->peer_stream : most;
     }
     replay->stream_names = most + 1;
-    replay->streams = zeros(input->devices * replay->stream_names, sizeof(uint32_t));
-    for (int64_t place = 0; place < input->devices * replay->stream_names; place++)
-        replay->streams[place] = NONE;
+    replay->streams = nones(input->devices * replay->stream_names);
     for (int32_t device = 0; device < input->devices; device++)
         add_stream(replay, device, 0);
     for (const TraceRow *row = input->rows; row < input->rows + input->count; row++) {
@@ -87,10 +85,10 @@ void replay_free(Replay *replay)
     blocks_end(replay->blocks);
     order_end(&replay->order);
     streams_free(clock);
+    agenda_free(clock);
     void *parts[] = {
-        clock->threads, clock->agenda.heap.items, clock->agenda.present.items, clock->records.items, replay->streams,
-        replay->recorded.items, replay->recorded_rows.items, replay->first_recorded, replay->end_recorded,
-        replay->asleep, replay->ready, replay->reached,
+        clock->threads, clock->records.items, replay->streams, replay->recorded.items, replay->recorded_rows.items,
+        replay->first_recorded, replay->end_recorded, replay->asleep, replay->ready, replay->reached,
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
         free(parts[part]);

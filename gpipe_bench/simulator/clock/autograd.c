@@ -116,15 +116,14 @@ static void pass_on(Clock *clock, uint32_t number)
     Node *nodes = clock->graph.nodes.items;
     const Node *node = &nodes[number];
     for (uint32_t edge = node->first_edge; edge < nodes[number + 1].first_edge; edge++) {
-        uint32_t consumer = clock->graph.edges.items[edge];
+        uint32_t consumer = clock->graph.edges.items[edge] & ~LANE_BIT;
+        bool is_lane = clock->graph.edges.items[edge] & LANE_BIT;
         /* Streams of one partition only: a copy meets the streams of both of its ends by itself. */
-        if (!clock->input->published && nodes[consumer].stream != node->stream)
+        if (!is_lane && !clock->input->published && nodes[consumer].stream != node->stream)
             stream_wait(clock, nodes[consumer].stream, node->stream);
         if (!--nodes[consumer].waiting)
             push(clock, consumer, 0, NONE);
     }
-    if (node->lane != NONE && !--nodes[node->lane].waiting)
-        push(clock, node->lane, 0, NONE);
     if (!--clock->autograd.alive)
         thread_resume(clock, 0);
 }
@@ -199,7 +198,7 @@ static bool run_node(Clock *clock, uint32_t thread, Thread *own)
     case NODE_task: return host_pass(clock, thread, own->node, KIND_backward);
     case NODE_wait:
         if (input->published)
-            stream_wait(clock, node->arriving ? node->stream : node->peer, node->arriving ? node->peer : node->stream);
+            host_wait(clock, node, true);
         return false;
     case NODE_loss: return host_kernels(clock, thread, node->stream, input->loss_ns, input->loss_launches);
     default: return false;

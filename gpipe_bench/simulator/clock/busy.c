@@ -8,16 +8,22 @@ typedef struct {
 
 typedef VECTOR(Span) Spans;
 
-static int compare_spans(const void *one, const void *other)
+/* Sorts spans by their starts. Tasks are issued nearly in this order, so few of them move, and not far. */
+static void sort_spans(Spans *spans)
 {
-    const Span *a = one, *b = other;
-    return a->start < b->start ? -1 : a->start > b->start;
+    for (int64_t sorted = 1; sorted < spans->count; sorted++) {
+        Span moved = spans->items[sorted];
+        int64_t place = sorted;
+        for (; place && moved.start < spans->items[place - 1].start; place--)
+            spans->items[place] = spans->items[place - 1];
+        spans->items[place] = moved;
+    }
 }
 
-/* The length of the union of some spans, which are sorted. */
+/* The length of the union of some spans. */
 static Time covered(Spans *spans)
 {
-    qsort(spans->items, (size_t)spans->count, sizeof(Span), compare_spans);
+    sort_spans(spans);
     Time length = 0, reached = INT64_MIN;
     for (int64_t place = 0; place < spans->count; place++) {
         Span span = spans->items[place];
@@ -27,6 +33,16 @@ static Time covered(Spans *spans)
         reached = span.end > reached ? span.end : reached;
     }
     return length;
+}
+
+/* Adds a span. One that overlaps the newest, or follows it at once, makes that one longer. */
+static void add_span(Spans *spans, Span added)
+{
+    Span *newest = spans->count ? &spans->items[spans->count - 1] : NULL;
+    if (!newest || added.start < newest->start || added.start > newest->end)
+        PUSH(*spans, added);
+    else if (added.end > newest->end)
+        newest->end = added.end;
 }
 
 /* Adds what a task takes of a window to the device of its partition, and to the device that runs or sends it. */
@@ -42,8 +58,8 @@ static void add_task(const Clock *clock, const Record *record, Span window, Busy
         busy[device].recompute_ns += span.end - span.start;
     else if (record->kind < KIND_copy)
         busy[device].compute_ns += span.end - span.start;
-    PUSH(own[device], span);
-    PUSH(running[host_device(clock, record)], span);
+    add_span(&own[device], span);
+    add_span(&running[host_device(clock, record)], span);
 }
 
 /* The use of each device from `start` to `end` by some tasks. Computations of one device never overlap. */

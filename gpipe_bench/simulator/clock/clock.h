@@ -46,6 +46,15 @@
 #define NEVER INT64_MIN
 #define UNKNOWN (-1)
 
+/* Numbers that are all NONE. */
+static inline uint32_t *nones(int64_t count)
+{
+    uint32_t *made = zeros(count, sizeof(uint32_t));
+    for (int64_t place = 0; place < count; place++)
+        made[place] = NONE;
+    return made;
+}
+
 /* Nanoseconds. */
 typedef int64_t Time;
 
@@ -56,21 +65,25 @@ enum { SUBJECT_BITS = 30, SUBJECT_OPERATION = 0, SUBJECT_THREAD, SUBJECT_ROOT };
 /* What happens: an operation ends, a thread goes on, or the root of a nested pass comes back. */
 typedef struct {
     Time time;
-    uint64_t entry;
     uint32_t subject; /* a number, and above SUBJECT_BITS what it numbers */
 } Appointment;
 
+typedef VECTOR(Appointment) Bucket;
+
+enum { DIGIT_BITS = 6, DIGITS = 1 << DIGIT_BITS, LEVELS = 64 / DIGIT_BITS + 1 };
+
 typedef struct {
-    VECTOR(Appointment) heap;
-    VECTOR(uint32_t) present; /* what happens now, of which the first are over */
-    int64_t first_present;
+    Bucket buckets[LEVELS][DIGITS];
+    uint64_t filled[LEVELS]; /* a bit for each bucket that is not empty */
+    int64_t over;            /* how much of what happens now is over */
 } Agenda;
 
 typedef struct Clock Clock;
 
 void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number);
-bool agenda_over(const Clock *clock);
+bool agenda_over(Clock *clock);
 bool agenda_next(Clock *clock, uint32_t *subject);
+void agenda_free(Clock *clock);
 
 /* --- streams.c ---------------------------------------------------------------------------------------------------- */
 
@@ -96,33 +109,26 @@ typedef struct {
 typedef struct {
     Time duration;
     Time issued;       /* when the host has issued the last of it; it cannot end before */
-    Time start;
+    Time start;        /* UNKNOWN before */
     uint32_t number;   /* in the order of issue, from 1; 0: the place is free */
     uint32_t missing;  /* operations that it waits for */
     List followers;    /* what waits for its end */
     uint32_t starter;  /* the first thread that waits for its start, or NONE */
-    uint32_t queue;    /* the stream whose launch queue holds it, or NONE */
-    uint32_t launches; /* its place there */
+    int64_t before;    /* launches of its stream before its own */
+    uint32_t launches;
+    uint32_t queue;    /* the stream whose launch queue it is in, or NONE */
+    uint32_t queued;   /* the next one there, or NONE */
     uint32_t record;   /* the row of its task, or NONE */
     uint32_t engines[3];
     uint8_t engine_count;
     bool begins, ends; /* whether it is the first, and the last, of its task */
 } Operation;
 
-/* Launches of an operation in the launch queue of a stream. */
-typedef struct {
-    int64_t before; /* launches before it */
-    Time duration, start;
-    uint32_t count, operation;
-} Launches;
-
 typedef struct {
     OperationRef tail;     /* the last operation issued; NONE, or ended, if there is none to wait for */
     OperationRefs awaited; /* operations of other streams that the next one waits for */
     int64_t launched;      /* launches so far */
-    VECTOR(Launches) queued;
-    uint32_t first_queued; /* those before are of no interest any more */
-    uint32_t dropped;      /* how many of them are gone */
+    List queued;           /* operations with launches that have not ended; those before leave room for all launches */
 } Stream;
 
 /* An operation that is ready for its engines; the order in which they are given away. */
@@ -157,7 +163,6 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
 bool stream_room(Clock *clock, uint32_t stream, Time *until, uint32_t *operation);
 void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread);
 void operation_ends(Clock *clock, uint32_t operation);
-void launches_start(Clock *clock, const Operation *operation);
 
 /* --- engines.c ---------------------------------------------------------------------------------------------------- */
 
@@ -169,6 +174,7 @@ void engine_release(Clock *clock, uint32_t engine);
 void places_start(Clock *clock);
 void places_free(Clock *clock);
 uint32_t copying(Clock *clock, uint32_t i, uint32_t j);
+uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j);
 uint32_t leaving(Clock *clock, uint32_t i, uint32_t j);
 bool moves(const Clock *clock, uint32_t source, uint32_t target);
 
@@ -176,20 +182,24 @@ bool moves(const Clock *clock, uint32_t source, uint32_t target);
 
 enum { NODE_copy, NODE_portal, NODE_wait, NODE_checkpoint, NODE_task, NODE_join, NODE_recompute, NODE_fork, NODE_loss };
 
-/* An autograd function. Its consumers receive its gradients: `edges` from its first to that of the next node. */
+/* An autograd function. Its consumers receive its gradients: `edges` from its first to that of the next node. There are
+   several for each task, so no byte is left unused. */
 typedef struct {
-    uint32_t i, j;          /* micro-batch; partition, for a copy that where it arrives */
-    uint32_t stream, peer;  /* where its backward is issued; the other stream of a copy or wait */
-    uint32_t lane;          /* the Fork that only waits for it, or NONE */
-    uint32_t first_edge;
-    uint32_t waiting;       /* edges into it that no gradient has passed yet */
-    int32_t rank;           /* its sequence number in the thread that made it */
-    uint16_t skip;          /* the skip of a portal */
-    uint8_t kind;
+    uint32_t i;             /* micro-batch */
+    uint32_t j : 24;        /* partition, for a copy that where it arrives */
+    uint32_t kind : 4;
     bool filled : 1;        /* whether a checkpoint's slot holds a recomputation */
     bool single : 1;        /* whether a task is one node of the engine */
     bool arriving : 1;      /* whether a wait comes before its task */
+    uint32_t stream;        /* where its backward is issued */
+    uint32_t first_edge;
+    int32_t rank;           /* its sequence number in the thread that made it */
+    uint16_t skip;          /* the skip of a portal */
+    uint16_t waiting;       /* edges into it that no gradient has passed yet */
 } Node;
+
+/* Bit of an edge to a Fork whose phony a node takes: no stream waits for it. */
+#define LANE_BIT 0x80000000u
 
 /* The graph of a step, and what the calling thread does: a node, doubled, and one more to collect it. */
 typedef struct {
@@ -247,6 +257,8 @@ bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration,
 bool host_goes_on(Clock *clock, uint32_t thread);
 int32_t host_device(const Clock *clock, const Record *record);
 bool host_returns(const Clock *clock, uint32_t node);
+uint32_t host_peer(const Clock *clock, const Node *node);
+void host_wait(Clock *clock, const Node *node, bool back);
 const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j);
 bool host_requested(Clock *clock, int outcome);
 
@@ -374,7 +386,7 @@ bool thread_pause(Clock *clock, uint32_t thread, Time until);
 Clock *clock_new(const Input *input);
 int64_t clock_streams(const Clock *clock);
 void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing);
-int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends, int64_t *step_records);
+int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends);
 void clock_columns(const Clock *clock, int64_t first, int64_t last, const RecordColumns *columns);
 void clock_busy(const Clock *clock, int64_t first, int64_t last, Time start, Time end, Busy *busy);
 void clock_free(Clock *clock);

@@ -3,27 +3,36 @@
 
 #include "clock.h"
 
-static int compare_turns(const void *one, const void *other)
+/* Whether one operation gets its engines before another: who was ready first, then who was issued first. */
+static bool comes_before(const Turn *one, const Turn *other)
 {
-    const Turn *a = one, *b = other;
-    if (a->ready != b->ready)
-        return a->ready < b->ready ? -1 : 1;
-    return a->number < b->number ? -1 : a->number > b->number;
+    return one->ready != other->ready ? one->ready < other->ready : one->number < other->number;
 }
 
-/* Sorts by who was ready first, then by who was issued first. Most often there are very few. */
-static void sort_turns(Turns *turns)
+/* The end of the sorted turns that begin at a place. */
+static int64_t run_end(const Turns *turns, int64_t place)
 {
-    if (turns->count > 16) {
-        qsort(turns->items, (size_t)turns->count, sizeof(Turn), compare_turns);
-        return;
-    }
-    for (int64_t sorted = 1; sorted < turns->count; sorted++) {
-        Turn moved = turns->items[sorted];
-        int64_t place = sorted;
-        for (; place && compare_turns(&moved, &turns->items[place - 1]) < 0; place--)
-            turns->items[place] = turns->items[place - 1];
-        turns->items[place] = moved;
+    for (place++; place < turns->count && comes_before(&turns->items[place - 1], &turns->items[place]);)
+        place++;
+    return place < turns->count ? place : turns->count;
+}
+
+/* Sorts turns: merges neighbours that are sorted until all are. Most often they are from the start. */
+static void sort_turns(Turns *turns, Turns *merged)
+{
+    while (run_end(turns, 0) < turns->count) {
+        merged->count = 0;
+        for (int64_t start = 0, middle, stop; start < turns->count; start = stop) {
+            middle = run_end(turns, start);
+            stop = run_end(turns, middle);
+            for (int64_t one = start, other = middle; one < middle || other < stop;) {
+                bool first = other == stop || (one < middle && comes_before(&turns->items[one], &turns->items[other]));
+                PUSH(*merged, turns->items[first ? one++ : other++]);
+            }
+        }
+        Turns sorted = *merged;
+        *merged = *turns;
+        *turns = sorted;
     }
 }
 
@@ -49,8 +58,6 @@ static void start(Clock *clock, uint32_t place)
     Operation *operation = &clock->operations.items[place];
     Time end = clock->now + operation->duration;
     operation->start = clock->now;
-    if (operation->queue != NONE)
-        launches_start(clock, operation);
     agenda_add(clock, end > operation->issued ? end : operation->issued, SUBJECT_OPERATION, place);
     for (uint32_t thread = operation->starter; thread != NONE; thread = clock->threads[thread].starter)
         thread_resume(clock, thread);
@@ -60,10 +67,11 @@ static void start(Clock *clock, uint32_t place)
 /* Starts what is ready where engines are free: first come, first served, then in the order of issue. */
 void engines_settle(Clock *clock)
 {
+    sort_turns(&clock->ready, &clock->settling);
     Turns settling = clock->ready;
     clock->ready = clock->settling;
+    clock->ready.count = 0;
     clock->settling = settling;
-    sort_turns(&clock->settling);
     for (int64_t turn = 0; turn < clock->settling.count; turn++) {
         Turn next = clock->settling.items[turn];
         const Operation *operation = &clock->operations.items[next.operation];
@@ -71,7 +79,6 @@ void engines_settle(Clock *clock)
         if (!operation->duration || occupy(clock, operation, next))
             start(clock, next.operation);
     }
-    clock->settling.count = 0;
 }
 
 /* What waits for an engine may try again. */

@@ -10,11 +10,8 @@ void graph_rewind(Clock *clock)
         graph->nodes.items[node].filled = false;
         graph->nodes.items[node].waiting = 0;
     }
-    for (int64_t node = 0; node < graph->nodes.count; node++)
-        if (graph->nodes.items[node].lane != NONE)
-            graph->nodes.items[graph->nodes.items[node].lane].waiting++;
     for (int64_t edge = 0; edge < graph->edges.count; edge++)
-        graph->nodes.items[graph->edges.items[edge]].waiting++;
+        graph->nodes.items[graph->edges.items[edge] & ~LANE_BIT].waiting++;
 }
 
 /* The sequence number of a node. */

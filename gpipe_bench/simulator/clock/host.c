@@ -12,7 +12,22 @@ const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j)
 /* The partition where a copy begins. */
 static uint32_t source_of(const Clock *clock, const Node *node)
 {
-    return node->kind == NODE_portal ? (uint32_t)clock->input->skip_source[node->skip] : node->j - 1;
+    return node->kind == NODE_portal ? (uint32_t)clock->input->skip_source[node->skip] : node->j - 1u;
+}
+
+/* The other stream of a copy or wait: that of the sender, or the compute stream. */
+uint32_t host_peer(const Clock *clock, const Node *node)
+{
+    return node->kind == NODE_wait ? clock->computing[node->j] : copy_stream(clock, node->i, source_of(clock, node));
+}
+
+/* Lets the compute stream wait for the copy of what arrives, or the copy stream for the computation of what leaves; in a
+   backward pass the other way round. */
+void host_wait(Clock *clock, const Node *node, bool back)
+{
+    uint32_t peer = host_peer(clock, node);
+    bool computes = node->arriving != back;
+    stream_wait(clock, computes ? peer : node->stream, computes ? node->stream : peer);
 }
 
 /* The row of a transfer in the columns called way. */
@@ -129,7 +144,8 @@ static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool ba
     const Input *input = clock->input;
     const Node *copy = &clock->graph.nodes.items[node];
     uint32_t here = (uint32_t)input->device_of[copy->j], there = (uint32_t)input->device_of[source_of(clock, copy)];
-    uint32_t ends[2] = {back ? copy->stream : copy->peer, back ? copy->peer : copy->stream};
+    uint32_t peer = host_peer(clock, copy);
+    uint32_t ends[2] = {back ? copy->stream : peer, back ? peer : copy->stream};
     uint32_t devices[2] = {back ? here : there, back ? there : here};
     int64_t way = way_of(clock, copy, back);
     Time host_ns = input->launch_ns * input->way_tensors[way];
@@ -143,6 +159,14 @@ static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool ba
     if (clock->memory)
         memory_transferred(clock->memory);
     return host_spends(clock, thread, ends[0], host_ns);
+}
+
+/* Issues a computation or transfer at once; says whether the thread pauses. */
+static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind)
+{
+    if (kind >= KIND_copy)
+        return issue_transfer(clock, thread, node, (kind - KIND_copy) % 2);
+    return issue_pass(clock, thread, node, kind);
 }
 
 /* Kernels that belong to no task; says whether the thread pauses. */
@@ -182,9 +206,7 @@ static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32
         own->pending_kind = (uint8_t)kind;
         return thread_pause(clock, thread, NEVER);
     }
-    if (kind >= KIND_copy)
-        return issue_transfer(clock, thread, node, (kind - KIND_copy) % 2);
-    return issue_pass(clock, thread, node, kind);
+    return issue_now(clock, thread, node, kind);
 }
 
 /* What a computation asks of memory. */
@@ -224,8 +246,9 @@ bool host_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back)
     if (clock->memory) {
         int32_t skip = portal ? copy->skip : -1;
         MemoryTransfer made = {(int32_t)copy->i, (int32_t)source, (int32_t)copy->j, skip, back, 0, 0};
-        made.sending = (int32_t)(back ? copy->stream : copy->peer);
-        made.receiving = (int32_t)(back ? copy->peer : copy->stream);
+        uint32_t peer = host_peer(clock, copy);
+        made.sending = (int32_t)(back ? copy->stream : peer);
+        made.receiving = (int32_t)(back ? peer : copy->stream);
         if (host_requested(clock, memory_transfer(clock->memory, &made)))
             return true;
     }
@@ -243,9 +266,7 @@ bool host_goes_on(Clock *clock, uint32_t thread)
         return false;
     uint32_t node = own->pending;
     own->pending = NONE;
-    if (own->pending_kind >= KIND_copy)
-        return issue_transfer(clock, thread, node, (own->pending_kind - KIND_copy) % 2);
-    return issue_pass(clock, thread, node, own->pending_kind);
+    return issue_now(clock, thread, node, own->pending_kind);
 }
 
 /* --- results ------------------------------------------------------------------------------------------------------ */
@@ -280,9 +301,9 @@ void clock_columns(const Clock *clock, int64_t first, int64_t last, const Record
         const Record *record = &clock->records.items[row];
         const Node *node = &clock->graph.nodes.items[record->node];
         bool copies = record->kind >= KIND_copy, back = copies && (record->kind - KIND_copy) % 2;
-        uint32_t begin = runs_on(clock, record), sender = back ? node->stream : node->peer;
+        uint32_t begin = runs_on(clock, record);
         columns->kind[to] = (int8_t)record->kind;
-        columns->on_copy_stream[to] = copies && sender != clock->computing[begin];
+        columns->on_copy_stream[to] = copies && (back ? node->stream : host_peer(clock, node)) != clock->computing[begin];
         columns->i[to] = (int32_t)node->i;
         columns->j[to] = (int32_t)node->j;
         columns->device[to] = clock->input->device_of[begin];

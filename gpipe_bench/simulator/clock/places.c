@@ -45,18 +45,12 @@ void places_start(Clock *clock)
     for (uint32_t device = 0; device < devices; device++)
         stream_add(clock, device);
     clock->pool_taken = zeros(2 * devices, sizeof(uint32_t));
-    clock->pool = zeros(2 * (int64_t)devices * POOL, sizeof(uint32_t));
-    for (uint32_t pool = 0; pool < 2 * devices; pool++)
-        clock->pool_taken[pool] = 0;
-    for (uint32_t place = 0; place < 2 * devices * POOL; place++)
-        clock->pool[place] = NONE;
+    clock->pool = nones(2 * (int64_t)devices * POOL);
     clock->computing = zeros(n, sizeof(uint32_t));
     clock->workers = zeros(n, sizeof(uint32_t));
     clock->copies_made = zeros(n, sizeof(uint32_t));
     clock->copy_streams = zeros((int64_t)m * n, sizeof(uint32_t));
-    uint32_t *first = zeros(devices, sizeof(uint32_t));
-    for (uint32_t device = 0; device < devices; device++)
-        first[device] = NONE;
+    uint32_t *first = nones(devices);
     for (uint32_t j = 0; j < n; j++) {
         uint32_t device = (uint32_t)input->device_of[j];
         if (first[device] == NONE)
@@ -64,7 +58,6 @@ void places_start(Clock *clock)
         /* Tasks of one device are issued by one thread; each partition on the CPU is a device of its own. */
         clock->workers[j] = input->has_streams ? first[device] : j;
         clock->computing[j] = compute_stream(clock, j);
-        clock->copies_made[j] = 0;
     }
     free(first);
 }
@@ -79,16 +72,22 @@ void places_free(Clock *clock)
     free(clock->copy_streams);
 }
 
-/* The stream on which partition j copies micro-batch i; its compute stream without copy streams. */
+/* The stream on which partition j copies micro-batch i, once it was handed out; its compute stream without copy streams. */
+uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j)
+{
+    const Input *input = clock->input;
+    bool aside = input->copy_streams && input->has_streams;
+    return aside ? clock->copy_streams[j * input->microbatches + i] : clock->computing[j];
+}
+
+/* The same; if need be it is handed out now. */
 uint32_t copying(Clock *clock, uint32_t i, uint32_t j)
 {
     const Input *input = clock->input;
-    if (!input->copy_streams || !input->has_streams)
-        return clock->computing[j];
-    uint32_t *streams = &clock->copy_streams[j * input->microbatches];
-    while (clock->copies_made[j] <= i)
-        streams[clock->copies_made[j]++] = new_stream(clock, (uint32_t)input->device_of[j], true);
-    return streams[i];
+    while (input->copy_streams && input->has_streams && clock->copies_made[j] <= i)
+        clock->copy_streams[j * input->microbatches + clock->copies_made[j]++] =
+            new_stream(clock, (uint32_t)input->device_of[j], true);
+    return copy_stream(clock, i, j);
 }
 
 /* Whether anything is copied between two partitions. */

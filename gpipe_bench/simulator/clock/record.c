@@ -58,20 +58,20 @@ static Skips riding(const Input *input, uint32_t j)
 /* --- nodes -------------------------------------------------------------------------------------------------------- */
 
 /* A new node, without consumers. */
-static uint32_t unranked_node(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream, uint32_t peer)
+static uint32_t unranked_node(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream)
 {
     Graph *graph = recorder->graph;
     assert(graph->nodes.count < 1 << NODE_BITS && graph->edges.count < NONE && recorder->made < INT32_MAX);
-    Node made = {.i = i, .j = j, .stream = stream, .peer = peer, .lane = NONE, .kind = (uint8_t)kind};
+    Node made = {.i = i, .j = j, .stream = stream, .kind = (uint32_t)kind};
     made.first_edge = (uint32_t)graph->edges.count;
     PUSH(graph->nodes, made);
     return (uint32_t)graph->nodes.count - 1;
 }
 
 /* A new node that the calling thread makes. */
-static uint32_t node_new(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream, uint32_t peer)
+static uint32_t node_new(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream)
 {
-    uint32_t made = unranked_node(recorder, kind, i, j, stream, peer);
+    uint32_t made = unranked_node(recorder, kind, i, j, stream);
     recorder->graph->nodes.items[made].rank = recorder->made++;
     return made;
 }
@@ -83,6 +83,7 @@ static void take(Recorder *recorder, uint32_t producer)
     if (producer == NONE)
         return;
     const Node *newest = &graph->nodes.items[graph->nodes.count - 1];
+    assert(graph->nodes.items[producer].waiting < UINT16_MAX);
     /* All values of the loss differ. */
     for (int64_t edge = newest->first_edge; newest->kind != NODE_loss && edge < graph->edges.count; edge++)
         if (graph->edges.items[edge] == producer)
@@ -91,12 +92,12 @@ static void take(Recorder *recorder, uint32_t producer)
     graph->nodes.items[producer].waiting++;
 }
 
-/* Makes a node the consumer of a Fork's phony. */
-static void take_lane(Recorder *recorder, uint32_t node, uint32_t lane)
+/* Makes the newest node the consumer of a Fork's phony, after all else that it takes. */
+static void take_lane(Recorder *recorder, uint32_t lane)
 {
     if (lane == NONE)
         return;
-    recorder->graph->nodes.items[node].lane = lane;
+    PUSH(recorder->graph->edges, lane | LANE_BIT);
     recorder->graph->nodes.items[lane].waiting++;
 }
 
@@ -145,8 +146,9 @@ static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j)
 /* The node of a copy from one partition to another; what it copies is yet to be taken. */
 static uint32_t copy_node(Recorder *recorder, int kind, uint32_t i, uint32_t source, uint32_t target)
 {
-    uint32_t stream = copying(recorder->clock, i, target), peer = copying(recorder->clock, i, source);
-    return node_new(recorder, kind, i, target, stream, peer);
+    uint32_t stream = copying(recorder->clock, i, target);
+    copying(recorder->clock, i, source);
+    return node_new(recorder, kind, i, target, stream);
 }
 
 /* --- steps, see gpipe_bench/program.py ---------------------------------------------------------------------------- */
@@ -162,9 +164,9 @@ static void step_join(Recorder *recorder, uint32_t i, uint32_t j)
         return;
     }
     uint32_t stream = j ? copying(recorder->clock, i, j - 1) : recorder->clock->computing[0];
-    uint32_t node = node_new(recorder, NODE_join, i, j ? j - 1 : 0, stream, stream);
+    uint32_t node = node_new(recorder, NODE_join, i, j ? j - 1 : 0, stream);
     take_flat(recorder, i, skips);
-    take_lane(recorder, node, phony);
+    take_lane(recorder, phony);
     put(recorder, i, node, skips);
 }
 
@@ -194,7 +196,7 @@ static void step_copy(Recorder *recorder, uint32_t i, uint32_t j)
     act(recorder, node, false);
     take_flat(recorder, i, skips);
     if (passed) {
-        take_lane(recorder, node, recorder->pending[i]);
+        take_lane(recorder, recorder->pending[i]);
         recorder->pending[i] = NONE;
     }
     put(recorder, i, passed ? node : NONE, skips);
@@ -205,11 +207,11 @@ static void step_copy(Recorder *recorder, uint32_t i, uint32_t j)
 /* The compute stream waits for the copy of what arrives, or the copy stream for the computation of what leaves. */
 static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, bool arriving)
 {
-    uint32_t stream = copying(recorder->clock, i, j), peer = recorder->clock->computing[j];
-    if (stream == peer)
+    uint32_t stream = copying(recorder->clock, i, j);
+    if (stream == recorder->clock->computing[j])
         return;
     bool passed = has_graph(recorder, i, skips);
-    uint32_t node = node_new(recorder, NODE_wait, i, j, stream, peer);
+    uint32_t node = node_new(recorder, NODE_wait, i, j, stream);
     recorder->graph->nodes.items[node].arriving = arriving;
     take_flat(recorder, i, skips);
     put(recorder, i, passed ? node : NONE, skips);
@@ -239,11 +241,11 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
     bool tied = recorder->any_checkpoint && !has_graph(recorder, i, skips) && !input->published && !recorder->lists;
     bool single = learns && (checkpoint || tied);
     if (phony != NONE && (single || input->published)) {
-        join = node_new(recorder, NODE_join, i, j, compute, compute);
-        take_lane(recorder, join, phony);
+        join = node_new(recorder, NODE_join, i, j, compute);
+        take_lane(recorder, phony);
     }
     int kind = checkpoint && learns ? NODE_checkpoint : NODE_task;
-    uint32_t node = unranked_node(recorder, kind, i, j, compute, compute);
+    uint32_t node = unranked_node(recorder, kind, i, j, compute);
     recorder->graph->nodes.items[node].rank = task_rank(recorder, i, j, single);
     recorder->graph->nodes.items[node].single = single;
     take_flat(recorder, i, skips);
@@ -265,7 +267,7 @@ static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j)
     if (recorder->lists || recorder->graph->nodes.items[*task_of(recorder, i, j)].kind != NODE_checkpoint)
         return;
     uint32_t stream = leaving(recorder->clock, i, j);
-    uint32_t node = node_new(recorder, NODE_recompute, i, j, stream, recorder->clock->computing[j]);
+    uint32_t node = node_new(recorder, NODE_recompute, i, j, stream);
     take_flat(recorder, i, outgoing(recorder->input, j));
     put(recorder, i, node, outgoing(recorder->input, j));
 }
@@ -276,7 +278,7 @@ static void step_fork(Recorder *recorder, uint32_t i, uint32_t j)
     if (recorder->lists || !host_work(recorder->clock, i, j)[WORK_learns])
         return;
     uint32_t stream = leaving(recorder->clock, i, j);
-    uint32_t node = node_new(recorder, NODE_fork, i, j, stream, stream);
+    uint32_t node = node_new(recorder, NODE_fork, i, j, stream);
     take_flat(recorder, i, outgoing(recorder->input, j));
     put(recorder, i, node, outgoing(recorder->input, j));
     recorder->forks[j] = node;
@@ -302,29 +304,20 @@ static void record_step(Recorder *recorder, uint32_t i, uint32_t j, int32_t step
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
 
-/* A table in which nothing is known. */
-static uint32_t *table(int64_t count)
-{
-    uint32_t *made = zeros(count + 1, sizeof(uint32_t));
-    for (int64_t place = 0; place < count; place++)
-        made[place] = NONE;
-    return made;
-}
-
 static Recorder recorder_new(Clock *clock)
 {
     const Input *input = clock->input;
     int64_t m = input->microbatches, n = input->partitions, skips = input->skips;
-    assert(m * n < NONE / 8 && skips < UINT16_MAX && n < NONE / 4);
+    assert(m * n < NONE / 8 && skips < UINT16_MAX && n < 1 << 24);
     Recorder made = {.clock = clock, .input = input, .graph = &clock->graph, .lists = input->lists > 0};
-    made.values = table(m);
-    made.pending = table(m);
-    made.skips = table(m * skips);
-    made.forks = table(n);
+    made.values = nones(m);
+    made.pending = nones(m);
+    made.skips = nones(m * skips);
+    made.forks = nones(n);
     made.counters = zeros(n, sizeof(int32_t));
-    clock->graph.tasks = table(m * n);
-    clock->graph.copies = made.lists ? table(m * n) : NULL;
-    clock->graph.portals = made.lists ? table(m * skips) : NULL;
+    clock->graph.tasks = nones(m * n);
+    clock->graph.copies = made.lists ? nones(m * n) : NULL;
+    clock->graph.portals = made.lists ? nones(m * skips) : NULL;
     clock->graph.first_rank = input->workers ? input->published ? MANY_NODES : m * n : 0;
     return made;
 }
@@ -344,7 +337,7 @@ static void add_root(Recorder *recorder)
     const Input *input = recorder->input;
     Graph *graph = recorder->graph;
     uint32_t last = (uint32_t)input->partitions - 1, stream = recorder->clock->computing[last];
-    graph->root = node_new(recorder, NODE_loss, 0, last, stream, stream);
+    graph->root = node_new(recorder, NODE_loss, 0, last, stream);
     for (int64_t i = 0; i < input->microbatches; i++)
         take(recorder, recorder->values[i]);
     PUSH(graph->nodes, (Node){.first_edge = (uint32_t)graph->edges.count});

@@ -1,8 +1,10 @@
 """A run on the clock in C, with the memory in C or without.
 
-Settings, Workload, Machine ──> Lowered ──> clock_new ──> streams ──> description ──> memory_new
-│
-Tasks, MemoryUse <── clock_run <───────┘
+    Settings, Workload, Machine ──> Lowered ──> clock_new ──> streams ──> description ──> memory_new
+                                                                                              │
+                                                                            Run <── clock_run ┘
+
+Without memory, the clock runs at once.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from weakref import finalize
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.native import packaged
 from gpipe_bench.simulator.clock.lowering import Lowered
+from gpipe_bench.simulator.clock.outcome import Run
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import RECORD_TYPES, RecordColumns, Result
 from gpipe_bench.simulator.clock.tasks import Busy, Tasks
 from gpipe_bench.simulator.memory.description import Places, describe
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
 
-__all__ = ["DeviceMemory", "Done", "library", "run_on_clock"]
+__all__ = ["DeviceMemory", "library", "run_on_clock"]
 
 
 class DeviceMemory(NamedTuple):
@@ -37,30 +40,12 @@ class DeviceMemory(NamedTuple):
     flushes: int
 
 
-class Done(NamedTuple):
-    """The result of a run.
-
-    Attributes:
-        tasks: in the order of issue.
-        step_ends_ns: when the last task of each step had ended.
-        result: further numbers, see RESULT in ``table.h``.
-        memory: of each device; empty without memory.
-        devices: of each partition.
-    """
-
-    tasks: Tasks
-    step_ends_ns: tuple[int, ...]
-    result: Result
-    memory: tuple[DeviceMemory, ...]
-    devices: tuple[int, ...]
-
-
 _ADDRESS: Final = ctypes.c_void_p
 _SIGNATURES: Final = {
     "clock_new": (_ADDRESS, [_ADDRESS]),
     "clock_streams": (ctypes.c_int64, [_ADDRESS]),
     "clock_places": (None, [_ADDRESS] * 3),
-    "clock_run": (ctypes.c_int, [_ADDRESS] * 5),
+    "clock_run": (ctypes.c_int, [_ADDRESS] * 4),
     "clock_free": (None, [_ADDRESS]),
     "clock_busy": (None, [_ADDRESS, *[ctypes.c_int64] * 4, _ADDRESS]),
     "clock_columns": (None, [_ADDRESS, ctypes.c_int64, ctypes.c_int64, _ADDRESS]),
@@ -81,7 +66,7 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def run_on_clock(workload: Workload, machine: Machine, settings: Settings) -> Done:
+def run_on_clock(workload: Workload, machine: Machine, settings: Settings) -> Run:
     """Run a workload.
 
     Args:
@@ -147,16 +132,24 @@ class _Clock:
         return [Busy(*row) for row in zip(*rows, strict=True)]
 
 
-def _run(clock: _Clock, memory: int | None) -> Done:
+def _run(clock: _Clock, memory: int | None) -> Run:
     result, steps, devices = Result(), clock.lowered.input.steps, clock.lowered.input.devices
-    ends, firsts = (array("q", bytes(8 * steps)) for _ in range(2))
-    addresses = [column.buffer_info()[0] for column in (ends, firsts)]
-    if library().clock_run(clock.address, memory, ctypes.byref(result), *addresses):
+    ends = array("q", bytes(8 * steps))
+    if library().clock_run(clock.address, memory, ctypes.byref(result), ends.buffer_info()[0]):
         shortage = array("q", bytes(8 * 4))
         library().memory_shortage(memory, shortage.buffer_info()[0])
         raise OutOfMemory(*shortage)
     uses = [] if memory is None else [_use(memory, device) for device in range(devices)]
-    return Done(Tasks(clock, 0, result.records), tuple(ends), result, tuple(uses), clock.lowered.devices)
+    return Run(
+        result=result,
+        step_ends_ns=tuple(ends),
+        issued=Tasks(clock, 0, result.records),
+        peak_live_bytes=tuple(use.peak_live for use in uses),
+        peak_allocated_bytes=tuple(use.peak_allocated for use in uses),
+        peak_reserved_bytes=tuple(use.peak_reserved for use in uses),
+        flushes=tuple(use.flushes for use in uses),
+        devices=clock.lowered.devices,
+    )
 
 
 def _use(memory: int, device: int) -> DeviceMemory:

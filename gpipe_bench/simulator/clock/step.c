@@ -115,7 +115,7 @@ static bool act(Clock *clock, Thread *own)
     case NODE_copy:
     case NODE_portal: return host_transfer(clock, 0, number, false);
     case NODE_wait:
-        stream_wait(clock, node->arriving ? node->peer : node->stream, node->arriving ? node->stream : node->peer);
+        host_wait(clock, node, false);
         return false;
     default: break;
     }
@@ -262,8 +262,7 @@ static void forget(Clock *clock)
     free(clock->inboxes);
     free(clock->done);
     free(clock->threads);
-    free(clock->agenda.heap.items);
-    free(clock->agenda.present.items);
+    agenda_free(clock);
     schedule_free(clock);
     autograd_free(clock);
     graph_forget(clock);
@@ -299,9 +298,9 @@ void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing)
         computing[j] = (int32_t)clock->computing[j];
 }
 
-/* Runs all steps, with a memory or without (NULL); 1 if a device was full, then there is no result. `step_ends` and
-   `step_records` have a place for each step: when its last task ended, and how many tasks were issued before. */
-int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends, int64_t *step_records)
+/* Runs all steps, with a memory or without (NULL); 1 if a device was full, then there is no result. `step_ends` has
+   a place for each step: when its last task ended. */
+int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends)
 {
     if (memory) {
         clock->memory = memory;
@@ -315,7 +314,6 @@ int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends, 
         return 1;
     Time end = 0;
     for (int64_t step = 0, row = 0; step < clock->input->steps; step++) {
-        step_records[step] = clock->step_records.items[step];
         int64_t stop = step + 1 < clock->input->steps ? clock->step_records.items[step + 1] : clock->records.count;
         for (; row < stop; row++)
             end = clock->records.items[row].end > end ? clock->records.items[row].end : end;
@@ -323,9 +321,7 @@ int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends, 
     }
     result->makespan_ns = clock->now;
     result->records = clock->records.count;
-    result->operations = clock->last_number;
     result->agenda_entries = (int64_t)clock->entries;
-    result->nodes = clock->graph.nodes.count;
     forget(clock);
     return 0;
 }

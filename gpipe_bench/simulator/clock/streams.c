@@ -55,6 +55,7 @@ static uint32_t operation_new(Clock *clock)
     assert(clock->last_number < NONE);
     Operation *made = &clock->operations.items[place];
     made->number = ++clock->last_number;
+    made->start = UNKNOWN;
     made->missing = 0;
     made->followers = (List){NONE, NONE};
     made->starter = made->queue = made->record = NONE;
@@ -94,7 +95,7 @@ void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread)
 /* Adds a stream of a device; gives its number. */
 uint32_t stream_add(Clock *clock, uint32_t device)
 {
-    PUSH(clock->streams, (Stream){.tail = {NONE, 0}});
+    PUSH(clock->streams, (Stream){.tail = {NONE, 0}, .queued = {NONE, NONE}});
     PUSH(clock->device_of, device);
     return (uint32_t)clock->streams.count - 1;
 }
@@ -180,58 +181,50 @@ void stream_record(void *context, int32_t stream, int32_t event)
 
 /* --- launch queues ------------------------------------------------------------------------------------------------ */
 
-/* Forgets launches that leave room for all that was issued. */
-static void forget_launches(Clock *clock, Stream *stream)
-{
-    int64_t excess = stream->launched - clock->input->queue_depth;
-    Launches *items = stream->queued.items;
-    while (stream->first_queued < stream->queued.count &&
-           items[stream->first_queued].before + items[stream->first_queued].count < excess)
-        stream->first_queued++;
-    if (2 * stream->first_queued > stream->queued.count && stream->first_queued >= 32) {
-        stream->queued.count -= stream->first_queued;
-        for (int64_t place = 0; place < stream->queued.count; place++)
-            items[place] = items[place + stream->first_queued];
-        stream->dropped += stream->first_queued;
-        stream->first_queued = 0;
-    }
-}
-
-/* Puts the launches of an operation into the queue of a stream. */
+/* Puts an operation into the launch queue of a stream. Those whose launches leave room for all are of no interest. */
 static void queue_launches(Clock *clock, uint32_t number, uint32_t place, uint32_t count)
 {
     Stream *stream = &clock->streams.items[number];
-    Operation *operation = &clock->operations.items[place];
-    PUSH(stream->queued, (Launches){stream->launched, operation->duration, UNKNOWN, count, place});
-    operation->queue = number;
-    operation->launches = stream->dropped + (uint32_t)stream->queued.count - 1;
+    Operation *items = clock->operations.items, *added = &items[place];
+    added->queue = number;
+    added->launches = count;
+    added->before = stream->launched;
+    added->queued = NONE;
+    if (stream->queued.first == NONE)
+        stream->queued.first = place;
+    else
+        items[stream->queued.last].queued = place;
+    stream->queued.last = place;
     stream->launched += count;
-    forget_launches(clock, stream);
+    int64_t excess = stream->launched - clock->input->queue_depth;
+    while (items[stream->queued.first].before + items[stream->queued.first].launches < excess)
+        stream->queued.first = items[stream->queued.first].queued;
+}
+
+/* An operation that has ended leaves its launch queue. Those before it have ended, too. */
+static void leave_queue(Clock *clock, const Operation *ended, uint32_t place)
+{
+    Stream *stream = &clock->streams.items[ended->queue];
+    if (stream->queued.first == place)
+        stream->queued.first = ended->queued;
 }
 
 /* When the launch queue of a stream has room for all that was issued; false: an operation must start to know that. */
 bool stream_room(Clock *clock, uint32_t number, Time *until, uint32_t *operation)
 {
-    Stream *stream = &clock->streams.items[number];
+    const Stream *stream = &clock->streams.items[number];
     int64_t depth = clock->input->queue_depth, excess = stream->launched - depth;
     *until = clock->now;
-    if (!depth || excess <= 0)
+    if (!depth || excess <= 0 || stream->queued.first == NONE)
         return true;
-    const Launches *first = &stream->queued.items[stream->first_queued];
-    if (first->start < 0) {
-        *operation = first->operation;
+    const Operation *first = &clock->operations.items[stream->queued.first];
+    if (excess <= first->before)
+        return true;
+    *operation = stream->queued.first;
+    if (first->start < 0)
         return false;
-    }
-    *until = first->start + (first->duration * (excess - first->before) + first->count - 1) / first->count;
+    *until = first->start + (first->duration * (excess - first->before) + first->launches - 1) / first->launches;
     return true;
-}
-
-/* Notes in its launch queue that an operation has started. */
-void launches_start(Clock *clock, const Operation *operation)
-{
-    Stream *stream = &clock->streams.items[operation->queue];
-    if (operation->launches >= stream->dropped + stream->first_queued)
-        stream->queued.items[operation->launches - stream->dropped].start = clock->now;
 }
 
 /* --- issue -------------------------------------------------------------------------------------------------------- */
@@ -274,6 +267,8 @@ void operation_ends(Clock *clock, uint32_t place)
         clock->records.items[ended.record].start = ended.start;
     if (ended.ends)
         clock->records.items[ended.record].end = clock->now;
+    if (ended.queue != NONE)
+        leave_queue(clock, &ended, place);
     while (ended.followers.first != NONE) {
         uint32_t subject = take_first(clock, &ended.followers);
         if (subject & EVENT_BIT) {
@@ -305,10 +300,8 @@ void streams_start(Clock *clock, uint32_t engines)
 
 void streams_free(Clock *clock)
 {
-    for (int64_t number = 0; number < clock->streams.count; number++) {
+    for (int64_t number = 0; number < clock->streams.count; number++)
         free(clock->streams.items[number].awaited.items);
-        free(clock->streams.items[number].queued.items);
-    }
     for (uint32_t engine = 0; engine < clock->engine_count; engine++)
         free(clock->engines[engine].waiting.items);
     free(clock->engines);

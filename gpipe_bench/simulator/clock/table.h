@@ -151,9 +151,7 @@ WORK(learns)
 
 RESULT(makespan_ns)
 RESULT(records)
-RESULT(operations)
 RESULT(agenda_entries)
-RESULT(nodes)
 
 BUSY(compute_ns)
 BUSY(recompute_ns)

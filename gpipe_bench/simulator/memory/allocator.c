@@ -60,9 +60,8 @@ static void join(Allocators *all, int32_t first, int32_t second) {
     Block *blocks = all->blocks.items;
     int32_t after = blocks[first].after = blocks[second].after;
     blocks[first].units += blocks[second].units;
-    if (after != NONE) {
+    if (after != NONE)
         blocks[after].before = first;
-    }
     LEAVE_PLACE(all->blocks, after, second);
 }
 
@@ -77,9 +76,8 @@ static void give(Allocators *all, int32_t block) {
         join(all, block, after);
     }
     if (before != NONE && blocks[before].holders == FREE) {
-        if (place != NONE) {
+        if (place != NONE)
             remove_at(pool, place);
-        }
         place = place_of(pool, &blocks[before]);
         join(all, before, block);
         block = before;
@@ -105,9 +103,8 @@ static int32_t take(Allocators *all, Pool *pool, int64_t place, uint32_t units) 
     TAKE_PLACE(all->blocks, after, block);
     Block *rest = &all->blocks.items[found], *one = &all->blocks.items[block];
     *one = (Block){rest->address, units, .before = rest->before, .after = found, .pool = rest->pool};
-    if (rest->before != NONE) {
+    if (rest->before != NONE)
         all->blocks.items[rest->before].after = block;
-    }
     rest->before = block;
     rest->address += units * UNIT;
     rest->units -= units;
@@ -119,9 +116,8 @@ static int32_t take(Allocators *all, Pool *pool, int64_t place, uint32_t units) 
 
 /* Bytes of the segment that is made for a block of `size`. */
 static int64_t segment_length(int64_t size) {
-    if (size <= SMALL) {
+    if (size <= SMALL)
         return SMALL_SEGMENT;
-    }
     return size < OWN_SEGMENT ? LARGE_SEGMENT : (size + ROUND_LARGE - 1) / ROUND_LARGE * ROUND_LARGE;
 }
 
@@ -150,14 +146,12 @@ static void flush(Allocators *all, int32_t number) {
         int32_t block = event->block;
         if (block != NONE && all->pools[all->blocks.items[block].pool].device == number) {
             event->block = NONE;
-            if (--all->blocks.items[block].awaited == 0) {
+            if (--all->blocks.items[block].awaited == 0)
                 give(all, block);
-            }
         }
     }
-    for (int32_t pool = device->first_pool; pool != NONE; pool = all->pools[pool].next) {
+    for (int32_t pool = device->first_pool; pool != NONE; pool = all->pools[pool].next)
         device->use.reserved -= shrink(all, &all->pools[pool]);
-    }
 }
 
 /* Add a segment for a block of `size` bytes to a pool; 0 if the device is full, flushed and still full. */
@@ -173,9 +167,8 @@ static int add_segment(Allocators *all, int32_t pool, int64_t size) {
         }
     }
     device->use.reserved += length;
-    if (device->use.reserved > device->use.peak_reserved) {
+    if (device->use.reserved > device->use.peak_reserved)
         device->use.peak_reserved = device->use.reserved;
-    }
     int32_t block;
     TAKE_PLACE(all->blocks, after, block);
     uint32_t units = (uint32_t)(length / UNIT);
@@ -189,12 +182,10 @@ static int add_segment(Allocators *all, int32_t pool, int64_t size) {
 static int64_t choose(Allocators *all, int32_t number, uint32_t units) {
     const Pool *pool = &all->pools[number];
     int64_t place = first_from(pool->items, pool->count, units, 0);
-    if (place < pool->count) {
+    if (place < pool->count)
         return place;
-    }
-    if (!add_segment(all, number, units * UNIT)) {
+    if (!add_segment(all, number, units * UNIT))
         return NONE;
-    }
     return first_from(pool->items, pool->count, units, 0);
 }
 
@@ -202,9 +193,8 @@ static int64_t choose(Allocators *all, int32_t number, uint32_t units) {
 
 static uint32_t units_of(int64_t bytes) {
     int64_t units = rounded(bytes) / UNIT;
-    if (units > UINT32_MAX - ROUND_LARGE / UNIT) {
+    if (units > UINT32_MAX - ROUND_LARGE / UNIT)
         give_up("a tensor of 2 TiB or more");
-    }
     return (uint32_t)units;
 }
 
@@ -216,12 +206,10 @@ static int32_t pool_of(int32_t stream, uint32_t units) {
 static void count(MemoryUse *use, int64_t live, int64_t allocated) {
     use->live += live;
     use->allocated += allocated;
-    if (use->live > use->peak_live) {
+    if (use->live > use->peak_live)
         use->peak_live = use->live;
-    }
-    if (use->allocated > use->peak_allocated) {
+    if (use->allocated > use->peak_allocated)
         use->peak_allocated = use->allocated;
-    }
 }
 
 int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
@@ -233,9 +221,8 @@ int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
         all->blocks.items[block] = (Block){.units = units, .pool = number};
     } else {
         int64_t place = choose(all, number, units);
-        if (place == NONE) {
+        if (place == NONE)
             return NONE;
-        }
         block = take(all, &all->pools[number], place, units);
     }
     Block *one = &all->blocks.items[block];
@@ -254,9 +241,8 @@ int allocate_briefly(Allocators *all, int32_t stream, int64_t bytes) {
     int64_t size = 0;
     if (!all->tallies) {
         int64_t place = choose(all, number, units);
-        if (place == NONE) {
+        if (place == NONE)
             return 0;
-        }
         const Pool *pool = &all->pools[number];
         uint32_t found = pool->items[place].units;
         size = (found - units < pool->keep ? found : units) * UNIT;
@@ -277,9 +263,8 @@ void discount(Allocators *all, int32_t device, int64_t live, int64_t allocated) 
 /* Take a block back that others used: it waits for an event on each of their streams. */
 static void await_uses(Allocators *all, int32_t block) {
     int32_t use = all->blocks.items[block].uses, next, event;
-    for (next = use; next != NONE; next = all->uses.items[next].next) {
+    for (next = use; next != NONE; next = all->uses.items[next].next)
         all->blocks.items[block].awaited++;
-    }
     for (; use != NONE; use = next) {
         next = all->uses.items[use].next;
         LEAVE_PLACE(all->uses, next, use);
@@ -292,9 +277,8 @@ static void await_uses(Allocators *all, int32_t block) {
 
 void drop(Allocators *all, int32_t block) {
     Block *one = &all->blocks.items[block];
-    if (--one->holders) {
+    if (--one->holders)
         return;
-    }
     all->requests++;
     MemoryUse *use = &all->devices[all->pools[one->pool].device].use;
     use->live -= one->units * UNIT - one->slack;
@@ -312,13 +296,11 @@ void drop(Allocators *all, int32_t block) {
 
 void use_on_stream(Allocators *all, int32_t block, int32_t stream) {
     Block *one = &all->blocks.items[block];
-    if (all->tallies || one->pool / 2 == stream) {
+    if (all->tallies || one->pool / 2 == stream)
         return;
-    }
     for (int32_t use = one->uses; use != NONE; use = all->uses.items[use].next) {
-        if (all->uses.items[use].stream == stream) {
+        if (all->uses.items[use].stream == stream)
             return;
-        }
     }
     int32_t use;
     TAKE_PLACE(all->uses, next, use);
@@ -330,9 +312,8 @@ void event_passed(Allocators *all, int32_t event) {
     int32_t block = all->events.items[event].block;
     all->events.items[event].block = NONE;
     LEAVE_PLACE(all->events, next, event);
-    if (block != NONE && --all->blocks.items[block].awaited == 0) {
+    if (block != NONE && --all->blocks.items[block].awaited == 0)
         give(all, block);
-    }
 }
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
@@ -357,9 +338,8 @@ void allocators_begin(Allocators *all, int32_t devices, const int64_t *device_of
 }
 
 void allocators_end(Allocators *all) {
-    for (int64_t pool = 0; pool < 2 * (int64_t)all->stream_count; pool++) {
+    for (int64_t pool = 0; pool < 2 * (int64_t)all->stream_count; pool++)
         free(all->pools[pool].items);
-    }
     free(all->pools);
     free(all->devices);
     free(all->blocks.items);

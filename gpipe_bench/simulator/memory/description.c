@@ -86,9 +86,8 @@ static int64_t read_kinds(Memory *memory, Reader *reader) {
             &kind->outputs, &kind->inputs, &kind->returns, &kind->leaving, &kind->kept, &kind->kept_inputs,
             &kind->plain, &kind->graph, &kind->early,
         };
-        for (size_t list = 0; list < sizeof lists / sizeof *lists; list++) {
+        for (size_t list = 0; list < sizeof lists / sizeof *lists; list++)
             *lists[list] = numbers(reader);
-        }
         read_back(&kind->whole, reader);
         read_back(&kind->input_half, reader);
         read_back(&kind->weight_half, reader);
@@ -98,9 +97,8 @@ static int64_t read_kinds(Memory *memory, Reader *reader) {
 
 Memory *memory_new(const int64_t *description, int64_t length) {
     Reader reader = {description, description + length, 0};
-    if (number(&reader) != VERSION) {
+    if (number(&reader) != VERSION)
         return NULL;
-    }
     Memory *memory = zeros(1, sizeof(Memory));
     memory->published = number(&reader);
     memory->scheduled = number(&reader);
@@ -137,30 +135,27 @@ Memory *memory_new(const int64_t *description, int64_t length) {
 void forget_rows(Memory *memory) {
     int64_t tasks = memory->microbatch_count * memory->partition_count;
     for (Task *task = memory->tasks; task < memory->tasks + tasks; task++) {
-        free(task->saved);
-        free(task->table);
-        free(task->lent);
-        free(task->gradients);
-        *task = (Task){0};
+        free_row(memory, &task->saved);
+        free_row(memory, &task->table);
+        free_row(memory, &task->lent);
+        free_row(memory, &task->gradients);
     }
-    for (int64_t i = 0; i < memory->microbatch_count; i++) {
-        free(memory->values[i]);
-        memory->values[i] = NULL;
-    }
+    for (int64_t i = 0; i < memory->microbatch_count; i++)
+        free_row(memory, &memory->values[i]);
 }
 
 void memory_free(Memory *memory) {
     forget_rows(memory);
-    for (int64_t j = 0; j < memory->partition_count; j++) {
-        free(memory->partitions[j].own);
-    }
+    for (int64_t j = 0; j < memory->partition_count; j++)
+        free_row(memory, &memory->partitions[j].own);
+    free_row(memory, &memory->held_batch);
+    rows_end(&memory->rows);
     void *parts[] = {
         memory->kinds, memory->partitions, memory->skips, memory->tasks, memory->values, memory->passing,
-        memory->skip_gradients, memory->held_batch, memory->sent.items, memory->without, memory->table, memory->lent,
+        memory->skip_gradients, memory->sent.items, memory->without, memory->table, memory->lent,
     };
-    for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
+    for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
         free(parts[part]);
-    }
     allocators_end(&memory->all);
     free(memory);
 }

@@ -16,22 +16,19 @@ static inline void give_up(const char *what) {
 /* Memory that is all zero; like malloc, but it never fails. */
 static inline void *zeros(int64_t count, int64_t size) {
     void *made = calloc((size_t)(count ? count : 1), (size_t)size);
-    if (made == NULL) {
+    if (made == NULL)
         give_up("no memory left on the host");
-    }
     return made;
 }
 
 /* `items` with more room: half as much again. */
 static inline void *grown(void *items, int64_t *room, int64_t size) {
     *room += *room / 2 + 8;
-    if (*room > INT32_MAX) {
+    if (*room > INT32_MAX)
         give_up("more than 2^31 items of one sort");
-    }
     void *made = realloc(items, (size_t)(*room * size));
-    if (made == NULL) {
+    if (made == NULL)
         give_up("no memory left on the host");
-    }
     return made;
 }
 

@@ -14,9 +14,8 @@ static int settle(Memory *memory) {
     for (int64_t j = 0; j < memory->partition_count; j++) {
         const Partition *partition = &memory->partitions[j];
         for (int64_t place = 0; place < partition->resident.count; place++) {
-            if (allocate(&memory->all, (int32_t)partition->device, partition->resident.items[place]) == NONE) {
+            if (allocate(&memory->all, (int32_t)partition->device, partition->resident.items[place]) == NONE)
                 return MEMORY_FULL;
-            }
         }
     }
     return MEMORY_OK;
@@ -26,29 +25,24 @@ static int settle(Memory *memory) {
 static void begin_batch(Memory *memory) {
     forget_rows(memory);
     for (int64_t i = 0; i < memory->microbatch_count; i++) {
-        Row *values = memory->values[i] = new_row(memory->batch.count);
-        for (int64_t place = 0; place < values->count; place++) {
+        Row *values = memory->values[i] = new_row(memory, memory->batch.count);
+        for (int64_t place = 0; place < values->count; place++)
             values->items[place] = hold(&memory->all, memory->held_batch->items[place]);
-        }
     }
-    for (int64_t place = 0; place < memory->microbatch_count * memory->skip_count; place++) {
+    for (int64_t place = 0; place < memory->microbatch_count * memory->skip_count; place++)
         memory->passing[place] = memory->skip_gradients[place] = NONE;
-    }
 }
 
 int memory_start(Memory *memory) {
-    for (int64_t name = 0; name < memory->name_count; name++) {
+    for (int64_t name = 0; name < memory->name_count; name++)
         memory->lent[name] = NONE;
-    }
-    if (settle(memory)) {
+    if (settle(memory))
         return MEMORY_FULL;
-    }
-    Row *batch = memory->held_batch = new_row(memory->batch.count);
+    Row *batch = memory->held_batch = new_row(memory, memory->batch.count);
     for (int64_t place = 0; place < batch->count; place++) {
         batch->items[place] = new_on(memory, 0, memory->batch.items[place]);
-        if (batch->items[place] == NONE) {
+        if (batch->items[place] == NONE)
             return MEMORY_FULL;
-        }
     }
     begin_batch(memory);
     return MEMORY_OK;
@@ -66,13 +60,11 @@ int memory_update(Memory *memory) {
     for (int64_t j = 0; j < memory->partition_count && memory->is_static; j++) {
         const Partition *partition = &memory->partitions[j];
         for (int64_t place = 0; place < partition->state.count && !memory->has_state; place++) {
-            if (new_on(memory, j, partition->state.items[place]) == NONE) {
+            if (new_on(memory, j, partition->state.items[place]) == NONE)
                 return MEMORY_FULL;
-            }
         }
-        if (partition->temporary && !allocate_briefly(&memory->all, (int32_t)partition->stream, partition->temporary)) {
+        if (partition->temporary && !allocate_briefly(&memory->all, (int32_t)partition->stream, partition->temporary))
             return MEMORY_FULL;
-        }
     }
     memory->has_state = 1;
     return MEMORY_OK;
@@ -84,9 +76,8 @@ int memory_update(Memory *memory) {
 static int64_t output_bytes(const Memory *memory) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < memory->microbatch_count; i++) {
-        for (int64_t place = 0; place < memory->values[i]->count; place++) {
+        for (int64_t place = 0; place < memory->values[i]->count; place++)
             bytes += requested(&memory->all, memory->values[i]->items[place]);
-        }
     }
     return bytes;
 }
@@ -96,19 +87,16 @@ int memory_loss(Memory *memory) {
     int64_t m = memory->microbatch_count, last = memory->partition_count - 1, bytes = output_bytes(memory);
     /* A single micro-batch is the output as it is. */
     int32_t together = m > 1 ? new_on(memory, last, bytes) : NONE;
-    if (m > 1 && together == NONE) {
+    if (m > 1 && together == NONE)
         return MEMORY_FULL;
-    }
     if (m > 1) {
-        for (int64_t i = 0; i < m; i++) {
+        for (int64_t i = 0; i < m; i++)
             drop_row(memory, &memory->values[i]);
-        }
     }
     /* The loss keeps its input until its gradient is made. */
     int32_t gradient = new_on(memory, last, bytes);
-    if (gradient == NONE) {
+    if (gradient == NONE)
         return MEMORY_FULL;
-    }
     if (m > 1) {
         drop(&memory->all, together);
     } else {
@@ -116,24 +104,23 @@ int memory_loss(Memory *memory) {
     }
     memory->all.blocks.items[gradient].holders = (int32_t)m;
     for (int64_t i = 0; i < m; i++) {
-        Row *row = new_row(1);
+        Row *row = new_row(memory, 1);
         row->items[0] = gradient;
-        free(task_at(memory, i, last)->gradients);
+        free_row(memory, &task_at(memory, i, last)->gradients);
         task_at(memory, i, last)->gradients = row;
     }
     return MEMORY_OK;
 }
 
 int memory_microbatch_loss(Memory *memory, int32_t i) {
-    Row *outputs = memory->values[i], *row = new_row(outputs->count);
+    Row *outputs = memory->values[i], *row = new_row(memory, outputs->count);
     Task *last = task_at(memory, i, memory->partition_count - 1);
-    free(last->gradients);
+    free_row(memory, &last->gradients);
     last->gradients = row;
     for (int64_t place = 0; place < row->count; place++) {
         row->items[place] = new_on(memory, memory->partition_count - 1, requested(&memory->all, outputs->items[place]));
-        if (row->items[place] == NONE) {
+        if (row->items[place] == NONE)
             return MEMORY_FULL;
-        }
     }
     drop_row(memory, &memory->values[i]);
     return MEMORY_OK;
@@ -145,9 +132,8 @@ int memory_microbatch_loss(Memory *memory, int32_t i) {
 static int copy_tensor(Memory *memory, const MemoryTransfer *copy, int32_t *place, int64_t bytes) {
     const Partition *receiver = &memory->partitions[copy->back ? copy->source : copy->target];
     int32_t made = allocate(&memory->all, copy->receiving, bytes);
-    if (made == NONE) {
+    if (made == NONE)
         return MEMORY_FULL;
-    }
     use_on_stream(&memory->all, made, (int32_t)receiver->stream);
     GROW(memory->sent);
     memory->sent.items[memory->sent.count++] = *place;
@@ -157,9 +143,8 @@ static int copy_tensor(Memory *memory, const MemoryTransfer *copy, int32_t *plac
 
 static int copy_skip(Memory *memory, const MemoryTransfer *copy, int64_t skip) {
     const Skip *one = &memory->skips[skip];
-    if (copy->back && !one->returns) {
+    if (copy->back && !one->returns)
         return MEMORY_OK;
-    }
     int32_t *table = copy->back ? memory->skip_gradients : memory->passing;
     return copy_tensor(memory, copy, skip_at(memory, table, copy->i, skip), skip_bytes(memory, copy->i, skip));
 }
@@ -169,18 +154,15 @@ static int copy_microbatch(Memory *memory, const MemoryTransfer *copy) {
     const Kind *kind = kind_at(memory, copy->i, copy->target);
     Row *row = copy->back ? task_at(memory, copy->i, copy->source)->gradients : memory->values[copy->i];
     for (int64_t place = 0; place < kind->inputs.count; place++) {
-        if (copy->back && !kind->returns.items[place]) {
+        if (copy->back && !kind->returns.items[place])
             continue;
-        }
-        if (copy_tensor(memory, copy, &row->items[place], kind->inputs.items[place])) {
+        if (copy_tensor(memory, copy, &row->items[place], kind->inputs.items[place]))
             return MEMORY_FULL;
-        }
     }
     for (int64_t skip = 0; skip < memory->skip_count && memory->riding; skip++) {
         int rides = memory->skips[skip].source < copy->target && copy->target <= memory->skips[skip].target;
-        if (rides && copy_skip(memory, copy, skip)) {
+        if (rides && copy_skip(memory, copy, skip))
             return MEMORY_FULL;
-        }
     }
     return MEMORY_OK;
 }
@@ -188,19 +170,16 @@ static int copy_microbatch(Memory *memory, const MemoryTransfer *copy) {
 int memory_transfer(Memory *memory, const MemoryTransfer *copy) {
     const Partition *sender = &memory->partitions[copy->back ? copy->target : copy->source];
     memory->sent.count = 0;
-    if (copy->skip == NONE ? copy_microbatch(memory, copy) : copy_skip(memory, copy, copy->skip)) {
+    if (copy->skip == NONE ? copy_microbatch(memory, copy) : copy_skip(memory, copy, copy->skip))
         return MEMORY_FULL;
-    }
-    for (int64_t sent = 0; sent < memory->sent.count && copy->sending != sender->stream; sent++) {
+    for (int64_t sent = 0; sent < memory->sent.count && copy->sending != sender->stream; sent++)
         use_on_stream(&memory->all, memory->sent.items[sent], copy->sending);
-    }
     return MEMORY_OK;
 }
 
 void memory_transferred(Memory *memory) {
-    for (int64_t place = 0; place < memory->sent.count; place++) {
+    for (int64_t place = 0; place < memory->sent.count; place++)
         drop(&memory->all, memory->sent.items[place]);
-    }
     memory->sent.count = 0;
 }
 

@@ -4,18 +4,16 @@
 
 /* Memory for one kernel; once there is none, kernels of its kind do without (Conv.cpp, chooseAlgorithm). */
 static void scratch(Memory *memory, int64_t kind, int32_t stream, int64_t bytes) {
-    if (!memory->without[kind] && !allocate_briefly(&memory->all, stream, bytes)) {
+    if (!memory->without[kind] && !allocate_briefly(&memory->all, stream, bytes))
         memory->without[kind] = 1;
-    }
 }
 
 /* Whether what was lent is in use no longer once the pass does not need it. Checkpoints keep what they took and what
    came; scheduled tasks mostly the latter. */
 static int goes(const Memory *memory, const Kind *kind, int64_t name, Way way) {
     int32_t block = memory->lent[name];
-    if (!way.is_open || block == NONE || memory->all.blocks.items[block].holders != 1) {
+    if (!way.is_open || block == NONE || memory->all.blocks.items[block].holders != 1)
         return 0;
-    }
     int is_gradient = name % 2;
     return !memory->scheduled || !is_gradient || requested(&memory->all, block) >= kind->hand_over;
 }
@@ -33,17 +31,15 @@ int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way)
         case ROW_ALLOC:
             drops = 0;
             table[slot] = allocate(all, stream, bytes);
-            if (table[slot] == NONE) {
+            if (table[slot] == NONE)
                 return MEMORY_FULL;
-            }
             break;
         case ROW_DROP:
             break;
         case ROW_BRIEF:
             drops = 0;
-            if (!allocate_briefly(all, stream, bytes)) {
+            if (!allocate_briefly(all, stream, bytes))
                 return MEMORY_FULL;
-            }
             break;
         case ROW_SCRATCH:
             drops = 0;
@@ -59,9 +55,8 @@ int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way)
             }
             break;
         case ROW_VIEW:
-            if (way.is_summed && !allocate_briefly(all, stream, bytes)) {
+            if (way.is_summed && !allocate_briefly(all, stream, bytes))
                 return MEMORY_FULL;
-            }
             drops = !way.is_made;
             break;
         case ROW_GRADIENT:
@@ -74,9 +69,8 @@ int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way)
             drops = way.keeps;
             break;
         }
-        if (drops) {
+        if (drops)
             drop(all, table[slot]);
-        }
     }
     discount(all, device, live, allocated);
     return MEMORY_OK;

@@ -14,9 +14,8 @@ static const Way FORWARD = {0};
 /* Whether a place is the first one with its name. */
 static int is_first(Numbers names, int64_t place) {
     for (int64_t before = 0; before < place; before++) {
-        if (names.items[before] == names.items[place]) {
+        if (names.items[before] == names.items[place])
             return 0;
-        }
     }
     return 1;
 }
@@ -30,18 +29,16 @@ static int32_t block_named(const Memory *memory, int64_t name) {
 static void hold_passed(Memory *memory, Numbers names) {
     for (int64_t place = 0; place < names.count; place++) {
         int64_t name = names.items[place];
-        if (name < NONE && is_first(names, place) && block_named(memory, name) != NONE) {
+        if (name < NONE && is_first(names, place) && block_named(memory, name) != NONE)
             hold(&memory->all, block_named(memory, name));
-        }
     }
 }
 
 /* The block that a task gives at a place, a new one if it has no name; NONE if the device is full. */
 static int32_t given_block(Memory *memory, Numbers names, int64_t j, int64_t place, int64_t bytes) {
     int32_t block = names.count ? block_named(memory, names.items[place]) : NONE;
-    if (block == NONE) {
+    if (block == NONE)
         return new_on(memory, j, bytes);
-    }
     return is_first(names, place) ? block : hold(&memory->all, block);
 }
 
@@ -49,20 +46,18 @@ static int32_t given_block(Memory *memory, Numbers names, int64_t j, int64_t pla
 
 /* The blocks of a row, then some skips of micro-batch i; they are no longer where they were. */
 static Row *take(Memory *memory, Row *row, int32_t *table, int64_t i, Numbers skips) {
-    if (row != NULL && !skips.count) {
+    if (row != NULL && !skips.count)
         return row;
-    }
     int64_t own = row == NULL ? 0 : row->count;
-    Row *taken = new_row(own + skips.count);
-    for (int64_t place = 0; place < own; place++) {
+    Row *taken = new_row(memory, own + skips.count);
+    for (int64_t place = 0; place < own; place++)
         taken->items[place] = row->items[place];
-    }
     for (int64_t place = 0; place < skips.count; place++) {
         int32_t *skip = skip_at(memory, table, i, skips.items[place]);
         taken->items[own + place] = *skip;
         *skip = NONE;
     }
-    free(row);
+    free_row(memory, &row);
     return taken;
 }
 
@@ -70,14 +65,13 @@ static Row *take(Memory *memory, Row *row, int32_t *table, int64_t i, Numbers sk
 static void name_inputs(Memory *memory, int64_t j, const Row *taken) {
     const Partition *partition = &memory->partitions[j];
     int64_t riding = partition->incoming.count - partition->ending;
-    for (int64_t place = 0; place < taken->count - riding; place++) {
+    for (int64_t place = 0; place < taken->count - riding; place++)
         memory->lent[2 * place] = taken->items[place];
-    }
 }
 
 /* The graph of a task keeps some of its inputs. */
 static Row *lend_inputs(Memory *memory, const Kind *kind) {
-    Row *lent = new_row(kind->kept_inputs.count);
+    Row *lent = new_row(memory, kind->kept_inputs.count);
     for (int64_t place = 0; place < lent->count; place++) {
         int32_t block = memory->lent[2 * kind->kept_inputs.items[place]];
         lent->items[place] = block == NONE ? NONE : hold(&memory->all, block);
@@ -87,28 +81,25 @@ static Row *lend_inputs(Memory *memory, const Kind *kind) {
 
 /* Note under their names the inputs that a graph has kept, and the gradients that came. */
 static void name_lent(Memory *memory, const Kind *kind, int64_t j, const Task *task) {
-    for (int64_t place = 0; task->lent != NULL && place < task->lent->count; place++) {
+    for (int64_t place = 0; task->lent != NULL && place < task->lent->count; place++)
         memory->lent[2 * kind->kept_inputs.items[place]] = task->lent->items[place];
-    }
     /* The gradients of several outputs of the last partition are one block for all. */
     int is_complete = task->gradients->count == kind->outputs.count + memory->partitions[j].departing.count;
     int is_known = task->how == FORWARD_OPEN || task->how == FORWARD_CELL || kind->passes_back;
-    for (int64_t place = 0; is_complete && is_known && place < task->gradients->count; place++) {
+    for (int64_t place = 0; is_complete && is_known && place < task->gradients->count; place++)
         memory->lent[2 * place + 1] = task->gradients->items[place];
-    }
 }
 
 static void forget_names(Memory *memory) {
-    for (int64_t name = 0; name < memory->name_count; name++) {
+    for (int64_t name = 0; name < memory->name_count; name++)
         memory->lent[name] = NONE;
-    }
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
 /* The first slots of the pass that has run. */
-static Row *keep_table(const Memory *memory, int64_t slots) {
-    Row *table = new_row(slots);
+static Row *keep_table(Memory *memory, int64_t slots) {
+    Row *table = new_row(memory, slots);
     memcpy(table->items, memory->table, (size_t)slots * sizeof *table->items);
     return table;
 }
@@ -127,15 +118,14 @@ static void keep_leaving(Memory *memory, const Kind *kind, Row *table, int goes_
 /* What a task gives goes to its micro-batch; skips that go further ride on. */
 static int give_outputs(Memory *memory, const Kind *kind, int64_t i, int64_t j, const Row *taken) {
     const Partition *partition = &memory->partitions[j];
-    Row *values = memory->values[i] = new_row(kind->outputs.count);
+    Row *values = memory->values[i] = new_row(memory, kind->outputs.count);
     for (int64_t place = 0; place < values->count + partition->departing.count; place++) {
         int is_skip = place >= values->count;
         int64_t skip = is_skip ? partition->departing.items[place - values->count] : NONE;
         int64_t bytes = is_skip ? skip_bytes(memory, i, skip) : kind->outputs.items[place];
         int32_t block = given_block(memory, kind->leaving, j, place, bytes);
-        if (block == NONE) {
+        if (block == NONE)
             return MEMORY_FULL;
-        }
         *(is_skip ? skip_at(memory, memory->passing, i, skip) : &values->items[place]) = block;
     }
     int64_t own = taken->count - partition->incoming.count;
@@ -155,12 +145,10 @@ int memory_forward(Memory *memory, int32_t i, int32_t j, int32_t how) {
     memory->values[i] = NULL;
     task->how = how;
     name_inputs(memory, j, taken);
-    if (how == FORWARD_OPEN) {
+    if (how == FORWARD_OPEN)
         task->lent = lend_inputs(memory, kind);
-    }
-    if (run_rows(memory, kind, j, with_graph ? kind->graph : kind->plain, FORWARD)) {
+    if (run_rows(memory, kind, j, with_graph ? kind->graph : kind->plain, FORWARD))
         return MEMORY_FULL;
-    }
     if (with_graph) {
         task->table = keep_table(memory, kind->left);
         keep_leaving(memory, kind, task->table, 1);
@@ -174,13 +162,11 @@ int memory_forward(Memory *memory, int32_t i, int32_t j, int32_t how) {
 int memory_recompute(Memory *memory, int32_t i, int32_t j) {
     const Kind *kind = kind_at(memory, i, j);
     Task *task = task_at(memory, i, j);
-    if (run_rows(memory, kind, j, kind->graph, FORWARD)) {
+    if (run_rows(memory, kind, j, kind->graph, FORWARD))
         return MEMORY_FULL;
-    }
     task->table = keep_table(memory, kind->left);
-    if (!memory->published) {
+    if (!memory->published)
         keep_leaving(memory, kind, task->table, 0);
-    }
     if (task->how == FORWARD_CELL) {
         /* From now on its graph alone keeps the inputs that it needs. */
         name_inputs(memory, j, task->saved);
@@ -193,9 +179,8 @@ int memory_recompute(Memory *memory, int32_t i, int32_t j) {
 
 void memory_collected(Memory *memory, int32_t i, int32_t j) {
     Task *task = task_at(memory, i, j);
-    if (task->how == FORWARD_OPEN) {
+    if (task->how == FORWARD_OPEN)
         drop_row(memory, &task->saved);
-    }
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -216,19 +201,17 @@ static int make_gradients(Memory *memory, const Back *back, int64_t j, Way way) 
         partition->is_alone = 0;
         return MEMORY_OK;
     }
-    int64_t missing = memory->is_static ? partition->gradients : 0;
-    Row *own = partition->own = new_row(back->made.count + 1);
-    own->count = way.is_made ? back->made.count : 0;
-    for (int64_t place = 0; place < own->count; place++) {
+    int64_t made = way.is_made ? back->made.count : 0, missing = memory->is_static ? partition->gradients : 0;
+    for (int64_t place = 0; place < made; place++)
+        missing -= requested(&memory->all, memory->table[back->made.items[place]]);
+    Row *own = partition->own = new_row(memory, made + (missing > 0));
+    for (int64_t place = 0; place < made; place++)
         own->items[place] = memory->table[back->made.items[place]];
-        missing -= requested(&memory->all, own->items[place]);
-    }
     if (missing > 0) {
         /* Gradients that were no blocks of the backward pass, such as copies of views. */
-        own->items[own->count] = new_on(memory, j, missing);
-        if (own->items[own->count++] == NONE) {
+        own->items[made] = new_on(memory, j, missing);
+        if (own->items[made] == NONE)
             return MEMORY_FULL;
-        }
     }
     partition->is_alone = way.is_open;
     return MEMORY_OK;
@@ -238,23 +221,21 @@ static int make_gradients(Memory *memory, const Back *back, int64_t j, Way way) 
 static void drop_returning(Memory *memory, Numbers names) {
     for (int64_t place = 0; place < names.count; place++) {
         int32_t block = block_named(memory, names.items[place]);
-        if (block != NONE && is_first(names, place)) {
+        if (block != NONE && is_first(names, place))
             drop(&memory->all, block);
-        }
     }
 }
 
 /* Gradients go to the partition before, and to where skips came from. */
 static int give_gradients(Memory *memory, const Kind *kind, const Back *back, int64_t i, int64_t j) {
     const Partition *partition = &memory->partitions[j];
-    for (int64_t place = 0; place < back->shared.count; place++) {
+    for (int64_t place = 0; place < back->shared.count; place++)
         hold(&memory->all, memory->table[back->shared.items[place]]);
-    }
     if (!j) {
         drop_returning(memory, back->returning);
         return MEMORY_OK;
     }
-    Row *given = task_at(memory, i, j - 1)->gradients = new_row(kind->inputs.count);
+    Row *given = task_at(memory, i, j - 1)->gradients = new_row(memory, kind->inputs.count);
     for (int64_t place = 0; place < given->count + partition->ending; place++) {
         int is_skip = place >= given->count;
         int64_t skip = is_skip ? partition->incoming.items[place - given->count] : NONE;
@@ -263,9 +244,8 @@ static int give_gradients(Memory *memory, const Kind *kind, const Back *back, in
         *target = NONE;
         if (is_skip ? memory->skips[skip].returns : kind->returns.items[place]) {
             *target = given_block(memory, back->returning, j, place, bytes);
-            if (*target == NONE) {
+            if (*target == NONE)
                 return MEMORY_FULL;
-            }
         }
     }
     return MEMORY_OK;
@@ -276,9 +256,8 @@ static void drop_early(Memory *memory, const Kind *kind, Row *row, int are_gradi
     for (int64_t place = 0; row != NULL && place < row->count; place++) {
         int64_t name = are_gradients ? 2 * place + 1 : 2 * kind->kept_inputs.items[place];
         int is_early = 0;
-        for (int64_t early = 0; early < kind->early.count; early++) {
+        for (int64_t early = 0; early < kind->early.count; early++)
             is_early |= kind->early.items[early] == name;
-        }
         if (is_early && row->items[place] != NONE) {
             drop(&memory->all, row->items[place]);
             row->items[place] = NONE;
@@ -290,16 +269,13 @@ static void drop_early(Memory *memory, const Kind *kind, Row *row, int are_gradi
 static int backward(Memory *memory, int64_t i, int64_t j, const Back *back, int gives, int makes) {
     const Kind *kind = kind_at(memory, i, j);
     Task *task = task_at(memory, i, j);
-    if (task->table == NULL) {
+    if (task->table == NULL)
         give_up("a backward pass has no graph");
-    }
-    if (gives) {
+    if (gives)
         task->gradients = take(memory, task->gradients, memory->skip_gradients, i, memory->partitions[j].departing);
-    }
     name_lent(memory, kind, j, task);
-    if (gives) {
+    if (gives)
         hold_passed(memory, back->returning);
-    }
     memcpy(memory->table, task->table->items, (size_t)task->table->count * sizeof *memory->table);
     Way way = backward_way(memory, back, &memory->partitions[j], task->how != FORWARD_CHECKPOINT);
     if (run_rows(memory, kind, j, back->rows, way) || (makes && make_gradients(memory, back, j, way))
@@ -307,8 +283,7 @@ static int backward(Memory *memory, int64_t i, int64_t j, const Back *back, int 
         return MEMORY_FULL;
     }
     forget_names(memory);
-    free(task->table);
-    task->table = NULL;
+    free_row(memory, &task->table);
     if (!makes) {
         task->table = keep_table(memory, kind->later);
         drop_early(memory, kind, task->gradients, 1);

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final, Protocol
 
 from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_busy_time
 from gpipe_bench.rows import Row
+from gpipe_bench.simulator.clock.outcome import Run, Timeline
 from gpipe_bench.simulator.clock.tasks import Busy
-from gpipe_bench.simulator.runs.outcome import Run, Timeline
 from gpipe_bench.timeline import TimelineEvent
 
 __all__ = ["DeviceUse", "Shortage", "Simulation", "device_uses", "gib_texts", "step_events"]

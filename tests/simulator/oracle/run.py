@@ -35,7 +35,7 @@ __all__ = ["OracleRun", "run_whole"]
 
 
 class OracleRun(NamedTuple):
-    """What a simulation gives; attributes as those of :class:`gpipe_bench.simulator.runs.outcome.Run`."""
+    """What a simulation gives; attributes as those of :class:`gpipe_bench.simulator.clock.outcome.Run`."""
 
     makespan_ns: int
     step_ends_ns: tuple[int, ...]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
+from gpipe_bench.simulator.clock.shared import Result
 from gpipe_bench.simulator.clock.tasks import Busy, Tasks
 from gpipe_bench.timeline import TimelineEvent
 
@@ -18,7 +19,7 @@ class Run:
     """What a simulation gives.
 
     Attributes:
-        makespan_ns: when the last operation ended.
+        result: numbers of the clock, see RESULT in ``table.h``.
         step_ends_ns: when the last operation of each step ended.
         issued: every task, in the order in which host threads issued it.
         peak_live_bytes: per device, of all tensors; empty without memory.
@@ -28,7 +29,7 @@ class Run:
         devices: of each partition.
     """
 
-    makespan_ns: int
+    result: Result
     step_ends_ns: tuple[int, ...]
     issued: Tasks
     peak_live_bytes: tuple[int, ...]
@@ -36,6 +37,11 @@ class Run:
     peak_reserved_bytes: tuple[int, ...]
     flushes: tuple[int, ...]
     devices: tuple[int, ...]
+
+    @property
+    def makespan_ns(self) -> int:
+        """When the last operation ended."""
+        return int(self.result.makespan_ns)
 
     @property
     def step_ns(self) -> int:
