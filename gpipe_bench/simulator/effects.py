@@ -206,7 +206,7 @@ class _Runs(PublishedRuns):
         label = row.experiment if row.table == "ablation" else _ABLATION[-1]
         settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory)
         settings = replace(self._mechanism.settings(settings), steps=enough_steps(settings, work.m * work.n))
-        done = run(work, self._machine, settings)
+        done = run(work, self.machine, settings)
         return replace(done, peak_reserved_bytes=getattr(done, self._mechanism.metric))
 
 

@@ -210,7 +210,7 @@ def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None
     loss = source.loss(batch_size)
     if loss is not None:
         kernels.update((*loss.kernels("forward"), *loss.kernels("backward")))
-    parameters = [parameter for facts in source.facts() for parameter in facts.parameters]
+    parameters = [parameter for facts in source.facts for parameter in facts.parameters]
     optimizer = trace_optimizer(row.optimizer, {parameter.dtype for parameter in parameters}, cache)
     for parameter in parameters:
         kernels.update(optimizer[parameter.dtype].scaled(parameter.elements))

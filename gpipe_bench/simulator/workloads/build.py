@@ -110,7 +110,7 @@ def workload_of(
     sizes = microbatch_sizes(batch_size, chunks)
     # A trace is many small objects without cycles, which the collector would go through again and again.
     with no_collection():
-        facts = source.facts()
+        facts = source.facts
         _check_balance(balance, len(facts))
         routes = _routes(facts, balance)
         crossing = {number: route for number, route in routes.items() if route[0] != route[1]}
@@ -206,7 +206,7 @@ def _partitions(
     split: bool,
 ) -> list[PartitionWork]:
     """The work of each partition for micro-batches of ``size`` samples; ``crossing``: routes of the skips by number."""
-    facts, costs = source.facts(), source.composed.costs(profile)
+    facts, costs = source.facts, source.composed.costs(profile)
     works: list[PartitionWork] = []
     entering = source.input_bytes(size)
     for j, span in enumerate(_spans(balance)):
