@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpipe_bench.simulator.tracing.attention import attention, fused_inside
 from gpipe_bench.simulator.tracing.fused_kernels import dropout, gru_cell, lstm_cell, mish, rms_norm
 from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
-from gpipe_bench.simulator.tracing.operations import known_kernels, tensors_of
+from gpipe_bench.simulator.tracing.operations import kernels_of, tensors_of
 from gpipe_bench.simulator.tracing.recurrent import RECURRENT, fused
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Step
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, Step
 
 __all__ = ["AcceleratorFunctions", "Recorder"]
 
@@ -36,6 +36,9 @@ _FUSED: Final[Mapping[Any, Callable[..., Any]]] = {
     torch.lstm_cell: lstm_cell,
     torch.gru_cell: gru_cell,
 }
+
+# By what is known of a call.
+_known: Final[dict[Hashable, list[Kernel]]] = {}
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
@@ -88,7 +91,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
-        self.steps += known_kernels((known_as, operands), func, args, kwargs, result)
+        self.steps += _kernels_of(known_as, operands, func, args, kwargs, result)
         if func is torch.ops.aten.add_.Tensor and _key(args[0]) in self._sums and args[1].is_contiguous():
             self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
 
@@ -160,6 +163,15 @@ class AcceleratorFunctions(TorchFunctionMode):
         if found is not None:
             return found
         return func(*args, **kwargs)
+
+
+def _kernels_of(known_as: Hashable, operands: Sequence[Tensor], func: Any, *call: Any) -> list[Kernel]:
+    """Kernels of a call, looked up where one with equal operands was seen, of which the same ones are one tensor."""
+    names = list(map(id, operands))
+    key = known_as, tuple(map(names.index, names))
+    if known_as is None or key not in _known:
+        _known[key] = kernels_of(func, *call)
+    return _known[key]
 
 
 def _key(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Shapes of results that are plain to see: of elementwise operations, batch norms and writes in place.
+"""Shapes of results that are plain to see: of elementwise operations and batch norms.
 
 PyTorch computes these in Python on the meta device, in up to two milliseconds each, and they are most of the operations
 of a convolutional model. What is known here is the case of contiguous tensors of one shape and one precise type.
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Shape", "gives_first", "plain_result"]
+__all__ = ["Shape", "plain_result"]
 
 _aten: Final = torch.ops.aten
 _PRECISE: Final = (torch.float32, torch.float64)
@@ -65,11 +65,6 @@ def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> S
         plain = training and whole and same and all(isinstance(value, Tensor) for value in others[-2:])
         return (whole, *(same if wanted else None for wanted in mask[1:])) if plain else None
     return None
-
-
-def gives_first(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a sum in place gives back its first operand, and it is plain to see that it can."""
-    return func is _aten.add_.Tensor and not kwargs and _common(args) is not None
 
 
 def _common(args: Sequence[Any]) -> Shape | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final
 
@@ -17,11 +16,11 @@ _MOST: Final = 2**19
 
 
 class Composed:
-    """The work of partitions of one model; the oldest is dropped first."""
+    """The work of partitions of one model; when it is too much, it is made anew."""
 
     def __init__(self) -> None:
         self._costs: dict[str, Costs] = {}
-        self._works: OrderedDict[Hashable, PartitionWork] = OrderedDict()
+        self._works: dict[Hashable, PartitionWork] = {}
         self._requests = 0
 
     def costs(self, profile: Profile) -> Costs:
@@ -37,18 +36,10 @@ class Composed:
             make: makes it.
         """
         place = id(costs), key
-        if place in self._works:
-            self._works.move_to_end(place)
-            return self._works[place]
-        work = self._works[place] = make()
-        self._requests += _requests(work)
-        while self._requests > _MOST and len(self._works) > 1:
-            _, old = self._works.popitem(last=False)
-            self._requests -= _requests(old)
-        return work
-
-
-def _requests(work: PartitionWork) -> int:
-    task, split = work.task, work.task.split
-    own = len(task.forward_memory) + len(task.graph_memory) + len(task.backward_memory)
-    return own + (0 if split is None else len(split.inputs_memory) + len(split.weights_memory))
+        if place not in self._works:
+            if self._requests > _MOST:
+                self._works, self._requests = {}, 0
+            work = self._works[place] = make()
+            task = work.task
+            self._requests += len(task.forward_memory) + len(task.graph_memory) + len(task.backward_memory)
+        return self._works[place]

@@ -190,11 +190,11 @@ def module_source(
     module: nn.Sequential,
     sample: Tensor | tuple[Tensor, ...],
     loss: Callable[..., Tensor] | None = None,
-    target: Callable[[int], Tensor] | None = None,
+    target: Tensor | None = None,
     *,
     precision: str = "float32",
 ) -> ModelSource:
-    """Traces of a module, kept in memory."""
+    """Traces of a module, kept in memory; ``target``: with a loss, that of a whole mini-batch."""
     tensors = [in_precision(tensor, precision) for tensor in (sample if isinstance(sample, tuple) else (sample,))]
     nbytes = tuple(tensor.nbytes // len(tensor) for tensor in tensors)
 
@@ -203,7 +203,7 @@ def module_source(
 
         return Tracer(module, sample, precision=precision)
 
-    return ModelSource(tracer, nbytes, loss, target, precision=precision)
+    return ModelSource(tracer, nbytes, loss, None if target is None else lambda _: target, precision=precision)
 
 
 def _resnet101(_: Values) -> nn.Sequential:
