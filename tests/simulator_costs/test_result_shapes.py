@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
+from gpipe_bench.simulator.tracing.meta_results import Shape, evaluate, operation_key, plain_result
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.simulator.tracing.result_shapes import Shape, plain_result
 
 aten = torch.ops.aten
 CASES = 400

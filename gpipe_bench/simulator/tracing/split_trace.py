@@ -90,7 +90,7 @@ class _SplitTracing(LayerTracing):
     def split(self, wanted: Sequence[bool] | None, held: Sequence[bool]) -> SplitTrace:
         """Run both parts; see :func:`trace_split`."""
         recorder = self.recorder
-        output, stashed, _ = self._forward()
+        output, stashed = self._forward()
         leaving = tensors_of([*flat(output), *stashed.values()])
         asked = [True] * len(leaving) if wanted is None else wanted
         roots = [self._exit(tensor) if ask else None for tensor, ask in zip(leaving, asked, strict=True)]

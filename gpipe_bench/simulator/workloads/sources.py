@@ -22,7 +22,7 @@ from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
 from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, SplitTrace
-from gpipe_bench.simulator.workloads.composed import Composed
+from gpipe_bench.simulator.workloads.compose import Composed
 from gpipe_bench.simulator.workloads.split import SplitLayers
 
 if TYPE_CHECKING:
