@@ -154,16 +154,22 @@ class PublishedRuns:
         Raises:
             OutOfMemory: with ``memory``, a device is too small.
         """
-        work = self._workload(row, batch_size)
+        work = self._workload(row, batch_size, memory=memory)
         exempt = row.checkpoint == "except_last" and work.m == row.chunks
         checkpoint = row.checkpoint if exempt or row.checkpoint != "except_last" else "always"
         settings = Settings(_components(row), checkpoint, "published", memory=memory)
         return run(work, self.machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
 
-    def _workload(self, row: Setting, batch_size: int) -> Workload:
-        key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer
+    def _workload(self, row: Setting, batch_size: int, *, memory: bool = True) -> Workload:
+        """The work of a row; without ``memory`` it lacks its requests for memory, which are most of it on disk."""
+        key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer, memory
+
+        def make() -> Workload:
+            work = self._composed(row, batch_size)
+            return work if memory else work.without_requests()
+
         if self._last is None or self._last[0] != key:
-            self._last = key, self._kept({"row": key}, lambda: self._composed(row, batch_size), _COMPOSING)
+            self._last = key, self._kept({"row": key}, make, _COMPOSING)
         return self._last[1]
 
     def _composed(self, row: Setting, batch_size: int) -> Workload:
