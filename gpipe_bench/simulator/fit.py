@@ -146,11 +146,7 @@ def with_shares(profile: Profile, shares: Mapping[str, float | None]) -> Profile
 
 
 def fitted_profile(profile: Profile, shares: Mapping[str, float | None]) -> Profile:
-    """The profile with fitted shares, of three digits after the point.
-
-    Args:
-        profile: the device.
-        shares: efficiency -> its share; None for one that the profile does not have.
+    """The profile with fitted shares, of three digits after the point; a share is None if the profile does not have it.
 
     Raises:
         ConfigError: profiles refuse a share, all of which it lists.
@@ -183,13 +179,7 @@ def fit_rows(cache: Path | None = None) -> list[Observation]:
 
 
 def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Observation:
-    """What one epoch of a row runs.
-
-    Args:
-        row: of one device, or of several with a single micro-batch.
-        samples_per_s: its throughput.
-        cache: folder of stored traces.
-    """
+    """What one epoch of a row runs, of one device or of several with one micro-batch, and its throughput."""
     source = published_source(row, cache)
     kernels: Counter[Kernel] = Counter()
     copies: Counter[int] = Counter()

@@ -90,12 +90,7 @@ class Prediction:
 
 
 def predictions(tables: Sequence[str] = TABLES, cache: Path | None = None) -> Iterator[Prediction]:
-    """Simulate the published cells, one after the other.
-
-    Args:
-        tables: some of :data:`TABLES`.
-        cache: folder of stored traces; the user's cache folder by default.
-    """
+    """Simulate the published cells of some tables, one after the other; ``cache``: folder of stored traces."""
     runs = PublishedRuns(_PROFILE, cache)
     for table in tables:
         for row in published_settings():

@@ -226,7 +226,7 @@ class LayerTracing:
         self.made.append(NO_BLOCK)
 
         def make(spec: TensorSpec) -> Tensor:
-            with self.recorder.quiet():
+            with torch._C._DisableTorchDispatch():  # noqa: SLF001 - it is the tracer that makes it, not the layer
                 gradient = spec.empty()
             self.made[place] = self.recorder.adopt(gradient)
             return gradient

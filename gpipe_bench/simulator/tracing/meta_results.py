@@ -191,13 +191,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shape | tuple[Shape | None, ...] | None:
-    """What an operation gives, with shapes in the place of tensors; None where that is not plain to see.
-
-    Args:
-        func: the aten overload.
-        args: what it is called with.
-        kwargs: likewise.
-    """
+    """What an aten overload gives, with shapes in the place of tensors; None where that is not plain to see."""
     if kwargs:
         return None
     if func in _ELEMENTWISE:

@@ -51,14 +51,7 @@ _FILTER_GROWTH: Final = 36 // 9
 
 
 def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Kernel]:
-    """Kernels that one call launches.
-
-    Args:
-        func: the aten overload.
-        args: what it was called with.
-        kwargs: likewise.
-        result: what it gave.
-    """
+    """Kernels that a call of an aten overload launches, by what it was called with and what it gave."""
     name = func.overloadpacket.__name__
     if name in _FREE_OF_CHARGE or func.is_view:
         return []
@@ -178,7 +171,7 @@ def _convolution_kernel(
     Args:
         op: its name in the trace.
         geometry: (weight, bias, stride, padding, dilation, transposed, output padding, groups).
-        planes: input and output of the forward convolution, or anything of their shapes.
+        planes: x and y, or anything of their shapes.
         flop: operations of the direct algorithm.
         read: bytes read.
         written: bytes written.

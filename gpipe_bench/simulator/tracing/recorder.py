@@ -6,8 +6,7 @@ It holds no tensor that it sees, so storages die exactly when the layer and its 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -54,7 +53,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         self._blocks: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._next = 0
-        self._quiet = False
         # Gradients of parameters, and blocks that were added to them: whether as a view.
         self._sums: set[int] = set()
         self._added: dict[int, bool] = {}
@@ -76,8 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
             known_as = operation_key(func, args, kwargs)
             result = evaluate(func, args, kwargs, known_as)
-            if not self._quiet:
-                self._account(known_as, func, args, kwargs, result)
+            self._account(known_as, func, args, kwargs, result)
         return result
 
     def _account(
@@ -126,15 +123,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         """The steps since the last call."""
         steps, self.steps = tuple(self.steps), []
         return steps
-
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Operations inside are those of the tracer, not of the model."""
-        self._quiet = True
-        try:
-            yield
-        finally:
-            self._quiet = False
 
 
 class AcceleratorFunctions(TorchFunctionMode):

@@ -96,9 +96,7 @@ def flat(value: object) -> Iterator[object]:
 def meta_twin(layer: nn.Module, known: dict[int, Any] | None = None) -> nn.Module:
     """A copy on the meta device; no values are copied on the way, whatever the layer holds its tensors in.
 
-    Args:
-        layer: on any device.
-        known: what layers that were copied before share with others, and its copies; this layer's are added.
+    ``known`` has what layers that were copied before share with others, and its copies; this layer's are added.
     """
     held = [
         tensor

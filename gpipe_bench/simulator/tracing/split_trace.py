@@ -41,12 +41,8 @@ def trace_split(
 ) -> SplitTrace:
     """Trace I and W of a layer, of which some input needs a gradient.
 
-    Args:
-        layer: as in :func:`gpipe_bench.simulator.tracing.layer_trace.trace_layer`.
-        inputs: as there.
-        skips: as there.
-        wanted: as there.
-        held: for each tensor that leaves, whether W of a later layer keeps the nodes that made it.
+    The arguments are those of :func:`.layer_trace.trace_layer`, and for each tensor that leaves, whether W of a later
+    layer keeps the nodes that made it (``held``).
     """
     give_gradients(layer)
     with no_collection():

@@ -85,13 +85,7 @@ class Composed:
         return self._costs.setdefault(repr(profile), Costs(profile))
 
     def partition(self, costs: Costs, key: Hashable, make: Callable[[], PartitionWork]) -> PartitionWork:
-        """The work of a partition, made if it is not there.
-
-        Args:
-            costs: of :meth:`costs`.
-            key: everything else that it depends on.
-            make: makes it.
-        """
+        """The work of a partition, made if it is not there; ``key``: all that it depends on but the costs."""
         place = id(costs), key
         if place not in self._works:
             if self._requests > _MOST:

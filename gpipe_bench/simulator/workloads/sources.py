@@ -245,12 +245,7 @@ def model_of_suite(
 def _kept_source(name: str, text: str, digest: str, folder: Path, precision: str) -> ModelSource:
     """Traces of a model on disk; PyTorch is loaded only when something has to be traced.
 
-    Args:
-        name: of the model.
-        text: its arguments.
-        digest: of the files of a model of the user's own; for others empty.
-        folder: where they are kept.
-        precision: what to trace the model in.
+    ``text`` has its arguments, ``digest`` is that of the files of a model of the user's own; for others it is empty.
     """
     spec = _RESNET101 if name == _RESNET101.name else model_spec(name)
     arguments = spec.check(read_text(text)[0])
