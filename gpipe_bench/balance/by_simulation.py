@@ -120,7 +120,7 @@ def layer_simulated_times(
 
 
 def _times(source: ModelSource, profile: Profile, batch_size: int, chunks: int, checkpoint: str) -> list[float]:
-    layers = [1] * len(source.facts())
+    layers = [1] * len(source.facts)
     work = workload_of(source, balance=layers, batch_size=batch_size, chunks=chunks, profile=profile, optimizer=None)
     launch_ns = HardwareMachine(profile).launch_ns
     stop = checkpoint_stop(checkpoint, work.m)

@@ -54,10 +54,10 @@ def kept_costs(
     path = Path(folder) / f"{name}.json"
     kept = read_sealed(path)
     if kept is not None:
-        return [float(cost) for cost in kept]
+        return [float(cost) for cost in json.loads(kept)]
     costs = measure()
     with suppress(OSError):
-        write_sealed(path, costs)
+        write_sealed(path, json.dumps(costs).encode())
     return costs
 
 

@@ -204,15 +204,6 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
     )
 
 
-class _Unlimited(HardwareMachine):
-    """The same machine without a limit of memory."""
-
-    @property
-    def capacity_bytes(self) -> int:
-        """No limit."""
-        return 0
-
-
 def _out_of_memory(
     workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any], error: OutOfMemory
 ) -> Simulation:
@@ -230,7 +221,8 @@ def _out_of_memory(
 
 def _shortage(workload: Workload, profile: Profile, settings: Settings, error: OutOfMemory) -> Shortage:
     """What the full device would have needed, found by runs without limit, in the step that failed."""
-    device, machine = error.device, _Unlimited(profile)
+    device, machine = error.device, HardwareMachine(profile)
+    machine.capacity_bytes = 0
 
     def tensors(run_settings: Settings) -> int:
         return run(workload, machine, replace(run_settings, tally=True)).peak_live_bytes[device]

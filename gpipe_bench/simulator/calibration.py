@@ -15,7 +15,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.rows import Row
-from gpipe_bench.simulator.fit import Observation, fitted_profile, observe
+from gpipe_bench.simulator.fit import Calibration, Observation, errors_of, fitted_profile, observe, with_shares
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
 from gpipe_bench.simulator.published.settings import Setting
@@ -42,23 +42,15 @@ _PRIOR: Final = log(3)
 _SIGMAS: Final = 1.96
 _ALL_LAYERS: Final = 10**6
 
-_Key = tuple[str, str, int, str, int]
-
 
 @dataclass(frozen=True, slots=True)
-class RowFit:
-    """Fitted efficiencies.
+class RowFit(Calibration):
+    """Efficiencies fitted to rows; ``spread`` has intervals of 95 %.
 
     Attributes:
-        profile: the profile with them.
-        errors: cell -> simulated over measured throughput, minus 1.
-        spread: efficiency -> interval of 95 %.
         ignored: rows that were not of one device, or failed.
     """
 
-    profile: Profile
-    errors: dict[str, float]
-    spread: dict[str, tuple[float, float]]
     ignored: int
 
 
@@ -81,7 +73,7 @@ def calibrate_rows(
         ConfigError: no row can be used, rows are of several devices or of another one than the profile's, one is
             faster than the profile's peaks allow, whatever the others are, or profiles refuse a fitted share.
     """
-    cells: dict[_Key, list[float]] = {}
+    cells: dict[Setting, list[float]] = {}
     used = [row for row in rows if _usable(row)]
     devices = sorted({row.device for row in used})
     if len(devices) != 1:
@@ -93,8 +85,8 @@ def calibrate_rows(
         problem = f"rows must be of the device of profile {profile.name}, {profile.device}, got rows of {devices[0]}"
         raise ConfigError([f"{problem}; choose the profile of that device, or write one with its name and peaks"])
     for row in used:
-        cells.setdefault(_key(row), []).append(row.throughput_samples_per_s or 0.0)
-    seen = [observe(_setting(key, optimizer), median(values), cache) for key, values in cells.items()]
+        cells.setdefault(_setting(row, optimizer), []).append(row.throughput_samples_per_s or 0.0)
+    seen = [observe(setting, median(values), cache) for setting, values in cells.items()]
     _check_possible(seen, profile, devices[0])
     shares, spread = _fitted(seen, profile)
     origin = f"fitted to {len(seen)} cells measured on {devices[0]}, from the efficiencies of {profile.name}"
@@ -102,7 +94,7 @@ def calibrate_rows(
     fitted = fitted_profile(profile, _with_tied(profile, shares)).model_copy(update=update)
     return RowFit(
         fitted,
-        {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in seen},
+        errors_of(seen, fitted),
         dict(zip(SHARES, spread, strict=True)),
         len(rows) - len(used),
     )
@@ -113,20 +105,16 @@ def _usable(row: Row) -> bool:
     return alone and row.evidence == "measured" and bool(row.throughput_samples_per_s) and row.model in MODELS
 
 
-def _key(row: Row) -> _Key:
-    return row.model, row.model_args, row.chunks or 1, row.checkpoint, row.batch_size or 1
-
-
-def _setting(key: _Key, optimizer: str) -> Setting:
-    model, model_args, chunks, checkpoint, batch_size = key
+def _setting(row: Row, optimizer: str) -> Setting:
+    chunks, batch_size = row.chunks or 1, row.batch_size or 1
     return Setting(
-        table=model,
-        experiment=f"({model_args}) m={chunks} {checkpoint} batch {batch_size}",
-        model=model,
-        model_args=model_args,
+        table=row.model,
+        experiment=f"({row.model_args}) m={chunks} {row.checkpoint} batch {batch_size}",
+        model=row.model,
+        model_args=row.model_args,
         partitions=1,
         chunks=chunks,
-        checkpoint=checkpoint,
+        checkpoint=row.checkpoint,
         batch_size=batch_size,
         balance=(_ALL_LAYERS,),
         full_steps=1,
@@ -140,7 +128,7 @@ def _fitted(seen: Sequence[Observation], profile: Profile) -> tuple[tuple[float,
     start = [log(getattr(profile.efficiency, share)) for share in SHARES]
 
     def residuals(logs: Sequence[float]) -> list[float]:
-        candidate = _with_shares(profile, tuple(exp(value) for value in logs))
+        candidate = with_shares(profile, _with_tied(profile, [exp(value) for value in logs]))
         errors = [log(row.simulated(candidate) / row.samples_per_s) / _ROW for row in seen]
         return [*errors, *((value - first) / _PRIOR for value, first in zip(logs, start, strict=True))]
 
@@ -162,11 +150,6 @@ def _limits(profile: Profile) -> tuple[float, ...]:
     return FAST_SHARE, min(DIRECT_SHARE, *others), DIRECT_SHARE
 
 
-def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
-    update: dict[str, Any] = {**_with_tied(profile, shares), "origin": "fitted"}
-    return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=update)})
-
-
 def _with_tied(profile: Profile, shares: Sequence[float]) -> dict[str, float | None]:
     """Fitted shares, and those that keep their ratio to one of them, as far as their limits let them."""
     values: dict[str, float | None] = dict(zip(SHARES, shares, strict=True))
@@ -179,7 +162,7 @@ def _with_tied(profile: Profile, shares: Sequence[float]) -> dict[str, float | N
 
 def _check_possible(seen: Sequence[Observation], profile: Profile, device: str) -> None:
     """Refuse rows that are faster than with the largest shares, by more than a row may be wrong."""
-    fastest = _with_shares(profile, _limits(profile))
+    fastest = with_shares(profile, _with_tied(profile, _limits(profile)))
     faster = {row.name: row.samples_per_s * row.device_ns(fastest) / row.samples / 1e9 - 1 for row in seen}
     problems = [
         f"rows of {device} must be within the peaks of profile {profile.name}, got {name} {more:.0%} faster than at "

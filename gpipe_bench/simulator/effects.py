@@ -19,7 +19,7 @@ from gpipe_bench.data import needed_checkout
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.simulator.clock.settings import enough_steps
-from gpipe_bench.simulator.fit import FITTED
+from gpipe_bench.simulator.fit import FITTED, with_shares
 from gpipe_bench.simulator.hardware.profile import Link, Profile, load_profile
 from gpipe_bench.simulator.published.runs import PublishedRuns
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
@@ -103,16 +103,12 @@ def _one_socket(profile: Profile) -> Profile:
 def _one_efficiency(profile: Profile) -> Profile:
     """One share of the peak for all that computes, between those of 3x3 convolutions and of matrix products."""
     both = profile.efficiency.conv3x3_stride1, profile.efficiency.other_conv_matmul
-    return _shares(profile, **dict.fromkeys(FITTED, sqrt(both[0] * both[1])))
+    return with_shares(profile, dict.fromkeys(FITTED, sqrt(both[0] * both[1])))
 
 
 def _no_wide_filters(profile: Profile) -> Profile:
     """Wide filters are as fast as matrix products."""
-    return _shares(profile, spatial_conv=None)
-
-
-def _shares(profile: Profile, **shares: float | None) -> Profile:
-    return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=shares)})
+    return with_shares(profile, {"spatial_conv": None})
 
 
 def _tasks(change: Callable[[TaskWork], TaskWork]) -> Callable[[Workload], Workload]:
@@ -206,7 +202,7 @@ class _Runs(PublishedRuns):
         label = row.experiment if row.table == "ablation" else _ABLATION[-1]
         settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory)
         settings = replace(self._mechanism.settings(settings), steps=enough_steps(settings, work.m * work.n))
-        done = run(work, self._machine, settings)
+        done = run(work, self.machine, settings)
         return replace(done, peak_reserved_bytes=getattr(done, self._mechanism.metric))
 
 

@@ -30,7 +30,17 @@ from gpipe_bench.simulator.workloads.cost import duration_ns
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
 from gpipe_bench.simulator.workloads.sources import ModelSource
 
-__all__ = ["FITTED", "Calibration", "Observation", "calibrate", "fit_rows", "fitted_profile", "observe"]
+__all__ = [
+    "FITTED",
+    "Calibration",
+    "Observation",
+    "calibrate",
+    "errors_of",
+    "fit_rows",
+    "fitted_profile",
+    "observe",
+    "with_shares",
+]
 
 FITTED: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul")
 """The fitted efficiencies."""
@@ -106,18 +116,19 @@ def calibrate(observations: Sequence[Observation], profile: Profile) -> Calibrat
     # What is fitted to fewer rows is no profile, so it may be any number.
     others = [_shares([row for row in observations if row is not left_out], profile) for left_out in observations]
     spread = [(round(min(found), 3), round(max(found), 3)) for found in zip(*others, strict=True)]
-    return Calibration(
-        fitted,
-        {row.name: row.simulated(fitted) / row.samples_per_s - 1 for row in observations},
-        dict(zip(FITTED, spread, strict=True)),
-    )
+    return Calibration(fitted, errors_of(observations, fitted), dict(zip(FITTED, spread, strict=True)))
+
+
+def errors_of(observations: Sequence[Observation], profile: Profile) -> dict[str, float]:
+    """Row -> simulated over measured throughput, minus 1."""
+    return {row.name: row.simulated(profile) / row.samples_per_s - 1 for row in observations}
 
 
 def _shares(observations: Sequence[Observation], profile: Profile) -> list[float]:
     """The shares that fit best, in the order of :data:`FITTED`."""
 
     def residuals(logs: Sequence[float]) -> list[float]:
-        candidate = _with_shares(profile, list(map(_share, logs)))
+        candidate = with_shares(profile, dict(zip(FITTED, map(_share, logs), strict=True)))
         return [log(row.simulated(candidate) / row.samples_per_s) for row in observations]
 
     # Durations are whole nanoseconds, so a derivative needs a step that is not too small.
@@ -129,17 +140,13 @@ def _share(logarithm: float) -> float:
     return exp(max(-_FARTHEST, min(_FARTHEST, logarithm)))
 
 
-def _with_shares(profile: Profile, shares: Sequence[float]) -> Profile:
-    update = {**dict(zip(FITTED, shares, strict=True)), "origin": "fitted"}
-    return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=update)})
+def with_shares(profile: Profile, shares: Mapping[str, float | None]) -> Profile:
+    """The profile with other efficiencies, whatever they are."""
+    return profile.model_copy(update={"efficiency": profile.efficiency.model_copy(update=shares)})
 
 
 def fitted_profile(profile: Profile, shares: Mapping[str, float | None]) -> Profile:
-    """The profile with fitted shares, of three digits after the point.
-
-    Args:
-        profile: the device.
-        shares: efficiency -> its share; None for one that the profile does not have.
+    """The profile with fitted shares, of three digits after the point; a share is None if the profile does not have it.
 
     Raises:
         ConfigError: profiles refuse a share, all of which it lists.
@@ -172,13 +179,7 @@ def fit_rows(cache: Path | None = None) -> list[Observation]:
 
 
 def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Observation:
-    """What one epoch of a row runs.
-
-    Args:
-        row: of one device, or of several with a single micro-batch.
-        samples_per_s: its throughput.
-        cache: folder of stored traces.
-    """
+    """What one epoch of a row runs, of one device or of several with one micro-batch, and its throughput."""
     source = published_source(row, cache)
     kernels: Counter[Kernel] = Counter()
     copies: Counter[int] = Counter()
@@ -210,7 +211,7 @@ def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None
     loss = source.loss(batch_size)
     if loss is not None:
         kernels.update((*loss.kernels("forward"), *loss.kernels("backward")))
-    parameters = [parameter for facts in source.facts() for parameter in facts.parameters]
+    parameters = [parameter for facts in source.facts for parameter in facts.parameters]
     optimizer = trace_optimizer(row.optimizer, {parameter.dtype for parameter in parameters}, cache)
     for parameter in parameters:
         kernels.update(optimizer[parameter.dtype].scaled(parameter.elements))

@@ -22,10 +22,8 @@ from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, co
 from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.files import write_files
 from gpipe_bench.rows import SCHEMA_VERSION
-from gpipe_bench.simulator.hardware.stored import kept_profile
 from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
 from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
-from gpipe_bench.simulator.tracing.trace_cache import default_folder
 from gpipe_bench.tables import lines_text
 
 __all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "print_predictions", "summary", "write"]
@@ -92,14 +90,8 @@ class Prediction:
 
 
 def predictions(tables: Sequence[str] = TABLES, cache: Path | None = None) -> Iterator[Prediction]:
-    """Simulate the published cells, one after the other.
-
-    Args:
-        tables: some of :data:`TABLES`.
-        cache: folder of stored traces; the user's cache folder by default.
-    """
-    folder = default_folder() if cache is None else cache
-    runs = PublishedRuns(kept_profile(_PROFILE, folder), folder, keep=True)
+    """Simulate the published cells of some tables, one after the other; ``cache``: folder of stored traces."""
+    runs = PublishedRuns(_PROFILE, cache)
     for table in tables:
         for row in published_settings():
             if row.table == table:

@@ -6,24 +6,24 @@ import pytest
 
 from gpipe_bench.sealed import read_sealed, seal, unseal, write_sealed
 
-VALUE = {"flop": 123456789, "times": [1.5, None, "ä"], "nested": {"a": [True]}}
+CONTENT = b"\x80\x05 123456789 \n\xff"
 
 
 @pytest.fixture
 def path(tmp_path):
-    """A file with a value."""
-    write_sealed(tmp_path / "value.json", VALUE)
-    return tmp_path / "value.json"
+    """A sealed file."""
+    write_sealed(tmp_path / "value.pickle", CONTENT)
+    return tmp_path / "value.pickle"
 
 
-def test_a_value_comes_back(path, capsys):
-    assert read_sealed(path) == VALUE
+def test_what_was_written_comes_back(path, capsys):
+    assert read_sealed(path) == CONTENT
     assert unseal(seal("")) == ""
     assert capsys.readouterr().err == ""
 
 
 def test_what_is_not_there_is_nothing(path, tmp_path, capsys):
-    assert read_sealed(tmp_path / "none.json") is None
+    assert read_sealed(tmp_path / "none.pickle") is None
     assert read_sealed(tmp_path) is None
     assert capsys.readouterr().err == ""
 

@@ -95,8 +95,7 @@ def test_a_step_is_simulated(model):
 
 def test_products_are_those_that_pytorch_counts(model):
     module, sample = model
-    trace = Tracer(module, sample).trace(4)
-    kinds = [trace.kinds[number] for number in trace.layers]
+    kinds = Tracer(module, sample).trace(4).layers
     counter = FlopCounterMode(display=False)
     x = torch.empty((4, *sample.shape[1:]), dtype=sample.dtype, device="meta")
     with counter:

@@ -33,11 +33,11 @@ def suite_tracer(name: str, **arguments: object) -> Tracer:
 
 
 def flop(traced: Trace, direction: str) -> int:
-    return sum(kernel.flop for number in traced.layers for kernel in traced.kinds[number].kernels(direction))
+    return sum(kernel.flop for layer in traced.layers for kernel in layer.kernels(direction))
 
 
 def ops(traced: Trace, direction: str) -> list[str]:
-    return [kernel.op for number in traced.layers for kernel in traced.kinds[number].kernels(direction)]
+    return [kernel.op for layer in traced.layers for kernel in layer.kernels(direction)]
 
 
 def allocs(steps):

@@ -185,13 +185,13 @@ def test_what_is_on_disk_is_not_traced_again(tmp_path_factory, tmp_path, monkeyp
     def never(*_, **__):
         raise AssertionError("traced again")
 
-    sources._suite_source.cache_clear()
-    optimizers._stored_trace.cache_clear()
+    sources._kept_source.cache_clear()
+    optimizers._kept_trace.cache_clear()
     for module, name in ((model_trace, "Tracer"), (model_trace, "trace_loss"), (optimizer_trace, "trace_step")):
         monkeypatch.setattr(module, name, never)
     assert unet(tmp_path, balance) == expected
-    # A file for the model, one for the loss, and one for the optimizer.
-    assert len(list(tmp_path.iterdir())) == 3
+    # A file for the layers, one for parameters and skips, one for the loss, and one for the optimizer.
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 @pytest.mark.parametrize("balance", [[], [0, LAYERS], [LAYERS - 1], [-1, LAYERS + 1]])

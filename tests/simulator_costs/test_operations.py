@@ -14,7 +14,7 @@ PLANE = N * C * S * S * F32
 
 
 def only(traced, direction):
-    (kernel,) = traced.kinds[0].kernels(direction)
+    (kernel,) = traced.layers[0].kernels(direction)
     return kernel
 
 
@@ -46,7 +46,7 @@ def test_other_convolutions_have_no_winograd(convolution, kernel_class):
 def test_first_layer_computes_no_gradient_of_data():
     conv = nn.Conv2d(C, C, 3, padding=1, bias=False)
     traced = trace(nn.Sequential(conv, nn.Conv2d(C, C, 3, padding=1)), N, C, S, S)
-    first, second = (traced.kinds[number] for number in traced.layers)
+    first, second = traced.layers
     assert [kernel.op for kernel in first.kernels("backward")] == ["convolution_backward_weight", "add_"]
     assert [kernel.op for kernel in second.kernels("backward")] == [
         "convolution_backward_data",
@@ -79,7 +79,7 @@ def test_flops_are_those_that_pytorch_counts(module, shape, dtype):
 
 
 def test_batch_norm_reads_its_input_twice():
-    forward = list(trace(nn.Sequential(nn.BatchNorm2d(C)), N, C, S, S).kinds[0].kernels("forward"))
+    forward = list(trace(nn.Sequential(nn.BatchNorm2d(C)), N, C, S, S).layers[0].kernels("forward"))
     norm = next(kernel for kernel in forward if kernel.op == "native_batch_norm")
     assert norm.launches == 2
     assert norm.bytes_read == 2 * (PLANE + 4 * C * F32)
@@ -129,5 +129,5 @@ def test_each_gradient_of_a_convolution_takes_as_many_products_as_the_convolutio
     """So a convolution in groups is cheaper by as much in both directions."""
     layers = nn.Sequential(nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 3, padding=1, groups=groups))
     traced = trace(layers, 2, C, 8, 8)
-    kernels = [kernel for kernel in traced.kinds[traced.layers[1]].kernels("backward") if kernel.flop]
+    kernels = [kernel for kernel in traced.layers[1].kernels("backward") if kernel.flop]
     assert [kernel.flop for kernel in kernels] == [2 * 2 * 8 * 8 * C * C // groups * 9] * 2

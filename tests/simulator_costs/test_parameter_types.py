@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.tracing.trace_cache import Shelf, StoredTraces
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS, trace_optimizer
 from gpipe_bench.simulator.workloads.workload import Workload
@@ -88,17 +87,3 @@ def test_types_that_meet_in_one_layer_keep_their_own_widths(cache):
     expected = [1000 * 4, 64 * 64 * 2, 64 * 2]
     assert list(static.resident) == list(static.state) == expected
     assert static.gradients == sum(expected)
-
-
-def test_types_are_stored_with_the_traces(tmp_path):
-    from gpipe_bench.simulator.tracing.model_trace import Tracer
-
-    facts = Tracer(nn.Sequential(Scaled()), torch.empty(1, 64, dtype=torch.bfloat16)).facts()
-    stored = StoredTraces(facts)
-    stored.scalable, stored.exact = None, {}
-    shelf = Shelf(tmp_path, {"model": "mixed"})
-    shelf.store(stored)
-    found = shelf.load()
-    assert found is not None
-    assert found.facts == facts
-    assert [parameter.dtype for parameter in found.facts[0].parameters] == ["float32", "bfloat16", "bfloat16"]

@@ -37,7 +37,7 @@ def test_as_many_operations_for_any_length_and_as_many_launches_as_moments():
     short, long = (trace(nn.Sequential(First(LSTM)), B, length, I) for length in (T, 10 * T))
     assert ops(short, "forward") == ops(long, "forward")
     assert ops(short, "backward") == ops(long, "backward")
-    (kernel,) = (kernel for kernel in long.kinds[0].kernels("forward") if kernel.op == "recurrence")
+    (kernel,) = (kernel for kernel in long.layers[0].kernels("forward") if kernel.op == "recurrence")
     weight = 4 * H * H * F32
     gates, output = B * 10 * T * 4 * H * F32, B * 10 * T * H * F32
     assert kernel.launches == 2 * 10 * T

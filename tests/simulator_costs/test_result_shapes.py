@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
+from gpipe_bench.simulator.tracing.meta_results import Shape, evaluate, operation_key, plain_result
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.simulator.tracing.result_shapes import Shape, gives_first, plain_result
 
 aten = torch.ops.aten
 CASES = 400
@@ -101,37 +100,13 @@ def test_they_are_those_of_pytorch(call):
     assert CASES // 10 < known < CASES
 
 
-def test_what_writes_to_its_first_operand_gives_it():
-    known = 0
-    for seed in range(CASES):
-        random = Random(seed)
-        _, (x, y) = call_of_two(random)
-        kwargs = random.choice(({}, {}, {"alpha": 2}))
-        if gives_first(aten.add_.Tensor, (x, y), kwargs):
-            known += 1
-            assert aten.add_.Tensor(x, y, **kwargs) is x
-    assert CASES // 10 < known < CASES
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float16])
-@pytest.mark.parametrize("number", [1, 0.5, True])
-def test_numbers_that_do_not_fit_are_left_to_pytorch(number, dtype):
-    x = torch.empty(2, dtype=dtype, device="meta")
-    if gives_first(aten.add_.Tensor, (x, number), {}):
-        assert x.add_(number) is x
-
-
-@pytest.mark.parametrize("other", [1, torch.tensor(1.0), torch.tensor(1.0, device="meta")])
+@pytest.mark.parametrize("other", [1, torch.tensor(1.0)])
 def test_values_that_are_there_are_changed(other):
     """Optimizers count their steps on the CPU."""
-    x, sparse = torch.zeros(()), torch.sparse_coo_tensor(size=(2,), device="meta", check_invariants=False)
-    meant = not isinstance(other, torch.Tensor) or not other.is_meta
-    assert not gives_first(aten.add_.Tensor, (x, other), {})
-    assert not gives_first(aten.add_.Tensor, (sparse, other), {})
-    if meant:
-        with Recorder():
-            x.add_(other)
-        assert x.item() == 1
+    x = torch.zeros(())
+    with Recorder():
+        x.add_(other)
+    assert x.item() == 1
 
 
 def test_what_is_written_counts_as_written():

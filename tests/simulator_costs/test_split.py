@@ -11,7 +11,7 @@ from torch import nn
 
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.tracing.split_trace import SplitTracer
+from gpipe_bench.simulator.tracing.split_trace import trace_split
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import NOTHING
@@ -50,12 +50,10 @@ def allocs(*lists):
 @pytest.mark.parametrize("name", SMALL)
 def test_both_parts_run_the_kernels_of_the_backward_pass(name):
     tracer = suite_tracer(name, **SMALL[name])
-    trace, tracing = tracer.trace(4), SplitTracer(tracer)
-    for place, number in enumerate(trace.layers):
-        layer = trace.kinds[number]
+    for place, layer in enumerate(tracer.trace(4).layers):
         if set(layer.input_gradients) <= {NO_BLOCK}:
             continue
-        split = tracing.split(4, place, (False,) * len(layer.outputs), first=False)
+        split = trace_split(*tracer.arguments(layer), (False,) * len(layer.outputs))
         whole = Counter(layer.kernels("backward"))
         parts = Counter(split.kernels("inputs")) + Counter(split.kernels("weights"))
         assert {kernel.op for kernel in (whole - parts) + (parts - whole)} <= REPEATED, place

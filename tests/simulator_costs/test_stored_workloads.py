@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 
-from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.sealed import write_sealed
+from gpipe_bench.simulator.hardware.machine import HardwareMachine
+from gpipe_bench.simulator.hardware.profile import load_profile, profile_names
 from gpipe_bench.simulator.predictions import predictions
-from gpipe_bench.simulator.tracing import trace_cache
+from gpipe_bench.simulator.published import runs
+from gpipe_bench.simulator.published.runs import PublishedRuns
+from gpipe_bench.simulator.tracing import kept as kept_values
+from gpipe_bench.simulator.tracing.kept import kept
 from gpipe_bench.simulator.workloads.build import Model, build_workload
-from gpipe_bench.simulator.workloads.stored import kept_workload
-from gpipe_bench.simulator.workloads.workload import TaskWork, Workload
+from gpipe_bench.simulator.workloads.workload import Workload
 
 ARGUMENTS = {"depth": 2, "B": 1, "C": 4, "size": 16}
 
 
-def without_requests(work: Workload) -> Workload:
-    def bare(task: TaskWork) -> TaskWork:
-        none = dict.fromkeys(("forward_memory", "graph_memory", "backward_memory"), ())
-        return replace(task, **none, checkpointed=task.checkpointed and bare(task.checkpointed))
-
-    parts = ({size: bare(task) for size, task in sizes.items()} for sizes in work.partitions)
-    return replace(work, partitions=tuple(parts))
+def never() -> Workload:
+    raise AssertionError("it is there")
 
 
 @pytest.fixture(scope="module")
@@ -46,41 +46,68 @@ def test_a_stored_workload_is_the_same(workload, tmp_path):
     assert workload.skips
     assert len(workload.partitions[0]) == 2
     assert any(task.checkpointed for sizes in workload.partitions for task in sizes.values())
-    made = []
-
-    def make():
-        made.append(workload)
-        return workload
-
-    first, second = (kept_workload(tmp_path, {"name": "one"}, make) for _ in range(2))
+    first = kept(tmp_path, {"name": "one"}, lambda: workload)
+    second = kept(tmp_path, {"name": "one"}, never)
     assert first is workload
     assert second == workload
     assert second is not workload
-    assert len(made) == 1
 
 
-def test_a_workload_for_times_alone_lacks_its_requests_for_memory(workload, tmp_path):
-    kept_workload(tmp_path, {}, lambda: workload)
-    max(tmp_path.iterdir(), key=lambda path: path.stat().st_size).unlink()
-    bare = kept_workload(tmp_path, {}, lambda: pytest.fail("it is there"), memory=False)
-    assert bare == without_requests(workload)
-    assert kept_workload(tmp_path, {}, lambda: workload) is workload
-    assert kept_workload(tmp_path, {}, lambda: pytest.fail("it is there again")) == workload
+def test_nothing_is_stored_without_a_folder(workload):
+    assert kept(None, {}, lambda: workload) is workload
 
 
-@pytest.mark.parametrize("text", ["", "[[]]", '{"partitions": 1}'])
-def test_a_workload_whose_file_was_damaged_is_made_anew(workload, tmp_path, text):
-    kept_workload(tmp_path, {}, lambda: workload)
-    for path in sorted(tmp_path.iterdir()):
-        path.write_text(text, encoding="utf-8")
-        assert kept_workload(tmp_path, {}, lambda: workload) is workload
-        assert kept_workload(tmp_path, {}, lambda: pytest.fail("it is there again")) == workload
+@pytest.mark.parametrize(
+    "damage", [lambda b: b"", lambda _: b"[[]]", lambda b: b[:-9], lambda b: b[:99] + b"7" + b[100:]]
+)
+def test_a_workload_whose_file_was_damaged_is_made_anew(workload, tmp_path, damage, capsys):
+    kept(tmp_path, {}, lambda: workload)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    assert kept(tmp_path, {}, lambda: workload) is workload
+    assert f"{path} is damaged" in capsys.readouterr().err
+    assert kept(tmp_path, {}, never) == workload
+
+
+@pytest.mark.parametrize("stored", [os.system, subprocess.Popen, runs.run, runs.Path])
+def test_a_stored_value_calls_nothing_but_classes_of_the_simulator(tmp_path, stored):
+    class Calls:
+        def __reduce__(self):
+            return stored, ("touch called",)
+
+    kept(tmp_path, {}, lambda: 1)
+    (path,) = tmp_path.iterdir()
+    write_sealed(path, pickle.dumps(Calls()))
+    with pytest.raises(pickle.UnpicklingError, match="classes"):
+        kept(tmp_path, {}, never)
 
 
 def test_another_key_is_another_workload(workload, tmp_path):
     other = Workload(workload.partitions[:1], workload.microbatch_sizes)
-    kept_workload(tmp_path, {"name": "one"}, lambda: workload)
-    assert kept_workload(tmp_path, {"name": "other"}, lambda: other) == other
+    kept(tmp_path, {"name": "one"}, lambda: workload)
+    assert kept(tmp_path, {"name": "other"}, lambda: other) == other
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_stored_machine_is_what_the_profile_says(tmp_path, name):
+    machine = HardwareMachine(load_profile(name))
+    for _ in range(2):
+        again = PublishedRuns(name, tmp_path).machine
+        assert vars(again) == vars(machine)
+        assert again.bus(1, 7) == machine.bus(1, 7)
+
+
+def test_a_profile_that_has_changed_is_read_again(tmp_path, monkeypatch):
+    text = (runs.PROFILES / "p40.yaml").read_text(encoding="utf-8")
+    for module in ("machine", "profile"):
+        monkeypatch.setattr(f"gpipe_bench.simulator.hardware.{module}.PROFILES", tmp_path)
+    monkeypatch.setattr(runs, "PROFILES", tmp_path)
+    depths = []
+    for depth in (1024, 512, 1024):
+        changed = text.replace("queue_depth: 1024", f"queue_depth: {depth}")
+        (tmp_path / "p40.yaml").write_text(changed, encoding="utf-8")
+        depths.append(PublishedRuns("p40", tmp_path / "kept").machine.queue_depth)
+    assert depths == [1024, 512, 1024]
 
 
 def test_predictions_from_disk_load_neither_pytorch_nor_what_checks_profiles(tmp_path):
@@ -113,15 +140,15 @@ def test_a_run_loads_no_numpy(flavour):
 def test_what_another_version_of_pytorch_or_of_this_code_stored_is_not_read(workload, tmp_path, monkeypatch):
     def stored() -> bool:
         made = []
-        kept_workload(tmp_path, {}, lambda: made.append(workload) or workload)
+        kept(tmp_path, {}, lambda: made.append(workload) or workload)
         return not made
 
     assert [stored(), stored()] == [False, True]
-    monkeypatch.setattr(trace_cache, "_torch_version", lambda: "0.1")
+    monkeypatch.setattr(kept_values, "_torch_version", lambda: "0.1")
     assert [stored(), stored()] == [False, True]
-    monkeypatch.setattr(trace_cache, "_digest", lambda _: "other sources")
+    monkeypatch.setattr(kept_values, "_digest", lambda _: "other sources")
     assert [stored(), stored()] == [False, True]
 
 
 def test_the_version_of_pytorch_is_read_without_loading_it():
-    assert repr(torch.__version__) in trace_cache._torch_version()
+    assert repr(torch.__version__) in kept_values._torch_version()

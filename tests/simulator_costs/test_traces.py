@@ -11,10 +11,9 @@ from torch.nn import functional
 
 from gpipe_bench.models.resnet import resnet101
 from gpipe_bench.simulator.tracing.model_trace import Tracer
-from gpipe_bench.simulator.tracing.scaling import PROBES, decode_trace, encode_trace, fit_line
+from gpipe_bench.simulator.tracing.scaling import PROBES, fit_line
 from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.simulator.tracing.steps import Alloc, Kernel
-from gpipe_bench.simulator.tracing.trace_cache import Shelf
 from gpipe_bench.simulator.workloads.sources import ModelSource, module_source
 from tests.simulator_costs.layers import F32, allocs, flop, frees, suite_tracer, trace
 
@@ -24,7 +23,7 @@ ROW = N * C * F32
 
 def test_a_graph_keeps_what_its_backward_pass_needs():
     middle = trace(nn.Sequential(nn.Linear(C, C), nn.ReLU(), nn.Linear(C, C)), N, C)
-    first, relu, last = (middle.kinds[number] for number in middle.layers)
+    first, relu, last = middle.layers
     assert first.kept == (0,), "a linear layer keeps its input for the gradient of the weight"
     assert relu.kept == (relu.outputs[0].block,), "ReLU keeps its result, not its input"
     assert last.kept == (0,)
@@ -38,7 +37,7 @@ def test_memory_of_a_chain_inside_a_layer():
             return torch.relu(x).exp() * 2.0
 
     traced = trace(nn.Sequential(nn.Linear(C, C), Twice()), N, C)
-    layer = traced.kinds[traced.layers[1]]
+    layer = traced.layers[1]
     assert allocs(layer.plain) == [ROW, ROW, ROW]
     assert frees(layer.plain) == [1, 2]
     assert frees(layer.forward) == []
@@ -47,7 +46,7 @@ def test_memory_of_a_chain_inside_a_layer():
 
 
 def test_parameter_gradients_are_added_and_freed():
-    layer = trace(nn.Sequential(nn.Linear(C, C, bias=False)), N, C).kinds[0]
+    layer = trace(nn.Sequential(nn.Linear(C, C, bias=False)), N, C).layers[0]
     gradient = next(step for step in layer.backward if isinstance(step, Alloc))
     add = [step for step in layer.backward if isinstance(step, Kernel)][-1]
     assert gradient.bytes == C * C * F32
@@ -57,7 +56,7 @@ def test_parameter_gradients_are_added_and_freed():
 
 def test_an_output_that_nobody_reads_gets_no_gradient():
     full = suite_tracer("amoebanet-d", L=3, D=32, size=64).trace(2)
-    last_cell, earlier_cell = full.kinds[full.layers[-2]], full.kinds[full.layers[-4]]
+    last_cell, earlier_cell = full.layers[-2], full.layers[-4]
     assert last_cell.output_gradients[1] == -1, "the classifier reads only the first of two states"
     assert min(earlier_cell.output_gradients) >= 0
 
@@ -68,7 +67,7 @@ def test_skips_have_numbers_and_gradients():
     assert [layer.stashes for layer in facts if layer.stashes] == [(0,), (1,)]
     assert [layer.pops for layer in facts if layer.pops] == [(1,), (0,)]
     traced = tracer.trace(2)
-    stash = next(traced.kinds[n] for n, layer in zip(traced.layers, facts, strict=True) if layer.stashes)
+    stash = next(found for found, layer in zip(traced.layers, facts, strict=True) if layer.stashes)
     assert [kernel.op for kernel in stash.kernels("backward")] == ["add"], "both ways back meet at the stash"
 
 
@@ -78,9 +77,9 @@ def test_skips_have_numbers_and_gradients():
 def test_traces_lie_on_a_line(name, arguments):
     tracer = suite_tracer(name, **arguments, size=64)
     probes = [tracer.trace(size) for size in PROBES]
-    lines = [fit_line(kinds) for kinds in zip(*(traced.kinds for traced in probes), strict=True)]
+    lines = [fit_line(kinds) for kinds in zip(*(traced.layers for traced in probes), strict=True)]
     for size in (2, 7, 33):
-        assert [line.at(size) for line in lines] == list(tracer.trace(size).kinds)
+        assert [line.at(size) for line in lines] == list(tracer.trace(size).layers)
 
 
 def test_what_is_not_linear_has_no_line():
@@ -93,7 +92,7 @@ def test_what_is_not_linear_has_no_line():
     assert sum(kernel.flop for layer in source.layers(12) for kernel in layer.kernels("forward")) == flop(
         direct, "forward"
     )
-    assert fit_line([trace(nn.Sequential(Pairs()), size, C).kinds[0] for size in PROBES]) is None
+    assert fit_line([trace(nn.Sequential(Pairs()), size, C).layers[0] for size in PROBES]) is None
 
 
 def test_a_trace_is_the_same_every_time():
@@ -104,8 +103,8 @@ def test_a_trace_is_the_same_every_time():
 def test_layers_made_alike_are_traced_once():
     traced = trace(nn.Sequential(*(nn.Linear(C, C) for _ in range(9))), N, C)
     # The first one computes no gradient of its input.
-    assert len(traced.kinds) == 2
-    assert traced.layers == (0, *[1] * 8)
+    assert len({id(layer) for layer in traced.layers}) == 2
+    assert traced.layers[1] is traced.layers[8] is not traced.layers[0]
 
 
 def test_signatures_tell_layers_apart():
@@ -130,22 +129,19 @@ def test_the_model_is_left_as_it_was():
 
 
 def test_traces_survive_the_disk(tmp_path):
-    source = module_source(nn.Sequential(nn.Linear(C, C), nn.ReLU()).to("meta"), torch.empty(1, C))
     tracer = suite_tracer("unet", depth=1, B=1, C=4, size=8)
-    kept = ModelSource(lambda: tracer, (3 * 8 * 8 * F32,), shelf=Shelf(tmp_path, {"model": "x"}))
-    first = kept.layers(5), kept.layers(1)
-    again = ModelSource(pytest.fail, (3 * 8 * 8 * F32,), shelf=Shelf(tmp_path, {"model": "x"}))
-    assert (again.layers(5), again.layers(1)) == first
-    assert again.facts() == tracer.facts()
-    assert Shelf(tmp_path, {"model": "y"}).load() is None
-    assert [decode_trace(encode_trace(layer)) for layer in source.layers(3)] == source.layers(3)
+    options = {"folder": tmp_path, "key": {"model": "x"}}
+    kept = ModelSource(lambda: tracer, (3 * 8 * 8 * F32,), **options)
+    first = kept.layers(5), kept.layers(1), kept.facts
+    again = ModelSource(pytest.fail, (3 * 8 * 8 * F32,), **options)
+    assert (again.layers(5), again.layers(1), again.facts) == first
+    assert again.facts == tracer.facts()
 
 
 def test_a_loss_survives_the_disk_in_a_file_of_its_own(tmp_path):
     def source(tracer):
-        shelf = Shelf(tmp_path, {"model": "x"})
         target = partial(torch.empty, dtype=torch.int64, device="meta")
-        return ModelSource(tracer, (C * F32,), functional.cross_entropy, target, shelf=shelf)
+        return ModelSource(tracer, (C * F32,), functional.cross_entropy, target, folder=tmp_path)
 
     first = source(lambda: Tracer(nn.Sequential(nn.Linear(C, C)), torch.empty(1, C)))
     found = first.loss(6), first.loss(9)
@@ -153,27 +149,6 @@ def test_a_loss_survives_the_disk_in_a_file_of_its_own(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
     again = source(pytest.fail)
     assert (again.loss(6), again.loss(9)) == found
-
-
-def test_a_broken_file_is_no_cache(tmp_path):
-    shelf = Shelf(tmp_path, {})
-    ModelSource(lambda: suite_tracer("unet", depth=1, B=1, C=4, size=8), (1,), shelf=shelf).layers(1)
-    assert shelf.load() is not None
-    (path,) = tmp_path.iterdir()
-    path.write_text(path.read_text()[:-9])
-    assert shelf.load() is None
-
-
-def test_a_changed_digit_of_a_trace_is_not_used(tmp_path, capsys):
-    shelf = Shelf(tmp_path, {})
-    ModelSource(lambda: suite_tracer("unet", depth=1, B=1, C=4, size=8), (1,), shelf=shelf).layers(1)
-    (path,) = tmp_path.iterdir()
-    text = path.read_text()
-    digits = [place for place, letter in enumerate(text) if letter in "12345678"]
-    for place in digits[:: len(digits) // 50]:
-        path.write_text(f"{text[:place]}{int(text[place]) + 1}{text[place + 1 :]}")
-        assert shelf.load() is None
-        assert f"{path} is damaged" in capsys.readouterr().err
 
 
 def test_resnet101_is_the_published_one():

@@ -1,94 +1,76 @@
-"""A machine of devices of one kind as the numbers that the event simulation asks for.
+"""A machine of devices of one kind, as the event simulation asks for it.
 
-Where they come from, and which rules they keep, is said by :mod:`gpipe_bench.simulator.hardware.profile`.
+Where its numbers come from is said by :mod:`gpipe_bench.simulator.hardware.profile`. A machine on disk is used without
+reading the profile again, which takes longer than many simulations.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-__all__ = ["MachineNumbers", "NumberedMachine", "Way"]
+if TYPE_CHECKING:
+    from gpipe_bench.simulator.hardware.profile import Link, Profile
+
+__all__ = ["PROFILES", "WAYS", "HardwareMachine"]
+
+PROFILES: Final = Path(__file__).parents[1] / "profiles"
+"""Folder of the profiles that come with the package."""
+
+WAYS: Final = ("within", "across", "host")
+"""The links of a topology."""
 
 _HOST: Final = -1
 
 
-class Way(NamedTuple):
-    """A link: usable 10^9 bytes per second, microseconds of an empty transfer, and whether transfers take turns."""
+class _Way(NamedTuple):
+    """A link: usable 10^9 bytes per second, nanoseconds of an empty transfer, and whether transfers take turns."""
 
     gb_per_s: float
-    latency_us: float
+    latency_ns: float
     shared: bool
 
+    @classmethod
+    def of(cls, link: Link) -> _Way:
+        return cls(link.gb_per_s, link.latency_us * 1000, link.shared)
 
-class MachineNumbers(NamedTuple):
-    """What decides the time of launches and copies.
+
+class HardwareMachine:
+    """What the event simulation asks of hardware.
+
+    Args:
+        profile: of the devices and their links.
 
     Attributes:
         launch_ns: host time per kernel or copy.
         queue_depth: launches that a device holds before the host waits.
-        capacity_bytes: usable memory of a device.
-        own_gb_per_s: rate at which a device copies within its own memory, 10^9 bytes per second.
-        own_ns: shortest time of such a copy.
-        group_size: consecutive devices that are near each other.
-        within: link between devices of one group.
-        across: link between devices of different groups.
-        host: link between a device and host memory.
+        capacity_bytes: usable memory of a device; 0 for no limit.
     """
 
-    launch_ns: int
-    queue_depth: int
-    capacity_bytes: int
-    own_gb_per_s: float
-    own_ns: float
-    group_size: int
-    within: Way
-    across: Way
-    host: Way
-
-
-class NumberedMachine:
-    """A machine; what the event simulation asks of hardware.
-
-    Args:
-        numbers: of its devices and links.
-    """
-
-    def __init__(self, numbers: MachineNumbers) -> None:
-        self.numbers = numbers
-
-    @property
-    def launch_ns(self) -> int:
-        """Host time per kernel or copy."""
-        return self.numbers.launch_ns
-
-    @property
-    def queue_depth(self) -> int:
-        """Launches that a device holds before the host waits."""
-        return self.numbers.queue_depth
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Usable memory of a device."""
-        return self.numbers.capacity_bytes
+    def __init__(self, profile: Profile) -> None:
+        topology = profile.topology
+        self.launch_ns = round(profile.launch_us * 1000)
+        self.queue_depth = profile.queue_depth
+        self.capacity_bytes = profile.capacity_bytes
+        self._group_size = topology.group_size
+        self._within, self._across, self._host = (_Way.of(profile.links[getattr(topology, way)]) for way in WAYS)
+        # A copy within a device's own memory is read and written.
+        rate = profile.bandwidth_gb_per_s * profile.efficiency.memory_bound / 2
+        self._own = _Way(rate, profile.kernel_floor_us * 1000, False)
 
     def copy_ns(self, source: int, target: int, nbytes: int) -> int:
         """Time of a transfer of ``nbytes`` from device ``source`` to ``target``; -1 is host memory."""
-        if source == target:
-            # Read and written in the device's own memory.
-            return round(nbytes / self.numbers.own_gb_per_s + self.numbers.own_ns)
-        way = self._way(source, target)
+        way = self._own if source == target else self._way(source, target)
         # 10^9 bytes per second is one byte per nanosecond.
-        return round(nbytes / way.gb_per_s + way.latency_us * 1000)
+        return round(nbytes / way.gb_per_s + way.latency_ns)
 
     def bus(self, source: int, target: int) -> tuple[int, int] | None:
         """What transfers from device ``source`` to ``target`` share with those of other devices, if anything."""
         if _HOST in (source, target) or not self._way(source, target).shared:
             return None
-        size = self.numbers.group_size
-        return source // size, target // size
+        return source // self._group_size, target // self._group_size
 
-    def _way(self, source: int, target: int) -> Way:
+    def _way(self, source: int, target: int) -> _Way:
         if _HOST in (source, target):
-            return self.numbers.host
-        size = self.numbers.group_size
-        return self.numbers.within if source // size == target // size else self.numbers.across
+            return self._host
+        return self._within if source // self._group_size == target // self._group_size else self._across

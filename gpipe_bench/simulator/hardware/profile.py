@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import is_file
 from gpipe_bench.models.arguments import nearest
-from gpipe_bench.simulator.hardware.machine import MachineNumbers, NumberedMachine, Way
+from gpipe_bench.simulator.hardware.machine import PROFILES, WAYS, HardwareMachine
 from gpipe_bench.simulator.hardware.profile_rules import (
     DIRECT_SHARE,
     FAST_SHARE,
@@ -34,16 +34,11 @@ __all__ = [
     "Profile",
     "Topology",
     "load_profile",
-    "machine_numbers",
     "parse_profile",
     "profile_names",
 ]
 
-PROFILES: Final = Path(__file__).parents[1] / "profiles"
-"""Folder of the profiles that come with the package."""
-
 _GIB: Final = 2**30
-_WAYS: Final = ("within", "across", "host")
 _CONVOLUTION_UNITS: Final = {"float32": "tensorfloat32", "float64": ""}
 _PARTS: Final = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
@@ -129,7 +124,7 @@ class Profile(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        problems = unknown_links({name: getattr(self.topology, name) for name in _WAYS}, self.links)
+        problems = unknown_links({name: getattr(self.topology, name) for name in WAYS}, self.links)
         if self.context_gib >= self.memory_gib:
             problems.append(f"context_gib must be less than memory_gib, got {self.context_gib}; correct one of them")
         if problems:
@@ -175,34 +170,6 @@ class Profile(_Section):
 def _units(arithmetic: str, dtype: str) -> str:
     """The type of the matrix units for operands of a type; '' for none."""
     return _CONVOLUTION_UNITS.get(dtype, dtype) if arithmetic == "convolution" else dtype
-
-
-class HardwareMachine(NumberedMachine):
-    """A machine of devices of one kind; what the event simulation asks of hardware.
-
-    Args:
-        profile: of the devices and their links.
-    """
-
-    def __init__(self, profile: Profile) -> None:
-        super().__init__(machine_numbers(profile))
-        self.profile = profile
-
-
-def machine_numbers(profile: Profile) -> MachineNumbers:
-    """What the event simulation asks of a profile."""
-    topology = profile.topology
-    links = (profile.links[getattr(topology, way)] for way in _WAYS)
-    return MachineNumbers(
-        round(profile.launch_us * 1000),
-        profile.queue_depth,
-        profile.capacity_bytes,
-        # Read and written.
-        profile.bandwidth_gb_per_s * profile.efficiency.memory_bound / 2,
-        profile.kernel_floor_us * 1000,
-        topology.group_size,
-        *(Way(link.gb_per_s, link.latency_us, link.shared) for link in links),
-    )
 
 
 def profile_names() -> list[str]:
@@ -256,7 +223,7 @@ def _hidden(where: str, data: Mapping[str, Any]) -> list[str]:
     topology, links = data.get("topology"), data.get("links")
     if not isinstance(topology, Mapping) or not isinstance(links, Mapping):
         return []
-    named = {way: topology[way] for way in _WAYS if isinstance(topology.get(way), str)}
+    named = {way: topology[way] for way in WAYS if isinstance(topology.get(way), str)}
     return [f"{where}: {line}" for line in unknown_links(named, links)]
 
 

@@ -11,20 +11,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.settings import enough_steps
-from gpipe_bench.simulator.hardware.stored import KnownProfile, known
+from gpipe_bench.simulator.hardware.machine import PROFILES, HardwareMachine
 from gpipe_bench.simulator.published.settings import Setting, published_cells
 from gpipe_bench.simulator.runs.events import Run, Settings, run
 from gpipe_bench.simulator.runs.simulation import GIB, device_uses, gib_texts, step_events
-from gpipe_bench.simulator.tracing.trace_cache import default_folder
-from gpipe_bench.simulator.workloads.stored import kept_workload
+from gpipe_bench.simulator.tracing.kept import TRACING, default_folder, kept
 from gpipe_bench.simulator.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from gpipe_bench.simulator.workloads.sources import ModelSource
 
 __all__ = ["METRICS", "Outcome", "PublishedRuns", "is_fitted", "published_source"]
+
+T = TypeVar("T")
 
 _THROUGHPUT: Final = "throughput_samples_per_s"
 _UTILIZATION: Final = "utilization_fraction"
@@ -41,6 +43,9 @@ _MODEL: Final = "model_memory_gib"
 
 METRICS: Final = (_THROUGHPUT, _UTILIZATION, _RESERVED, _MODEL, _ACTIVATIONS)
 """What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do."""
+
+_COMPOSING: Final = (*TRACING, "hardware/*.py", "workloads/*.py")
+"""Files that decide what a workload holds."""
 
 _PER_GRADIENT: Final = 3
 """A parameter, its gradient and RMSprop's average."""
@@ -80,17 +85,37 @@ class PublishedRuns:
     """Runs published rows; rows that differ in components only share their work.
 
     Args:
-        profile: the devices.
+        profile: the devices, or the name of a profile of the package: then workloads are kept in ``cache``, too.
         cache: folder of stored traces; the user's cache folder by default.
-        keep: whether to store workloads there too; they are for this profile only.
     """
 
-    def __init__(self, profile: Profile | KnownProfile, cache: Path | None = None, *, keep: bool = False) -> None:
-        self._profile = profile if isinstance(profile, KnownProfile) else known(profile)
-        self._cache, self._keep = cache, keep
-        self._machine = self._profile.machine
-        # The last one, and whether it has requests for memory: rows that share a workload follow each other.
-        self._last: tuple[object, Workload, bool] | None = None
+    def __init__(self, profile: Profile | str, cache: Path | None = None) -> None:
+        self._given, self._cache = profile, cache
+        # The last one: rows that share a workload follow each other.
+        self._last: tuple[object, Workload] | None = None
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The devices."""
+        if not isinstance(self._given, str):
+            return self._given
+        # What checks a profile takes longer to load than all else.
+        from gpipe_bench.simulator.hardware.profile import load_profile
+
+        return load_profile(self._given)
+
+    @cached_property
+    def machine(self) -> HardwareMachine:
+        """The machine that has them."""
+        return self._kept({}, lambda: HardwareMachine(self.profile), ("hardware/*.py",))
+
+    def _kept(self, key: Mapping[str, Any], make: Callable[[], T], sources: tuple[str, ...]) -> T:
+        """What depends on the profile, on disk if that has a name."""
+        if not isinstance(self._given, str):
+            return make()
+        folder = default_folder() if self._cache is None else self._cache
+        text = (PROFILES / f"{self._given}.yaml").read_text(encoding="utf-8")
+        return kept(folder, {**key, "profile": text}, make, sources)
 
     def outcome(self, row: Setting) -> Outcome:
         """Simulate a row, for the metrics that were published."""
@@ -133,19 +158,18 @@ class PublishedRuns:
         exempt = row.checkpoint == "except_last" and work.m == row.chunks
         checkpoint = row.checkpoint if exempt or row.checkpoint != "except_last" else "always"
         settings = Settings(_components(row), checkpoint, "published", memory=memory)
-        return run(work, self._machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
+        return run(work, self.machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
 
     def _workload(self, row: Setting, batch_size: int, *, memory: bool = True) -> Workload:
-        """The work of a row; without ``memory`` it may lack its requests for memory."""
-        key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer
-        if self._last is None or self._last[0] != key or memory > self._last[2]:
-            if self._keep:
-                folder = default_folder() if self._cache is None else self._cache
-                named = {"row": key, "profile": self._profile.settings}
-                work = kept_workload(folder, named, lambda: self._composed(row, batch_size), memory=memory)
-            else:
-                work = self._composed(row, batch_size)
-            self._last = key, work, memory or not self._keep
+        """The work of a row; without ``memory`` it lacks its requests for memory, which are most of it on disk."""
+        key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer, memory
+
+        def make() -> Workload:
+            work = self._composed(row, batch_size)
+            return work if memory else work.without_requests()
+
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._kept({"row": key}, make, _COMPOSING)
         return self._last[1]
 
     def _composed(self, row: Setting, batch_size: int) -> Workload:
@@ -153,13 +177,13 @@ class PublishedRuns:
 
         source = published_source(row, self._cache)
         # Without a pipeline there is one partition of all layers.
-        balance = row.balance if row.chunks > 1 or row.partitions > 1 else (len(source.facts()),)
+        balance = row.balance if row.chunks > 1 or row.partitions > 1 else (len(source.facts),)
         return workload_of(
             source,
             balance=balance,
             batch_size=batch_size,
             chunks=row.chunks,
-            profile=self._profile.profile,
+            profile=self.profile,
             optimizer=row.optimizer,
             cache=self._cache,
         )

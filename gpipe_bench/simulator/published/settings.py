@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.configurations import canonical
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.tracing.trace_cache import default_folder, read, write
+from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.tables import plain_records, read_table
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ def _records(folder: Path) -> dict[str, list[dict[str, Any]]]:
     paths = (folder / "published.csv", folder / "settings.csv")
     # What is not there has no lines stored, and reading it says so.
     key = {str(path): hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest() for path in paths}
-    found = read(default_folder(), key, lambda data: {name: data[name] for name in ("values", "settings")}, _READING)
-    if found is None:
+
+    def read() -> dict[str, list[dict[str, Any]]]:
         values, settings = published_tables(folder)
         settings = settings[[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0})
-        found = {"values": plain_records(values[[*_CELL, "metric", "value"]]), "settings": plain_records(settings)}
-        write(default_folder(), key, found, _READING)
-    return found
+        return {"values": plain_records(values[[*_CELL, "metric", "value"]]), "settings": plain_records(settings)}
+
+    return kept(default_folder(), key, read, _READING)
 
 
 @cache

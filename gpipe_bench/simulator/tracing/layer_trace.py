@@ -117,24 +117,30 @@ def give_gradients(layer: nn.Module) -> None:
 
 
 def _trace_plain(
-    layer: nn.Module, inputs: object, skips: Any
+    layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None]
 ) -> tuple[tuple[Step, ...], tuple[Port, ...], tuple[int, ...]]:
+    """The pass without graph: its steps, what leaves it, and the inputs that it writes to."""
     recorder = Recorder()
-    tensors, popped = map_specs(TensorSpec.empty, inputs), map_specs(TensorSpec.empty, skips)
-    entered = tensors_of([*flat(tensors), *popped.values()])
-    for tensor in entered:
-        recorder.adopt(tensor)
-    versions = _versions(entered)
-    tracker = _Skips(popped)
-    with torch.no_grad(), recorder, AcceleratorFunctions(), use_tracker(tracker):
-        output = layer(tensors)
-    ports = _ports(recorder, [*flat(output), *tracker.stashed.values()])
-    writes = (place for place, pair in enumerate(zip(versions, _versions(entered), strict=True)) if len({*pair}) > 1)
-    return recorder.take(), ports, tuple(writes)
+    entered: list[Tensor] = []
+
+    def enter(spec: TensorSpec) -> Tensor:
+        entered.append(spec.empty())
+        recorder.adopt(entered[-1])
+        return entered[-1]
+
+    with torch.no_grad():
+        output, stashed = _run_layer(layer, recorder, map_specs(enter, (inputs, skips)))
+    ports = _ports(recorder, [*flat(output), *stashed.values()])
+    writes = tuple(place for place, tensor in enumerate(entered) if tensor._version)  # noqa: SLF001 - its count of writes
+    return recorder.take(), ports, writes
 
 
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - autograd's own count of writes in place
+def _run_layer(layer: nn.Module, recorder: Recorder, entered: Any) -> tuple[Any, dict[SkipKey, Tensor | None]]:
+    """Run a layer on what entered, inputs and skips; gives its output and the skips that it stashed."""
+    inputs, skips = entered
+    tracker = _Skips(skips)
+    with recorder, AcceleratorFunctions(), use_tracker(tracker):
+        return layer(inputs), tracker.stashed
 
 
 class LayerTracing:
@@ -155,7 +161,7 @@ class LayerTracing:
         """Run both; ``plain`` and its ports: the pass without graph, ``wanted``: see :func:`trace_layer`."""
         recorder = self.recorder
         first_node = _next_node()
-        output, stashed, popped = self._forward()
+        output, stashed = self._forward()
         entered = sum(spec.requires_grad + spec.view for spec in self.input_specs)
         nodes = _next_node() - first_node - 1 - entered
         # The caller of the layer frees an input that nothing needs; ``kept`` tells which.
@@ -178,7 +184,7 @@ class LayerTracing:
             outputs=ports,
             plain_outputs=plain_ports,
             stashed=tuple(stashes.index(key) for key in stashed_specs),
-            popped=tuple(pops.index(key) for key in popped),
+            popped=tuple(pops.index(key) for key in self._structure[1]),
             forward=forward,
             plain=plain,
             backward=backward,
@@ -196,14 +202,8 @@ class LayerTracing:
         )
         return LayerRun(trace, output_specs, stashed_specs, tuple(block != NO_BLOCK for block in arrived))
 
-    def _forward(self) -> tuple[Any, dict[SkipKey, Tensor | None], list[SkipKey]]:
-        inputs, skips = self._structure
-        entered = map_specs(self._enter, inputs)
-        popped = map_specs(self._enter, skips)
-        tracker = _Skips(popped)
-        with self.recorder, AcceleratorFunctions(), use_tracker(tracker):
-            output = self.layer(entered)
-        return output, tracker.stashed, list(skips)
+    def _forward(self) -> tuple[Any, dict[SkipKey, Tensor | None]]:
+        return _run_layer(self.layer, self.recorder, map_specs(self._enter, self._structure))
 
     def _enter(self, spec: TensorSpec) -> Tensor:
         tensor = spec.empty()
@@ -226,7 +226,7 @@ class LayerTracing:
         self.made.append(NO_BLOCK)
 
         def make(spec: TensorSpec) -> Tensor:
-            with self.recorder.quiet():
+            with torch._C._DisableTorchDispatch():  # noqa: SLF001 - it is the tracer that makes it, not the layer
                 gradient = spec.empty()
             self.made[place] = self.recorder.adopt(gradient)
             return gradient

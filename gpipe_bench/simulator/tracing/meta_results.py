@@ -1,7 +1,9 @@
 """Runs operations on the meta device, each with given operands once.
 
 PyTorch computes the shapes of many results in Python, three milliseconds for a batch norm, and a model asks for the
-same shapes again and again. So results are remembered as shapes, and made anew from them.
+same shapes again and again. So results are remembered as shapes, and made anew from them. Shapes of elementwise
+operations and batch norms are plain to see for contiguous tensors of one shape and one precise type, and PyTorch is
+not asked for them at all.
 """
 
 from __future__ import annotations
@@ -11,28 +13,51 @@ from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.result_shapes import Shape, gives_first, plain_result
+__all__ = ["Shape", "evaluate", "operation_key", "plain_result"]
 
-__all__ = ["evaluate", "operation_key"]
-
+_aten: Final = torch.ops.aten
+_PRECISE: Final = (torch.float32, torch.float64)
+_ELEMENTWISE: Final = frozenset(
+    {
+        _aten.add.Tensor,
+        _aten.leaky_relu.default,
+        _aten.leaky_relu_backward.default,
+        _aten.mul.Tensor,
+        _aten.relu.default,
+        _aten.threshold_backward.default,
+    }
+)
+_Number = bool | int | float
 _PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _EXACT: Final = frozenset(_PLAIN)
 _results: Final[dict[Hashable, Any]] = {}
 _tried: Final[set[Any]] = set()
 
 
+class Shape(NamedTuple):
+    """A result without its values.
+
+    Attributes:
+        shape: lengths.
+        stride: elements from one to the next, for each dimension.
+        dtype: type of an element.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
 def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Hashable | None) -> Any:
     """What ``func(*args, **kwargs)`` gives; ``key``: as :func:`operation_key` has it."""
-    if func is torch.ops.aten.col2im.default:
+    if func is _aten.col2im.default:
         return _in_memory_of(args[0], func(*args, **kwargs))
     if key is None:
-        if gives_first(func, args, kwargs):
-            return args[0]
         if func not in _tried:
             _tried.add(func)
             # Only for what PyTorch imports at the first call.
@@ -52,7 +77,7 @@ def _recipe_of(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         return (plain,)
     copies, named = _copied(args), _copied(dict(kwargs))
     result = _elsewhere(func, copies, named)
-    if func is torch.ops.aten.convolution.default:
+    if func is _aten.convolution.default:
         result = _like_operands(result, copies[:2])
     return _recipe(result, {_key_of(tensor.untyped_storage()) for tensor in _tensors([*copies, *named.values()])})
 
@@ -163,3 +188,51 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shape | tuple[Shape | None, ...] | None:
+    """What an aten overload gives, with shapes in the place of tensors; None where that is not plain to see."""
+    if kwargs:
+        return None
+    if func in _ELEMENTWISE:
+        return _common(args)
+    if func is _aten.native_batch_norm.default:
+        x, *others, training, _, _ = args
+        whole, same = _of(x), _of_channels(x, others)
+        return (whole, same, same) if training and whole and same else None
+    if func is _aten.native_batch_norm_backward.default:
+        grad, x, *others, training, _, mask = args
+        whole, same = _common([grad, x]), _of_channels(x, others)
+        plain = training and whole and same and all(isinstance(value, Tensor) for value in others[-2:])
+        return (whole, *(same if wanted else None for wanted in mask[1:])) if plain else None
+    return None
+
+
+def _common(args: Sequence[Any]) -> Shape | None:
+    """The shape of all tensors among numbers and tensors on the meta device."""
+    if not all(isinstance(value, Tensor | _Number) for value in args):
+        return None
+    found = {_of(value) for value in args if isinstance(value, Tensor)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _of_channels(x: Tensor, others: Sequence[Tensor | None]) -> Shape | None:
+    """The shape of a number for each channel of x, if the others, as far as there are any, have it."""
+    whole = _of(x)
+    # Of a single value there is no variance.
+    if whole is None or len(whole.shape) < 2 or x.numel() <= whole.shape[1]:
+        return None
+    expected = Shape(whole.shape[1:2], (1,), whole.dtype)
+    return expected if all(value is None or _of(value) == expected for value in others) else None
+
+
+def _of(tensor: Tensor) -> Shape | None:
+    """The shape of a contiguous tensor of single or double precision on the meta device; None for others."""
+    if not (tensor.is_meta and tensor.layout is torch.strided and tensor.dtype in _PRECISE and tensor.is_contiguous()):
+        return None
+    shape, steps, step = tuple(tensor.shape), list[int](), 1
+    for length in reversed(shape):
+        steps.append(step)
+        step *= max(length, 1)
+    strides = tuple(reversed(steps))
+    return Shape(shape, strides, tensor.dtype) if tensor.stride() == strides else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
-from gpipe_bench.simulator.tracing.signature import is_lasting, signature
+from gpipe_bench.simulator.tracing.scaling import PROBES
+from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, meta_twin, specs_in
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, Parameter
 from gpipe_bench.skip import verify_skippables
@@ -28,33 +29,24 @@ __all__ = ["Trace", "Tracer", "trace_loss"]
 
 _Skips = dict[SkipKey, TensorSpec | None]
 _Call = tuple[object, _Skips]
-
-# Kinds of layers that any model may have, and their runs: models of one family share most of theirs.
-_kinds: Final[dict[Hashable, object]] = {}
-_runs: Final[dict[Hashable, LayerRun]] = {}
-_MOST_RUNS: Final = 2000
+"""What enters a layer."""
+_Runs = tuple[LayerRun, LayerRun]
+"""The run of a layer among others, and as the first of a partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A model at one batch size.
+    """A model at one batch size; layers that are alike share a trace.
 
     Attributes:
-        kinds: the traces of its kinds of layers.
-        layers: for each layer, the number of its kind.
+        layers: the trace of each layer.
         firsts: the same, were it the first of a partition.
         output: specs in the structure of the model's output.
     """
 
-    kinds: tuple[LayerTrace, ...]
-    layers: tuple[int, ...]
-    firsts: tuple[int, ...]
+    layers: tuple[LayerTrace, ...]
+    firsts: tuple[LayerTrace, ...]
     output: object
-
-    @property
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """Both numbers of each layer."""
-        return tuple(zip(self.layers, self.firsts, strict=True))
 
 
 class Tracer:
@@ -80,24 +72,17 @@ class Tracer:
             module, owned = _cast(module, precision, owned=owned), True
         self.module, self._owned = module, owned
         self._sample = map_specs(lambda tensor: TensorSpec.of(in_precision(tensor, precision)), sample)
-        # Signatures may compare objects by identity, so the layers that they stand for are kept alive by the model.
-        signatures = []
+        self._declared = [declared_skips(layer) for layer in module]
+        # In place of signatures, which are long: a number for each kind of layer.
+        numbers: dict[Hashable, int] = {}
+        self._kinds: list[int] = []
         for place, layer in enumerate(module):
             with _explained(f"layer {place} ({type(layer).__name__})"):
-                signatures.append(signature(layer))
-        self._declared = [declared_skips(layer) for layer in module]
-        self._twins: dict[object, nn.Module] = {}
+                self._kinds.append(numbers.setdefault(signature(layer), len(numbers)))
+        self._twins: dict[int, nn.Module] = {}
+        self._traces: dict[int, Trace] = {}
         self._runs: dict[Hashable, LayerRun] = {}
         self._asked: dict[int, tuple[int, _Call, tuple[bool, ...] | None]] = {}
-        if len(_runs) > _MOST_RUNS:
-            _kinds.clear()
-            _runs.clear()
-        # In place of signatures, which are long: an object for each kind, and whether it outlasts the model.
-        own: dict[Hashable, object] = {}
-        lasting = {kind: is_lasting(kind) for kind in dict.fromkeys(signatures)}
-        self._kinds = [
-            ((_kinds if lasting[kind] else own).setdefault(kind, object()), lasting[kind]) for kind in signatures
-        ]
 
     def facts(self) -> list[LayerFacts]:
         """Parameters, buffers and skips of each layer."""
@@ -125,72 +110,75 @@ class Tracer:
 
     def trace(self, size: int) -> Trace:
         """The model at a batch of ``size`` samples."""
-        entering = map_specs(lambda spec: _resized(spec, size), self._sample)
-        value: object = entering
-        skips: _Skips = {}
-        calls: list[_Call] = []
-        for place, (stashes, pops) in enumerate(self._declared):
-            popped = {key: skips.pop(key) for key in pops}
-            run = self._run(place, value, popped, None)
-            calls.append((value, popped))
-            value = run.output
-            names = [stashes[index] for index in run.trace.stashed]
-            skips |= dict(zip(names, run.stashed.values(), strict=True))
-        traces = self._with_gradients(calls)
-        kinds = list({id(trace): trace for pair in traces for trace in pair}.values())
-        numbers = {id(trace): number for number, trace in enumerate(kinds)}
-        layers, firsts = (tuple(numbers[id(pair[which])] for pair in traces) for which in (0, 1))
-        return Trace(tuple(kinds), layers, firsts, value)
+        if size not in self._traces:
+            self._traces[size] = self._traced(size)
+        return self._traces[size]
 
-    def _with_gradients(self, calls: Sequence[_Call]) -> list[tuple[LayerTrace, LayerTrace]]:
+    def output(self) -> object:
+        """Specs in the structure of the model's output, at some batch size."""
+        return self.trace(next(iter(self._traces), PROBES[0])).output
+
+    def _traced(self, size: int) -> Trace:
+        value: object = map_specs(lambda spec: _resized(spec, size), self._sample)
+        skips: _Skips = {}
+        calls: list[tuple[_Call, _Runs]] = []
+        for place, (stashes, pops) in enumerate(self._declared):
+            call = value, {key: skips.pop(key) for key in pops}
+            runs = self._run(place, call, None)
+            calls.append((call, runs))
+            value = runs[0].output
+            names = [stashes[index] for index in runs[0].trace.stashed]
+            skips |= dict(zip(names, runs[0].stashed.values(), strict=True))
+        layers, firsts = zip(*self._with_gradients(calls), strict=True)
+        return Trace(layers, firsts, value)
+
+    def _with_gradients(self, calls: Sequence[tuple[_Call, _Runs]]) -> list[tuple[LayerTrace, LayerTrace]]:
         """Traces with the gradients that really arrive; of each layer among others, and as the first of a partition."""
         traces: list[tuple[LayerTrace, LayerTrace]] = []
         arriving: tuple[bool, ...] | None = None
         skips: dict[SkipKey, bool] = {}
-        for place in reversed(range(len(self.module))):
-            value, popped = calls[place]
+        for place, (call, full) in reversed(list(enumerate(calls))):
+            value, popped = call
             stashes, _ = self._declared[place]
-            full = self._run(place, value, popped, None)
-            names = [stashes[index] for index in full.trace.stashed if full.stashed[_nth(full, index)] is not None]
-            mains = len(full.trace.outputs) - len(names)
+            stashed = zip(full[0].trace.stashed, full[0].stashed.values(), strict=True)
+            names = [stashes[index] for index, spec in stashed if spec is not None]
+            mains = len(full[0].trace.outputs) - len(names)
             wanted = (*(arriving or (True,) * mains), *(skips.get(name, False) for name in names))
-            run = full if all(wanted) else self._run(place, value, popped, wanted)
+            run, first = full if all(wanted) else self._run(place, call, wanted)
             count = len(specs_in(value))
             arriving = run.gradients[:count]
             present = [key for key, spec in popped.items() if spec is not None]
             skips |= dict(zip(present, run.gradients[count:], strict=True))
-            traces.append((run.trace, self._alone(place, (value, popped), wanted if run is not full else None).trace))
+            traces.append((run.trace, first.trace))
         return traces[::-1]
 
-    def _run(self, place: int, value: object, popped: _Skips, wanted: tuple[bool, ...] | None) -> LayerRun:
-        """The run of a layer; that it takes views matters only if it writes to them."""
-        run = self._alone(place, (value, popped), wanted)
-        views = [spec.view for spec in specs_in((value, popped))]
+    def _run(self, place: int, call: _Call, wanted: tuple[bool, ...] | None) -> _Runs:
+        """The run of a layer, and the same were it the first of a partition: between partitions there are no views.
+
+        That a layer takes views matters only if it writes to them.
+        """
+        views = [spec.view for spec in specs_in(call)]
         if not any(views):
-            return run
-        if not any(views[at] for at in run.trace.writes):
-            return _passing_on(run, views)
+            run = self._layer(place, call, wanted)
+            return run, run
+        alone: _Call = map_specs(lambda spec: replace(spec, view=False), call)
+        first = self._layer(place, alone, wanted)
+        if not any(views[at] for at in first.trace.writes):
+            return _passing_on(first, views), first
         places = iter(range(len(views)))
         written: _Call = map_specs(
-            lambda spec: replace(spec, view=next(places) in run.trace.writes and spec.view), (value, popped)
+            lambda spec: replace(spec, view=next(places) in first.trace.writes and spec.view), call
         )
-        return self._traced(place, *written, wanted)
+        return self._layer(place, written, wanted), first
 
-    def _alone(self, place: int, call: _Call, wanted: tuple[bool, ...] | None) -> LayerRun:
-        """The run of a layer that takes no views: between partitions there are none."""
-        alone: _Call = map_specs(lambda spec: replace(spec, view=False), call)
-        return self._traced(place, *alone, wanted)
-
-    def _traced(self, place: int, value: object, popped: _Skips, wanted: tuple[bool, ...] | None) -> LayerRun:
-        kind, lasting = self._kinds[place]
-        key = kind, _hashable(value), tuple(popped.values()), wanted
-        plain = all(isinstance(item, TensorSpec) for item in (value if type(value) is tuple else (value,)))
-        runs = _runs if lasting and plain else self._runs
-        if key not in runs:
+    def _layer(self, place: int, call: _Call, wanted: tuple[bool, ...] | None) -> LayerRun:
+        value, popped = call
+        key = self._kinds[place], _hashable(value), tuple(popped.values()), wanted
+        if key not in self._runs:
             with _explained(f"layer {place} ({type(self.module[place]).__name__})", value):
-                runs[key] = trace_layer(*self._arguments(place, (value, popped)), wanted)
-        self._asked[id(runs[key].trace)] = place, (value, popped), wanted
-        return runs[key]
+                self._runs[key] = trace_layer(*self._arguments(place, call), wanted)
+        self._asked[id(self._runs[key].trace)] = place, call, wanted
+        return self._runs[key]
 
     def arguments(self, trace: LayerTrace) -> tuple[nn.Module, object, _Skips, tuple[bool, ...] | None]:
         """What a trace of a layer was made of: the arguments of :func:`trace_layer`."""
@@ -199,7 +187,7 @@ class Tracer:
 
     def _arguments(self, place: int, call: _Call) -> tuple[nn.Module, object, _Skips]:
         """The layer on the meta device with its inputs, under its own names of skips."""
-        kind, _ = self._kinds[place]
+        kind = self._kinds[place]
         twin = self._twins.get(kind)
         if twin is None:
             own = self.module[place]
@@ -247,10 +235,6 @@ def _passing_on(run: LayerRun, views: Sequence[bool]) -> LayerRun:
 
     output, stashed = map_specs(handed_on, (run.output, run.stashed))
     return replace(run, output=output, stashed=stashed)
-
-
-def _nth(run: LayerRun, index: int) -> SkipKey:
-    return list(run.stashed)[run.trace.stashed.index(index)]
 
 
 @contextmanager

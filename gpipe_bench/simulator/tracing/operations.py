@@ -6,7 +6,7 @@ each result written once, unless a table below knows better. Views and allocatio
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -17,7 +17,7 @@ from gpipe_bench.simulator.tracing.attention import seen_pairs
 from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
 from gpipe_bench.simulator.tracing.steps import Kernel
 
-__all__ = ["kernels_of", "known_kernels", "tensor_bytes", "tensors_of"]
+__all__ = ["kernels_of", "tensors_of"]
 
 _aten: Final = torch.ops.aten
 
@@ -50,41 +50,8 @@ _TILE_GROWTH: Final = (36, 16)
 _FILTER_GROWTH: Final = 36 // 9
 
 
-# By the key of a call, and which of its tensors are one.
-_known: Final[dict[Hashable, list[Kernel]]] = {}
-
-
-def known_kernels(
-    known_as: tuple[Hashable, Sequence[Tensor]], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-) -> list[Kernel]:
-    """What :func:`kernels_of` gives, looked up where an equal call was seen before.
-
-    Args:
-        known_as: what the result depends on, or None; and the tensors among the operands.
-        func: as there.
-        args: as there.
-        kwargs: as there.
-        result: as there.
-    """
-    key, operands = known_as
-    if key is None:
-        return kernels_of(func, args, kwargs, result)
-    names = list(map(id, operands))
-    shared = None if len(set(names)) == len(names) else tuple(map(names.index, names))
-    if (key, shared) not in _known:
-        _known[key, shared] = kernels_of(func, args, kwargs, result)
-    return _known[key, shared]
-
-
 def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Kernel]:
-    """Kernels that one call launches.
-
-    Args:
-        func: the aten overload.
-        args: what it was called with.
-        kwargs: likewise.
-        result: what it gave.
-    """
+    """Kernels that a call of an aten overload launches, by what it was called with and what it gave."""
     name = func.overloadpacket.__name__
     if name in _FREE_OF_CHARGE or func.is_view:
         return []
@@ -106,7 +73,7 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
             flop = _unmasked(flop, func, args, kwargs)
         kernel_class, arithmetic = "other_conv_matmul", "matmul"
     read = _bytes_read(name, [*tensors_of(args), *tensors_of(list(kwargs.values()))], results)
-    written = sum(tensor_bytes(tensor) for tensor in results)
+    written = sum(_bytes(tensor) for tensor in results)
     if not read and not written:
         return []
     launches = 2 if name in _TWO_PASSES else 1
@@ -114,7 +81,7 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     return [Kernel(name, kernel_class, arithmetic, _dtype(results), launches, flop, read, written)]
 
 
-def tensor_bytes(tensor: Tensor) -> int:
+def _bytes(tensor: Tensor) -> int:
     """Bytes that reading the whole tensor touches: an expanded dimension counts once."""
     numel = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
@@ -149,9 +116,9 @@ def _bytes_read(name: str, operands: list[Tensor], results: list[Tensor]) -> int
         operands = operands[:1] + operands[2:]
     # x * x reads x once.
     unique = list({id(tensor): tensor for tensor in operands}.values())
-    sizes = [tensor_bytes(tensor) for tensor in unique]
+    sizes = [_bytes(tensor) for tensor in unique]
     if name in _GATHER and sizes:
-        sizes[0] = min(sizes[0], sum(tensor_bytes(tensor) for tensor in results))
+        sizes[0] = min(sizes[0], sum(_bytes(tensor) for tensor in results))
     return sum(sizes)
 
 
@@ -168,8 +135,8 @@ def _dtype(results: Sequence[Tensor]) -> str:
 def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Kernel:
     x = args[0]
     flop = int(flop_registry[_aten.convolution](*args, **kwargs, out_val=result))
-    read = sum(tensor_bytes(tensor) for tensor in tensors_of(args[:3]))
-    written = tensor_bytes(result)
+    read = sum(_bytes(tensor) for tensor in tensors_of(args[:3]))
+    written = _bytes(result)
     return _convolution_kernel("convolution", args[1:], (x, result), flop=flop, read=read, written=written)
 
 
@@ -185,13 +152,13 @@ def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) 
         gradient = result[index]
         if gradient is None:
             continue
-        read = tensor_bytes(grad) + tensor_bytes(other)
+        read = _bytes(grad) + _bytes(other)
         op = f"convolution_backward_{name}"
-        written = tensor_bytes(gradient)
+        written = _bytes(gradient)
         kernels.append(_convolution_kernel(op, geometry, (x, grad), flop=flop, read=read, written=written))
     bias = result[2]
     if bias is not None:
-        sizes = tensor_bytes(grad), tensor_bytes(bias)
+        sizes = _bytes(grad), _bytes(bias)
         kernels.append(Kernel("convolution_backward_bias", "memory_bound", "elementwise", _dtype([bias]), 1, 0, *sizes))
     return kernels
 
@@ -204,7 +171,7 @@ def _convolution_kernel(
     Args:
         op: its name in the trace.
         geometry: (weight, bias, stride, padding, dilation, transposed, output padding, groups).
-        planes: input and output of the forward convolution, or anything of their shapes.
+        planes: x and y, or anything of their shapes.
         flop: operations of the direct algorithm.
         read: bytes read.
         written: bytes written.
@@ -213,8 +180,8 @@ def _convolution_kernel(
     dtype = _dtype(planes[1:])
     plain = not transposed and groups == 1 and set(stride) == {1} and set(dilation) == {1}
     if plain and tuple(weight.shape[2:]) == (3, 3):
-        tiles = _TILE_GROWTH[0] * sum(tensor_bytes(plane) for plane in planes) // _TILE_GROWTH[1]
-        workspace = tiles + _FILTER_GROWTH * tensor_bytes(weight)
+        tiles = _TILE_GROWTH[0] * sum(_bytes(plane) for plane in planes) // _TILE_GROWTH[1]
+        workspace = tiles + _FILTER_GROWTH * _bytes(weight)
         return Kernel(op, "conv3x3_stride1", "convolution", dtype, 1, flop, read, written, workspace)
     # A filter of one point is a matrix product.
     kernel_class = "spatial_conv" if any(edge > 1 for edge in weight.shape[2:]) else "other_conv_matmul"

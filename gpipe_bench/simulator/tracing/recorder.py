@@ -6,8 +6,7 @@ It holds no tensor that it sees, so storages die exactly when the layer and its 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpipe_bench.simulator.tracing.attention import attention, fused_inside
 from gpipe_bench.simulator.tracing.fused_kernels import dropout, gru_cell, lstm_cell, mish, rms_norm
 from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
-from gpipe_bench.simulator.tracing.operations import known_kernels, tensors_of
+from gpipe_bench.simulator.tracing.operations import kernels_of, tensors_of
 from gpipe_bench.simulator.tracing.recurrent import RECURRENT, fused
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Step
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, Step
 
 __all__ = ["AcceleratorFunctions", "Recorder"]
 
@@ -36,6 +35,9 @@ _FUSED: Final[Mapping[Any, Callable[..., Any]]] = {
     torch.lstm_cell: lstm_cell,
     torch.gru_cell: gru_cell,
 }
+
+# By what is known of a call.
+_known: Final[dict[Hashable, list[Kernel]]] = {}
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
@@ -51,7 +53,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         self._blocks: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._next = 0
-        self._quiet = False
         # Gradients of parameters, and blocks that were added to them: whether as a view.
         self._sums: set[int] = set()
         self._added: dict[int, bool] = {}
@@ -73,8 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
             known_as = operation_key(func, args, kwargs)
             result = evaluate(func, args, kwargs, known_as)
-            if not self._quiet:
-                self._account(known_as, func, args, kwargs, result)
+            self._account(known_as, func, args, kwargs, result)
         return result
 
     def _account(
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
-        self.steps += known_kernels((known_as, operands), func, args, kwargs, result)
+        self.steps += _kernels_of(known_as, operands, func, args, kwargs, result)
         if func is torch.ops.aten.add_.Tensor and _key(args[0]) in self._sums and args[1].is_contiguous():
             self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
 
@@ -124,15 +124,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         steps, self.steps = tuple(self.steps), []
         return steps
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Operations inside are those of the tracer, not of the model."""
-        self._quiet = True
-        try:
-            yield
-        finally:
-            self._quiet = False
-
 
 class AcceleratorFunctions(TorchFunctionMode):
     """Chooses the operation that PyTorch runs on an accelerator where it runs another one on the meta device.
@@ -160,6 +151,15 @@ class AcceleratorFunctions(TorchFunctionMode):
         if found is not None:
             return found
         return func(*args, **kwargs)
+
+
+def _kernels_of(known_as: Hashable, operands: Sequence[Tensor], func: Any, *call: Any) -> list[Kernel]:
+    """Kernels of a call, looked up where one with equal operands was seen, of which the same ones are one tensor."""
+    names = list(map(id, operands))
+    key = known_as, tuple(map(names.index, names))
+    if known_as is None or key not in _known:
+        _known[key] = kernels_of(func, *call)
+    return _known[key]
 
 
 def _key(tensor: Tensor) -> int:

@@ -12,11 +12,10 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["is_lasting", "signature"]
+__all__ = ["signature"]
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, type)
 # Names of skips matter, the namespaces that tell equal names apart do not.
-_IDENTITY = "identity"
 _SKIPPED = frozenset({"_parameters", "_buffers", "_modules", "_skip_namespaces"})
 # Dictionaries of hooks that every module has, mostly empty: then they say nothing.
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)) - _SKIPPED
@@ -26,13 +25,6 @@ def signature(layer: nn.Module) -> Hashable:
     """What the trace of a layer depends on, its inputs aside; valid while the layer lives."""
     order = {id(parameter): number for number, parameter in enumerate(layer.parameters())}
     return _of_module(layer, order)
-
-
-def is_lasting(kind: Hashable) -> bool:
-    """Whether a signature is valid for longer than its layer lives: nothing in it counts by identity."""
-    if not isinstance(kind, tuple):
-        return True
-    return kind[:1] != (_IDENTITY,) and all(map(is_lasting, kind))
 
 
 def _of_module(module: nn.Module, order: dict[int, int]) -> Hashable:
@@ -70,4 +62,4 @@ def _of_value(value: object) -> Hashable:
         return type(value), tuple(sorted(value))
     if isinstance(value, dict):
         return type(value), tuple((_of_value(key), _of_value(item)) for key, item in value.items())
-    return _IDENTITY, id(value)
+    return id(value)

@@ -42,19 +42,6 @@ class TensorSpec:
         """That of a tensor that a layer gives out."""
         return replace(cls.of(tensor), view=tensor.requires_grad and tensor._is_view())  # noqa: SLF001 - its only word
 
-    def encoded(self) -> dict[str, Any]:
-        """It as JSON values, of a tensor by itself."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return {"shape": self.shape, "stride": self.stride, "dtype": dtype, "requires_grad": self.requires_grad}
-
-    @classmethod
-    def decoded(cls, value: Any) -> Any:
-        """Tuples of specs from the nested lists that :meth:`encoded` made."""
-        if isinstance(value, dict):
-            dtype = getattr(torch, value["dtype"])
-            return cls(tuple(value["shape"]), tuple(value["stride"]), dtype, value["requires_grad"])
-        return tuple(cls.decoded(item) for item in value) if isinstance(value, list) else value
-
     def empty(self) -> Tensor:
         """A tensor like this on the meta device, which does not require grad yet."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -109,9 +96,7 @@ def flat(value: object) -> Iterator[object]:
 def meta_twin(layer: nn.Module, known: dict[int, Any] | None = None) -> nn.Module:
     """A copy on the meta device; no values are copied on the way, whatever the layer holds its tensors in.
 
-    Args:
-        layer: on any device.
-        known: what layers that were copied before share with others, and its copies; this layer's are added.
+    ``known`` has what layers that were copied before share with others, and its copies; this layer's are added.
     """
     held = [
         tensor

@@ -21,14 +21,13 @@ from torch.autograd.graph import GradientEdge, Node
 from gpipe_bench.collection import no_collection
 from gpipe_bench.engine.runtime.split import branching, reaching
 from gpipe_bench.simulator.tracing.layer_trace import LayerTracing, give_gradients
-from gpipe_bench.simulator.tracing.model_trace import Trace, Tracer
 from gpipe_bench.simulator.tracing.operations import tensors_of
 from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions
 from gpipe_bench.simulator.tracing.specs import TensorSpec, flat
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, SplitTrace
 from gpipe_bench.skip.namespace import SkipKey
 
-__all__ = ["SplitTracer", "trace_split"]
+__all__ = ["trace_split"]
 
 _Grads = tuple[Tensor | None, ...]
 
@@ -42,12 +41,8 @@ def trace_split(
 ) -> SplitTrace:
     """Trace I and W of a layer, of which some input needs a gradient.
 
-    Args:
-        layer: as in :func:`gpipe_bench.simulator.tracing.layer_trace.trace_layer`.
-        inputs: as there.
-        skips: as there.
-        wanted: as there.
-        held: for each tensor that leaves, whether W of a later layer keeps the nodes that made it.
+    The arguments are those of :func:`.layer_trace.trace_layer`, and for each tensor that leaves, whether W of a later
+    layer keeps the nodes that made it (``held``).
     """
     give_gradients(layer)
     with no_collection():
@@ -91,7 +86,7 @@ class _SplitTracing(LayerTracing):
     def split(self, wanted: Sequence[bool] | None, held: Sequence[bool]) -> SplitTrace:
         """Run both parts; see :func:`trace_split`."""
         recorder = self.recorder
-        output, stashed, _ = self._forward()
+        output, stashed = self._forward()
         leaving = tensors_of([*flat(output), *stashed.values()])
         asked = [True] * len(leaving) if wanted is None else wanted
         roots = [self._exit(tensor) if ask else None for tensor, ask in zip(leaving, asked, strict=True)]
@@ -197,34 +192,3 @@ class _SplitTracing(LayerTracing):
 
 def _instead(grads: _Grads, _: _Grads) -> _Grads:
     return grads
-
-
-class SplitTracer:
-    """Traces the split backward passes of a model.
-
-    Args:
-        tracer: traces the model.
-    """
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self._traces: dict[int, Trace] = {}
-        self._known: dict[tuple[int, tuple[bool, ...]], SplitTrace] = {}
-
-    def split(self, size: int, place: int, held: tuple[bool, ...], *, first: bool) -> SplitTrace:
-        """I and W of a layer.
-
-        Args:
-            size: samples.
-            place: of the layer in the model.
-            held: for each tensor that leaves the layer, whether W of a later layer keeps the nodes that made it.
-            first: whether the layer is the first one of a partition.
-        """
-        if size not in self._traces:
-            self._traces[size] = self._tracer.trace(size)
-        trace = self._traces[size]
-        layer = trace.kinds[(trace.firsts if first else trace.layers)[place]]
-        key = id(layer), held
-        if key not in self._known:
-            self._known[key] = trace_split(*self._tracer.arguments(layer), held)
-        return self._known[key]

@@ -95,8 +95,17 @@ class Port:
     bytes: int
 
 
+class _Trace:
+    __slots__ = ()
+
+    def kernels(self, direction: str) -> Iterator[Kernel]:
+        """The kernels of one of its passes, by the attribute's name."""
+        steps: tuple[Step, ...] = getattr(self, direction)
+        return (step for step in steps if isinstance(step, Kernel))
+
+
 @dataclass(frozen=True, slots=True)
-class LayerTrace:
+class LayerTrace(_Trace):
     """One layer at one batch size.
 
     Attributes:
@@ -135,14 +144,9 @@ class LayerTrace:
     fits: tuple[bool, ...] = ()
     needs: tuple[bool, ...] = ()
 
-    def kernels(self, direction: str) -> Iterator[Kernel]:
-        """The kernels of ``forward``, ``plain`` or ``backward``."""
-        steps: tuple[Step, ...] = getattr(self, direction)
-        return (step for step in steps if isinstance(step, Kernel))
-
 
 @dataclass(frozen=True, slots=True)
-class SplitTrace:
+class SplitTrace(_Trace):
     """The backward pass of one layer in two parts: I, the gradients of the inputs, and W, those of the weights.
 
     Blocks of the forward pass have the numbers that they have in its :class:`LayerTrace`. All inputs that need a
@@ -169,11 +173,6 @@ class SplitTrace:
     input_gradients: tuple[int, ...] = ()
     holds: tuple[bool, ...] = ()
     whole: bool = False
-
-    def kernels(self, direction: str) -> Iterator[Kernel]:
-        """The kernels of ``inputs`` or ``weights``."""
-        steps: tuple[Step, ...] = getattr(self, direction)
-        return (step for step in steps if isinstance(step, Kernel))
 
 
 class Parameter(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,49 +45,28 @@ class Model:
 def build_workload(
     model: Model | nn.Sequential,
     *,
-    balance: Sequence[int],
-    batch_size: int,
-    chunks: int = 1,
-    profile: Profile,
-    optimizer: str | None = "sgd",
     sample: Tensor | tuple[Tensor, ...] | None = None,
     loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
     precision: str = "float32",
     cache: Path | None = None,
-    split: bool = False,
+    **options: Any,
 ) -> Workload:
-    """The work of one training step.
-
-    Args:
-        model: a model of the suite, or any ``nn.Sequential`` on any device (``meta`` costs no memory), left as it was.
-        balance: layers per partition.
-        batch_size: samples of a mini-batch.
-        chunks: micro-batches asked for.
-        profile: the devices.
-        optimizer: name of an optimizer, see :mod:`gpipe_bench.simulator.workloads.optimizers`; None for no update.
-        sample: with an ``nn.Sequential``, a batch of any size as the model takes it, on any device.
-        loss: with an ``nn.Sequential``, (output, target) -> scalar; None for no loss.
-        target: with a loss, the targets of a whole mini-batch.
-        precision: what to train in, see :mod:`gpipe_bench.simulator.tracing.precision`.
-        cache: folder of stored traces; the user's cache folder by default.
-        split: whether backward passes are split into I and W; both are traced anew in each process.
+    """The work of one training step; ``options``: those of :func:`workload_of`, all else as in :func:`.api.simulate`.
 
     Raises:
-        BalanceError: ``balance`` does not fit the model.
-        ValueError: batch size, chunks, optimizer or what belongs to the model.
+        BalanceError: as there.
+        ValueError: as there, or what belongs to the model is missing.
     """
-    source = _source(model, (sample, loss, target), precision, cache)
-    return workload_of(
-        source,
-        balance=balance,
-        batch_size=batch_size,
-        chunks=chunks,
-        profile=profile,
-        optimizer=optimizer,
-        cache=cache,
-        split=split,
-    )
+    if isinstance(model, Model):
+        source = model_of_suite(model.name, model.arguments, cache, precision=precision)
+    elif sample is None:
+        raise ValueError("sample must be given with an nn.Sequential, got None; pass a batch as the model takes it")
+    elif loss is not None and target is None:
+        raise ValueError("target must be given with a loss, got None; pass the targets of a mini-batch")
+    else:
+        source = module_source(model, sample, loss, target, precision=precision)
+    return workload_of(source, cache=cache, **options)
 
 
 def workload_of(
@@ -95,13 +74,23 @@ def workload_of(
     *,
     balance: Sequence[int],
     batch_size: int,
-    chunks: int,
+    chunks: int = 1,
     profile: Profile,
-    optimizer: str | None,
+    optimizer: str | None = "sgd",
     cache: Path | None = None,
     split: bool = False,
 ) -> Workload:
-    """The work of one training step of a model whose traces are at hand; see :func:`build_workload`.
+    """The work of one training step of a model whose traces are at hand.
+
+    Args:
+        source: traces of the model.
+        balance: layers per partition.
+        batch_size: samples of a mini-batch.
+        chunks: micro-batches asked for.
+        profile: the devices.
+        optimizer: one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`; None for no update.
+        cache: folder of stored traces; the user's cache folder by default.
+        split: whether backward passes are split into I and W; both are traced anew in each process.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
@@ -110,31 +99,31 @@ def workload_of(
     sizes = microbatch_sizes(batch_size, chunks)
     # A trace is many small objects without cycles, which the collector would go through again and again.
     with no_collection():
-        facts = source.facts()
+        facts = source.facts
         _check_balance(balance, len(facts))
-        routes = _routes(facts, balance)
-        crossing = {number: route for number, route in routes.items() if route[0] != route[1]}
-        per_size = {size: _partitions(source, size, balance, crossing, profile, split=split) for size in set(sizes)}
+        spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
+        routes = _routes(facts, spans)
+        per_size = {size: _partitions(source, size, spans, routes, profile, split=split) for size in sorted(set(sizes))}
         largest = per_size[sizes[0]]
         dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
         masters = source.precision in HALVES
         update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
-        static = tuple(_static_of(facts[span], update) for span in _spans(balance))
+        static = tuple(_static_of(facts[span], update) for span in spans)
         return Workload(
-            partitions=tuple({size: per_size[size][j].task for size in sorted(per_size)} for j in range(len(balance))),
+            partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
             microbatch_sizes=sizes,
             skips=tuple(
                 SkipWork(
                     f"skip{number}",
                     *route,
-                    {size: per_size[size][route[0]].departing[number] for size in sorted(per_size)},
+                    {size: works[route[0]].departing[number] for size, works in per_size.items()},
                     number in largest[route[1]].returning,
                 )
-                for number, route in crossing.items()
+                for number, route in routes.items()
                 if number in largest[route[0]].departing
             ),
             loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
-            optimizer=_update(facts, balance, update, profile),
+            optimizer=() if update is None else tuple(_update(facts[span], update, profile) for span in spans),
             static_bytes=tuple(part.total for part in static),
             static=static,
         )
@@ -154,24 +143,6 @@ def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:
     return (size,) * full + ((rest,) if rest else ())
 
 
-def _source(
-    model: Model | nn.Sequential,
-    given: tuple[Tensor | tuple[Tensor, ...] | None, Callable[..., Tensor] | None, Tensor | None],
-    precision: str,
-    cache: Path | None,
-) -> ModelSource:
-    """Traces of a model; ``given``: sample, loss and target."""
-    if isinstance(model, Model):
-        return model_of_suite(model.name, model.arguments, cache, precision=precision)
-    sample, loss, target = given
-    if sample is None:
-        raise ValueError("sample must be given with an nn.Sequential, got None; pass a batch as the model takes it")
-    if loss is not None and target is None:
-        raise ValueError("target must be given with a loss, got None; pass the targets of a mini-batch")
-    targets = None if target is None else (lambda _: target)
-    return module_source(model, sample, loss, targets, precision=precision)
-
-
 def _check_balance(balance: Sequence[int], layers: int) -> None:
     if not balance or min(balance) < 1 or sum(balance) != layers:
         raise BalanceError(
@@ -180,47 +151,38 @@ def _check_balance(balance: Sequence[int], layers: int) -> None:
         )
 
 
-def _spans(balance: Sequence[int]) -> list[slice]:
-    starts = [sum(balance[:j]) for j in range(len(balance) + 1)]
-    return [slice(start, stop) for start, stop in pairwise(starts)]
-
-
-def _routes(facts: Sequence[LayerFacts], balance: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Source and target partition of each skip, in the order of the stashes."""
-    sources: dict[int, int] = {}
-    targets: dict[int, int] = {}
-    for j, span in enumerate(_spans(balance)):
-        for layer in facts[span]:
-            sources.update(dict.fromkeys(layer.stashes, j))
-            targets.update(dict.fromkeys(layer.pops, j))
-    return {number: (source, targets[number]) for number, source in sources.items()}
+def _routes(facts: Sequence[LayerFacts], spans: Sequence[slice]) -> dict[int, tuple[int, int]]:
+    """Source and target partition of each skip that crosses a boundary, in the order of the stashes."""
+    sources = {number: j for j, span in enumerate(spans) for layer in facts[span] for number in layer.stashes}
+    targets = {number: j for j, span in enumerate(spans) for layer in facts[span] for number in layer.pops}
+    return {number: (j, targets[number]) for number, j in sources.items() if j != targets[number]}
 
 
 def _partitions(
     source: ModelSource,
     size: int,
-    balance: Sequence[int],
-    crossing: Mapping[int, tuple[int, int]],
+    spans: Sequence[slice],
+    routes: Mapping[int, tuple[int, int]],
     profile: Profile,
     *,
     split: bool,
 ) -> list[PartitionWork]:
-    """The work of each partition for micro-batches of ``size`` samples; ``crossing``: routes of the skips by number."""
-    facts, costs = source.facts(), source.composed.costs(profile)
+    """The work of each partition for micro-batches of ``size`` samples; ``routes``: of the skips, by number."""
+    costs = source.composed.costs(profile)
     works: list[PartitionWork] = []
     entering = source.input_bytes(size)
-    for j, span in enumerate(_spans(balance)):
+    for j, span in enumerate(spans):
         # A skip may be None.
         arriving = {
             number: works[begin].departing[number]
-            for number, (begin, end) in crossing.items()
+            for number, (begin, end) in routes.items()
             if end == j and number in works[begin].departing
         }
-        departing = tuple(number for number, route in crossing.items() if route[0] == j)
+        departing = tuple(number for number, route in routes.items() if route[0] == j)
         make = partial(
             compose,
             source.partition(size, span),
-            facts[span],
+            source.facts[span],
             input_bytes=entering,
             arriving=arriving,
             departing=departing,
@@ -242,15 +204,8 @@ def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: i
     return total((*((gather,) if size < batch else ()), *steps), profile)
 
 
-def _update(
-    facts: Sequence[LayerFacts], balance: Sequence[int], traces: _Update | None, profile: Profile
-) -> tuple[Kernels, ...]:
-    if traces is None:
-        return ()
-    return tuple(
-        optimizer_kernels(traces, (parameter for layer in facts[span] for parameter in layer.parameters), profile)
-        for span in _spans(balance)
-    )
+def _update(facts: Sequence[LayerFacts], traces: _Update, profile: Profile) -> Kernels:
+    return optimizer_kernels(traces, (parameter for layer in facts for parameter in layer.parameters), profile)
 
 
 def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:

@@ -8,15 +8,15 @@ arXiv 1910.02054, section 3.1).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import Kernel, Parameter
-from gpipe_bench.simulator.tracing.trace_cache import default_folder, read, write
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.workload import Kernels
 
@@ -69,29 +69,18 @@ def trace_optimizer(
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one of them")
     place = default_folder() if folder is None else folder
-    return {dtype: _stored_trace(name, dtype, place, master=masters and dtype in HALVES) for dtype in dtypes}
+    return {dtype: _kept_trace(name, dtype, place, master=masters and dtype in HALVES) for dtype in dtypes}
 
 
 @cache
-def _stored_trace(name: str, dtype: str, folder: Path, *, master: bool) -> OptimizerTrace:
-    # A first optimizer loads PyTorch's compiler, which takes longer than many simulations.
-    key = {"optimizer": name, "dtype": dtype, **({"master": True} if master else {})}
-    known = read(folder, key, _decode)
-    if known is None:
+def _kept_trace(name: str, dtype: str, folder: Path, *, master: bool) -> OptimizerTrace:
+    def trace() -> OptimizerTrace:
+        # A first optimizer loads PyTorch's compiler, which takes longer than many simulations.
         from gpipe_bench.simulator.workloads.optimizer_trace import trace_step
 
-        known = trace_step(name, dtype, master=master)
-        write(folder, key, asdict(known))
-    return known
+        return trace_step(name, dtype, master=master)
 
-
-def _decode(data: dict[str, Any]) -> OptimizerTrace:
-    return OptimizerTrace(
-        tuple(Kernel(*kernel) for kernel in data["kernels"]),
-        tuple(data["state_per_element"]),
-        data["temporary_per_element"],
-        data["master_per_element"],
-    )
+    return kept(folder, {"optimizer": name, "dtype": dtype, "master": master}, trace)
 
 
 def optimizer_kernels(

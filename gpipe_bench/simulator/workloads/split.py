@@ -24,14 +24,7 @@ SplitLayers = Callable[[int, tuple[bool, ...]], SplitTrace]
 
 
 def split_work(partition: LayerPasses, task: TaskWork, costs: Costs, layers: SplitLayers) -> SplitWork:
-    """I and W of a partition.
-
-    Args:
-        partition: its layers.
-        task: its work.
-        costs: of the layers.
-        layers: I and W of each.
-    """
+    """I and W of a partition with this work; ``layers``: those of each layer."""
     if not task.learns:
         return SplitWork(NOTHING, NOTHING)
     if not task.returning:

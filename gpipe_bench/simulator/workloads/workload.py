@@ -227,6 +227,16 @@ class Workload:
         works = [work for works in self.partitions for work in works.values()]
         return all(work.learns and not work.returns for work in works) and all(skip.returns for skip in self.skips)
 
+    def without_requests(self) -> Workload:
+        """The same without requests for memory, for runs that ask for times alone."""
+
+        def bare(task: TaskWork) -> TaskWork:
+            again = task.checkpointed and bare(task.checkpointed)
+            return replace(task, forward_memory=(), graph_memory=(), backward_memory=(), checkpointed=again)
+
+        parts = ({size: bare(task) for size, task in tasks.items()} for tasks in self.partitions)
+        return replace(self, partitions=tuple(parts))
+
     def chosen(self, checkpointed: int) -> Workload:
         """The same in a run of which the first micro-batches, ``checkpointed`` of them, have checkpoints.
 

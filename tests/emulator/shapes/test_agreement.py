@@ -69,8 +69,7 @@ def test_kernels_are_those_of_the_simulator(name):
     x, _ = spec.make_batch(2, arguments, torch.Generator().manual_seed(1))
     trace = Tracer(model, x).trace(2)
     expected = Counter()
-    for place, (kind, first) in enumerate(trace.places):
-        layer = trace.kinds[kind if place else first]
+    for layer in (trace.firsts[0], *trace.layers[1:]):
         for kernel in (*layer.kernels("forward"), *layer.kernels("backward")):
             expected[SAME.get(kernel.op, kernel.op), duration_ns(kernel, P40), kernel.launches] += 1
     model.to(device)
