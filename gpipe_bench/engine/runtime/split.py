@@ -30,8 +30,8 @@ _NODES_STAY: Final = torch.__version__ >= "2.13"
 class WeightsLater:
     """What W has to do: ``branches`` are the nodes on the way to the inputs, with the weights that branch off there.
 
-    ``ends`` are edges and gradients that do not lead to the inputs at all; ``graph`` keeps the nodes alive where nothing
-    else does.
+    ``ends`` are edges and gradients that do not lead to the inputs at all. ``graph`` keeps the nodes alive where
+    nothing else does.
     """
 
     def __init__(self, branches: dict[Node, list[Tensor]], ends: list[tuple[GradientEdge, Tensor]]) -> None:
