@@ -97,7 +97,6 @@ def emulate_cells(
     profile: Annotated[str, _emulated("profile")] = _EMULATED.profile,
     host_time: Annotated[bool, _emulated("host_time")] = _EMULATED.host_time,
     steps: Annotated[int, _emulated("steps")] = _EMULATED.steps,
-    racing_steps: Annotated[int, _emulated("racing_steps")] = _EMULATED.racing_steps,
 ) -> None:
     """Emulate cells of one model in this process and write their raw results into one file.
 
@@ -112,7 +111,7 @@ def emulate_cells(
 
     tell_microbatches(cells)
     with progress("emulating") as task:
-        results = emulate(cells, teller(task, sum(one.all_steps - 1 for one in cells)), timelines)
+        results = emulate(cells, teller(task, sum(one.steps - 1 for one in cells)), timelines)
     write_files({out: results_json(results)})
     typer.echo(f"wrote {out} with {len(results)} steps of {len(cells)} emulated cells")
     if any(result.row.status != "skipped" for result in results):

@@ -46,20 +46,21 @@ class Record(NamedTuple):
         kind: ``kernel``; ``copy`` between devices or with the host; ``record`` and ``wait`` of an event on a stream;
             ``sync_stream``, ``sync_device``, ``sync_event``: the host waits; ``alloc`` and ``free`` of a block;
             ``record_stream``: a stream uses a block; ``signal``, ``await``, ``backward``, ``backward_end`` and
-            ``mark``: hand-overs between host threads.
+            ``mark``: hand-overs between host threads; ``node``: a thread begins a node of autograd.
         name: of the operator; of a copy ``device_to_device``, ``host_to_device`` or ``device_to_host``.
         device: where it runs; -1 is the host. A copy between devices runs on the sender's.
         stream: of that device; 0 is the default one. Of an allocation: the current one.
         thread: the host thread, numbered as first seen.
         duration: milliseconds of virtual time, if they are known.
-        nbytes: copied, allocated or freed.
+        nbytes: copied, allocated or freed; of a node its sequence number.
         version: of an event: which recording of it. Of a hand-over: which one.
         peer: the other device of a copy, -1 for the host.
-        reads: blocks.
-        writes: blocks; of an allocation, a free and a record_stream: the one block.
+        reads: blocks; of a node the numbers of those that wait for it.
+        writes: blocks; of an allocation, a free and a record_stream: the one block; of a node its own number.
         peer_stream: the current stream of a copy's other device.
         launches: how many kernels the host launches.
         backward: the innermost backward pass that the row belongs to, by its version, or 0.
+        sums: whether the row adds gradients up.
     """
 
     kind: str
@@ -76,6 +77,7 @@ class Record(NamedTuple):
     peer_stream: int = 0
     launches: int = 0
     backward: int = 0
+    sums: bool = False
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -150,6 +152,7 @@ class Trace:
             row.peer_stream,
             row.launches,
             getattr(row, "pass"),
+            bool(row.sums),
         )
 
 

@@ -32,25 +32,8 @@ def cell(**settings):
 def test_the_id_says_what_is_emulated_and_changes_with_every_setting():
     assert re.fullmatch(CELL_PATTERN, cell().id)
     assert cell().id.startswith("emulated-unet-dep-str-ptl-n2-m2-b4-p40-")
-    others = [{"host_time": False}, {"steps": 3}, {"racing_steps": 9}, {"profile": "v100"}, {"variant": "baseline"}]
+    others = [{"host_time": False}, {"steps": 3}, {"profile": "v100"}, {"variant": "baseline"}]
     assert len({cell(**changes).id for changes in ({}, *others)}) == 1 + len(others)
-
-
-@pytest.mark.parametrize(
-    ("settings", "races"),
-    [
-        ({}, False),
-        ({"variant": "dep-x-x"}, True),
-        ({"variant": "baseline"}, True),
-        ({"variant": "x-str-ptl"}, True),
-        ({"variant": "x-str-ptl", "checkpoint": "never"}, False),
-        ({"variant": "dep-x-x", "partitions": 1, "balance": "17"}, False),
-    ],
-)
-def test_more_steps_are_run_where_host_threads_race(settings, races):
-    one = cell(**settings)
-    assert one.races is races
-    assert one.all_steps == (5 if races else 2)
 
 
 def test_the_simulated_twin_is_the_same_pipeline_with_the_autograd_of_today():

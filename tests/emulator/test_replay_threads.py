@@ -135,3 +135,66 @@ def test_results_do_not_depend_on_how_rows_of_threads_were_interleaved():
     other = [launch(1, 3, device=1), row("await", 1, 1), launch(1, 3, device=1)]
     assert arrivals(*one, *other) == [0, 2, 2, 0, 3, 3]
     assert arrivals(other[0], *one, *other[1:]) == [0, 0, 2, 2, 3, 3]
+
+
+# --- nodes of autograd: numbers from 100, the other digits say which ---
+
+
+def node(thread, rank, number, *waiting, backward=1):
+    """A node, and those that wait for it."""
+    return Record(
+        "node", thread=thread, nbytes=rank, writes=(100 + number,), reads=tuple(100 + one for one in waiting),
+        backward=backward,
+    )  # fmt: skip
+
+
+def ran(*records):
+    """Numbers of the nodes, in the order in which their threads came to them."""
+    times = arrivals(*records)
+    found = [(time, place) for place, time in enumerate(times) if records[place].kind == "node"]
+    return [records[place].writes[0] - 100 for _, place in sorted(found)]
+
+
+CALL = [row("backward", 0, 1)]
+
+
+def work(thread, launches=1, **options):
+    return launch(thread, launches, backward=1, **options)
+
+
+def test_of_nodes_that_are_ready_the_one_with_the_highest_number_goes_first():
+    nodes = [node(1, 3, 1), work(1), node(1, 5, 2), work(1), node(1, 4, 3), work(1)]
+    assert ran(*CALL, *nodes, row("backward_end", 0, 1)) == [2, 3, 1]
+
+
+def test_a_node_waits_for_those_that_give_it_gradients():
+    #   thread 1: 1, then 3 or 4          3 waits for 2 of thread 2, for 5 ms; it came first in the trace
+    nodes = [node(1, 9, 1, 4), work(1), node(2, 9, 2, 3), work(2, 5), node(1, 8, 3), work(1), node(1, 7, 4), work(1)]
+    assert ran(*CALL, *nodes) == [1, 2, 4, 3]
+
+
+def test_a_node_is_not_interrupted():
+    nodes = [node(1, 1, 1), work(1, 9), node(2, 9, 2, 3), work(2, 5), node(1, 8, 3), work(1)]
+    assert arrivals(*CALL, *nodes)[5] == 9
+
+
+def test_nodes_of_nested_passes_go_first():
+    nested = [row("backward", 2, 2, backward=1), node(1, 1, 2, backward=2), launch(1, backward=2)]
+    assert ran(*CALL, node(1, 9, 3), work(1), node(1, 5, 1), work(1), *nested) == [3, 2, 1]
+
+
+def test_sums_of_gradients_wait_for_no_data():
+    nodes = [node(1, 9, 1), work(1, 5, writes=(7,)), node(2, 9, 2), work(2, reads=(7,), sums=True), work(2)]
+    assert arrivals(*CALL, *nodes)[1:] == [0, 0, 0, 0, 1]
+
+
+def test_a_thread_does_not_wait_for_memory_that_another_one_still_uses():
+    made = Record("alloc", "", 0, 0, nbytes=8, writes=(1,))
+    freed = Record("free", "", 0, 0, thread=1, nbytes=8, writes=(1,))
+    rows = [made, launch(0, 5), launch(0, reads=(1,)), launch(1), freed, launch(1)]
+    assert arrivals(*rows) == [0, 0, 5, 0, 1, 1]
+
+
+def test_the_calling_thread_goes_on_when_all_nodes_have_run():
+    nodes = [node(1, 1, 1), work(1, 5), node(0, 1, 2), work(0), row("backward_end", 0, 1), launch(0)]
+    assert arrivals(*CALL, *nodes)[-2:] == [5, 5]

@@ -1,6 +1,6 @@
 """Emulated cells, one after the other in one process, which has virtual devices from then on.
 
-Each timed step is a row, as a repeat is: where host threads race, steps differ, and tables and figures show how much.
+Each timed step is a row, as a repeat is.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -
         transfer=cell.transfer,
         optimizer=cell.optimizer,
         profile=cell.profile,
-        steps=cell.all_steps,
+        steps=cell.steps,
         host_time=cell.host_time,
     )
     layers = [0] * cell.schedule_devices

@@ -15,7 +15,7 @@ from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCe
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 
-__all__ = ["MOST_DEVICES", "EmulatedCell", "EmulatedSettings", "EmulatedWorkload", "RacingSteps"]
+__all__ = ["MOST_DEVICES", "EmulatedCell", "EmulatedSettings", "EmulatedWorkload"]
 
 MOST_DEVICES: Final = 16
 """Virtual devices of a process."""
@@ -24,9 +24,6 @@ HostTime = Annotated[
     bool, Field(strict=True, description="let launches cost host time, and launch queues be full, as on the profile")
 ]
 Steps = Annotated[int, Field(strict=True, ge=2, le=1000, description="steps of a cell; the first is a warm-up")]
-RacingSteps = Annotated[
-    int, Field(strict=True, ge=2, le=1000, description="the same where host threads race, so that steps differ")
-]
 
 
 class EmulatedSettings(HardwareSettings):
@@ -34,7 +31,6 @@ class EmulatedSettings(HardwareSettings):
 
     host_time: HostTime = True
     steps: Steps = 2
-    racing_steps: RacingSteps = 5
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every pipeline, and no more devices than a process has."""
@@ -53,21 +49,6 @@ class EmulatedCell(EmulatedSettings):
     def components(self) -> Components:
         """The components that the variant names."""
         return Components.from_label(self.variant)
-
-    @property
-    def races(self) -> bool:
-        """Whether host threads race, so that steps differ.
-
-        Copies on compute streams race with kernels that other threads launch there; checkpoints of micro-batches that
-        nothing orders nest as their threads happen to come.
-        """
-        nests = not self.components.fork_join and self.backward == "autograd" and self.checkpoint != "never"
-        return self.partitions > 1 and (nests or not self.components.copy_streams)
-
-    @property
-    def all_steps(self) -> int:
-        """How many steps are run."""
-        return self.racing_steps if self.races else self.steps
 
     @property
     def twin(self) -> SimulatedCell:

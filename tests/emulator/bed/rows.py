@@ -48,6 +48,7 @@ def traced(*records: Record) -> Trace:
             peer_stream=record.peer_stream,
             thread=record.thread,
             launches=record.launches,
+            sums=record.sums,
         )
         setattr(row, "pass", record.backward)
         row.first_read = len(blocks)
