@@ -1,11 +1,11 @@
 """The simulator against the real engine on virtual devices: with the same durations, the same times and orders.
 
 Both know the same of the hardware: a forward pass or recomputation takes 10 ms, a backward pass 20, a copy 0.1. What
-differs is that here real threads issue everything. Which node of autograd a thread runs next is decided in virtual time,
-so that a run does not depend on how fast its host was.
+differs is that here real threads issue everything. Which node of autograd a thread runs next is decided in virtual
+time, so that a run does not depend on how fast its host was.
 
-Where Fork and Join order the backward pass the host costs nothing. Without them, and with copies on compute streams, the
-order depends on when threads issue what. There a launch takes 1 µs, so that few things happen at one time.
+Where Fork and Join order the backward pass the host costs nothing. Without them, and with copies on compute streams,
+the order depends on when threads issue what. There a launch takes 1 µs, so that few things happen at one time.
 """
 
 from __future__ import annotations
