@@ -35,7 +35,7 @@ class Row(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("first_read", "first_write", "end_write")),
         *((name, ctypes.c_int32) for name in ("kind", "name", "device", "stream")),
         *((name, ctypes.c_int32) for name in ("peer", "peer_stream", "thread", "launches")),
-        *((name, ctypes.c_int32) for name in ("sums", "unused")),
+        *((name, ctypes.c_int32) for name in ("sums", "scratch")),
     )
 
 
@@ -61,6 +61,7 @@ class Record(NamedTuple):
         launches: how many kernels the host launches.
         backward: the innermost backward pass that the row belongs to, by its version, or 0.
         sums: whether the row adds gradients up.
+        scratch: whether an allocation is for a kernel that can do without.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Record(NamedTuple):
     launches: int = 0
     backward: int = 0
     sums: bool = False
+    scratch: bool = False
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -153,6 +155,7 @@ class Trace:
             row.launches,
             getattr(row, "pass"),
             bool(row.sums),
+            bool(row.scratch),
         )
 
 

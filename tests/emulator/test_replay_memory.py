@@ -108,3 +108,9 @@ def test_requests_are_made_in_virtual_time():
     ]
     assert peaks(*rows, machine=Bed(launch_ns=NS_PER_MS)) == (30, 30, 30)
     assert peaks(*rows, machine=Bed()) == (60, 60, 60)
+
+
+def test_kernels_do_without_scratch_memory_where_there_is_none():
+    rows = [alloc(1, 40), alloc(2, 50, scratch=True), free(2), alloc(3, 20), free(1), alloc(4, 50, scratch=True), free(4)]
+    found = replay(traced(*rows), Bed(capacity_bytes=64 * MIB)).memory[0]
+    assert (found.peak_live // MIB, found.live // MIB) == (60, 20)

@@ -24,6 +24,8 @@ struct Block {
   void* data;
   // What a CPU kernel made and the block adopted; else the block owns `data`.
   c10::Storage owner;
+  // For a kernel that can do without.
+  bool scratch = false;
 };
 
 struct Count {
@@ -69,14 +71,24 @@ class Memory {
     capacity_.fill(-1);
   }
 
+  // Memory for a kernel; nothing if the device has none left.
+  c10::DataPtr make_scratch(int device, size_t bytes) {
+    try {
+      return make(device, bytes, {}, true);
+    } catch (const c10::OutOfMemoryError&) {
+      return c10::DataPtr(nullptr, device_of(device));
+    }
+  }
+
   // A data pointer for `bytes` on a device; data that somebody else made is adopted from `owner`.
-  c10::DataPtr make(int device, size_t bytes, c10::Storage owner = {}) {
+  c10::DataPtr make(int device, size_t bytes, c10::Storage owner = {}, bool scratch = false) {
     const c10::Device where = device == kHost ? c10::Device(c10::kCPU) : device_of(device);
     if (bytes == 0) {
       return c10::DataPtr(nullptr, where);
     }
     auto block = std::make_unique<Block>(Block{0, device, device == kHost ? 0 : current_stream(device), bytes});
     account(*block, +1);
+    block->scratch = scratch;
     if (owner) {
       block->data = owner.mutable_data();
       block->owner = std::move(owner);
@@ -176,6 +188,7 @@ class Memory {
     Record record{kind, 0, block.device, block.stream};
     record.bytes = static_cast<int64_t>(block.bytes);
     record.block = block.id;
+    record.scratch = block.scratch;
     trace().add(record);
   }
 

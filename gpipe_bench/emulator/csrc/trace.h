@@ -34,6 +34,7 @@ struct Record {
   int peer = kHost;
   int64_t peer_stream = 0;
   int launches = 0;
+  bool scratch = false;
   Blocks reads;
   Blocks writes;
 };
@@ -171,6 +172,7 @@ class Trace {
     row.thread = thread_index();
     row.launches = record.launches;
     row.sums = t_sums;
+    row.scratch = record.scratch;
     rows_.push_back(row);
   }
 

@@ -15,7 +15,8 @@ typedef struct {
     int32_t device, stream;    /* -1: the host; stream 0 is the default one, 1..64 the pools */
     int32_t peer, peer_stream; /* of a copy: the other device (-1: the host) and its current stream */
     int32_t thread, launches;  /* host thread in the order first seen; launches of a kernel (0: costs the host nothing) */
-    int32_t sums, unused;      /* sums: whether the row adds gradients up, in an order that is that of their arrival */
+    int32_t sums, scratch;     /* whether the row adds gradients up, in the order of their arrival; whether an allocation
+                                  is for a kernel that can do without */
 } TraceRow;
 
 enum {

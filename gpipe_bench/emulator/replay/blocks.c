@@ -7,6 +7,10 @@ struct BlockTable {
     Allocators all;
     int64_t first, count; /* numbers of blocks that the trace allocates */
     int32_t *held;        /* by number from the first on: the allocator's block, or NONE */
+    struct {
+        TraceRow *items;
+        int64_t count, room;
+    } without; /* allocations of scratch memory that failed */
 };
 
 BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32_t streams, MemoryRecord *record,
@@ -34,6 +38,7 @@ BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32
 void blocks_end(BlockTable *blocks) {
     allocators_end(&blocks->all);
     free(blocks->held);
+    free(blocks->without.items);
     free(blocks);
 }
 
@@ -47,14 +52,32 @@ static int32_t *place_of(BlockTable *blocks, int64_t block) {
     return place >= 0 && place < blocks->count ? &blocks->held[place] : NULL;
 }
 
-int blocks_alloc(BlockTable *blocks, int64_t block, int32_t stream, int64_t bytes) {
+/* Whether there was no scratch memory for a kernel like this one. */
+static bool does_without(const BlockTable *blocks, const TraceRow *row) {
+    for (int64_t place = 0; row->scratch && place < blocks->without.count; place++) {
+        const TraceRow *other = &blocks->without.items[place];
+        if (other->device == row->device && other->bytes == row->bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream) {
     const Device *device = &blocks->all.devices[blocks->all.pools[2 * stream].device];
     int64_t flushes = device->use.flushes;
-    int32_t made = allocate(&blocks->all, stream, bytes);
-    if (made == NONE) {
+    if (does_without(blocks, row)) {
+        return BLOCK_MADE;
+    }
+    int32_t made = allocate(&blocks->all, stream, row->bytes);
+    if (made == NONE && !row->scratch) {
         return BLOCK_FULL;
     }
-    *place_of(blocks, block) = made;
+    if (made == NONE) {
+        GROW(blocks->without);
+        blocks->without.items[blocks->without.count++] = *row;
+    }
+    *place_of(blocks, row->block) = made;
     return device->use.flushes > flushes ? BLOCK_FLUSHED : BLOCK_MADE;
 }
 

@@ -96,8 +96,9 @@ BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32
                    void *context);
 Allocators *blocks_allocators(BlockTable *blocks);
 
-/* Allocates; BLOCK_FLUSHED: it had to give segments back before, so that the host waits for the device. */
-int blocks_alloc(BlockTable *blocks, int64_t block, int32_t stream, int64_t bytes);
+/* Allocates; BLOCK_FLUSHED: it had to give segments back before, so that the host waits for the device. Where there is no
+   scratch memory, kernels that want as much do without from then on, as in the simulator. */
+int blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream);
 
 /* These do nothing to a block from before the trace. */
 void blocks_release(BlockTable *blocks, int64_t block);

@@ -152,7 +152,7 @@ static void await_event(Replay *replay, uint32_t stream, int64_t number)
 static bool allocates(Replay *replay, uint32_t thread, const TraceRow *row)
 {
     int32_t stream = (int32_t)*stream_of(replay, row->device, row->stream);
-    int outcome = blocks_alloc(replay->blocks, row->block, stream, row->bytes);
+    int outcome = blocks_alloc(replay->blocks, row, stream);
     replay->clock.full = replay->clock.full || outcome == BLOCK_FULL;
     return outcome == BLOCK_FULL || (outcome == BLOCK_FLUSHED && await_device(replay, thread, row->device));
 }

@@ -49,6 +49,7 @@ def traced(*records: Record) -> Trace:
             thread=record.thread,
             launches=record.launches,
             sums=record.sums,
+            scratch=record.scratch,
         )
         setattr(row, "pass", record.backward)
         row.first_read = len(blocks)
