@@ -59,7 +59,7 @@ class Emulation(Simulation):
 
     @property
     def range_ms(self) -> tuple[float, float] | None:
-        """The shortest and the longest step: equal unless host threads race. None where there is none."""
+        """The shortest and the longest step: None where there is none."""
         times = [step.step_time_ms for step in self.each if step.step_time_ms is not None]
         return (min(times), max(times)) if times else None
 
@@ -110,7 +110,7 @@ def emulate(
         sample: with an ``nn.Sequential``, a tensor of shape (samples, ...) as it takes them.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for the sum of the output.
         target: with a loss, the targets of a whole mini-batch.
-        steps: training steps, at least 2; the first is a warm-up. More show how steps differ where host threads race.
+        steps: training steps, at least 2; the first is a warm-up.
         host_time: whether launches cost the host what the profile says, and launch queues are limited.
 
     Raises:

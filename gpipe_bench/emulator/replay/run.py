@@ -2,8 +2,9 @@
 
     Trace, Machine ──> columns ──> replay_new ──> replay_run ──> Replayed
 
-Each host thread goes through its own rows in their order. Rows of other threads come first where a hand-over, an event,
-a backward pass or a block says so; all else is decided by virtual time: ``replay.h``.
+Each host thread goes through its own rows in their order; a thread of autograd chooses among the nodes that are ready.
+Rows of other threads come first where a hand-over, an event, a backward pass, a node or a block says so; all else is
+decided by virtual time: ``replay.h``.
 """
 
 from __future__ import annotations
