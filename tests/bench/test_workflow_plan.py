@@ -25,10 +25,16 @@ def test_simulations_go_before_runs(plan):
 
 def test_every_experiment_is_made_from_something(plan):
     assert all(plan.raw.values())
-    assert [path for path in plan.raw["speed"] if "/emulated/" not in path] == [
+    assert [path for path in plan.raw["speed"] if "/published-" in path] == [
         "results/simulated/published-unet-speed.json",
         "results/simulated/published-amoebanet-d-speed.json",
     ]
+
+
+def test_every_emulated_cell_has_a_simulated_twin_in_its_table(plan):
+    for name, cells in plan.emulated.items():
+        known = {cell.id for cell in plan.simulated[name]}
+        assert [cell.id for cell in cells if cell.twin.id not in known] == [], name
 
 
 def test_the_profile_of_a_job_is_a_file(plan):
