@@ -233,10 +233,15 @@ def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Seq
 
 
 def _out_of_memory(base: Emulation, trace: Trace, hardware: Profile, error: OutOfMemory) -> Emulation:
-    """A result that says what the full device would have needed."""
-    memory = replay(trace, HardwareMachine(hardware), limited=False).memory[error.device]
-    largest = max(memory.peak_reserved, error.reserved + error.needed)
+    """A result that says what the full device would have needed, even if no kernel got scratch memory.
+
+    That is the peak of its tensors; where they would fit, that of the allocator's segments.
+    """
+    memory = replay(trace, HardwareMachine(hardware), limited=False, scratch=False).memory[error.device]
+    largest, what = memory.peak_live, ""
+    if largest <= error.capacity:
+        largest, what = max(memory.peak_reserved, error.reserved + error.needed), " of allocator segments"
     needed, capacity = gib_texts(largest / GIB, error.capacity / GIB)
-    reason = f"device {error.device} needs {needed} of allocator segments and has {capacity}"
+    reason = f"device {error.device} needs {needed}{what} and has {capacity}"
     failed = replace(base, status="oom", reason=f"{reason}; use smaller micro-batches, more partitions or checkpoints")
     return replace(failed, each=(failed,))

@@ -42,7 +42,7 @@ CASES = [
     ["dep-str-ptl", {}, {}],
     ["dep-str-ptl", {}, {"checkpoint": "never", "optimizer": "adam"}],
     ["dep-str-ptl", {}, {"schedule": "1f1b"}],
-    ["dep-str-ptl", {"C": 256, "size": 256}, {"batch_size": 64}],
+    ["dep-str-ptl", {"C": 256, "size": 256}, {"batch_size": 256}],
 ]
 
 
@@ -91,4 +91,4 @@ def test_every_task_of_the_step_is_an_event(found):
 
 def test_what_does_not_fit_says_how_much_it_needs(found):
     assert found[3]["status"] == "oom"
-    assert "GiB of allocator segments and has 22.0 GiB" in found[3]["reason"]
+    assert "GiB and has 22.0 GiB" in found[3]["reason"]

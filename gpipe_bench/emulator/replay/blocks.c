@@ -7,6 +7,7 @@ struct BlockTable {
     Allocators all;
     int64_t first, count; /* numbers of blocks that the trace allocates */
     int32_t *held;        /* by number from the first on: the allocator's block, or NONE */
+    bool without_scratch;
     struct {
         TraceRow *items;
         int64_t count, room;
@@ -29,6 +30,7 @@ BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32
     for (int64_t place = 0; place < blocks->count; place++) {
         blocks->held[place] = NONE;
     }
+    blocks->without_scratch = input->without_scratch;
     allocators_begin(&blocks->all, (int32_t)input->devices, device_of, streams, input->capacity);
     blocks->all.record = record;
     blocks->all.context = context;
@@ -52,8 +54,11 @@ static int32_t *place_of(BlockTable *blocks, int64_t block) {
     return place >= 0 && place < blocks->count ? &blocks->held[place] : NULL;
 }
 
-/* Whether there was no scratch memory for a kernel like this one. */
+/* Whether a kernel gets no scratch memory: there was none for another one like it. */
 static bool does_without(const BlockTable *blocks, const TraceRow *row) {
+    if (row->scratch && blocks->without_scratch) {
+        return true;
+    }
     for (int64_t place = 0; row->scratch && place < blocks->without.count; place++) {
         const TraceRow *other = &blocks->without.items[place];
         if (other->device == row->device && other->bytes == row->bytes) {

@@ -29,6 +29,7 @@ typedef struct {
     int64_t launch_ns;
     int64_t queue_depth;        /* 0: no limit */
     int64_t capacity;           /* bytes of a device; 0: no limit */
+    int64_t without_scratch;    /* whether no kernel gets scratch memory */
 } ReplayInput;
 
 /* When each row ran, in nanoseconds; -1 where it did not. */

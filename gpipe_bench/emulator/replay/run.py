@@ -36,7 +36,7 @@ class _Input(ctypes.Structure):
     _fields_: ClassVar[Sequence[Any]] = [
         *((name, _ADDRESS) for name in ("rows", "blocks", "duration_ns", "bus")),
         *((name, ctypes.c_int64) for name in ("count", "devices", "buses", "from_host")),
-        *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity")),
+        *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity", "without_scratch")),
     ]
 
 
@@ -81,7 +81,9 @@ class Replayed:
         return [self.end_ns[place] for place in _places(self.trace, _MARK)]
 
 
-def replay(trace: Trace, machine: Machine, *, host_time: bool = True, limited: bool = True) -> Replayed:
+def replay(
+    trace: Trace, machine: Machine, *, host_time: bool = True, limited: bool = True, scratch: bool = True
+) -> Replayed:
     """Run a trace in virtual time.
 
     Args:
@@ -90,6 +92,7 @@ def replay(trace: Trace, machine: Machine, *, host_time: bool = True, limited: b
         machine: what copies and launches cost.
         host_time: whether launches cost the host anything and a stream's launch queue is limited.
         limited: whether the memory of a device is.
+        scratch: whether kernels get memory that they can do without.
 
     Raises:
         OutOfMemory: a device's capacity does not suffice.
@@ -106,6 +109,7 @@ def replay(trace: Trace, machine: Machine, *, host_time: bool = True, limited: b
         launch_ns=machine.launch_ns if host_time else 0,
         queue_depth=machine.queue_depth if host_time else 0,
         capacity=machine.capacity_bytes if limited else 0,
+        without_scratch=not scratch,
     )
     run = _library().replay_new(ctypes.byref(given))
     try:
