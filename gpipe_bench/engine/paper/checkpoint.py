@@ -91,8 +91,9 @@ class Checkpoint(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         slot: Slot = ctx.slot
-        slot.fill(ctx.inputs.values(ctx))
-        return (None, None, None, *slot.run_backward(grads))
+        with use_stream(slot.computation.stream):
+            slot.fill(ctx.inputs.values(ctx))
+            return (None, None, None, *slot.run_backward(grads))
 
 
 def checkpoint(slot: Slot, values: Values, edge: Tensor, *, keep: bool = False) -> Values:
@@ -112,7 +113,9 @@ class Recompute(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        ctx.slot.fill(ctx.inputs.values(ctx))
+        # Leaves of the graph belong to the stream on which they are made.
+        with use_stream(ctx.slot.computation.stream):
+            ctx.slot.fill(ctx.inputs.values(ctx))
         return (None, None, *grads)
 
 

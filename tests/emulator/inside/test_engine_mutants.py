@@ -105,19 +105,19 @@ def test_a_mutant_ends_with_its_block():
 def test_mutants_are_all_waits_and_records_of_the_engine():
     functions = {f"{mutant.module.rpartition('.')[2]}.{mutant.function}" for mutant in MUTANTS}
     assert functions >= {
-        "streams.wait_stream",
-        "streams.record_stream",
+        "transfer.wait_stream",
+        "transfer.record_stream",
         "copy.Wait.forward",
-        "transfer.move_back",
         "checkpoint.Guard.backward",
         "transfer._move_one",
         "transfer._move",
         "transfer._through_host",
+        "transfer.move_back",
         "pipeline.Pipeline._forward",
         "pipeline.Pipeline._step",
         "pipeline.Pipeline._paper",
         "pipeline.Pipeline._entered",
-        "in_place.InPlace._hand_over",
+        "layers.Layers._hand_over",
         "drive.BackwardPass.take",
         "drive.BackwardPass.run",
         "drive.after",
