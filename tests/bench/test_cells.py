@@ -218,7 +218,10 @@ def test_experiments_that_ask_for_one_cell_share_its_path():
     config = parse_config({"ablation": {"cpu": same}, "sweep": {"measured": {"cpu": {"balances": ["53", "25-28"]}}}})
     ablation, sweep = (config.runs(name, CPU) for name in ("ablation", "sweep_measured"))
     shared = {run.path for run in ablation} & {run.path for run in sweep}
-    assert {path.name.partition("-b8-")[0] for path in shared} == {"measured-unet-dep-x-ptl-n1-m1"}
+    assert {path.name.partition("-b8-")[0] for path in shared} == {
+        "measured-unet-dep-x-ptl-n1-m1",
+        "measured-unet-dep-x-ptl-n1-m4",
+    }
 
 
 def test_an_unknown_experiment_gets_the_nearest_name():

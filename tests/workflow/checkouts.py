@@ -22,7 +22,7 @@ PARTS = (
     "results/reference",
 )
 MODEL = "depth=1;B=1;C=2;size=4"
-# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, the plain loop and a schedule;
+# The smallest run with everything in it: a variant that runs, one that a CPU cannot run, both loops and a schedule;
 # a complete factorial in virtual time, two variants of it emulated; sweeps of a few cells.
 TINY = {
     "device": "cpu",

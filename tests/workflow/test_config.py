@@ -56,7 +56,7 @@ def test_a_key_that_is_no_text_is_refused(place, snakemake, text):
 def test_settings_of_a_file_replace_the_defaults(place, snakemake):
     done = snakemake("--dry-run", "ablation", "--configfile", "tiny.yaml")
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^run_cell +4$", done.stdout, re.MULTILINE)
+    assert re.search(r"^run_cell +5$", done.stdout, re.MULTILINE)
     # With the autograd engine of the published runs, and with that of today.
     assert re.search(r"^simulate +2$", done.stdout, re.MULTILINE)
     assert re.search(r"^emulate +1$", done.stdout, re.MULTILINE)

