@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gpipe_bench.console import Column, Grid, output
-from gpipe_bench.errors import GpipeBenchError, OutOfMemory, UnsupportedError
+from gpipe_bench.errors import ConfigError, GpipeBenchError, OutOfMemory, UnsupportedError
 from gpipe_bench.files import check_writable, json_text, write_files
 
 if TYPE_CHECKING:
@@ -46,17 +46,22 @@ def emulate(
     from gpipe_bench.simulator.hardware.profile import load_profile
 
     if trace is not None:
+        if trace.exists() and script.exists() and trace.samefile(script):
+            raise ConfigError([f"--trace must be another file than the script, got {str(trace)!r}; name it trace.json"])
         check_writable(trace)
     hardware = load_profile(profile)
     if reason := obstacle():
         raise UnsupportedError(reason)
     from gpipe_bench.emulator.library import leave
     from gpipe_bench.emulator.script import run_script
+    from gpipe_bench.simulator.runs.simulation import gib_texts
 
     try:
         run = run_script(script, arguments or [], devices=devices, profile=hardware, races=races, host_time=host_time)
     except OutOfMemory as error:
-        typer.echo(f"out of memory: {error}", err=True)
+        needed, capacity = gib_texts((error.reserved + error.needed) / _GIB, error.capacity / _GIB)
+        held = f"out of memory: device {error.device} needs {needed} of allocator segments and has {capacity}"
+        typer.echo(f"{held}; use smaller batches, more devices or checkpoints", err=True)
         leave(1)
     except GpipeBenchError:
         raise
@@ -74,6 +79,9 @@ def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool) -> No
 
     console = output()
     console.print(f"emulated on {devices} x {profile.device} ({profile.name}); values are not computed", style="bold")
+    if not any(record.kind == "kernel" for record in run.records):
+        console.print("no virtual device was used: the script must take its devices from torch.accelerator")
+        return
     console.print(_steps(run))
     begin, end, window = run.replayed.begin_ns, run.replayed.end_ns, run.window
     if window[1] <= window[0]:

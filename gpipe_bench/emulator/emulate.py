@@ -34,6 +34,7 @@ from gpipe_bench.schedules import named_schedule
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.runs.simulation import GIB, Simulation, device_uses, gib_texts
 from gpipe_bench.simulator.workloads.build import Model, microbatch_sizes
+from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -124,6 +125,13 @@ def emulate(
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
     homes = _homes(schedule, len(balance))
     numbers = list(devices) or list(range(max(homes) + 1))
+    if len(numbers) <= max(homes) or min(numbers) < 0:
+        wanted = f"a number from 0 for each of {max(homes) + 1} devices"
+        raise ConfigError(
+            [f"devices must have {wanted}, got {', '.join(map(str, numbers))}; change devices or balance"]
+        )
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise ConfigError([f"optimizer must be one of {', '.join(OPTIMIZERS)} or None, got {optimizer!r}"])
     if max(numbers) >= _MOST_DEVICES:
         raise ConfigError([f"devices must be at most {_MOST_DEVICES}, got {max(numbers) + 1}; use fewer partitions"])
     prepare(hardware)
@@ -169,9 +177,22 @@ def _run(work: Work, plan: Plan, steps: int) -> tuple[Trace, list[Span]]:
         training = Training(work, plan)
         with training.pipe.observe(tasks):
             for _ in range(steps):
-                training.step()
+                _step(training)
                 mark()
     return trace, tasks.spans
+
+
+def _step(training: Training) -> None:
+    try:
+        training.step()
+    except RuntimeError as error:
+        # Autograd makes a thread for each device in its first backward pass, and none later.
+        if "device_ready_queues_" not in str(error):
+            raise
+        rule = "emulate() must come before the first backward pass of the process, got one before"
+        raise ConfigError(
+            [f"{rule}; call gpipe_bench.emulator.emulate.prepare first, or use another process"]
+        ) from error
 
 
 def _facts(work: Work, plan: Plan, hardware: Profile, batch_size: int) -> dict[str, Any]:

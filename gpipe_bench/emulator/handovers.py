@@ -17,7 +17,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import GenericAlias
 from typing import Any, Final
 
@@ -29,14 +31,14 @@ __all__ = ["seen"]
 
 _ENGINE: Final = "gpipe_bench.engine"
 _PLAIN: Final = queue.SimpleQueue
+_QUEUES: Final = (queue.Queue, queue.LifoQueue, queue.PriorityQueue)
 
 
 @contextmanager
 def seen() -> Iterator[None]:
-    """Put hand-overs into the trace: for what passes a queue, for threads that start and end, for backward passes.
+    """Put hand-overs into the trace: queues, threads that start and end, futures, events of threading, backward passes.
 
-    Queues are the ``SimpleQueue`` of the engine and of ``queue``, if they were made in the block, and ``Queue``.
-    Backward passes inside others count, too.
+    A ``SimpleQueue`` counts if it was made in the block. Backward passes inside others count, too.
     """
     with ExitStack() as changes:
         for name, module in list(sys.modules.items()):
@@ -44,11 +46,16 @@ def seen() -> Iterator[None]:
                 changes.enter_context(_replaced(module, "SimpleQueue", _SimpleQueue))
         changes.enter_context(_replaced(queue, "SimpleQueue", _SimpleQueue))
         for owner, name, around in (
-            (queue.Queue, "_put", _put),
-            (queue.Queue, "_get", _get),
+            *((kind, name, around) for kind in _QUEUES for name, around in (("_put", _put), ("_get", _get))),
+            (queue.Queue, "task_done", _before("_done")),
+            (queue.Queue, "join", _after("_done")),
             (threading.Thread, "start", _start),
-            (threading.Thread, "run", _run),
             (threading.Thread, "join", _join),
+            (threading.Event, "set", _before("_set")),
+            (threading.Event, "wait", _after("_set")),
+            (Future, "set_result", _before("_end")),
+            (Future, "set_exception", _before("_end")),
+            (Future, "result", _after("_end")),
         ):
             changes.enter_context(_replaced(owner, name, _around(getattr(owner, name), around)))
         engine = _Engine(Variable._execution_engine)  # noqa: SLF001 - where PyTorch's Python calls its engine
@@ -106,32 +113,59 @@ class _SimpleQueue:
         return self._items.qsize()
 
 
+def _before(name: str) -> Callable[..., Any]:
+    """A method that signals before it runs; ``name``: where the object keeps the versions."""
+
+    def around(plain: Any, owner: Any, *args: Any) -> Any:
+        if not vars(owner).get("_left_out"):
+            vars(owner).setdefault(name, []).append(backend().vd_signal())
+        return plain(owner, *args)
+
+    return around
+
+
+def _after(name: str) -> Callable[..., Any]:
+    """A method that awaits all signals so far after it has run, unless it timed out."""
+
+    def around(plain: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain(owner, *args, **kwargs)
+        if result is not False:
+            for version in tuple(vars(owner).get(name, ())):
+                backend().vd_await(version)
+        return result
+
+    return around
+
+
 def _put(plain: Any, box: Any, item: Any) -> None:
-    vars(box).setdefault("_versions", deque()).append(backend().vd_signal())
+    # By identity, as queues give items out in several orders.
+    vars(box).setdefault("_versions", {}).setdefault(id(item), deque()).append(backend().vd_signal())
     plain(box, item)
 
 
 def _get(plain: Any, box: Any) -> Any:
-    # Items from before the block have no version. They leave the queue first.
-    versions = vars(box).get("_versions", ())
-    if versions and len(versions) == box._qsize():  # noqa: SLF001 - called by the queue, which holds its lock
+    item = plain(box)
+    # An item from before the block has no version.
+    if versions := vars(box).get("_versions", {}).get(id(item)):
         backend().vd_await(versions.popleft())
-    return plain(box)
+    return item
 
 
 def _start(plain: Any, thread: threading.Thread) -> None:
-    vars(thread)["_begins"] = backend().vd_signal()
+    # On the thread itself: its class may have a run of its own.
+    vars(thread)["run"] = partial(_run, thread, thread.run, backend().vd_signal())
+    # The thread tells its caller that it has started: no work depends on that.
+    vars(thread._started)["_left_out"] = True  # type: ignore[attr-defined,index]  # noqa: SLF001 - private
     plain(thread)
 
 
-def _run(plain: Any, thread: threading.Thread) -> None:
-    begins = vars(thread).get("_begins")
-    if begins is not None:
-        backend().vd_await(begins)
+def _run(thread: threading.Thread, plain: Callable[[], None], begins: int) -> None:
+    backend().vd_await(begins)
     try:
-        plain(thread)
+        plain()
     finally:
         vars(thread)["_ends"] = backend().vd_signal()
+        vars(thread).pop("run", None)
 
 
 def _join(plain: Any, thread: threading.Thread, timeout: float | None = None) -> None:

@@ -2,7 +2,8 @@
 
     script ── real threads, autograd, streams ──> trace ──> replay ──> times of steps, memory, races
 
-A step ends with the optimizer's step, or with the backward pass in a script without one of PyTorch's optimizers.
+A step ends with the optimizer's step. In a script without one of PyTorch's optimizers it ends with a backward pass that
+the script's own thread calls, and that is inside no other.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import backend
+from gpipe_bench.emulator.library import backend, thread_index
 from gpipe_bench.emulator.lines import Lines
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.replay.run import Replayed, replay
@@ -120,6 +121,8 @@ def _steps_marked() -> Iterator[None]:
 def _step_ends(trace: Trace, replayed: Replayed) -> list[int]:
     kinds = [record.kind for record in trace.records]
     ending = "mark" if "mark" in kinds else "backward_end"
+    if ending != "mark":
+        kinds = _outermost(trace.records)
     ended = list(accumulate(replayed.end_ns, max))
     ends: list[int] = []
     latest: int | None = None
@@ -130,3 +133,14 @@ def _step_ends(trace: Trace, replayed: Replayed) -> list[int]:
         elif kind == ending:
             latest = row
     return ends if latest is None else [*ends, ended[latest]]
+
+
+def _outermost(records: Sequence[Record]) -> list[str]:
+    """The kinds of rows, but nothing for those of other threads than the script's, and inside of backward passes."""
+    main, depth, kinds = thread_index(), 0, []
+    for record in records:
+        own = record.thread == main
+        depth -= own and record.kind == "backward_end"
+        kinds.append(record.kind if own and depth == 0 else "")
+        depth += own and record.kind == "backward"
+    return kinds

@@ -109,3 +109,96 @@ def test_there_must_be_a_script(tmp_path):
     run = emulate("absent.py", folder=tmp_path)
     assert run.returncode == 2
     assert run.stderr == "error: script must be a Python file, got 'absent.py'; check the path\n"
+
+
+HANDED_OVER = """
+import queue, sys, threading, torch
+from concurrent.futures import ThreadPoolExecutor
+kind = torch.accelerator.current_accelerator().type
+
+def work(index):
+    x = torch.ones(64, 64, device=f"{kind}:{index}")
+    for _ in range(200):
+        x = x * 2
+
+def thread(index, box, event):
+    class Worker(threading.Thread):
+        def run(self):
+            work(index)
+            event.set()
+            box.put(index)
+    Worker().start()
+
+def pool(index):
+    with ThreadPoolExecutor(1) as workers:
+        workers.submit(work, index).result()
+
+def joined(index):
+    tasks = queue.Queue()
+    tasks.put(index)
+    def run():
+        work(tasks.get())
+        tasks.task_done()
+    threading.Thread(target=run).start()
+    tasks.join()
+
+way = sys.argv[1]
+weight = torch.ones(4, 4, device=f"{kind}:0", requires_grad=True)
+for _ in range(3):
+    for index in range(2):
+        event, box = threading.Event(), queue.LifoQueue()
+        if way == "none":
+            work(index)
+        elif way == "pool":
+            pool(index)
+        elif way == "joined":
+            joined(index)
+        else:
+            thread(index, box, event)
+            event.wait() if way == "event" else box.get()
+    (weight * 2).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("way", ["pool", "joined", "event", "lifo"])
+def test_work_that_other_threads_do_in_turn_takes_as_long_as_that_of_one_thread(tmp_path, way):
+    path = tmp_path / "threads.py"
+    path.write_text(HANDED_OVER)
+    found = [emulate(path, "--devices", 2, "--", name, folder=tmp_path).stdout for name in (way, "none")]
+    times = [re.search(r"2 steps after the first: (\d+\.\d+) ms", text)[1] for text in found]
+    assert times[0] == times[1]
+    assert float(times[0]) > 1
+
+
+def test_backward_passes_of_other_threads_and_inside_others_end_no_step(tmp_path):
+    path = tmp_path / "schedule.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from gpipe_bench import GPipe\n"
+        "kind = torch.accelerator.current_accelerator().type\n"
+        "layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))\n"
+        "pipe = GPipe(layers, [1, 1], devices=[f'{kind}:0', f'{kind}:1'], chunks=4, schedule='1f1b')\n"
+        "for _ in range(3):\n"
+        "    pipe.step(torch.ones(8, 4, device=f'{kind}:0'), torch.ones(8, 4, device=f'{kind}:1'), nn.MSELoss())\n"
+    )
+    run = emulate(path, "--devices", 2, folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "no second step" in run.stdout
+
+
+def test_a_script_that_uses_no_device_is_told_so(tmp_path):
+    path = tmp_path / "cpu.py"
+    path.write_text("import torch\nweight = torch.ones(2, requires_grad=True)\nweight.sum().backward()\n")
+    run = emulate(path, folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "no virtual device was used" in run.stdout
+
+
+def test_the_timeline_does_not_overwrite_the_script(tmp_path):
+    path = script(tmp_path)
+    text = path.read_text()
+    run = emulate(path, "--trace", path, folder=tmp_path)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: --trace must be another file than the script")
+    assert path.read_text() == text
