@@ -122,18 +122,11 @@ def emulate(
     """
     if steps < 2:
         raise ConfigError([f"steps must be at least 2, got {steps}; the first is a warm-up"])
-    hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    homes = _homes(schedule, len(balance))
-    numbers = list(devices) or list(range(max(homes) + 1))
-    if len(numbers) <= max(homes) or min(numbers) < 0:
-        wanted = f"a number from 0 for each of {max(homes) + 1} devices"
-        raise ConfigError(
-            [f"devices must have {wanted}, got {', '.join(map(str, numbers))}; change devices or balance"]
-        )
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ConfigError([f"optimizer must be one of {', '.join(OPTIMIZERS)} or None, got {optimizer!r}"])
-    if max(numbers) >= _MOST_DEVICES:
-        raise ConfigError([f"devices must be at most {_MOST_DEVICES}, got {max(numbers) + 1}; use fewer partitions"])
+    hardware = profile if isinstance(profile, Profile) else load_profile(profile)
+    homes = _homes(schedule, len(balance))
+    numbers = _numbers(devices, max(homes) + 1)
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
     plan = Plan(
@@ -142,6 +135,19 @@ def emulate(
     )  # fmt: skip
     work = work_of(model, batch_size, sample, loss, target)
     return _emulated(work, plan, hardware, (batch_size, steps), host_time=host_time)
+
+
+def _numbers(devices: Sequence[int], count: int) -> list[int]:
+    """The number of each of ``count`` devices of the schedule."""
+    numbers = list(devices) or list(range(count))
+    if len(numbers) < count or min(numbers) < 0:
+        got = ", ".join(map(str, numbers))
+        raise ConfigError(
+            [f"devices must have a number from 0 for each of {count}, got {got}; change devices or balance"]
+        )
+    if max(numbers) >= _MOST_DEVICES:
+        raise ConfigError([f"devices must be at most {_MOST_DEVICES}, got {max(numbers) + 1}; use fewer partitions"])
+    return numbers
 
 
 def _emulated(work: Work, plan: Plan, hardware: Profile, size: tuple[int, int], *, host_time: bool) -> Emulation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpipe_bench.emulator.build import obstacle
+from gpipe_bench.emulator.emulate import emulate
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator import Model
 from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,3 +96,18 @@ def test_every_task_of_the_step_is_an_event(found):
 def test_what_does_not_fit_says_how_much_it_needs(found):
     assert found[3]["status"] == "oom"
     assert "GiB and has 22.0 GiB" in found[3]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"devices": [0]}, "devices must have a number from 0 for each of 2, got 0; change devices or balance"),
+        ({"devices": [0, -1]}, "devices must have a number from 0 for each of 2, got 0, -1"),
+        ({"devices": [0, 16]}, "devices must be at most 16, got 17"),
+        ({"optimizer": "adm"}, "optimizer must be one of sgd, momentum, rmsprop, adam or None, got 'adm'"),
+        ({"steps": 1}, "steps must be at least 2, got 1"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_runs(wrong, problem):
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        emulate(Model("unet", {}), balance=[120, 121], batch_size=4, **wrong)
