@@ -92,7 +92,7 @@ class Record(NamedTuple):
 
 
 class Trace:
-    """What was recorded.
+    """The rows of a recording, and the tables that they point into.
 
     Args:
         rows: in issue order.

@@ -63,7 +63,9 @@ def _draw_ratios(axes: Axes, outcomes: Sequence[Outcome], loop: Outcome | None) 
     base = loop.middle(THROUGHPUT) if loop else None
     samples = {o.variant: [value / base for value in o.samples(THROUGHPUT)] if base else [] for o in outcomes}
     rule_lines(axes, len(outcomes))
-    fit_limits(axes, [1.0, *(value for values in samples.values() for value in values)] if base else [])
+    ratios = [ratio for outcome in outcomes if (ratio := outcome.ratio(loop))]
+    ends = [end for ratio in ratios for end in (ratio.low, ratio.high)]
+    fit_limits(axes, [1.0, *ends, *(value for values in samples.values() for value in values)] if base else [])
     for y, outcome in enumerate(outcomes):
         ratio, mark = outcome.ratio(loop), _MARKS.get(outcome.variant, _SCHEDULE)
         if ratio:

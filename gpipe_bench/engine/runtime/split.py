@@ -23,7 +23,7 @@ __all__ = ["WeightsLater", "backward_inputs", "branching", "reaching"]
 
 Grads = tuple[Tensor | None, ...]
 
-# A node made in Python ends with its graph before PyTorch 2.13, whoever else holds it.
+# Before PyTorch 2.13 a node of a custom function dies with its graph, even if Python still refers to it.
 _NODES_STAY: Final = torch.__version__ >= "2.13"
 
 

@@ -173,7 +173,10 @@ class ModelSource:
 
 
 def _each(function: Callable[..., T], *traces: tuple[tuple[Any, ...], ...]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """A function of what stands at the same places; where that is the same, it is called once."""
+    """Call a function with the first items of all traces, then with the second ones, and so on.
+
+    Equal arguments give one call, whose result is used again.
+    """
     known: dict[tuple[int, ...], T] = {}
 
     def once(*items: Any) -> T:

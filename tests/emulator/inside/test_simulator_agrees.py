@@ -172,10 +172,13 @@ RACING = [one for one in ALL if not (one.fork_join and one.copy_streams)]
 @pytest.mark.parametrize("components", RACING, ids=name)
 def test_where_the_order_depends_on_host_time_it_is_that_of_the_engine(components, checkpoint, transfer):
     options = {"components": components, "checkpoint": checkpoint, "transfer": transfer, "machine": WITH_HOST_TIME}
+    # A known disagreement: there the simulator is one recomputation slower.
+    late = FORWARD_MS if (components.label, checkpoint, transfer) == ("x-x-ptl", "always", "host") else 0
     for m, n in SIZES[1:3]:
         (length, order), (expected, expected_order) = simulated(m, n, **options), real(m, n, 1, **options)
         assert order == expected_order, (m, n)
-        assert transfer == "host" or length == pytest.approx(expected, abs=2 * COPY_MS + 0.01), (m, n)
+        # Two copies that set out at one time go in either order.
+        assert length == pytest.approx(expected, abs=2 * COPY_MS + 0.01 + late), (m, n)
 
 
 @MODES
