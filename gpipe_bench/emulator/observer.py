@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpipe_bench.breakdown import covered, split_device_time
 from gpipe_bench.emulator.library import backend, thread_index
@@ -64,7 +65,7 @@ class TaskRows:
 
 
 def task_events(
-    spans: Iterable[Span], replayed: Replayed, issued: Mapping[int, Sequence[int]], zero_ns: int = 0
+    spans: Iterable[Span], replayed: Replayed, issued: Mapping[int, ThreadRows], zero_ns: int = 0
 ) -> list[TimelineEvent]:
     """The tasks as events, in the order of starts; a task that issued nothing is none.
 
@@ -73,12 +74,12 @@ def task_events(
     Args:
         spans: of some tasks.
         replayed: their trace in virtual time.
-        issued: the kernels and copies of each host thread in it, from :func:`issued_rows`.
+        issued: the rows of each host thread in it, from :func:`issued_rows`.
         zero_ns: start of the events' clock.
     """
     events = []
     for span in spans:
-        rows = list(_rows(span, replayed, issued.get(span.thread, [])))
+        rows = list(_rows(span, replayed, issued[span.thread]))
         if rows:
             times = (min(replayed.host_ns[row] for row in rows), min(replayed.begin_ns[row] for row in rows),
                      max(replayed.end_ns[row] for row in rows))  # fmt: skip
@@ -119,24 +120,43 @@ class EmulatedWork:
                 yield max(event.start_us, 0.0), min(event.end_us, length_us)
 
 
-def issued_rows(replayed: Replayed) -> dict[int, list[int]]:
-    """For each host thread the kernels and copies that it or a backward pass of its issued, as rows in their order."""
-    found: dict[int, list[int]] = {}
+@dataclass(slots=True)
+class ThreadRows:
+    """Rows of a host thread.
+
+    Attributes:
+        own: all that it issued, in the order of the trace.
+        work: kernels and copies that it or a backward pass of its issued, in the order of virtual time.
+    """
+
+    own: list[int] = field(default_factory=list)
+    work: list[int] = field(default_factory=list)
+
+
+def issued_rows(replayed: Replayed) -> dict[int, ThreadRows]:
+    """The rows of each host thread."""
+    found: dict[int, ThreadRows] = defaultdict(ThreadRows)
     callers: dict[int, int] = {}
     for place, row in enumerate(replayed.trace.rows):
+        found[row.thread].own.append(place)
         if row.kind == _BACKWARD:
             callers[row.version] = row.thread
         elif row.kind in (_KERNEL, _COPY):
             for thread in {row.thread, callers.get(getattr(row, "pass"), row.thread)}:
-                found.setdefault(thread, []).append(place)
+                found[thread].work.append(place)
+    for rows in found.values():
+        rows.work.sort(key=replayed.turn.__getitem__)
     return found
 
 
-def _rows(span: Span, replayed: Replayed, issued: Sequence[int]) -> Iterator[int]:
-    """The rows of a task."""
-    task = span.task
+def _rows(span: Span, replayed: Replayed, issued: ThreadRows) -> Iterator[int]:
+    """The rows of a task: what its thread came to between its start and its end, in virtual time."""
+    task, turn = span.task, replayed.turn.__getitem__
     streams = {(one.device.index, one.stream_id) for one in (task.stream, task.end_stream) if one is not None}
-    for place in issued[bisect_left(issued, span.first) : bisect_left(issued, span.end)]:
+    counts = (bisect_left(issued.own, place) for place in (span.first, span.end))
+    turns = (turn(issued.own[count - 1]) if count else 0 for count in counts)
+    first, end = (bisect_right(issued.work, reached, key=turn) for reached in turns)
+    for place in issued.work[first:end]:
         row = replayed.trace.rows[place]
         if (row.device, row.stream) in streams or (row.kind == _COPY and (row.peer, row.peer_stream) in streams):
             yield place

@@ -42,7 +42,7 @@ static void add_threads(Replay *replay)
     replay->clock.threads = zeros(order->threads, sizeof(Thread));
     replay->asleep = zeros(order->threads, sizeof(bool));
     replay->ready = zeros(order->threads, sizeof(Strands));
-    replay->reached = zeros(replay->input->count, sizeof(bool));
+    replay->turn = zeros(replay->input->count, sizeof(int64_t));
     for (uint32_t thread = 0; thread < order->threads; thread++)
         replay->clock.threads[thread] = (Thread){.number = thread, .room = NONE, .pending = NONE, .next = NO_ROW};
     for (uint32_t strand = 0; strand < order->strands; strand++)
@@ -88,7 +88,7 @@ void replay_free(Replay *replay)
     agenda_free(clock);
     void *parts[] = {
         clock->threads, clock->records.items, replay->streams, replay->recorded.items, replay->recorded_rows.items,
-        replay->first_recorded, replay->end_recorded, replay->asleep, replay->ready, replay->reached,
+        replay->first_recorded, replay->end_recorded, replay->asleep, replay->ready, replay->turn,
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
         free(parts[part]);
@@ -124,6 +124,7 @@ static void write_times(const Replay *replay, const ReplayTimes *times)
         times->begin[row] = begin;
         times->end[row] = end;
         times->host[row] = record->issue;
+        times->turn[row] = replay->turn[row];
     }
 }
 
@@ -156,7 +157,7 @@ static int64_t awaited_by(const Replay *replay, int64_t row)
 {
     const HostOrder *order = &replay->order;
     for (int64_t other = 0; other < replay->input->count; other++)
-        for (uint32_t place = order->first_later[other]; place != NO_ROW && !replay->reached[other];
+        for (uint32_t place = order->first_later[other]; place != NO_ROW && !replay->turn[other];
              place = order->later.items[place].next)
             if (order->later.items[place].row == row)
                 return other;
@@ -168,7 +169,7 @@ int replay_stuck(const Replay *replay, int64_t *row, int64_t *awaited)
     for (; *row < replay->input->count; (*row)++) {
         const Strand *strand = &replay->order.strand[replay->order.strand_of[*row]];
         bool arrived = *row == strand->first || replay->clock.threads[strand->thread].next == *row;
-        if (arrived && !replay->reached[*row] && replay->order.missing[*row]) {
+        if (arrived && !replay->turn[*row] && replay->order.missing[*row]) {
             *awaited = awaited_by(replay, *row);
             return true;
         }

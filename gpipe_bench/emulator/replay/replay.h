@@ -36,6 +36,7 @@ typedef struct {
 typedef struct {
     int64_t *begin, *end; /* of kernels and copies; both: of an event when it passed, of a mark when all before had ended */
     int64_t *host;        /* when its thread came to it */
+    int64_t *turn;        /* its place, from 1, in the order in which threads came to rows */
 } ReplayTimes;
 
 enum { REPLAY_DONE = 0, REPLAY_FULL = 1, REPLAY_STUCK = 2 };

@@ -43,7 +43,7 @@ class _Input(ctypes.Structure):
 class _Times(ctypes.Structure):
     """``ReplayTimes`` of ``replay.h``."""
 
-    _fields_: ClassVar[Sequence[Any]] = [(name, _ADDRESS) for name in ("begin", "end", "host")]
+    _fields_: ClassVar[Sequence[Any]] = [(name, _ADDRESS) for name in ("begin", "end", "host", "turn")]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Replayed:
         begin_ns: by row: when a kernel or copy began; -1 for other rows, but events and marks.
         end_ns: when it ended; of a recorded event when it passed; of a mark when all rows before it had ended.
         host_ns: when the row's thread came to it.
+        turn: its place in the order in which threads came to rows.
         memory: of each device; only the allocations of the trace count.
     """
 
@@ -62,6 +63,7 @@ class Replayed:
     begin_ns: array[int]
     end_ns: array[int]
     host_ns: array[int]
+    turn: array[int]
     memory: tuple[DeviceMemory, ...]
 
     @property
@@ -162,8 +164,8 @@ def _address(column: Any) -> int | None:
 
 
 def _run(run: int, trace: Trace, devices: int) -> Replayed:
-    begin, end, host = (array("q", bytes(8 * len(trace.rows))) for _ in range(3))
-    outcome = _library().replay_run(run, ctypes.byref(_Times(*map(_address, (begin, end, host)))))
+    begin, end, host, turn = times = [array("q", bytes(8 * len(trace.rows))) for _ in range(4)]
+    outcome = _library().replay_run(run, ctypes.byref(_Times(*map(_address, times))))
     if outcome == _FULL:
         shortage = array("q", bytes(8 * 4))
         _library().replay_shortage(run, _address(shortage))
@@ -173,7 +175,7 @@ def _run(run: int, trace: Trace, devices: int) -> Replayed:
             f"rows of a trace must not wait for each other, got: {'; '.join(_stuck(run, trace))}; "
             "record the trace from its first hand-over on"
         )
-    return Replayed(trace, begin, end, host, tuple(_memory(run, device) for device in range(devices)))
+    return Replayed(trace, begin, end, host, turn, tuple(_memory(run, device) for device in range(devices)))
 
 
 def _stuck(run: int, trace: Trace) -> Iterator[str]:

@@ -23,7 +23,8 @@ struct Replay {
     int64_t *first_recorded, *end_recorded; /* of each version */
     bool *asleep;  /* by thread: whether it waits for a row of another one, or for a strand that is ready */
     Strands *ready; /* by thread: strands that wait for nothing */
-    bool *reached; /* by row: whether its thread has come to it */
+    int64_t *turn; /* by row: its place, from 1, in the order in which threads came to rows; 0: none has yet */
+    int64_t turns;
 };
 
 /* The number of a stream. */

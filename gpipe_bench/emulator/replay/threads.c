@@ -26,7 +26,7 @@ static void release(Replay *replay, uint32_t row)
 {
     const Strand *strand = &replay->order.strand[replay->order.strand_of[row]];
     int64_t at = replay->clock.threads[strand->thread].next;
-    if (replay->reached[row])
+    if (replay->turn[row])
         blocks_release(replay->blocks, replay->input->rows[row].block);
     else if (row == strand->first)
         PUSH(replay->ready[strand->thread], replay->order.strand_of[row]);
@@ -202,7 +202,7 @@ bool row_step(Clock *clock, uint32_t thread)
     if (replay->order.missing[row] && replay->input->rows[row].kind != ROW_free)
         return sleeps(replay, thread);
     own->state = ISSUED;
-    replay->reached[row] = true;
+    replay->turn[row] = ++replay->turns;
     clock->records.items[row].issue = clock->now;
     return run_row(replay, thread, row);
 }
