@@ -10,8 +10,6 @@ import os
 import signal
 import sys
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 
 

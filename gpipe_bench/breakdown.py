@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
 
-__all__ = ["Breakdown", "covered", "mean_breakdown", "split_busy_time", "split_device_time"]
-
 Interval = tuple[float, float]
 
 _COMPUTE = tuple(kind for kind in COMPUTE_KINDS if kind != "recompute")

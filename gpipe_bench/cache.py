@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_folder"]
-
 
 def cache_folder(part: str) -> Path:
     """``$XDG_CACHE_HOME/gpipe_bench/PART``, by default below ``~/.cache``; it need not exist."""

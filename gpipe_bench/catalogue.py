@@ -12,17 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "COMPANION_SUFFIXES",
-    "PUBLISHED_ROWS",
-    "REFERENCE",
-    "SUFFIXES",
-    "ReferenceFigure",
-    "reference_companions",
-    "reference_figures",
-    "reference_tables",
-]
-
 REFERENCE: Final = Path("results/reference")
 PUBLISHED_ROWS: Final = REFERENCE / "published" / "rows.csv"
 """The published values as rows."""

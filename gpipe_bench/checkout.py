@@ -10,8 +10,6 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-__all__ = ["checkout"]
-
 _SOURCE: Final = Path(__file__).resolve().parent
 _GIT_TIMEOUT_S: Final = 30
 

@@ -23,8 +23,6 @@ from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.transparency_rows import TransparencyRow
 
-__all__ = ["Field", "check_value", "column_field", "known_columns", "parse_value"]
-
 Field = Mapping[str, Any]
 
 _COLUMNS: Final = Path(__file__).with_name("columns.yaml")

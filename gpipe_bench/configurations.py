@@ -12,8 +12,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["CONFIGURATIONS", "CONFIGURATION_COLUMNS", "canonical", "configuration_records", "digest"]
-
 CONFIGURATIONS: Final = "configurations"
 """Name of the companion: ``ablation.csv`` -> ``ablation_configurations.csv``."""
 

@@ -20,8 +20,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "Grid", "output"]
-
 _UNLIMITED: Final = 10_000
 _GAP: Final = 2
 

@@ -23,23 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "BalanceError",
-    "CompilerError",
-    "ConfigError",
-    "DeviceCountError",
-    "GpipeBenchError",
-    "OutOfMemory",
-    "OutputError",
-    "PlacementError",
-    "RandomnessError",
-    "ScheduleError",
-    "SkipLayoutError",
-    "SkipUsageError",
-    "TraceError",
-    "UnsupportedError",
-]
-
 
 class GpipeBenchError(Exception):
     """Base of every exception raised on purpose."""

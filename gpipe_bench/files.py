@@ -19,9 +19,6 @@ from typing import Any, Final
 
 from gpipe_bench.errors import OutputError
 
-__all__ = ["DRAFT_PREFIX", "check_writable", "is_file", "is_folder", "json_text", "staging", "write_files"]
-
-
 DRAFT_PREFIX: Final = ".writing-"
 """How names of drafts begin."""
 

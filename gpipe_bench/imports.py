@@ -7,8 +7,6 @@ import importlib.util
 from collections.abc import Iterator
 from functools import cache
 
-__all__ = ["imported_names"]
-
 
 @cache
 def imported_names(package: str, source: bytes) -> tuple[tuple[str, ...], ...]:

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "median_interval", "ratio_interval"]
-
 _SEED: Final = 20200421
 _RESAMPLES: Final = 9999
 _PERCENTILES: Final = (2.5, 97.5)

@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["lazy"]
-
 
 def lazy(
     package: str, homes: Mapping[str, str], names: Sequence[str]

@@ -16,21 +16,6 @@ from gpipe_bench.intervals import Interval, median_interval, ratio_interval
 from gpipe_bench.rows import Row
 from gpipe_bench.schedules import SCHEDULES
 
-__all__ = [
-    "FAILURES",
-    "LOOP",
-    "MICROBATCH_LOOP",
-    "PAPER",
-    "THROUGHPUT",
-    "CpuGroup",
-    "Group",
-    "Outcome",
-    "group_rows",
-    "groups_beside",
-    "shown_groups",
-    "way_of",
-]
-
 FAILURES: Final = ("unsupported", "oom", "error", "skipped")
 THROUGHPUT: Final = "throughput_samples_per_s"
 LOOP: Final = "plain loop"

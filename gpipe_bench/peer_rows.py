@@ -7,8 +7,6 @@ from typing import Final
 
 from gpipe_bench.rows import Record, column, like
 
-__all__ = ["RATIO_COLUMNS", "STEP_COLUMNS", "TINY", "PeerRow"]
-
 TINY: Final = ("cells", "combinations")
 """Workloads of tiny layers: host time counts, throughput means nothing."""
 

@@ -23,8 +23,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, TypeVar
 
-__all__ = ["FORKS", "PROCESSES", "Child", "spread", "usable_processes"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["read_sealed", "seal", "unseal", "write_sealed"]
-
 _DIGITS: Final = 32
 
 

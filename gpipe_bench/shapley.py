@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import factorial, fsum
 
-__all__ = ["Share", "shapley_shares"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

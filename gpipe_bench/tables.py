@@ -31,9 +31,6 @@ from gpipe_bench.rows import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DESCRIPTOR", "csv_text", "frame_of", "header_of", "lines_text", "nearest", "plain_records", "read_records",
-           "read_table", "read_text"]  # fmt: skip
-
 DESCRIPTOR: Final = "datapackage.json"
 """Name of the file that lists the tables of a data package with their digests."""
 

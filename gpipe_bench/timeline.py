@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-__all__ = ["COMPUTE_KINDS", "COPY_KINDS", "KINDS", "TimelineEvent", "chrome_trace"]
-
 COMPUTE_KINDS: Final = ("forward", "recompute", "backward", "backward_inputs", "backward_weights")
 COPY_KINDS: Final = ("copy", "copy_grad", "portal", "portal_grad")
 KINDS: Final = COMPUTE_KINDS + COPY_KINDS

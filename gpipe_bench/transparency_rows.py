@@ -7,17 +7,6 @@ from typing import Final
 
 from gpipe_bench.rows import Record, column, like
 
-__all__ = [
-    "CLAIM_COLUMNS",
-    "GROUP",
-    "KEYS",
-    "LAYER_COLUMNS",
-    "STEP_COLUMNS",
-    "VERDICT_COLUMNS",
-    "TransparencyRow",
-    "arm_label",
-]
-
 KEYS: Final = ("evidence", "model", "seed", "precision", "normalisation", "arm", "checkpoint", "deferred_batch_norm")
 STEP_COLUMNS: Final = (*KEYS, "step", "loss", "gradient_difference_plain", "gradient_difference_accumulated")
 """A record per training step; differences are largest absolute difference over largest absolute reference value."""

@@ -12,8 +12,6 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-__all__ = ["read_yaml", "read_yaml_file"]
-
 _MOST_CHARACTERS: Final = 1_000_000
 _MOST_VALUES: Final = 20_000
 _DEEPEST: Final = 20

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from gpipe_bench.models.amoebanet_operations import FactorizedReduction, operation, relu_conv_norm
 
-__all__ = ["Cell", "Classifier", "Quirks", "amoebanet_d"]
-
 Edge = tuple[int, str]
 Genotype = tuple[tuple[Edge, Edge], ...]
 States = tuple[Tensor, Tensor]

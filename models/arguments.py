@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from gpipe_bench.errors import ConfigError
 
-__all__ = ["Argument", "Value", "Values", "format_value", "nearest", "read_text", "resolve"]
-
 Value = int | float | bool
 Values = Mapping[str, Value]
 

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.models.spec import Device
 
-__all__ = ["class_labels", "cross_entropy"]
-
-
 def class_labels(batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device) -> Tensor:
     """Made-up classes, shape (batch size,), each below the argument ``classes``."""
     import torch

@@ -15,8 +15,6 @@ from torch import Tensor, fx, nn
 from gpipe_bench.models.observing import Facts
 from gpipe_bench.models.tracing import ROOT
 
-__all__ = ["Cutter", "path_of", "state_of"]
-
 # A layer has at least this share of the work; the heaviest should have at most that one.
 _LIGHTEST: Final = 1 / 500
 _HEAVIEST: Final = 1 / 24

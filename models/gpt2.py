@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Attention", "Embedding", "Head", "Mlp", "gpt2"]
-
 _DEVIATION = 0.02
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.models.spec import Device
 
-__all__ = ["GPT2"]
-
 _SIZES: Final = {
     "gpt2": (12, 768, 12),
     "gpt2-medium": (24, 1024, 16),

@@ -15,8 +15,6 @@ from torch.utils.flop_counter import flop_registry
 
 from gpipe_bench.models.tracing import Entry, mode
 
-__all__ = ["Facts", "observe", "operations"]
-
 # A memory-bound operation takes as long as this many floating-point operations per byte that it touches.
 _FLOPS_PER_BYTE = 32
 

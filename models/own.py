@@ -27,8 +27,6 @@ from gpipe_bench.models.spec import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["is_own", "own_line", "own_spec", "uses_default_loss"]
-
 _TYPES: Final[Mapping[str, type[Value]]] = MappingProxyType({"int": int, "float": float, "bool": bool})
 
 

@@ -20,8 +20,6 @@ from typing import Final, NamedTuple
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.imports import imported_names
 
-__all__ = ["OwnName", "is_installed", "own_digest", "own_files", "portable", "split_name"]
-
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _OURS: Final = "gpipe_bench"
 

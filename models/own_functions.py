@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.models.spec import Device
 
-__all__ = ["OwnFunctions", "parameters_of"]
-
 T = TypeVar("T")
 
 _HINT: Final = "correct the function or its arguments"

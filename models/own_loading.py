@@ -20,8 +20,6 @@ from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.own_files import OwnName, is_installed, own_files
 
-__all__ = ["blamed", "function_of", "line_of", "optional_function"]
-
 _imported: dict[str, tuple[ModuleType | None, bytes]] = {}
 """Name of a module of the user's -> the module, and its file when it was imported here."""
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from gpipe_bench.skip import Namespace, Skippable, pop, skippable, stash
 
-__all__ = ["PopAdd", "Stash", "resnet101"]
-
 NamedLayer = tuple[str, nn.Module]
 
 _EXPANSION = 4

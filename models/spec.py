@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     Device = torch.device | str | int | None
 
-__all__ = ["ModelSpec"]
-
-
 def _no_rules(_: Values) -> Sequence[str]:
     return ()
 

@@ -16,9 +16,6 @@ from torch import Tensor, nn
 
 from gpipe_bench.skip import Skippable, pop, skippable, stash
 
-__all__ = ["Own", "Program", "Ref", "Step", "TracedLayer"]
-
-
 @dataclass(frozen=True, slots=True)
 class Ref:
     """A value by its name."""

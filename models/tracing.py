@@ -16,8 +16,6 @@ from torch import Tensor, fx, nn
 
 from gpipe_bench.errors import UnsupportedError
 
-__all__ = ["MODE", "ROOT", "Entry", "mode", "trace"]
-
 ROOT = "network"
 """Submodules are named below this in a graph."""
 

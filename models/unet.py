@@ -20,8 +20,6 @@ from torch import Tensor, nn
 
 from gpipe_bench.skip import Namespace, Skippable, pop, skippable, stash
 
-__all__ = ["PopConcat", "Stash", "unet"]
-
 NamedLayer = tuple[str, nn.Module]
 
 

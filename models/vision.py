@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.models.pieces import Piece
 
-__all__ = ["FAMILIES", "cut_network", "is_vision", "original", "vision_spec"]
-
 # The argument that torchvision's builders of these modules have for the size of the images.
 _SIZES: Final[Mapping[str, Callable[[int], dict[str, Any]]]] = MappingProxyType(
     {"vision_transformer": lambda size: {"image_size": size}, "maxvit": lambda size: {"input_size": (size, size)}}

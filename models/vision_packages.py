@@ -9,8 +9,6 @@ from typing import Any
 
 from gpipe_bench.errors import ConfigError
 
-__all__ = ["load_timm", "load_torchvision"]
-
 _KEPT: list[Any] = []  # A library's declarations last as long as the object.
 
 

@@ -14,9 +14,6 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Attention", "Classifier", "Mlp", "Patches", "vit"]
-
-
 class Patches(nn.Module):
     """Cuts images into patches and places them.
 

@@ -20,8 +20,6 @@ from torch import nn
 import gpipe_bench
 from gpipe_bench import GPipe
 
-__all__ = ["counted", "step_of"]
-
 _PACKAGE = str(Path(gpipe_bench.__file__).parent)
 EXECUTORS = {"paper": "autograd", "runtime": "scheduled"}
 

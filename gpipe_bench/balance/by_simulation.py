@@ -16,8 +16,6 @@ from gpipe_bench.simulator.tracing.precision import PRECISIONS
 from gpipe_bench.simulator.workloads.build import Model, workload_of
 from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite, module_source
 
-__all__ = ["balance_by_simulation", "layer_simulated_times"]
-
 
 def balance_by_simulation(
     n: int,

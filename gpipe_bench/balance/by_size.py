@@ -20,8 +20,6 @@ from gpipe_bench.balance.layers import sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, device_of, first_microbatch, tensors_in
 
-__all__ = ["balance_by_size", "layer_sizes"]
-
 
 def balance_by_size(
     n: int,

@@ -17,8 +17,6 @@ from gpipe_bench.balance.layers import Stage, sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, device_of, whole_batch
 
-__all__ = ["balance_by_time", "layer_times"]
-
 _RUNS_PER_VISIT: Final = 3
 
 

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fingerprint", "plain_form"]
-
 _CONTENTS = ("_parameters", "_buffers", "_modules")
 # Namespaces of skips tell equal names apart, and are other ones in a model that is built again.
 _LEFT_OUT = frozenset({*_CONTENTS, "_skip_namespaces", "training"})

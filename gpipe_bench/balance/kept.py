@@ -20,8 +20,6 @@ from gpipe_bench.balance.fingerprint import fingerprint, plain_form
 from gpipe_bench.cache import cache_folder
 from gpipe_bench.sealed import read_sealed, write_sealed
 
-__all__ = ["default_folder", "device_name", "kept_costs"]
-
 
 def default_folder() -> Path:
     """``$XDG_CACHE_HOME/gpipe_bench/balance``, by default below ``~/.cache``."""

@@ -22,8 +22,6 @@ from gpipe_bench.engine.placed import taken_out
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import current_tracker, use_tracker
 
-__all__ = ["Stage", "sandbox", "stages"]
-
 Skips = dict[SkipKey, Tensor | None]
 
 

@@ -20,8 +20,6 @@ from itertools import accumulate, pairwise
 
 from gpipe_bench.errors import BalanceError
 
-__all__ = ["check_partitions", "split_min_max"]
-
 
 def split_min_max(costs: Sequence[float], n: int) -> list[int]:
     """Sizes of n contiguous, non-empty blocks of ``costs`` whose largest sum is as small as it can be.

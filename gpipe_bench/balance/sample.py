@@ -23,18 +23,6 @@ from gpipe_bench.engine.sequential import PipeSequential
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.skip import verify_skippables
 
-__all__ = [
-    "Sample",
-    "check_model",
-    "check_one_input",
-    "device_of",
-    "first_microbatch",
-    "map_tensors",
-    "takes_several_inputs",
-    "tensors_in",
-    "whole_batch",
-]
-
 Sample = Tensor | tuple[Any, ...]
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult
     from gpipe_bench.console import Grid
 
-__all__ = ["advise"]
-
 _DEFAULT: Final = AdviceRequest()
 _setting: Final = settings_of(AdviceRequest)
 _TITLE: Final = "recommended, and the best of each other choice"

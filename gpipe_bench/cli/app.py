@@ -30,8 +30,6 @@ from gpipe_bench.cli import (
 )
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 
-__all__ = ["app", "main"]
-
 _INTERRUPTED: Final = 130
 _LONGEST: Final = 200
 """Letters of a word of the command line, or of a name, that an error shows."""

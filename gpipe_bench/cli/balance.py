@@ -14,8 +14,6 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.table import MODELS, format_arguments, model_digest, model_spec, parse_arguments
 
-__all__ = ["balance"]
-
 _WAYS: Final = {"time": "s per micro-batch", "size": "GiB", "simulation": "s per step"}
 
 

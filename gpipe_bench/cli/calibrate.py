@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gpipe_bench.simulator.calibration import RowFit
     from gpipe_bench.simulator.hardware.profile import Profile
 
-__all__ = ["calibrate"]
-
 
 def calibrate(
     *,

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.bench.evaluation.compare import AnyRow, CellComparison
 
-__all__ = ["compare"]
-
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
 
 

@@ -13,8 +13,6 @@ from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.data import DEFAULT_CONFIG
 from gpipe_bench.files import write_files
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Check configuration files, or write the default one and its schema.", no_args_is_help=True)
 
 

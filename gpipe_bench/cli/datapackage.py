@@ -10,8 +10,6 @@ import typer
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.data import REFERENCE_FOLDER, needed_checkout
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Describe and check the reference results as a Frictionless data package.", no_args_is_help=True)
 
 Folder = Annotated[Path | None, typer.Option(help="Folder of tables.  [default: the reference results]")]

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gpipe_bench.emulator.script import ScriptRun
     from gpipe_bench.simulator.hardware.profile import Profile
 
-__all__ = ["emulate"]
-
 _GIB: Final = 2**30
 _OPERATORS: Final = 8
 _RACES: Final = 20

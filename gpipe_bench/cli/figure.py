@@ -11,8 +11,6 @@ import typer
 from gpipe_bench.cli.options import Processes, named, stem
 from gpipe_bench.cli.progress import progress
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Draw figures from tables: SVG, PDF and PNG.", no_args_is_help=True)
 
 Rows = Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")]

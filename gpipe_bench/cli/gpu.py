@@ -16,8 +16,6 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import check_writable
 from gpipe_bench.models.arguments import nearest
 
-__all__ = ["GpuOptions", "run_session"]
-
 
 class GpuOptions(NamedTuple):
     """What the command was given; see its help."""

@@ -19,8 +19,6 @@ from gpipe_bench.files import check_writable, json_text, write_files
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult
 
-__all__ = ["gpu", "profile", "run"]
-
 _DEFAULT: Final = Cell()
 _BALANCE: Final = "-".join(map(str, _DEFAULT.balance))
 _setting: Final = settings_of(Cell)

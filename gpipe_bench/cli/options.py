@@ -19,19 +19,6 @@ from gpipe_bench.processes import PROCESSES
 if TYPE_CHECKING:
     from gpipe_bench.bench.spec.settings import PipelineSettings
 
-__all__ = [
-    "Processes",
-    "complete",
-    "named",
-    "number",
-    "running",
-    "settings_of",
-    "stem",
-    "tell",
-    "tell_loss",
-    "tell_microbatches",
-]
-
 _DAY_S: Final = 86_400.0
 _MOST_PROCESSES: Final = 1024
 

@@ -22,8 +22,6 @@ from gpipe_bench.files import check_writable
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Race the engine, other pipelines and the plain module, in turns.", no_args_is_help=True)
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting, such as cells.rounds=30; may be repeated.")]

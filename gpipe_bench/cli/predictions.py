@@ -10,8 +10,6 @@ import typer
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 
-__all__ = ["predictions"]
-
 
 def predictions(
     out: Annotated[Path, typer.Option(help="Table to write; its companion goes beside it.")] = Path(

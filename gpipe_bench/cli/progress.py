@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-__all__ = ["Task", "progress"]
-
 _EVERY_S: Final = 60.0
 """Seconds between two plain lines, at least: the logs of a workflow stay readable."""
 

@@ -9,8 +9,6 @@ import typer
 
 from gpipe_bench.cli.progress import progress
 
-__all__ = ["report"]
-
 
 def report(
     out: Annotated[Path, typer.Option(help="The page to write, one HTML file.")],

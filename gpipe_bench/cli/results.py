@@ -11,8 +11,6 @@ from gpipe_bench.catalogue import PUBLISHED_ROWS
 from gpipe_bench.cli.options import named
 from gpipe_bench.data import PUBLISHED_FOLDER
 
-__all__ = ["collect", "published", "table", "trace"]
-
 _NAMED: Final = 5
 _TABLE_COLUMNS: Final = (
     *("experiment", "evidence", "model", "model_args", "variant", "partitions", "chunks", "batch_size"),

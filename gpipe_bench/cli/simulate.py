@@ -22,8 +22,6 @@ from gpipe_bench.tables import csv_text
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult
 
-__all__ = ["simulate"]
-
 _DEFAULT: Final = SimulatedCell()
 _setting: Final = settings_of(SimulatedCell)
 

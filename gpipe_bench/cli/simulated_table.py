@@ -13,8 +13,6 @@ from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.console import Column, Grid, output
 from gpipe_bench.rows import Row
 
-__all__ = ["print_simulation"]
-
 _SHARES: Final = {
     "busy": "utilization",
     "compute": "compute",

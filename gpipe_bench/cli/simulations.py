@@ -25,8 +25,6 @@ from gpipe_bench.models.arguments import nearest
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
 
-__all__ = ["emulate_cells", "simulate_cells", "simulate_published"]
-
 _DEFAULT: Final = SimulatedCell()
 _LONGEST: Final = 200
 _NUMBERS: Final = ("partitions", "chunks", "batch_size")

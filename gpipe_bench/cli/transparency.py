@@ -17,8 +17,6 @@ from gpipe_bench.files import check_writable, json_text, write_files
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.transparency_rows import arm_label
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Train on real images with and without the pipeline, and say what differs and why.", no_args_is_help=True
 )

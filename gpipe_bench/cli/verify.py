@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.bench.evaluation.verify import Check, Tolerance
 
-__all__ = ["verify"]
-
 _SHOWN: Final = 5
 _PREDICTIONS: Final = "predictions"
 _CLAIMS: Final = "claims"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +13,11 @@ from torch import Tensor, nn
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.schedule import CHECKPOINT_MODES
 
-__all__ = [
-    "check_backward",
-    "check_balance",
-    "check_choice",
-    "check_collection",
-    "check_settings",
-    "cuda_devices",
-    "named_device",
-    "resolve_devices",
-    "split_layers",
-]
-
 T = TypeVar("T")
 
 BACKWARDS = ("autograd", "scheduled")
 WORKERS = ("always", "never", "auto")
+SETTINGS: Final = ("chunks", "checkpoint", "workers")
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
@@ -49,13 +38,14 @@ def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
     return has_schedule or backward == "scheduled"
 
 
-def check_settings(chunks: int, checkpoint: str, workers: str) -> int:
-    """Check what may change between batches; gives ``chunks`` as Python's integer."""
-    number = _positive(chunks)
+def checked_setting(name: str, value: Any) -> Any:
+    """The value of ``chunks``, ``checkpoint`` or ``workers``, which may change between batches."""
+    if name != "chunks":
+        check_choice(name, value, {"checkpoint": CHECKPOINT_MODES, "workers": WORKERS}[name])
+        return value
+    number = _positive(value)
     if number is None:
-        raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}; use chunks=1 for no pipelining")
-    check_choice("checkpoint", checkpoint, CHECKPOINT_MODES)
-    check_choice("workers", workers, WORKERS)
+        raise ValueError(f"chunks must be a whole number of at least 1, got {value!r}; use chunks=1 for no pipelining")
     return number
 
 

@@ -20,8 +20,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpipe_bench.engine.context import is_recomputing
 
-__all__ = ["DeferredBatchNorm", "convert_deferred_batch_norm", "deferring"]
-
 _Statistics = tuple[int, Tensor, Tensor]
 """Samples per channel, their mean, and the sum of their squared deviations from it."""
 

@@ -19,8 +19,6 @@ from gpipe_bench.engine.randomness import Batch, Draws
 from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
 from gpipe_bench.skip.trees import TreeSpec
 
-__all__ = ["BatchContext", "Computation"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:

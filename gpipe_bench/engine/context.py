@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch.nn.utils import parametrize
-
-__all__ = ["ExecutionContext", "is_checkpointing", "is_recomputing", "uncached_weights"]
 
 
 class _Flags(threading.local):
@@ -56,7 +54,8 @@ class ExecutionContext:
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         return cls(grad, inference, autocast, torch.is_autocast_cache_enabled())
 
-    def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> AbstractContextManager[None]:
+    @contextmanager
+    def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> Iterator[None]:
         """Apply the modes to this thread for a block; a mode that already agrees is left alone.
 
         Args:
@@ -64,41 +63,18 @@ class ExecutionContext:
                 without a graph would be reused by a micro-batch that needs its gradient.
             recomputing: a recomputation: with a graph, whatever the thread's mode.
         """
-        modes = _Modes(recomputing or (self.grad and not checkpointing), (checkpointing, recomputing))
-        casts = [each for each in self.autocast if each[1] or torch.is_autocast_enabled(each[0])]
-        if torch.is_inference_mode_enabled() == self.inference and not casts:
-            return modes
-        return self._all(modes, casts, cache=self.cache and not checkpointing)
-
-    @contextmanager
-    def _all(self, modes: _Modes, casts: list[tuple[str, bool, torch.dtype]], *, cache: bool) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(self.inference))
-            for name, enabled, dtype in casts:
-                stack.enter_context(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))
-            # Last: inference mode changes grad mode, too.
-            stack.enter_context(modes)
+            if torch.is_inference_mode_enabled() != self.inference:
+                stack.enter_context(torch.inference_mode(self.inference))
+            for name, enabled, dtype in self.autocast:
+                if enabled or torch.is_autocast_enabled(name):
+                    cache = self.cache and not checkpointing
+                    stack.enter_context(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))
+            # After inference mode, which changes grad mode, too.
+            stack.enter_context(torch.set_grad_enabled(recomputing or (self.grad and not checkpointing)))
+            before, _flags.now = _flags.now, (checkpointing, recomputing)
+            stack.callback(setattr, _flags, "now", before)
             yield
-
-
-class _Modes(AbstractContextManager[None]):
-    """Sets grad mode and the flags of a checkpoint for a block; what a layer leaves changed ends with it."""
-
-    __slots__ = ("_before", "_flags", "_grad")
-
-    def __init__(self, grad: bool, flags: tuple[bool, bool]) -> None:
-        self._grad, self._flags = grad, flags
-
-    def __enter__(self) -> None:
-        self._before = torch.is_grad_enabled(), _flags.now
-        _flags.now = self._flags
-        if self._before[0] != self._grad:
-            torch.set_grad_enabled(self._grad)
-
-    def __exit__(self, *_: object) -> None:
-        grad, _flags.now = self._before
-        if torch.is_grad_enabled() != grad:
-            torch.set_grad_enabled(grad)
 
 
 @contextmanager

@@ -11,11 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.arguments import check_settings
 from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
-
-__all__ = ["GPipe"]
 
 
 class GPipe(Pipeline):
@@ -130,9 +127,8 @@ class GPipe(Pipeline):
 
     def _scattered(self, value: Any) -> list[MicroBatch]:
         self._settle()
-        chunks = check_settings(self.chunks, self.checkpoint, self.workers)
         check_input(value, self.devices[0] if self.devices else None)
-        return scatter(value, chunks)
+        return scatter(value, self.chunks)
 
 
 def check_input(value: Any, device: torch.device | None) -> None:

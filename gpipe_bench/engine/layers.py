@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import (
+    SETTINGS,
     check_backward,
     check_balance,
     check_choice,
     check_collection,
-    check_settings,
+    checked_setting,
     cuda_devices,
     resolve_devices,
     split_layers,
@@ -38,8 +39,6 @@ from gpipe_bench.engine.sequential import PipeSequential, check_outermost, check
 from gpipe_bench.engine.transfer import TRANSFERS, Stream, current_stream, record_stream, wait_stream
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
-
-__all__ = ["Layers"]
 
 Device = torch.device | str | int
 
@@ -88,15 +87,14 @@ class Layers(nn.Module):
         if not isinstance(deferred_batch_norm, bool):
             raise TypeError(f"deferred_batch_norm must be True or False, got {deferred_batch_norm!r}; use one of them")
         check_outermost(module)
-        self.chunks = check_settings(chunks, checkpoint, workers)
+        self.chunks, self.checkpoint, self.workers = chunks, checkpoint, workers
         check_choice("transfer", transfer, TRANSFERS)
         check_sharing(module)
         self.balance = check_balance(module, balance)
         verify_skippables(module)
         self.components = components or Components()
         scheduled = check_backward(backward, has_schedule=schedule is not None)
-        self.checkpoint, self.transfer, self.workers = checkpoint, transfer, workers
-        self.backward_mode = "scheduled" if scheduled else "autograd"
+        self.transfer, self.backward_mode = transfer, "scheduled" if scheduled else "autograd"
         self.deferred_batch_norm = deferred_batch_norm
         chosen = checked_schedule(schedule)
         self._rows, self.devices = self._on_devices(chosen, devices)
@@ -140,7 +138,13 @@ class Layers(nn.Module):
         return iter(layers)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, or replace the layer of that name; of a name that is both, the value decides."""
+        """Set an attribute, or replace the layer of that name; of a name that is both, the value decides.
+
+        Raises:
+            ValueError: ``chunks``, ``checkpoint`` or ``workers`` has a wrong value.
+        """
+        if name in SETTINGS and not isinstance(value, nn.Module):
+            value = checked_setting(name, value)
         if name in self.__dict__ and name in self.__dict__.get("_modules", ()):
             (self._modules if isinstance(value, nn.Module) else self.__dict__)[name] = value
         else:

@@ -21,21 +21,6 @@ from torch import Tensor, nn
 
 from gpipe_bench.skip.trees import TreeSpec, tree_flatten, tree_unflatten
 
-__all__ = [
-    "MicroBatch",
-    "Values",
-    "aliased_values",
-    "can_have_gradient",
-    "check_device",
-    "cut",
-    "differentiable",
-    "flatten",
-    "needs_gradient",
-    "replace",
-    "separated",
-    "versions",
-]
-
 Values = tuple[Any, ...]
 """The tensors, and whatever else, that go from layer to layer."""
 

@@ -15,8 +15,6 @@ from torch.autograd.function import FunctionCtx
 
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 
-__all__ = ["apply", "behind", "check_whole", "get_phony", "new_leaf", "pass_through"]
-
 
 def apply(function: type[Function], *args: Any) -> Any:
     """Make a node: ``function.apply``, which PyTorch has not annotated."""

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from gpipe_bench.engine.microbatch import Values
 
-__all__ = ["Observer", "Task", "observed", "tensor_bytes"]
-
 GivenT = TypeVar("GivenT", bound=Values | None)
 
 

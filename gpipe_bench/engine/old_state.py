@@ -15,8 +15,6 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-__all__ = ["renamed_state_dict"]
-
 # Buffers that the old deferred batch normalisation had besides; they are empty between batches.
 _GATHERED = ("sum", "sum_squares")
 

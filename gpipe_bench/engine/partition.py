@@ -20,8 +20,6 @@ from gpipe_bench.skip.skippable import Skippable
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
 from gpipe_bench.skip.trees import TreeSpec
 
-__all__ = ["Partition", "in_task", "is_task", "place"]
-
 
 @dataclass(slots=True)
 class Partition:

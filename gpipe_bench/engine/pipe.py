@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.arguments import check_balance, check_collection, check_settings
+from gpipe_bench.engine.arguments import check_balance, check_collection
 from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
@@ -23,8 +23,6 @@ from gpipe_bench.engine.runtime.lists import ScheduleLike
 from gpipe_bench.engine.sequential import Arguments, PipeSequential, check_outermost
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.skip.trees import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
-
-__all__ = ["LocalValue", "NoChunk", "Pipe"]
 
 
 @dataclass(frozen=True)
@@ -195,9 +193,8 @@ class Pipe(Pipeline):
 
     def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:
         self._settle()
-        chunks = check_settings(self.chunks, self.checkpoint, self.workers)
         check_inputs(inputs, kwargs, self.devices[0] if self.devices else None)
-        return scatter_arguments(inputs, kwargs, chunks)
+        return scatter_arguments(inputs, kwargs, self.chunks)
 
 
 def _devices_of(balance: list[int], sizes: list[int], devices: list[torch.device]) -> list[torch.device]:

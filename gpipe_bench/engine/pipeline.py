@@ -35,8 +35,6 @@ from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.trees import tree_map_only
 
-__all__ = ["Pipeline"]
-
 Gather = Callable[[list[MicroBatch]], MicroBatch]
 
 

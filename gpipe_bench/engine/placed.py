@@ -13,8 +13,6 @@ from torch import nn
 from gpipe_bench.engine.arguments import check_balance, named_device, resolve_devices
 from gpipe_bench.engine.sequential import check_outermost, hooks_of, opened
 
-__all__ = ["WithDevice", "device_of", "partition_model", "placed_partitions", "taken_out", "unwrapped"]
-
 _CPU = torch.device("cpu")
 
 

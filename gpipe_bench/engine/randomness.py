@@ -20,7 +20,7 @@ import ctypes
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +30,6 @@ from gpipe_bench.engine.partition import in_task
 from gpipe_bench.engine.redirect import Redirect, default_generator
 from gpipe_bench.errors import RandomnessError
 
-__all__ = ["Batch", "Draws"]
-
-_NOTHING = nullcontext()
 _UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
 
 # Held by a recomputation that draws from the CPU's default generator, of which all backward threads have but one.
@@ -123,22 +120,28 @@ class Draws:
     way: str = _UNKNOWN
     states: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
-    def first_pass(self, *, again: bool = True) -> AbstractContextManager[object]:
+    @contextmanager
+    def first_pass(self, *, again: bool = True) -> Iterator[None]:
         """For the first pass; ``again`` says whether a recomputation will follow."""
         self.way = self.batch.way(self.j)
-        if self.way == _SAVED:
-            return self._saved() if again else _NOTHING
-        own = self.way in (_UNKNOWN, _OWN)
-        saved = self._saved() if again and self.batch.devices[self.j].type != "cpu" else _NOTHING
-        return _both(saved, self._own()) if own else saved
+        with ExitStack() as stack:
+            if again and (self.way == _SAVED or self.batch.devices[self.j].type != "cpu"):
+                stack.enter_context(self._saved())
+            if self.way in (_UNKNOWN, _OWN):
+                stack.enter_context(self._own())
+            yield
 
-    def replay(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def replay(self) -> Iterator[None]:
         """For the recomputation: the same numbers once more."""
-        if self.way in (_UNKNOWN, _OWN):
-            return _both(self._restored(), self._own())
-        if self.way == _NONE and self.batch.suspect:
-            return _both(self._restored(), self._watched())
-        return self._restored() if self.states else _NOTHING
+        with ExitStack() as stack:
+            if self.states:
+                stack.enter_context(self._restored())
+            if self.way in (_UNKNOWN, _OWN):
+                stack.enter_context(self._own())
+            elif self.way == _NONE and self.batch.suspect:
+                stack.enter_context(self._watched())
+            yield
 
     def _redirect(self) -> Redirect:
         kind = self.batch.devices[self.j].type
@@ -186,12 +189,6 @@ class Draws:
                 f"random numbers of partition {self.j} must be drawn from the first batch on, got the first draw in a "
                 "later batch, whose masks cannot be reproduced; run the batch again: from now on they can"
             )
-
-
-@contextmanager
-def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
-    with outer, inner:
-        yield
 
 
 def _bytes(state: Tensor) -> bytes:

@@ -23,8 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpipe_bench.engine.partition import is_task
 from gpipe_bench.errors import RandomnessError
 
-__all__ = ["Redirect", "default_generator"]
-
 _swap_lock = threading.Lock()
 _CHECKPOINT = torch.utils.checkpoint.__file__
 

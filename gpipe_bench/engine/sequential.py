@@ -6,15 +6,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-__all__ = [
-    "Arguments",
-    "PipeSequential",
-    "check_outermost",
-    "check_sharing",
-    "hooks_of",
-    "opened",
-]
-
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_hooks",

@@ -35,23 +35,6 @@ from torch.autograd import Variable
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 
-__all__ = [
-    "TRANSFERS",
-    "Endpoint",
-    "Holding",
-    "Route",
-    "Stream",
-    "at_end_of_backward",
-    "current_stream",
-    "has_streams",
-    "move",
-    "move_back",
-    "new_stream",
-    "record_stream",
-    "use_stream",
-    "wait_stream",
-]
-
 TRANSFERS = ("direct", "host")
 Stream = torch.Stream | None
 

@@ -16,16 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = [
-    "Result",
-    "Workers",
-    "in_fresh_thread",
-    "is_foreign_thread",
-    "new_thread",
-    "raised",
-    "result_of",
-]
-
 T = TypeVar("T")
 Result = tuple[Any, BaseException | None]
 

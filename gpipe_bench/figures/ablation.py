@@ -26,8 +26,6 @@ from gpipe_bench.outcomes import CpuGroup, Group, group_rows, shown_groups
 from gpipe_bench.rows import Row
 from gpipe_bench.tables import nearest
 
-__all__ = ["ablation_figure", "draw_ablation"]
-
 _FEW: Final = 5
 
 

@@ -19,8 +19,6 @@ from gpipe_bench.figures.text import listing, significant
 from gpipe_bench.rows import Row
 from gpipe_bench.schedule import CHECKPOINT_MODES
 
-__all__ = ["advice_figure", "draw_advice"]
-
 _LEFT_IN: Final = 0.50
 _RIGHT_IN: Final = 0.08
 _HEIGHT_IN: Final = 0.95

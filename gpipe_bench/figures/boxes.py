@@ -10,8 +10,6 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
-__all__ = ["Box", "add_boxes"]
-
 Box = tuple[float, float, float, float]
 """Left, bottom, width and height, in the units of the axes."""
 

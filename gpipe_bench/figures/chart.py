@@ -18,8 +18,6 @@ from gpipe_bench.figures.text import significant, text_width_pt
 from gpipe_bench.schedule import ideal_bubble
 from gpipe_bench.timeline import KINDS, TimelineEvent
 
-__all__ = ["KIND_COLOURS", "Chart", "add_chart", "draw_chart", "draw_legend", "legend_height_in"]
-
 # Fill and hatch of each kind. What belongs to the backward pass is hatched, and a gradient darker than what it is the
 # gradient of, so that boxes too narrow for a hatch differ too, also in grey.
 _LOOK: Final = {

@@ -18,8 +18,6 @@ from gpipe_bench.transparency_rows import arm_label
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ARM_STYLES", "add_claims"]
-
 ARM_STYLES: Final = {
     "plain": (OKABE_ITO["black"], "-", "o"),
     "accumulated": (OKABE_ITO["orange"], "--", "^"),

@@ -23,8 +23,6 @@ from gpipe_bench.figures.style import INK, LEFT_IN, OKABE_ITO
 from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.outcomes import LOOP, MICROBATCH_LOOP, PAPER, THROUGHPUT, CpuGroup, Outcome
 
-__all__ = ["CPU_READING", "add_cpu"]
-
 CPU_READING: Final = (
     "Plain loop: the nn.Sequential without a pipeline, the whole batch at once in one thread, nothing recomputed. "
     "Micro-batch loop: the same for one micro-batch after another. "

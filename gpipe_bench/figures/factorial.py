@@ -19,8 +19,6 @@ from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import INK, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.outcomes import Group, Outcome
 
-__all__ = ["add_factorial"]
-
 _THROUGHPUT_IN: Final = 0.95
 _MEMORY_IN: Final = 0.55
 _SPACE_IN: Final = 0.09

@@ -11,8 +11,6 @@ from gpipe_bench.figures.style import drawing, save
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import Row
 
-__all__ = ["draw_rows"]
-
 
 def draw_rows(figure_of: Callable[[Sequence[Row]], Figure], rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw the figure of a result table.

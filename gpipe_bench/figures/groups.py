@@ -12,8 +12,6 @@ from gpipe_bench.figures.text import TIMES, listing
 from gpipe_bench.outcomes import FAILURES, Group, Outcome, group_rows
 from gpipe_bench.rows import EVIDENCE, Row
 
-__all__ = ["failure_notes", "ordered_groups", "setting_words", "short_reason"]
-
 _NAMED_AT_MOST: Final = 2
 _NBSP: Final = "\u00a0"
 

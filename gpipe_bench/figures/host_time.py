@@ -18,8 +18,6 @@ from gpipe_bench.peer_rows import TINY
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["draw_host_time", "host_time_figure"]
-
 _LEFT_IN: Final = 0.5
 _TIME: Final = "host_time_per_cell_us"
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["Box", "lane_keys", "stack"]
-
 # Clocks of host and device differ by less than this share of a step; a smaller overlap is drawn as a touch.
 _TOUCH_FRACTION = 0.001
 

@@ -13,8 +13,6 @@ from matplotlib.lines import Line2D
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE, WIDTH_IN
 
-__all__ = ["Line", "add_legend", "add_lines"]
-
 _LEFT_IN: Final = 0.98
 _RIGHT_IN: Final = 0.55
 _AXIS_IN: Final = 0.34

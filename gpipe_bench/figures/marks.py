@@ -13,17 +13,6 @@ from matplotlib.transforms import Transform
 from gpipe_bench.figures.style import INK, OKABE_ITO
 from gpipe_bench.intervals import Interval
 
-__all__ = [
-    "FAILURE_MARKS",
-    "OTHER_MARK",
-    "VARIANT_MARKS",
-    "Mark",
-    "draw_failure",
-    "draw_interval",
-    "draw_median",
-    "draw_samples",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Mark:

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, FONT_PT, INK, TITLE_PT, WIDTH_IN, new_figure
 from gpipe_bench.figures.text import text_width_pt, wrap
 
-__all__ = ["Frame", "Page"]
-
 _MARGIN_IN = 0.06
 _LEADING = 1.25
 _BADGE_IN = FONT_PT / 72 + 0.08

@@ -19,8 +19,6 @@ from gpipe_bench.tables import plain_records
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["draw_peers", "peers_figure"]
-
 _NAMES_IN: Final = 1.28
 _ROW_IN: Final = 0.125
 

@@ -14,8 +14,6 @@ from gpipe_bench.tables import frame_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SHARES", "Point", "Series", "points_of", "series_of"]
-
 SHARES: Final = ("compute", "recompute", "copy", "imbalance", "bubble")
 """Parts of a device's time, which add up to all of it."""
 

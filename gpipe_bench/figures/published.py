@@ -15,19 +15,6 @@ from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, FONT_PT, INK, LEF
 from gpipe_bench.figures.text import TIMES, significant, text_width_pt
 from gpipe_bench.outcomes import Group, Outcome
 
-__all__ = [
-    "AXIS_IN",
-    "COLUMN_IN",
-    "GAP_IN",
-    "ROW_IN",
-    "add_published",
-    "beside_words",
-    "draw_absence",
-    "fit_limits",
-    "label",
-    "rule_lines",
-]
-
 _BESIDE: Final[dict[str, dict[str, Any]]] = {
     "published": {"marker": "d", "markersize": 6.5, "markeredgecolor": INK},
     "simulated": {"marker": "o", "markersize": 6.0, "markeredgecolor": EVIDENCE_COLOURS["simulated"]},

@@ -19,8 +19,6 @@ from gpipe_bench.tables import frame_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["METRICS", "draw_published_tables", "printed_metric", "published_tables_figure"]
-
 METRICS: Final = {
     "throughput_samples_per_s": "throughput (samples/s)",
     "peak_reserved_gib": "memory reserved, all devices (GiB)",

@@ -17,8 +17,6 @@ from gpipe_bench.tables import plain_records, read_table
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LOOKS", "MODES", "add_absent", "add_head", "draw_race", "present", "read_race"]
-
 MODES: Final = ("never", "except_last", "always")
 LOOKS: Final = {
     "engine-autograd": (OKABE_ITO["blue"], "-", "o"),

@@ -29,8 +29,6 @@ from gpipe_bench.figures.why import why_figure
 from gpipe_bench.processes import spread
 from gpipe_bench.rows import Row
 
-__all__ = ["draw_reference", "with_published"]
-
 _SETTING: Final = ("model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
 _FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], Figure]]] = {
     "ablation": ablation_figure,

@@ -14,8 +14,6 @@ from gpipe_bench.rows import EVIDENCE, Row
 from gpipe_bench.tables import nearest
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["Run", "choose_run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run:

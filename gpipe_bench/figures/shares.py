@@ -29,8 +29,6 @@ from gpipe_bench.outcomes import Group, shown_groups
 from gpipe_bench.rows import Row
 from gpipe_bench.shapley import Share, shapley_shares
 
-__all__ = ["draw_shares", "shares_figure"]
-
 _COMPONENTS: Final = tuple(field.name for field in fields(Components))
 _ROW_IN: Final = 0.27
 _AXIS_IN: Final = 0.34

@@ -21,23 +21,6 @@ from matplotlib.figure import Figure
 from gpipe_bench.errors import OutputError
 from gpipe_bench.files import write_files
 
-__all__ = [
-    "EVIDENCE_COLOURS",
-    "FAINT",
-    "FONT_PT",
-    "INK",
-    "LEFT_IN",
-    "OKABE_ITO",
-    "RIGHT_IN",
-    "RULE",
-    "SUFFIXES",
-    "TITLE_PT",
-    "WIDTH_IN",
-    "drawing",
-    "new_figure",
-    "save",
-]
-
 WIDTH_IN: Final = 3.4
 LEFT_IN: Final = 0.90
 RIGHT_IN: Final = 0.10

@@ -26,8 +26,6 @@ from gpipe_bench.figures.style import FAINT, INK, WIDTH_IN
 from gpipe_bench.figures.text import significant
 from gpipe_bench.rows import Row
 
-__all__ = ["draw_sweep", "sweep_figure", "sweep_groups"]
-
 _LEFT_IN: Final = 0.42
 _RIGHT_IN: Final = 0.08
 _ROW_IN: Final = 0.125

@@ -13,8 +13,6 @@ from gpipe_bench.rows import Row
 from gpipe_bench.tables import header_of, plain_records, read_records, read_table
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["NEEDED", "RecordedEvent", "is_race", "read_events", "read_peers", "read_rows"]
-
 NEEDED: Final = (
     *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
     *("repeat", "status", "reason", "throughput_samples_per_s", "step_time_ms", "peak_allocated_gib"),

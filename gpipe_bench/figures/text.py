@@ -11,8 +11,6 @@ from matplotlib.textpath import text_to_path
 
 from gpipe_bench.figures.style import FONT_PT
 
-__all__ = ["TIMES", "listing", "significant", "text_width_pt", "wrap"]
-
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 

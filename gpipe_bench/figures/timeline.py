@@ -14,8 +14,6 @@ from gpipe_bench.figures.style import FAINT, drawing, save
 from gpipe_bench.figures.tables import read_events, read_rows
 from gpipe_bench.rows import Row
 
-__all__ = ["draw_timeline", "timeline_figure"]
-
 
 def draw_timeline(
     events_csv: Path, rows_csv: Path, variant: str, out_stem: Path, evidence: str = "measured"

@@ -23,8 +23,6 @@ from gpipe_bench.figures.tables import read_events, read_rows
 from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.timeline import KINDS
 
-__all__ = ["draw_timelines", "timelines_figure"]
-
 _ADDED: Final = {
     "baseline": "no edges between micro-batches: autograd's ready queue decides the order of the backward pass",
     "dep-x-x": "+ Fork and Join: every partition goes backward from the last micro-batch to the first",

@@ -19,8 +19,6 @@ from gpipe_bench.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COL
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["draw_transparency", "transparency_figure"]
-
 _LEFT_IN: Final = 0.55
 _FLOOR: Final = 1e-18
 _COLUMNS: Final[dict[str, tuple[str, ...]]] = {

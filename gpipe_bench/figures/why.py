@@ -25,8 +25,6 @@ from gpipe_bench.figures.sweep import machine_words, sweep_groups
 from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.rows import Row
 
-__all__ = ["draw_why", "explanation", "why_figure"]
-
 _LEFT_IN: Final = 0.60
 _RIGHT_IN: Final = 0.08
 _HEIGHT_IN: Final = 1.05

@@ -17,8 +17,6 @@ from torch.autograd.graph import Node
 # The only way to ask it; PyTorch's own anomaly and module trackers do the same.
 _current_node = torch._C._current_autograd_node  # noqa: SLF001 - the node that runs is known nowhere else
 
-__all__ = ["BackwardNodes"]
-
 
 class BackwardNodes:
     """Owners of the autograd nodes of one thread's backward pass."""

@@ -9,8 +9,6 @@ import torch
 
 from gpipe_bench.measure.devices import distinct_accelerators
 
-__all__ = ["synchronize", "timed"]
-
 
 def synchronize(devices: Iterable[torch.device | str]) -> None:
     """Wait until every distinct accelerator among ``devices`` has finished its queued work; a CPU has none."""

@@ -20,8 +20,6 @@ from gpipe_bench.measure.kernels import KERNEL_CLASSES, KernelCase, kernel_cases
 from gpipe_bench.measure.links import LinkCase, link_cases
 from gpipe_bench.measure.spread import repeated, spread
 
-__all__ = ["SCHEMA_VERSION", "measure_device_profile"]
-
 SCHEMA_VERSION: Final = 1
 
 _US_PER_S: Final = 1e6

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 import torch
 
-__all__ = ["distinct_accelerators", "distinct_devices"]
-
 
 def distinct_devices(devices: Iterable[torch.device | str]) -> list[torch.device]:
     """The distinct devices among ``devices``, in the order of their first use.

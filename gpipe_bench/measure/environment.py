@@ -10,8 +10,6 @@ import torch
 from gpipe_bench.measure.devices import distinct_devices
 from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 
-__all__ = ["device_name", "environment_facts"]
-
 
 def environment_facts(devices: Iterable[torch.device | str]) -> dict[str, Any]:
     """Machine and software as columns of :class:`gpipe_bench.rows.Row`; what is unknown stays empty.

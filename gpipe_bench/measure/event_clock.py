@@ -21,8 +21,6 @@ from typing import Final
 
 import torch
 
-__all__ = ["EventClock", "NewEvent", "timing_event"]
-
 NewEvent = Callable[[torch.device], torch.Event]
 
 _TRIES: Final = 16

@@ -16,8 +16,6 @@ from typing import Any
 from gpipe_bench.checkout import checkout
 from gpipe_bench.measure.nvml import driver_version
 
-__all__ = ["cpu_count", "cpu_name", "host_facts", "machine_slug"]
-
 
 def host_facts() -> dict[str, Any]:
     """What does not depend on the devices of a run, as columns of :class:`gpipe_bench.rows.Row`."""

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["KERNEL_CLASSES", "KernelCase", "kernel_cases"]
-
 KERNEL_CLASSES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
 
 Run = Callable[[], object]

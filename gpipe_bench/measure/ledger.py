@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["Ledger"]
-
 
 class _Entry(weakref.ref[torch.UntypedStorage]):
     """A live storage, its size when last seen, and its owner."""

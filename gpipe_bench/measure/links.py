@@ -8,8 +8,6 @@ from typing import Final
 
 import torch
 
-__all__ = ["LinkCase", "link_cases"]
-
 _BYTES: Final = (2**20, 2**26)  # the first shows the latency of a copy, the second the bandwidth of the link
 _BYTES_PER_FLOAT: Final = 4
 

@@ -29,8 +29,6 @@ from gpipe_bench.measure.ledger import Ledger
 from gpipe_bench.measure.watch import Watch, is_watched, switch_off, switch_on
 from gpipe_bench.timeline import COPY_KINDS
 
-__all__ = ["LiveBytes", "LivePoint"]
-
 
 @dataclass(slots=True, eq=False)
 class _Running:

@@ -11,8 +11,6 @@ import pynvml
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["device_handle", "driver_version", "nvml_session"]
-
 
 @contextmanager
 def nvml_session() -> Iterator[Any]:

@@ -7,8 +7,6 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
-__all__ = ["repeated", "spread"]
-
 _MIN_REPEATS: Final = 3
 _MAX_REPEATS: Final = 20
 _MIN_REPEAT_S: Final = 0.005

@@ -16,8 +16,6 @@ from gpipe_bench.engine.observer import Task
 from gpipe_bench.measure.event_clock import EventClock, NewEvent, timing_event
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["Recorder", "Span"]
-
 _NS_PER_US = 1e3
 
 

@@ -20,8 +20,6 @@ from gpipe_bench.breakdown import Breakdown
 from gpipe_bench.measure.devices import distinct_devices
 from gpipe_bench.measure.nvml import device_handle, nvml_session
 
-__all__ = ["NvmlUtilization", "Probe", "busy_share", "nvml_probe"]
-
 Probe = Callable[[], float | None]
 """Reads the busy share of one device, in [0, 1]; None when it cannot be read now."""
 

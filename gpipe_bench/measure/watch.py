@@ -16,8 +16,6 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-__all__ = ["Accountant", "Watch", "is_watched", "switch_off", "switch_on"]
-
 
 class Accountant(Protocol):
     """Counts operations; any thread may call it."""

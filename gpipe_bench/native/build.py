@@ -18,8 +18,6 @@ from gpipe_bench.cache import cache_folder
 from gpipe_bench.errors import CompilerError, OutputError
 from gpipe_bench.native.compiler import find_compiler, identity, words
 
-__all__ = ["EXTRA_FLAGS", "LIBRARIES", "compile_into", "digest", "library", "packaged"]
-
 LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "clock": ("simulator/clock", "simulator/memory", "emulator/replay", "emulator/csrc/trace_row.h"),
 }

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from gpipe_bench.errors import CompilerError
 
-__all__ = ["find_compiler", "find_cxx_compiler", "identity", "words"]
-
 
 def find_compiler() -> list[str] | None:
     """The command of this machine's C compiler, its path first; None if there is none, an error if CC is wrong."""

@@ -9,8 +9,6 @@ from docutils.core import publish_parts
 from jinja2 import ChainableUndefined, Environment
 from markupsafe import Markup
 
-__all__ = ["caption"]
-
 
 def caption(folder: Path, stem: str, experiment: str, table: Path | None) -> Markup:
     """The caption of a figure as HTML; empty where there is none.

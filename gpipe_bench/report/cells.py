@@ -14,8 +14,6 @@ from gpipe_bench.outcomes import LOOP, way_of
 from gpipe_bench.report.tables import Field, PageTable, number_words
 from gpipe_bench.rows import EVIDENCE, Row
 
-__all__ = ["cell_tables"]
-
 _APART: Final = ("evidence", "model", "flavour")
 _MACHINE: Final = ("device", "profile")
 _KEYS: Final = (

@@ -16,8 +16,6 @@ from gpipe_bench.report.sources import Source
 from gpipe_bench.rows import Row
 from gpipe_bench.tables import read_text
 
-__all__ = ["Contents", "read_contents"]
-
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
 
 

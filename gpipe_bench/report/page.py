@@ -22,8 +22,6 @@ from gpipe_bench.report.sources import Source, check_folder, find_sources
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
 from gpipe_bench.rows import EVIDENCE
 
-__all__ = ["write_report"]
-
 Step = Callable[[int, int, str], None]
 
 _STEPS: Final = 4

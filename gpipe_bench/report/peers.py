@@ -11,8 +11,6 @@ from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.report.tables import Field, PageTable, number_words
 
-__all__ = ["peer_tables"]
-
 _KEYS: Final = ("model_args", "partitions", "chunks", "batch_size", "checkpoint", "variant")
 _METRICS: Final[Mapping[str, str]] = {
     "host_time_per_cell_us": "host us per cell",

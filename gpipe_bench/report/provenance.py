@@ -12,8 +12,6 @@ from gpipe_bench.tables import read_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Origin", "origin"]
-
 _FACTS: Final = ("evidence", "device", "profile", "torch", "cuda", "driver", "python", "commit", "dirty", "source")
 _NAMED_AT_MOST: Final = 6
 

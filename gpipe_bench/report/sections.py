@@ -19,8 +19,6 @@ from gpipe_bench.report.peers import peer_tables
 from gpipe_bench.report.sources import Source
 from gpipe_bench.report.tables import PageTable, lifted, plain_tables
 
-__all__ = ["PageFigure", "Section", "make_sections", "section_name", "table_of"]
-
 _ORDER: Final = ("ablation", "speed", "memory", "sweep", "advice", "timeline", "predictions", "transparency", "peers")
 _OTHER: Final = "figures"
 _PART_OF: Final = {"why": "sweep", "settings": "published"}

@@ -16,8 +16,6 @@ from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.rows import EVIDENCE
 
-__all__ = ["Source", "check_folder", "find_sources"]
-
 _SHOWN: Final = ("_verdict",)
 """Companions that the page shows as tables of their own."""
 

@@ -15,8 +15,6 @@ from gpipe_bench.tables import read_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Field", "PageTable", "lifted", "number_words", "plain_tables"]
-
 _LINES_AT_MOST: Final = 2000
 _SMALL: Final = 1e-3
 _LONG: Final = 40

@@ -14,8 +14,6 @@ from gpipe_bench.figures.tables import RecordedEvent
 from gpipe_bench.rows import EVIDENCE, Row
 from gpipe_bench.timeline import COMPUTE_KINDS, KINDS, TimelineEvent
 
-__all__ = ["EVENT_FIELDS", "kinds", "timeline_set"]
-
 EVENT_FIELDS: Final = (
     *("lane", "kind", "microbatch", "partition", "start_us", "end_us", "issue_us", "bytes", "device"),
     *("track", "tracks"),

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = ["KINDS", "Action", "Schedule", "needs", "with_recomputation"]
-
 KINDS: Final = ("F", "R", "B", "I", "W")
 
 

@@ -12,8 +12,6 @@ from gpipe_bench.schedules.actions import KINDS, Action, Schedule
 from gpipe_bench.schedules.order import merged_order
 from gpipe_bench.schedules.timing import Durations, in_flight, timing
 
-__all__ = ["Facts", "check"]
-
 _NAMED = 6
 
 

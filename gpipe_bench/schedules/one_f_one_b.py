@@ -9,8 +9,6 @@ from itertools import accumulate
 
 from gpipe_bench.schedules.actions import Action, Schedule
 
-__all__ = ["alternate", "gpipe", "interleaved", "one_f_one_b"]
-
 
 def gpipe(m: int, n: int) -> Schedule:
     """GPipe's schedule: each device keeps the activations of all m micro-batches.

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule, needs
 
-__all__ = ["merged_order"]
-
 _NAMED = 6
 
 

@@ -12,8 +12,6 @@ from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, one_f_one_b
 from gpipe_bench.schedules.v_shape import v_half, zb_v
 from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
 
-__all__ = ["SCHEDULES", "named_schedule"]
-
 _PLAIN: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
     {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2}
 )

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from gpipe_bench.schedules.actions import Action, Schedule, needs
 from gpipe_bench.schedules.order import merged_order
 
-__all__ = ["Durations", "Timing", "drawn", "in_flight", "timing"]
-
 
 @dataclass(frozen=True, slots=True)
 class Durations:

@@ -18,8 +18,6 @@ from typing import Final
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule
 
-__all__ = ["read_csv", "to_csv"]
-
 _FIELD: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _NAMED: Final = 5
 

@@ -15,8 +15,6 @@ from itertools import product
 from gpipe_bench.schedules.actions import Action, Schedule
 from gpipe_bench.schedules.zero_bubble import fill
 
-__all__ = ["v_half", "zb_v"]
-
 _PERIOD = 6
 """F, I and W of two partitions, one unit each."""
 

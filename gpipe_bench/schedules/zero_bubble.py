@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from gpipe_bench.schedules.actions import Action, Schedule
 from gpipe_bench.schedules.one_f_one_b import alternate
 
-__all__ = ["fill", "zb_h1", "zb_h2"]
-
 
 def zb_h1(m: int, n: int) -> Schedule:
     """ZB-H1 (Qi et al., Zero Bubble, arXiv 2401.10241, section 2.2).

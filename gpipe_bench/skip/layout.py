@@ -11,8 +11,6 @@ from gpipe_bench.errors import SkipLayoutError
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.skippable import Skippable
 
-__all__ = ["SkipLayout", "inspect_skip_layout", "verify_skippables"]
-
 
 @dataclass(frozen=True)
 class SkipLayout:

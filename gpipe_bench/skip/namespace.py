@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 
-__all__ = ["Namespace", "SkipKey"]
-
 _numbers = itertools.count()
 
 

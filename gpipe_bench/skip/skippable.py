@@ -32,8 +32,6 @@ from gpipe_bench.skip.namespace import Namespace, SkipKey
 from gpipe_bench.skip.tracker import current_tracker
 from gpipe_bench.skip.trees import tree_leaves
 
-__all__ = ["Skippable", "pop", "skippable", "stash"]
-
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 

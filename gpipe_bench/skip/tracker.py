@@ -15,8 +15,6 @@ from torch import Tensor
 from gpipe_bench.errors import SkipUsageError
 from gpipe_bench.skip.namespace import SkipKey
 
-__all__ = ["LocalTracker", "Tracker", "current_tracker", "use_tracker"]
-
 
 class Tracker(Protocol):
     """Keeps skips between stash and pop."""

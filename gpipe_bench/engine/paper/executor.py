@@ -23,8 +23,6 @@ from gpipe_bench.program import Plan
 from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey
 
-__all__ = ["PaperExecutor"]
-
 
 class PaperExecutor:
     """One batch on its way forward; a method for each step of the program, called from one host thread.

@@ -18,8 +18,6 @@ from gpipe_bench.engine.microbatch import Values, differentiable
 from gpipe_bench.engine.nodes import behind, pass_through
 from gpipe_bench.engine.observer import Observer, Task
 
-__all__ = ["run_marked"]
-
 
 def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], values: Values) -> Values:
     """Compute a task so that ``observer`` sees its backward pass."""

@@ -30,8 +30,6 @@ from gpipe_bench.engine.nodes import apply, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
 from gpipe_bench.program import HANDED_OVER_BYTES
 
-__all__ = ["Cell", "Inlet", "receive"]
-
 
 class Inlet:
     """Gradients of flat values, from their own backward pass and from no other.

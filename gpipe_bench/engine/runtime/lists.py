@@ -12,8 +12,6 @@ import torch
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, Action, Facts, Schedule, check, named_schedule, with_recomputation
 
-__all__ = ["ActionLists", "Choice", "ScheduleLike", "checked_schedule", "schedule_rows"]
-
 ScheduleLike = str | Schedule | Callable[[int, int], Schedule]
 """A name, a schedule, or a function from (m, n) to a schedule."""
 

@@ -14,8 +14,6 @@ from gpipe_bench.engine.runtime.cell import Inlet, receive
 from gpipe_bench.engine.transfer import Stream, use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
 
-__all__ = ["Losses", "check_loss", "check_target", "split_targets"]
-
 
 class Losses:
     """Computes losses and their gradients, on the compute stream of the last partition.

@@ -25,8 +25,6 @@ from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, new_th
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.layout import SkipLayout
 
-__all__ = ["End", "Runtime"]
-
 _WAKE = object()
 
 

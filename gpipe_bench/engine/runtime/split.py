@@ -19,8 +19,6 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-__all__ = ["WeightsLater", "backward_inputs", "branching", "reaching"]
-
 Grads = tuple[Tensor | None, ...]
 
 # Before PyTorch 2.13 a node of a custom function dies with its graph, even if Python still refers to it.

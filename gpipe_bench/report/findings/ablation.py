@@ -16,8 +16,6 @@ from gpipe_bench.report.findings.cpu import cpu_sentences
 from gpipe_bench.report.findings.finding import NBSP, Finding, percent, setting
 from gpipe_bench.rows import Row
 
-__all__ = ["Effect", "ablation_findings", "effects"]
-
 _SPEED: Final = "throughput_samples_per_s"
 _FEWEST_PAIRS: Final = 2
 _NOTHING: Final = 5e-4

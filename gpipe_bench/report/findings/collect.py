@@ -15,8 +15,6 @@ from gpipe_bench.report.findings.sweeps import advice_findings, sweep_findings
 from gpipe_bench.report.findings.training import training_findings
 from gpipe_bench.rows import Row
 
-__all__ = ["findings_of", "runs_of"]
-
 
 def findings_of(contents: Contents) -> list[Finding]:
     """What the tables say, in sentences; what they do not have is left out."""

@@ -8,8 +8,6 @@ from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.outcomes import LOOP, THROUGHPUT, CpuGroup, Outcome
 from gpipe_bench.report.findings.finding import NBSP
 
-__all__ = ["cpu_sentences"]
-
 
 def cpu_sentences(group: CpuGroup) -> Iterator[str]:
     """The throughput of the plain loop, and that of every other way over it, the fastest first."""

@@ -12,8 +12,6 @@ from gpipe_bench.figures.text import TIMES
 from gpipe_bench.report.findings.finding import Finding, plural
 from gpipe_bench.rows import EVIDENCE
 
-__all__ = ["Run", "failure_findings"]
-
 _WORDS: Final = {
     "oom": "ran out of memory (oom)",
     "unsupported": "cannot run here (unsupported)",

@@ -8,8 +8,6 @@ from typing import Final
 from gpipe_bench.figures.text import TIMES
 from gpipe_bench.rows import Row
 
-__all__ = ["NBSP", "Finding", "machine", "model_words", "percent", "plural", "setting", "share"]
-
 NBSP: Final = "\u00a0"
 _MINUS: Final = "\N{MINUS SIGN}"
 

@@ -10,8 +10,6 @@ import pandas as pd
 from gpipe_bench.figures.text import significant
 from gpipe_bench.report.findings.finding import NBSP, Finding, percent, plural
 
-__all__ = ["prediction_findings"]
-
 _COLUMNS: Final = ("table", "experiment", "metric", "published", "simulated", "error_fraction", "role")
 _METRICS: Final = {
     "throughput_samples_per_s": "throughput",

@@ -11,8 +11,6 @@ from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.report.findings.finding import NBSP, Finding, plural
 
-__all__ = ["race_findings"]
-
 _OWN: Final = "gpipe_bench"
 """The package of the engine's contenders."""
 

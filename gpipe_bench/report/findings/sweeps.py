@@ -13,8 +13,6 @@ from gpipe_bench.report.findings.finding import NBSP, Finding, machine, model_wo
 from gpipe_bench.rows import Row
 from gpipe_bench.schedule import ideal_bubble
 
-__all__ = ["advice_findings", "sweep_findings"]
-
 _CLEAR: Final = 0.05
 """Share of the device time from which on a growing part of it is named."""
 

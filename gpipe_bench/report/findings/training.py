@@ -9,8 +9,6 @@ import pandas as pd
 
 from gpipe_bench.report.findings.finding import Finding, plural
 
-__all__ = ["training_findings"]
-
 _COLUMNS: Final = ("evidence", "model", "arm", "reference", "quantity", "verdict", "device")
 _PIPELINE: Final = "pipeline"
 _REFERENCES: Final = {
