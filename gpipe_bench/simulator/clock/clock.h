@@ -47,8 +47,7 @@
 #define UNKNOWN (-1)
 
 /* Numbers that are all NONE. */
-static inline uint32_t *nones(int64_t count)
-{
+static inline uint32_t *nones(int64_t count) {
     uint32_t *made = zeros(count, sizeof(uint32_t));
     for (int64_t place = 0; place < count; place++)
         made[place] = NONE;

@@ -4,22 +4,19 @@
 #include "clock.h"
 
 /* Whether one operation gets its engines before another: who was ready first, then who was issued first. */
-static bool comes_before(const Turn *one, const Turn *other)
-{
+static bool comes_before(const Turn *one, const Turn *other) {
     return one->ready != other->ready ? one->ready < other->ready : one->number < other->number;
 }
 
 /* The end of the sorted turns that begin at a place. */
-static int64_t run_end(const Turns *turns, int64_t place)
-{
+static int64_t run_end(const Turns *turns, int64_t place) {
     for (place++; place < turns->count && comes_before(&turns->items[place - 1], &turns->items[place]);)
         place++;
     return place < turns->count ? place : turns->count;
 }
 
 /* Sorts turns: merges neighbours that are sorted until all are. Most often they are from the start. */
-static void sort_turns(Turns *turns, Turns *merged)
-{
+static void sort_turns(Turns *turns, Turns *merged) {
     while (run_end(turns, 0) < turns->count) {
         merged->count = 0;
         for (int64_t start = 0, middle, stop; start < turns->count; start = stop) {
@@ -37,8 +34,7 @@ static void sort_turns(Turns *turns, Turns *merged)
 }
 
 /* Occupies the engines of an operation; false: one is occupied, and it waits for all of them. */
-static bool occupy(Clock *clock, const Operation *operation, Turn turn)
-{
+static bool occupy(Clock *clock, const Operation *operation, Turn turn) {
     bool all_free = true;
     for (uint32_t engine = 0; engine < operation->engine_count; engine++)
         all_free = all_free && !clock->engines[operation->engines[engine]].occupied;
@@ -53,8 +49,7 @@ static bool occupy(Clock *clock, const Operation *operation, Turn turn)
 }
 
 /* Starts an operation whose engines it has. */
-static void start(Clock *clock, uint32_t place)
-{
+static void start(Clock *clock, uint32_t place) {
     Operation *operation = &clock->operations.items[place];
     Time end = clock->now + operation->duration;
     operation->start = clock->now;
@@ -65,8 +60,7 @@ static void start(Clock *clock, uint32_t place)
 }
 
 /* Starts what is ready where engines are free: first come, first served, then in the order of issue. */
-void engines_settle(Clock *clock)
-{
+void engines_settle(Clock *clock) {
     sort_turns(&clock->ready, &clock->settling);
     Turns settling = clock->ready;
     clock->ready = clock->settling;
@@ -82,8 +76,7 @@ void engines_settle(Clock *clock)
 }
 
 /* What waits for an engine may try again. */
-static void wake(Clock *clock, uint32_t number)
-{
+static void wake(Clock *clock, uint32_t number) {
     Engine *engine = &clock->engines[number];
     for (int64_t place = 0; place < engine->waiting.count; place++) {
         Turn waiter = engine->waiting.items[place];
@@ -104,8 +97,7 @@ static void wake(Clock *clock, uint32_t number)
 }
 
 /* An engine is free again. */
-void engine_release(Clock *clock, uint32_t number)
-{
+void engine_release(Clock *clock, uint32_t number) {
     clock->engines[number].occupied = false;
     if (clock->engines[number].waiting.count)
         wake(clock, number);

@@ -3,8 +3,7 @@
 #include "clock.h"
 
 /* The graph as it was before a backward pass: every step makes the same one. */
-void graph_rewind(Clock *clock)
-{
+void graph_rewind(Clock *clock) {
     Graph *graph = &clock->graph;
     for (int64_t node = 0; node < graph->nodes.count; node++) {
         graph->nodes.items[node].filled = false;
@@ -15,15 +14,13 @@ void graph_rewind(Clock *clock)
 }
 
 /* The sequence number of a node. */
-int64_t node_rank(const Clock *clock, const Node *node)
-{
+int64_t node_rank(const Clock *clock, const Node *node) {
     bool of_worker = clock->input->workers && (node->kind == NODE_task || node->kind == NODE_checkpoint);
     return node->rank + (of_worker ? 0 : clock->graph.first_rank);
 }
 
 /* Frees all but the nodes. */
-void graph_forget(Clock *clock)
-{
+void graph_forget(Clock *clock) {
     free(clock->graph.edges.items);
     free(clock->graph.actions.items);
     free(clock->graph.tasks);

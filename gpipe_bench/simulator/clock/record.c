@@ -37,29 +37,25 @@ typedef struct {
 
 static const Skips NO_SKIPS = {NULL, 0};
 
-static Skips incoming(const Input *input, uint32_t j)
-{
+static Skips incoming(const Input *input, uint32_t j) {
     const int32_t *first = &input->incoming_first[j];
     return (Skips){input->incoming + first[0], first[1] - first[0]};
 }
 
-static Skips outgoing(const Input *input, uint32_t j)
-{
+static Skips outgoing(const Input *input, uint32_t j) {
     const int32_t *first = &input->outgoing_first[j];
     return (Skips){input->outgoing + first[0], first[1] - first[0]};
 }
 
 /* Skips that travel to partition j in the tuple of their micro-batch. */
-static Skips riding(const Input *input, uint32_t j)
-{
+static Skips riding(const Input *input, uint32_t j) {
     return input->portals ? NO_SKIPS : incoming(input, j);
 }
 
 /* --- nodes -------------------------------------------------------------------------------------------------------- */
 
 /* A new node, without consumers. */
-static uint32_t unranked_node(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream)
-{
+static uint32_t unranked_node(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream) {
     Graph *graph = recorder->graph;
     assert(graph->nodes.count < 1 << NODE_BITS && graph->edges.count < NONE && recorder->made < INT32_MAX);
     Node made = {.i = i, .j = j, .stream = stream, .kind = (uint32_t)kind};
@@ -69,16 +65,14 @@ static uint32_t unranked_node(Recorder *recorder, int kind, uint32_t i, uint32_t
 }
 
 /* A new node that the calling thread makes. */
-static uint32_t node_new(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream)
-{
+static uint32_t node_new(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream) {
     uint32_t made = unranked_node(recorder, kind, i, j, stream);
     recorder->graph->nodes.items[made].rank = recorder->made++;
     return made;
 }
 
 /* Makes the newest node a consumer of a producer, if it is not one yet. */
-static void take(Recorder *recorder, uint32_t producer)
-{
+static void take(Recorder *recorder, uint32_t producer) {
     Graph *graph = recorder->graph;
     if (producer == NONE)
         return;
@@ -93,8 +87,7 @@ static void take(Recorder *recorder, uint32_t producer)
 }
 
 /* Makes the newest node the consumer of a Fork's phony, after all else that it takes. */
-static void take_lane(Recorder *recorder, uint32_t lane)
-{
+static void take_lane(Recorder *recorder, uint32_t lane) {
     if (lane == NONE)
         return;
     PUSH(recorder->graph->edges, lane | LANE_BIT);
@@ -102,22 +95,19 @@ static void take_lane(Recorder *recorder, uint32_t lane)
 }
 
 /* The producer of a skip of micro-batch i. */
-static uint32_t *skip_of(Recorder *recorder, uint32_t i, int32_t skip)
-{
+static uint32_t *skip_of(Recorder *recorder, uint32_t i, int32_t skip) {
     return &recorder->skips[i * recorder->input->skips + skip];
 }
 
 /* Lets the newest node take a micro-batch and some skips. */
-static void take_flat(Recorder *recorder, uint32_t i, Skips skips)
-{
+static void take_flat(Recorder *recorder, uint32_t i, Skips skips) {
     take(recorder, recorder->values[i]);
     for (int32_t one = 0; one < skips.count; one++)
         take(recorder, *skip_of(recorder, i, skips.items[one]));
 }
 
 /* Whether a micro-batch or one of some skips has a graph. */
-static bool has_graph(Recorder *recorder, uint32_t i, Skips skips)
-{
+static bool has_graph(Recorder *recorder, uint32_t i, Skips skips) {
     bool found = recorder->values[i] != NONE;
     for (int32_t one = 0; one < skips.count; one++)
         found = found || *skip_of(recorder, i, skips.items[one]) != NONE;
@@ -125,27 +115,23 @@ static bool has_graph(Recorder *recorder, uint32_t i, Skips skips)
 }
 
 /* A micro-batch and some skips come from a node now. */
-static void put(Recorder *recorder, uint32_t i, uint32_t node, Skips skips)
-{
+static void put(Recorder *recorder, uint32_t i, uint32_t node, Skips skips) {
     recorder->values[i] = node;
     for (int32_t one = 0; one < skips.count; one++)
         *skip_of(recorder, i, skips.items[one]) = node;
 }
 
 /* What the calling thread does next. */
-static void act(Recorder *recorder, uint32_t node, bool collects)
-{
+static void act(Recorder *recorder, uint32_t node, bool collects) {
     PUSH(recorder->graph->actions, node << 1 | collects);
 }
 
-static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j) {
     return &recorder->graph->tasks[i * recorder->input->partitions + j];
 }
 
 /* The node of a copy from one partition to another; what it copies is yet to be taken. */
-static uint32_t copy_node(Recorder *recorder, int kind, uint32_t i, uint32_t source, uint32_t target)
-{
+static uint32_t copy_node(Recorder *recorder, int kind, uint32_t i, uint32_t source, uint32_t target) {
     uint32_t stream = copying(recorder->clock, i, target);
     copying(recorder->clock, i, source);
     return node_new(recorder, kind, i, target, stream);
@@ -154,8 +140,7 @@ static uint32_t copy_node(Recorder *recorder, int kind, uint32_t i, uint32_t sou
 /* --- steps, see gpipe_bench/program.py ---------------------------------------------------------------------------- */
 
 /* Of inputs that need no gradient, the task takes the phony. In `published` the Copy does: there is no Join. */
-static void step_join(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_join(Recorder *recorder, uint32_t i, uint32_t j) {
     Skips skips = riding(recorder->input, j);
     uint32_t phony = recorder->forks[j];
     recorder->forks[j] = NONE;
@@ -170,8 +155,7 @@ static void step_join(Recorder *recorder, uint32_t i, uint32_t j)
     put(recorder, i, node, skips);
 }
 
-static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip)
-{
+static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip) {
     uint32_t source = (uint32_t)recorder->input->skip_source[skip];
     if (!moves(recorder->clock, source, j))
         return;
@@ -186,8 +170,7 @@ static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip
         recorder->graph->portals[i * recorder->input->skips + skip] = node;
 }
 
-static void step_copy(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_copy(Recorder *recorder, uint32_t i, uint32_t j) {
     if (!moves(recorder->clock, j - 1, j))
         return;
     Skips skips = riding(recorder->input, j);
@@ -205,8 +188,7 @@ static void step_copy(Recorder *recorder, uint32_t i, uint32_t j)
 }
 
 /* The compute stream waits for the copy of what arrives, or the copy stream for the computation of what leaves. */
-static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, bool arriving)
-{
+static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, bool arriving) {
     uint32_t stream = copying(recorder->clock, i, j);
     if (stream == recorder->clock->computing[j])
         return;
@@ -219,8 +201,7 @@ static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, b
 }
 
 /* The number of a task's node; of several, which run as one piece here, that in the middle; -1 if none was made yet. */
-static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single)
-{
+static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single) {
     const Input *input = recorder->input;
     int64_t count = single ? 1 : host_work(recorder->clock, i, j)[WORK_nodes];
     int32_t *counter = input->workers ? &recorder->counters[recorder->clock->workers[j]] : &recorder->made;
@@ -230,8 +211,7 @@ static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single
 }
 
 /* Without checkpoint a task is one node all the same, if others have one and there is nothing else to tie a Join to. */
-static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpoint)
-{
+static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpoint) {
     const Input *input = recorder->input;
     Skips skips = incoming(input, j);
     uint32_t phony = recorder->pending[i], compute = recorder->clock->computing[j], join = NONE;
@@ -254,16 +234,14 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
     act(recorder, node, false);
 }
 
-static void step_collect(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_collect(Recorder *recorder, uint32_t i, uint32_t j) {
     uint32_t node = *task_of(recorder, i, j);
     bool learns = host_work(recorder->clock, i, j)[WORK_learns];
     put(recorder, i, learns ? node : NONE, outgoing(recorder->input, j));
     act(recorder, node, true);
 }
 
-static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j) {
     if (recorder->lists || recorder->graph->nodes.items[*task_of(recorder, i, j)].kind != NODE_checkpoint)
         return;
     uint32_t stream = leaving(recorder->clock, i, j);
@@ -273,8 +251,7 @@ static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j)
 }
 
 /* There is none where no gradient will ever pass. */
-static void step_fork(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_fork(Recorder *recorder, uint32_t i, uint32_t j) {
     if (recorder->lists || !host_work(recorder->clock, i, j)[WORK_learns])
         return;
     uint32_t stream = leaving(recorder->clock, i, j);
@@ -285,8 +262,7 @@ static void step_fork(Recorder *recorder, uint32_t i, uint32_t j)
 }
 
 /* One step of the program; `step` is its code with the skip of a portal. */
-static void record_step(Recorder *recorder, uint32_t i, uint32_t j, int32_t step)
-{
+static void record_step(Recorder *recorder, uint32_t i, uint32_t j, int32_t step) {
     switch (step & STEP_MASK) {
     case STEP_join: step_join(recorder, i, j); break;
     case STEP_portal: step_portal(recorder, i, j, step >> STEP_BITS); break;
@@ -304,8 +280,7 @@ static void record_step(Recorder *recorder, uint32_t i, uint32_t j, int32_t step
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
 
-static Recorder recorder_new(Clock *clock)
-{
+static Recorder recorder_new(Clock *clock) {
     const Input *input = clock->input;
     int64_t m = input->microbatches, n = input->partitions, skips = input->skips;
     assert(m * n < NONE / 8 && skips < UINT16_MAX && n < 1 << 24);
@@ -322,8 +297,7 @@ static Recorder recorder_new(Clock *clock)
     return made;
 }
 
-static void recorder_free(Recorder *recorder)
-{
+static void recorder_free(Recorder *recorder) {
     free(recorder->values);
     free(recorder->pending);
     free(recorder->skips);
@@ -332,8 +306,7 @@ static void recorder_free(Recorder *recorder)
 }
 
 /* Adds the loss, where the backward pass begins, and the end of the last node's edges. */
-static void add_root(Recorder *recorder)
-{
+static void add_root(Recorder *recorder) {
     const Input *input = recorder->input;
     Graph *graph = recorder->graph;
     uint32_t last = (uint32_t)input->partitions - 1, stream = recorder->clock->computing[last];
@@ -345,8 +318,7 @@ static void add_root(Recorder *recorder)
 }
 
 /* Records a forward pass, phase by phase of each cycle. */
-void record_program(Clock *clock)
-{
+void record_program(Clock *clock) {
     Recorder recorder = recorder_new(clock);
     const Input *input = clock->input;
     const int32_t *tasks = input->cycle_tasks;
@@ -365,8 +337,7 @@ void record_program(Clock *clock)
 }
 
 /* Makes the tasks and copies of a batch that lists of actions run, without a graph between them. */
-void record_cells(Clock *clock)
-{
+void record_cells(Clock *clock) {
     Recorder recorder = recorder_new(clock);
     const Input *input = clock->input;
     uint32_t m = (uint32_t)input->microbatches;

@@ -18,8 +18,7 @@ enum { ARRIVE, AWAIT, ENTER, BACKWARD, LEAVE, SEND, SEND_BACK };
 enum { FORWARD_MESSAGES, GRADIENTS };
 
 /* Makes room for messages. */
-void schedule_start(Clock *clock)
-{
+void schedule_start(Clock *clock) {
     const Input *input = clock->input;
     Schedule *schedule = &clock->schedule;
     schedule->arrived = zeros(2 * input->microbatches * input->partitions, sizeof *schedule->arrived);
@@ -27,16 +26,14 @@ void schedule_start(Clock *clock)
     schedule->awaited = zeros(input->partitions, sizeof *schedule->awaited);
 }
 
-void schedule_free(Clock *clock)
-{
+void schedule_free(Clock *clock) {
     free(clock->schedule.arrived);
     free(clock->schedule.waiting);
     free(clock->schedule.awaited);
 }
 
 /* Begins all lists: in threads, or the only one in the calling thread. */
-void schedule_begin(Clock *clock)
-{
+void schedule_begin(Clock *clock) {
     const Input *input = clock->input;
     Schedule *schedule = &clock->schedule;
     for (int64_t cell = 0; cell < 2 * input->microbatches * input->partitions; cell++)
@@ -57,15 +54,13 @@ void schedule_begin(Clock *clock)
 /* --- messages ----------------------------------------------------------------------------------------------------- */
 
 /* The place of the messages of (i, j). */
-static int64_t cell_of(const Clock *clock, int way, uint32_t i, uint32_t j)
-{
+static int64_t cell_of(const Clock *clock, int way, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     return (way * input->microbatches + i) * input->partitions + j;
 }
 
 /* Whether all messages to (i, j) have come. */
-static bool complete(const Clock *clock, int way, uint32_t i, uint32_t j)
-{
+static bool complete(const Clock *clock, int way, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     int32_t skips = input->portals ? input->incoming_first[j + 1] - input->incoming_first[j] : 0;
     int32_t needed = way == GRADIENTS ? 1 : (j > 0) + skips;
@@ -73,8 +68,7 @@ static bool complete(const Clock *clock, int way, uint32_t i, uint32_t j)
 }
 
 /* Waits for all messages to (i, j); says whether the thread pauses. */
-static bool await(Clock *clock, uint32_t thread, int way, uint32_t i, uint32_t j)
-{
+static bool await(Clock *clock, uint32_t thread, int way, uint32_t i, uint32_t j) {
     if (complete(clock, way, i, j))
         return false;
     clock->schedule.waiting[j] = thread;
@@ -83,8 +77,7 @@ static bool await(Clock *clock, uint32_t thread, int way, uint32_t i, uint32_t j
 }
 
 /* A message comes to (i, j). */
-static void deliver(Clock *clock, int way, uint32_t i, uint32_t j)
-{
+static void deliver(Clock *clock, int way, uint32_t i, uint32_t j) {
     Schedule *schedule = &clock->schedule;
     schedule->arrived[cell_of(clock, way, i, j)]++;
     uint32_t thread = schedule->waiting[j];
@@ -97,15 +90,13 @@ static void deliver(Clock *clock, int way, uint32_t i, uint32_t j)
 /* --- sending ------------------------------------------------------------------------------------------------------ */
 
 /* The node of a copy to partition j, or of a portal, or NONE. */
-static uint32_t carrier(const Clock *clock, uint32_t i, uint32_t j, int32_t skip)
-{
+static uint32_t carrier(const Clock *clock, uint32_t i, uint32_t j, int32_t skip) {
     const Input *input = clock->input;
     return skip < 0 ? clock->graph.copies[i * input->partitions + j] : clock->graph.portals[i * input->skips + skip];
 }
 
 /* Sends what leaves (i, j), one channel after the other: the micro-batch, then the skips that have portals. */
-static bool send(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j)
-{
+static bool send(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     const int32_t *skips = input->outgoing + input->outgoing_first[j];
     int32_t count = input->portals ? input->outgoing_first[j + 1] - input->outgoing_first[j] : 0;
@@ -125,8 +116,7 @@ static bool send(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_
 }
 
 /* Sends the gradients of what came to (i, j) to where it came from. */
-static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j)
-{
+static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     const int32_t *skips = input->incoming + input->incoming_first[j];
     int32_t count = input->portals ? input->incoming_first[j + 1] - input->incoming_first[j] : 0;
@@ -143,8 +133,7 @@ static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, ui
 
 /* --- actions ------------------------------------------------------------------------------------------------------ */
 
-static bool forward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j)
-{
+static bool forward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
     if (own->stage == ARRIVE) {
         if (await(clock, thread, FORWARD_MESSAGES, i, j))
@@ -164,8 +153,7 @@ static bool forward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint
 }
 
 /* Fills a checkpoint that is not filled yet. */
-static bool recompute(Clock *clock, uint32_t thread, uint32_t node)
-{
+static bool recompute(Clock *clock, uint32_t thread, uint32_t node) {
     Node *task = &clock->graph.nodes.items[node];
     if (task->kind != NODE_checkpoint || task->filled)
         return false;
@@ -174,8 +162,7 @@ static bool recompute(Clock *clock, uint32_t thread, uint32_t node)
 }
 
 /* Waits for the gradients of (i, j); those of the last partition come from the loss. */
-static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j)
-{
+static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     if (j < input->partitions - 1) {
         if (await(clock, thread, GRADIENTS, i, j))
@@ -192,8 +179,7 @@ static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint3
 }
 
 /* B or I, which is of `kind`. After a forward program, streams wait only where something is copied. */
-static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j, int kind)
-{
+static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j, int kind) {
     const Input *input = clock->input;
     uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
     switch (own->stage) {
@@ -221,8 +207,7 @@ static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uin
 }
 
 /* One thing that a thread does of its list. */
-static bool perform(Clock *clock, uint32_t thread, Thread *own)
-{
+static bool perform(Clock *clock, uint32_t thread, Thread *own) {
     const Input *input = clock->input;
     uint32_t i = (uint32_t)input->action_i[own->next], j = (uint32_t)input->action_j[own->next];
     own->node = clock->graph.tasks[i * input->partitions + j];
@@ -239,8 +224,7 @@ static bool perform(Clock *clock, uint32_t thread, Thread *own)
 
 /* One thing that a thread does of its list; the last thread to end its list lets the calling thread go on. Says whether
    the thread pauses. */
-bool schedule_step(Clock *clock, uint32_t thread)
-{
+bool schedule_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     if (own->next < own->stop)
         return perform(clock, thread, own);

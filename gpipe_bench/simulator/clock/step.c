@@ -11,21 +11,18 @@ enum { TAKE, ISSUED };
 /* --- threads ------------------------------------------------------------------------------------------------------ */
 
 /* Lets a thread go on now. */
-void thread_resume(Clock *clock, uint32_t thread)
-{
+void thread_resume(Clock *clock, uint32_t thread) {
     agenda_add(clock, clock->now, SUBJECT_THREAD, thread);
 }
 
 /* A thread pauses until a time, or until somebody resumes it (NEVER). Always true. */
-bool thread_pause(Clock *clock, uint32_t thread, Time until)
-{
+bool thread_pause(Clock *clock, uint32_t thread, Time until) {
     clock->threads[thread].until = until;
     return true;
 }
 
 /* Hands a task to its worker. */
-static void submit(Clock *clock, uint32_t node)
-{
+static void submit(Clock *clock, uint32_t node) {
     uint32_t worker = clock->workers[clock->graph.nodes.items[node].j];
     Inbox *inbox = &clock->inboxes[worker];
     PUSH(inbox->nodes, node);
@@ -36,15 +33,13 @@ static void submit(Clock *clock, uint32_t node)
 }
 
 /* Whether a task that was handed to a worker has been issued. */
-static bool *done(Clock *clock, uint32_t node)
-{
+static bool *done(Clock *clock, uint32_t node) {
     const Node *task = &clock->graph.nodes.items[node];
     return &clock->done[task->i * clock->input->partitions + task->j];
 }
 
 /* A worker: issues the tasks of its inbox, else sleeps. */
-static bool worker_step(Clock *clock, uint32_t thread)
-{
+static bool worker_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     Inbox *inbox = &clock->inboxes[own->number];
     if (own->state == ISSUED) {
@@ -69,8 +64,7 @@ static bool worker_step(Clock *clock, uint32_t thread)
 /* --- the calling thread ------------------------------------------------------------------------------------------- */
 
 /* Begins a step, if there is another. */
-static bool begin_step(Clock *clock, Thread *own)
-{
+static bool begin_step(Clock *clock, Thread *own) {
     if (clock->step == clock->input->steps)
         return thread_pause(clock, 0, NEVER);
     if (clock->step) {
@@ -85,8 +79,7 @@ static bool begin_step(Clock *clock, Thread *own)
 }
 
 /* Takes the result of a task. */
-static bool collect(Clock *clock, uint32_t node)
-{
+static bool collect(Clock *clock, uint32_t node) {
     const Node *task = &clock->graph.nodes.items[node];
     *done(clock, node) = false;
     if (clock->memory)
@@ -95,8 +88,7 @@ static bool collect(Clock *clock, uint32_t node)
 }
 
 /* One thing that the calling thread does in the forward pass. */
-static bool act(Clock *clock, Thread *own)
-{
+static bool act(Clock *clock, Thread *own) {
     const Graph *graph = &clock->graph;
     if (own->next == graph->actions.count) {
         own->state = LOSS;
@@ -126,8 +118,7 @@ static bool act(Clock *clock, Thread *own)
 }
 
 /* The loss, and then the backward pass by autograd or by lists. */
-static bool loss(Clock *clock, Thread *own)
-{
+static bool loss(Clock *clock, Thread *own) {
     const Input *input = clock->input;
     if (clock->memory && host_requested(clock, memory_loss(clock->memory)))
         return true;
@@ -142,8 +133,7 @@ static bool loss(Clock *clock, Thread *own)
 }
 
 /* The update of each partition; then the step is over. */
-static bool update(Clock *clock, Thread *own)
-{
+static bool update(Clock *clock, Thread *own) {
     const Input *input = clock->input;
     if (own->sub < input->updates) {
         uint32_t j = own->sub++;
@@ -155,8 +145,7 @@ static bool update(Clock *clock, Thread *own)
 }
 
 /* One thing that the calling thread does; says whether it pauses. */
-static bool caller_step(Clock *clock, uint32_t thread)
-{
+static bool caller_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     switch (own->state) {
     case BEGIN: return begin_step(clock, own);
@@ -181,8 +170,7 @@ static bool caller_step(Clock *clock, uint32_t thread)
 /* --- the loop ----------------------------------------------------------------------------------------------------- */
 
 /* Runs a thread until it pauses. */
-static void run_thread(Clock *clock, uint32_t thread)
-{
+static void run_thread(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     own->until = NEVER;
     bool paused = host_goes_on(clock, thread);
@@ -193,8 +181,7 @@ static void run_thread(Clock *clock, uint32_t thread)
 }
 
 /* Runs until nothing is left to do, or a device is full. */
-void clock_loop(Clock *clock)
-{
+void clock_loop(Clock *clock) {
     while (!clock->full) {
         if (clock->ready.count && agenda_over(clock)) {
             engines_settle(clock);
@@ -215,8 +202,7 @@ void clock_loop(Clock *clock)
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
 /* Makes the threads: the calling one, workers, those of autograd, those of lists. */
-static void start_threads(Clock *clock)
-{
+static void start_threads(Clock *clock) {
     uint32_t n = (uint32_t)clock->input->partitions, devices = autograd_threads(clock);
     uint32_t lists = (uint32_t)clock->input->lists;
     const uint32_t counts[] = {1, n, devices, lists};
@@ -230,8 +216,7 @@ static void start_threads(Clock *clock)
 }
 
 /* Makes a clock and records what it is to run; `input` stays the caller's, and must live as long. */
-Clock *clock_new(const Input *input)
-{
+Clock *clock_new(const Input *input) {
     static ThreadStep *const steps[] = {caller_step, worker_step, autograd_step, schedule_step};
     Clock *clock = zeros(1, sizeof(Clock));
     assert(input->devices < NONE / 8 && input->microbatches < NONE / 2);
@@ -255,8 +240,7 @@ Clock *clock_new(const Input *input)
 }
 
 /* Frees what is of no use after a run: all but its tasks. */
-static void forget(Clock *clock)
-{
+static void forget(Clock *clock) {
     for (int64_t worker = 0; worker < clock->input->partitions; worker++)
         free(clock->inboxes[worker].nodes.items);
     free(clock->inboxes);
@@ -270,8 +254,7 @@ static void forget(Clock *clock)
     clock->is_over = true;
 }
 
-void clock_free(Clock *clock)
-{
+void clock_free(Clock *clock) {
     if (!clock->is_over)
         forget(clock);
     free(clock->records.items);
@@ -284,14 +267,12 @@ void clock_free(Clock *clock)
 /* --- results ------------------------------------------------------------------------------------------------------ */
 
 /* How many streams there are. */
-int64_t clock_streams(const Clock *clock)
-{
+int64_t clock_streams(const Clock *clock) {
     return clock->streams.count;
 }
 
 /* Writes the device of each stream, and the compute stream of each partition. */
-void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing)
-{
+void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing) {
     for (int64_t stream = 0; stream < clock->streams.count; stream++)
         device_of[stream] = (int32_t)clock->device_of.items[stream];
     for (int64_t j = 0; j < clock->input->partitions; j++)
@@ -300,8 +281,7 @@ void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing)
 
 /* Runs all steps, with a memory or without (NULL); 1 if a device was full, then there is no result. `step_ends` has
    a place for each step: when its last task ended. */
-int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends)
-{
+int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends) {
     if (memory) {
         clock->memory = memory;
         clock->allocators = memory_allocators(memory);
