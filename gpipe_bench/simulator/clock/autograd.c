@@ -34,6 +34,7 @@ uint32_t autograd_threads(const Clock *clock) {
 void autograd_start(Clock *clock) {
     Autograd *autograd = &clock->autograd;
     autograd->count = autograd_threads(clock);
+    autograd->frames.unused = -1;
     autograd->queues = zeros(autograd->count, sizeof(Queue));
     for (uint32_t place = 0; place < autograd->count; place++)
         autograd->queues[place].idle = true;
@@ -47,7 +48,6 @@ void autograd_free(Clock *clock) {
     }
     free(autograd->queues);
     free(autograd->frames.items);
-    free(autograd->free_frames.items);
 }
 
 /* --- ready queues ------------------------------------------------------------------------------------------------- */
@@ -131,13 +131,9 @@ void autograd_begin(Clock *clock) {
 static void nest(Clock *clock, Thread *own) {
     Autograd *autograd = &clock->autograd;
     Queue *queue = &autograd->queues[own->number];
-    uint32_t made;
-    if (autograd->free_frames.count) {
-        made = autograd->free_frames.items[--autograd->free_frames.count];
-    } else {
-        made = (uint32_t)autograd->frames.count;
-        PUSH(autograd->frames, (Frame){0});
-    }
+    int32_t place;
+    TAKE_PLACE(autograd->frames, checkpoint, place);
+    uint32_t made = (uint32_t)place;
     PUSH(queue->frames, made);
     autograd->frames.items[made] = (Frame){own->node, (uint32_t)queue->frames.count, false, false};
     Time latency = clock->input->latencies[autograd->latency++ % clock->input->latency_count];
@@ -159,8 +155,9 @@ static Frame *innermost(Clock *clock, Queue *queue) {
 /* Ends the innermost nested pass; gives its checkpoint. */
 static uint32_t end_innermost(Clock *clock, Queue *queue) {
     uint32_t frame = queue->frames.items[--queue->frames.count];
-    PUSH(clock->autograd.free_frames, frame);
-    return clock->autograd.frames.items[frame].checkpoint;
+    uint32_t checkpoint = clock->autograd.frames.items[frame].checkpoint;
+    LEAVE_PLACE(clock->autograd.frames, checkpoint, (int32_t)frame);
+    return checkpoint;
 }
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */

@@ -29,19 +29,6 @@
 /* What Python does not call is called directly. */
 #pragma GCC visibility push(hidden)
 
-#define VECTOR(type) \
-    struct { \
-        type *items; \
-        int64_t count, room; \
-    }
-
-/* Appends an item to a vector. */
-#define PUSH(vector, ...) \
-    do { \
-        GROW(vector); \
-        (vector).items[(vector).count++] = (__VA_ARGS__); \
-    } while (0)
-
 #define NONE UINT32_MAX
 #define NEVER INT64_MIN
 #define UNKNOWN (-1)
@@ -291,8 +278,7 @@ typedef struct {
     uint64_t entries;
     int64_t alive;       /* nodes queued or running */
     int64_t latency;     /* latencies used so far */
-    VECTOR(Frame) frames;
-    VECTOR(uint32_t) free_frames;
+    PLACES(Frame) frames;
 } Autograd;
 
 uint32_t autograd_threads(const Clock *clock);
@@ -350,16 +336,16 @@ struct Clock {
     uint64_t entries;
     uint32_t current; /* the thread that runs */
     Agenda agenda;
-    VECTOR(Operation) operations;
-    uint32_t free_operation, last_number;
-    VECTOR(Link) links;
-    uint32_t free_link;
+    PLACES(Operation) operations;
+    uint32_t last_number;
+    PLACES(Link) links;
+    OperationRefs found;     /* by stream_record */
     VECTOR(uint32_t) events; /* operations that each event waits for */
     VECTOR(Stream) streams;
     VECTOR(uint32_t) device_of;
     Engine *engines;
     uint32_t engine_count;
-    Turns ready, settling;
+    Turns ready;
     /* Places: the compute stream of each partition; copy streams by partition and micro-batch, and their pool. */
     uint32_t *computing, *copy_streams, *copies_made, *pool, *pool_taken, *workers;
     Graph graph;

@@ -10,45 +10,30 @@
 
 /* Appends a subject to a list. */
 static void append(Clock *clock, List *list, uint32_t subject) {
-    uint32_t place = clock->free_link;
-    if (place == NONE) {
-        place = (uint32_t)clock->links.count;
-        assert(place < NONE);
-        PUSH(clock->links, (Link){0, NONE});
-    } else {
-        clock->free_link = clock->links.items[place].next;
-    }
+    int32_t place;
+    TAKE_PLACE(clock->links, next, place);
     clock->links.items[place] = (Link){subject, NONE};
     if (list->first == NONE)
-        list->first = place;
+        list->first = (uint32_t)place;
     else
-        clock->links.items[list->last].next = place;
-    list->last = place;
+        clock->links.items[list->last].next = (uint32_t)place;
+    list->last = (uint32_t)place;
 }
 
 /* Takes the first subject out of a list that has one. */
 static uint32_t take_first(Clock *clock, List *list) {
     uint32_t place = list->first;
-    Link link = clock->links.items[place];
-    list->first = link.next;
-    clock->links.items[place].next = clock->free_link;
-    clock->free_link = place;
-    return link.subject;
+    list->first = clock->links.items[place].next;
+    LEAVE_PLACE(clock->links, next, (int32_t)place);
+    return clock->links.items[place].subject;
 }
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
 
 /* A place for a new operation. */
 static uint32_t operation_new(Clock *clock) {
-    uint32_t place = clock->free_operation;
-    if (place == NONE) {
-        place = (uint32_t)clock->operations.count;
-        assert(place < 1u << SUBJECT_BITS);
-        GROW(clock->operations);
-        clock->operations.count++;
-    } else {
-        clock->free_operation = clock->operations.items[place].followers.first;
-    }
+    int32_t place;
+    TAKE_PLACE(clock->operations, queued, place);
     assert(clock->last_number < NONE);
     Operation *made = &clock->operations.items[place];
     made->number = ++clock->last_number;
@@ -57,7 +42,7 @@ static uint32_t operation_new(Clock *clock) {
     made->followers = (List){NONE, NONE};
     made->starter = made->queue = made->record = NONE;
     made->begins = made->ends = false;
-    return place;
+    return (uint32_t)place;
 }
 
 /* Whether an operation has not ended. */
@@ -149,20 +134,16 @@ void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited) {
 /* Lets an event pass when everything issued to a stream so far has run; perhaps at once. As a MemoryRecord. */
 void stream_record(void *context, int32_t stream, int32_t event) {
     Clock *clock = context;
-    uint32_t number = (uint32_t)event, missing = 0;
-    assert(number < EVENT_BIT);
-    Stream *from = &clock->streams.items[stream];
-    OperationRefs *found = pending(clock, from);
-    for (int64_t place = 0; place < found->count; place++, missing++)
+    OperationRefs *found = &clock->found;
+    uint32_t number = (uint32_t)event;
+    found->count = 0;
+    stream_pending(clock, (uint32_t)stream, found);
+    for (int64_t place = 0; place < found->count; place++)
         append(clock, &clock->operations.items[found->items[place].place].followers, number | EVENT_BIT);
-    if (runs(clock, from->tail) && !among(found, from->tail)) {
-        append(clock, &clock->operations.items[from->tail.place].followers, number | EVENT_BIT);
-        missing++;
-    }
     while (clock->events.count <= number)
         PUSH(clock->events, 0);
-    clock->events.items[number] = missing;
-    if (!missing)
+    clock->events.items[number] = (uint32_t)found->count;
+    if (!found->count)
         event_passed(clock->allocators, event);
 }
 
@@ -266,15 +247,14 @@ void operation_ends(Clock *clock, uint32_t place) {
     if (ended.duration)
         for (uint32_t engine = 0; engine < ended.engine_count; engine++)
             engine_release(clock, ended.engines[engine]);
-    clock->operations.items[place].followers.first = clock->free_operation;
-    clock->free_operation = place;
+    LEAVE_PLACE(clock->operations, queued, (int32_t)place);
 }
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
 /* Makes the engines; streams come one by one. */
 void streams_start(Clock *clock, uint32_t engines) {
-    clock->free_operation = clock->free_link = NONE;
+    clock->operations.unused = clock->links.unused = -1;
     clock->engine_count = engines;
     clock->engines = zeros(engines, sizeof(Engine));
 }
@@ -290,6 +270,6 @@ void streams_free(Clock *clock) {
     free(clock->operations.items);
     free(clock->links.items);
     free(clock->events.items);
+    free(clock->found.items);
     free(clock->ready.items);
-    free(clock->settling.items);
 }

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-#include "grow.h"
-
 #define MIB ((int64_t)1 << 20)
 #define UNIT ((int64_t)512)
 #define SMALL MIB                 /* largest block of a small pool */

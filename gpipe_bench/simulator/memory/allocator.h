@@ -12,8 +12,7 @@
 #ifndef GPIPE_BENCH_ALLOCATOR_H
 #define GPIPE_BENCH_ALLOCATOR_H
 
-#include <stdint.h>
-
+#include "grow.h"
 #include "memory.h"
 
 enum { NONE = -1 };
@@ -65,33 +64,14 @@ typedef struct {
     int32_t block, next;
 } Event;
 
-/* Growable vectors, with a list of unused places threaded through them. */
-typedef struct {
-    Block *items;
-    int64_t count, room;
-    int32_t unused;
-} Blocks;
-
-typedef struct {
-    Use *items;
-    int64_t count, room;
-    int32_t unused;
-} Uses;
-
-typedef struct {
-    Event *items;
-    int64_t count, room;
-    int32_t unused;
-} Events;
-
 struct Allocators {
     int32_t device_count, stream_count;
     int tallies;             /* only count the bytes that were asked for */
     Device *devices;
     Pool *pools;             /* two for each stream */
-    Blocks blocks;
-    Uses uses;
-    Events events;
+    PLACES(Block) blocks;
+    PLACES(Use) uses;
+    PLACES(Event) events;
     MemoryRecord *record;
     void *context;
     MemoryShortage shortage;

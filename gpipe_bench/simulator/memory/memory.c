@@ -1,7 +1,5 @@
 /* What stays between tasks: parameters, the batch, copies on their way, the loss. */
 
-#include "memory.h"
-
 #include "state.h"
 
 void memory_connect(Memory *memory, MemoryRecord *record, void *context) {
@@ -135,8 +133,7 @@ static int copy_tensor(Memory *memory, const MemoryTransfer *copy, int32_t *plac
     if (made == NONE)
         return MEMORY_FULL;
     use_on_stream(&memory->all, made, (int32_t)receiver->stream);
-    GROW(memory->sent);
-    memory->sent.items[memory->sent.count++] = *place;
+    PUSH(memory->sent, *place);
     *place = made;
     return MEMORY_OK;
 }

@@ -3,12 +3,7 @@
 #ifndef GPIPE_BENCH_MEMORY_STATE_H
 #define GPIPE_BENCH_MEMORY_STATE_H
 
-#include <stdint.h>
-#include <stdlib.h>
-
 #include "allocator.h"
-#include "grow.h"
-#include "memory.h"
 
 /* A list in the description. */
 typedef struct {
@@ -114,11 +109,6 @@ typedef struct {
     Numbers bytes; /* by the number of the micro-batch's size */
 } Skip;
 
-typedef struct {
-    int32_t *items;
-    int64_t count, room;
-} List;
-
 struct Memory {
     Allocators all;
     int64_t published;  /* gradients are set to zero between steps, and checkpoints keep what they recomputed */
@@ -138,7 +128,7 @@ struct Memory {
     int32_t *skip_gradients;
     RowPool rows;
     Row *held_batch;    /* the caller holds the batch all the time */
-    List sent;          /* what the last copy has sent */
+    VECTOR(int32_t) sent;         /* what the last copy has sent */
     int has_state;      /* whether there is an optimizer's state */
     char *without;      /* kinds of kernels that do without scratch memory from now on */
     int32_t *table;     /* slots of the pass that runs */
