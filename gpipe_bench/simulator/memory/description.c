@@ -135,21 +135,20 @@ Memory *memory_new(const int64_t *description, int64_t length) {
 void forget_rows(Memory *memory) {
     int64_t tasks = memory->microbatch_count * memory->partition_count;
     for (Task *task = memory->tasks; task < memory->tasks + tasks; task++) {
-        free_row(memory, &task->saved);
-        free_row(memory, &task->table);
-        free_row(memory, &task->lent);
-        free_row(memory, &task->gradients);
+        free_row(&task->saved);
+        free_row(&task->table);
+        free_row(&task->lent);
+        free_row(&task->gradients);
     }
     for (int64_t i = 0; i < memory->microbatch_count; i++)
-        free_row(memory, &memory->values[i]);
+        free_row(&memory->values[i]);
 }
 
 void memory_free(Memory *memory) {
     forget_rows(memory);
     for (int64_t j = 0; j < memory->partition_count; j++)
-        free_row(memory, &memory->partitions[j].own);
-    free_row(memory, &memory->held_batch);
-    rows_end(&memory->rows);
+        free_row(&memory->partitions[j].own);
+    free_row(&memory->held_batch);
     void *parts[] = {
         memory->kinds, memory->partitions, memory->skips, memory->tasks, memory->values, memory->passing,
         memory->skip_gradients, memory->sent.items, memory->without, memory->table, memory->lent,

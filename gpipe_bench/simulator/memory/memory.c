@@ -7,6 +7,31 @@ void memory_connect(Memory *memory, MemoryRecord *record, void *context) {
     memory->all.context = context;
 }
 
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+Row *new_row(int64_t count) {
+    Row *row = malloc(sizeof(Row) + (size_t)count * sizeof(int32_t));
+    if (row == NULL)
+        give_up("no memory left on the host");
+    row->count = count;
+    return row;
+}
+
+void free_row(Row **row) {
+    free(*row);
+    *row = NULL;
+}
+
+void drop_row(Memory *memory, Row **row) {
+    for (int64_t place = 0; *row != NULL && place < (*row)->count; place++) {
+        if ((*row)->items[place] != NONE)
+            drop(&memory->all, (*row)->items[place]);
+    }
+    free_row(row);
+}
+
+/* --- steps -------------------------------------------------------------------------------------------------------- */
+
 /* Parameters and buffers come to their devices at once, on the default streams. */
 static int settle(Memory *memory) {
     for (int64_t j = 0; j < memory->partition_count; j++) {
@@ -23,7 +48,7 @@ static int settle(Memory *memory) {
 static void begin_batch(Memory *memory) {
     forget_rows(memory);
     for (int64_t i = 0; i < memory->microbatch_count; i++) {
-        Row *values = memory->values[i] = new_row(memory, memory->batch.count);
+        Row *values = memory->values[i] = new_row(memory->batch.count);
         for (int64_t place = 0; place < values->count; place++)
             values->items[place] = hold(&memory->all, memory->held_batch->items[place]);
     }
@@ -36,7 +61,7 @@ int memory_start(Memory *memory) {
         memory->lent[name] = NONE;
     if (settle(memory))
         return MEMORY_FULL;
-    Row *batch = memory->held_batch = new_row(memory, memory->batch.count);
+    Row *batch = memory->held_batch = new_row(memory->batch.count);
     for (int64_t place = 0; place < batch->count; place++) {
         batch->items[place] = new_on(memory, 0, memory->batch.items[place]);
         if (batch->items[place] == NONE)
@@ -102,18 +127,18 @@ int memory_loss(Memory *memory) {
     }
     memory->all.blocks.items[gradient].holders = (int32_t)m;
     for (int64_t i = 0; i < m; i++) {
-        Row *row = new_row(memory, 1);
+        Row *row = new_row(1);
         row->items[0] = gradient;
-        free_row(memory, &task_at(memory, i, last)->gradients);
+        free_row(&task_at(memory, i, last)->gradients);
         task_at(memory, i, last)->gradients = row;
     }
     return MEMORY_OK;
 }
 
 int memory_microbatch_loss(Memory *memory, int32_t i) {
-    Row *outputs = memory->values[i], *row = new_row(memory, outputs->count);
+    Row *outputs = memory->values[i], *row = new_row(outputs->count);
     Task *last = task_at(memory, i, memory->partition_count - 1);
-    free_row(memory, &last->gradients);
+    free_row(&last->gradients);
     last->gradients = row;
     for (int64_t place = 0; place < row->count; place++) {
         row->items[place] = new_on(memory, memory->partition_count - 1, requested(&memory->all, outputs->items[place]));

@@ -60,27 +60,10 @@ typedef struct {
 } Kind;
 
 /* Blocks, in order. */
-typedef struct Row Row;
-struct Row {
-    union {
-        int64_t count;
-        Row *next; /* of those that are unused */
-    };
-    int32_t items[];
-};
-
-/* Most blocks of a row that is cut out of a chunk. */
-enum { SHORT_ROW = 16 };
-
-/* Rows that may be used again, by their count, and chunks. */
 typedef struct {
-    Row *unused[SHORT_ROW + 1];
-    int64_t left; /* bytes of the newest chunk */
-    struct {
-        char **items;
-        int64_t count, room;
-    } chunks;
-} RowPool;
+    int64_t count;
+    int32_t items[];
+} Row;
 
 typedef struct {
     int64_t device, stream;
@@ -126,7 +109,6 @@ struct Memory {
     Row **values;       /* of each micro-batch, wherever it is */
     int32_t *passing;   /* of each micro-batch and skip, a skip on its way, or NONE */
     int32_t *skip_gradients;
-    RowPool rows;
     Row *held_batch;    /* the caller holds the batch all the time */
     VECTOR(int32_t) sent;         /* what the last copy has sent */
     int has_state;      /* whether there is an optimizer's state */
@@ -150,15 +132,13 @@ int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way)
 void forget_rows(Memory *memory);
 
 /* A row for some blocks, whose items are yet to be set. */
-Row *new_row(Memory *memory, int64_t count);
+Row *new_row(int64_t count);
 
 /* Forget a row, if there is one. */
-void free_row(Memory *memory, Row **row);
+void free_row(Row **row);
 
 /* Drop the blocks of a row, and forget it. */
 void drop_row(Memory *memory, Row **row);
-
-void rows_end(RowPool *pool);
 
 static inline const Kind *kind_at(const Memory *memory, int64_t i, int64_t j) {
     return &memory->kinds[memory->kind_of.items[j * memory->size_count + memory->sizes.items[i]]];
