@@ -118,7 +118,8 @@ class Lowered:
             "skips": len(work.skips),
             "buses": self._transfers.buses,
             "steps": settings.steps,
-            "cycles": len(columns["cycle_sizes"]),
+            "forward_program": self._schedule is None,
+            "clock_cycle": settings.components.clock_cycle,
             "lists": len(columns["list_first"]) - 1,
             "latency_count": len(columns["latencies"]),
             "updates": len(columns["update_ns"]),
@@ -143,16 +144,13 @@ class Lowered:
 
     def _order(self) -> dict[str, Sequence[int]]:
         """Who does what in which order."""
-        nothing: dict[str, Sequence[int]] = dict.fromkeys(
-            ("cycle_sizes", "cycle_tasks", "script_of", "script_first", "script"), ()
-        )
         # A thread for each accelerator; on the CPU one for each device of the schedule; or one for all.
         groups: Sequence[int] = self.devices if self._settings.streams else self.rows
         if not self.workers:
             groups = (0,) * self._work.n
         if self._schedule is not None:
             lists, self._ahead = lists_of(self._schedule, self.rows, groups, self._ahead)
-            return nothing | list_rows(lists)
+            return {"sort_of": (), "steps_of": ()} | list_rows(lists)
         lists = reversed_lists(self.plan, groups) if self._settings.backward == "scheduled" else []
         return program_rows(self.plan) | list_rows(lists)
 

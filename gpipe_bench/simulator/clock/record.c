@@ -8,7 +8,7 @@
    The calling thread makes the nodes between tasks. If workers make those of tasks, each counts from zero, and the
    calling thread from m n, so that its nodes outrank all checkpoints. Else one thread counts them all.
 
-   Which steps are taken, and in which order, gpipe_bench/program.py says: `script` holds its steps. */
+   Which steps are taken gpipe_bench/program.py says: `steps_of` has those of each task. */
 
 #include "clock.h"
 
@@ -261,21 +261,32 @@ static void step_fork(Recorder *recorder, uint32_t i, uint32_t j) {
     recorder->forks[j] = node;
 }
 
-/* One step of the program; `step` is its code with the skip of a portal. */
-static void record_step(Recorder *recorder, uint32_t i, uint32_t j, int32_t step) {
-    switch (step & STEP_MASK) {
-    case STEP_join: step_join(recorder, i, j); break;
-    case STEP_portal: step_portal(recorder, i, j, step >> STEP_BITS); break;
-    case STEP_copy: step_copy(recorder, i, j); break;
-    case STEP_await_copy: step_wait(recorder, i, j, incoming(recorder->input, j), true); break;
-    case STEP_launch: step_launch(recorder, i, j, false); break;
-    case STEP_launch_checkpoint: step_launch(recorder, i, j, true); break;
-    case STEP_collect: step_collect(recorder, i, j); break;
-    case STEP_await_compute: step_wait(recorder, i, j, outgoing(recorder->input, j), false); break;
-    case STEP_recompute: step_recompute(recorder, i, j); break;
-    case STEP_fork: step_fork(recorder, i, j); break;
-    default: abort();
-    }
+/* The phases of a cycle. `steps`: those that the program takes for the task, a bit each; in this order. */
+
+static void fence(Recorder *recorder, uint32_t i, uint32_t j, int32_t steps) {
+    Skips skips = incoming(recorder->input, j);
+    if (steps & 1 << STEP_join)
+        step_join(recorder, i, j);
+    for (int32_t one = 0; steps & 1 << STEP_portal && one < skips.count; one++)
+        step_portal(recorder, i, j, skips.items[one]);
+    if (steps & 1 << STEP_copy)
+        step_copy(recorder, i, j);
+}
+
+static void launch(Recorder *recorder, uint32_t i, uint32_t j, int32_t steps) {
+    if (steps & 1 << STEP_await_copy)
+        step_wait(recorder, i, j, incoming(recorder->input, j), true);
+    step_launch(recorder, i, j, steps & 1 << STEP_checkpoint);
+}
+
+static void leave(Recorder *recorder, uint32_t i, uint32_t j, int32_t steps) {
+    step_collect(recorder, i, j);
+    if (steps & 1 << STEP_await_compute)
+        step_wait(recorder, i, j, outgoing(recorder->input, j), false);
+    if (steps & 1 << STEP_recompute)
+        step_recompute(recorder, i, j);
+    if (steps & 1 << STEP_fork)
+        step_fork(recorder, i, j);
 }
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
@@ -319,19 +330,21 @@ static void add_root(Recorder *recorder) {
 
 /* Records a forward pass, phase by phase of each cycle. */
 void record_program(Clock *clock) {
+    static void (*const phases[])(Recorder *, uint32_t, uint32_t, int32_t) = {fence, launch, leave};
     Recorder recorder = recorder_new(clock);
     const Input *input = clock->input;
-    const int32_t *tasks = input->cycle_tasks;
-    for (int64_t cycle = 0; cycle < input->cycles; cycle++) {
-        for (int phase = 0; phase < 3; phase++)
-            for (int32_t task = 0; task < input->cycle_sizes[cycle]; task++) {
-                uint32_t i = (uint32_t)tasks[2 * task], j = (uint32_t)tasks[2 * task + 1];
-                const int32_t *first = &input->script_first[3 * (input->script_of[i] * input->partitions + j) + phase];
-                for (int32_t step = first[0]; step < first[1]; step++)
-                    record_step(&recorder, i, j, input->script[step]);
+    int64_t m = input->microbatches, n = input->partitions;
+    /* Without clock-cycles, each task is a cycle. */
+    for (int64_t cycle = 0; cycle < (input->clock_cycle ? m + n - 1 : m * n); cycle++)
+        for (int phase = 0; phase < 3; phase++) {
+            int64_t first = cycle < m ? 0 : cycle - m + 1, last = cycle < n ? cycle : n - 1;
+            if (!input->clock_cycle)
+                first = last = cycle % n;
+            for (int64_t j = first; j <= last; j++) {
+                int64_t i = input->clock_cycle ? cycle - j : cycle / n;
+                phases[phase](&recorder, (uint32_t)i, (uint32_t)j, input->steps_of[input->sort_of[i] * n + j]);
             }
-        tasks += 2 * input->cycle_sizes[cycle];
-    }
+        }
     add_root(&recorder);
     recorder_free(&recorder);
 }

@@ -186,7 +186,7 @@ static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uin
     case ARRIVE: own->stage = AWAIT; return i < input->ahead && recompute(clock, thread, own->node);
     case AWAIT: return arrive(clock, thread, own, i, j);
     case ENTER:
-        if (j < input->partitions - 1 || !input->cycles)
+        if (j < input->partitions - 1 || !input->forward_program)
             stream_wait(clock, computes, copies);
         if (!host_work(clock, i, j)[WORK_learns]) {
             own->stage = LEAVE;
@@ -196,7 +196,7 @@ static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uin
         return recompute(clock, thread, own->node);
     case BACKWARD: own->stage = LEAVE; return host_pass(clock, thread, own->node, kind);
     case LEAVE:
-        if (j || !input->cycles)
+        if (j || !input->forward_program)
             stream_wait(clock, copies, computes);
         own->stage = j ? SEND_BACK : ARRIVE;
         own->next += !j;

@@ -24,8 +24,6 @@ typedef struct {
 enum {
 #define STEP(name) STEP_##name,
 #include "table.h"
-    STEP_BITS = 4,
-    STEP_MASK = (1 << STEP_BITS) - 1
 };
 
 enum {

@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-__all__ = ["ACTIONS", "KINDS", "RECORD_TYPES", "STEPS", "STEP_BITS", "Input", "RecordColumns", "Result", "filled"]
+__all__ = ["ACTIONS", "KINDS", "RECORD_TYPES", "STEPS", "Input", "RecordColumns", "Result", "filled"]
 
 _TABLE: Final = (Path(__file__).parent / "table.h").read_text(encoding="utf-8")
 _ROWS: Final = re.findall(r"^([A-Z]+)\((?:(\w+), )?(\w+)\)", _TABLE, re.MULTILINE)
 # C types, and those of the module `array`.
 _LETTERS: Final = {"int8_t": "b", "int32_t": "i", "int64_t": "q"}
-
-STEP_BITS: Final = 4
-"""A skip stands above so many bits of a step."""
 
 
 def _names(group: str) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ static bool begin_step(Clock *clock, Thread *own) {
     }
     PUSH(clock->step_records, clock->records.count);
     own->next = 0;
-    own->state = clock->input->cycles ? FORWARD : LISTS;
+    own->state = clock->input->forward_program ? FORWARD : LISTS;
     return false;
 }
 
@@ -232,7 +232,7 @@ Clock *clock_new(const Input *input) {
     clock->done = zeros(input->microbatches * input->partitions, sizeof(bool));
     for (int64_t worker = 0; worker < input->partitions; worker++)
         clock->inboxes[worker].asleep = true;
-    if (input->cycles)
+    if (input->forward_program)
         record_program(clock);
     else
         record_cells(clock);

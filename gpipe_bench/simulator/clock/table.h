@@ -2,7 +2,7 @@
 
    NUMBER(name)         a number of the input
    COLUMN(type, name)   an array of the input
-   STEP(name)           a step of the forward program, see gpipe_bench/program.py
+   STEP(name)           a step of the forward program that a task may have, see gpipe_bench/program.py
    ACTION(name)         an action of a schedule, see gpipe_bench/schedules/actions.py
    KIND(name)           a kind of task, see gpipe_bench/timeline.py
    WORK(name)           a column of `works` after the durations and launches of computations
@@ -46,7 +46,8 @@ NUMBER(classes)            /* of micro-batches whose tasks are alike */
 NUMBER(skips)
 NUMBER(buses)
 NUMBER(steps)              /* of training */
-NUMBER(cycles)             /* of the forward program; 0: a schedule runs the forward passes too */
+NUMBER(forward_program)    /* 0: lists of actions run the forward passes, too */
+NUMBER(clock_cycle)
 NUMBER(lists)              /* of actions, each of a thread; 0: autograd runs the backward pass */
 NUMBER(latency_count)
 NUMBER(updates)            /* partitions with an optimizer */
@@ -101,13 +102,9 @@ COLUMN(int32_t, way_bus)        /* or -1 */
 COLUMN(int32_t, way_staged)     /* first of `staged_ns`: for each tensor the way to the host and the way from it */
 COLUMN(int64_t, staged_ns)
 
-/* The forward program: tasks cycle by cycle; for each micro-batch which script it follows; for each script, partition
-   and phase the first of `script` (and one more); each entry a step and, above STEP_BITS, a skip. */
-COLUMN(int32_t, cycle_sizes)
-COLUMN(int32_t, cycle_tasks)
-COLUMN(int32_t, script_of)
-COLUMN(int32_t, script_first)
-COLUMN(int32_t, script)
+/* The forward program: the sort of each micro-batch; by sort and partition, the steps of a task, a bit each. */
+COLUMN(int32_t, sort_of)
+COLUMN(int32_t, steps_of)
 
 /* Lists of actions: the first of each and one more; each action. */
 COLUMN(int32_t, list_first)
@@ -122,9 +119,7 @@ STEP(join)
 STEP(portal)
 STEP(copy)
 STEP(await_copy)
-STEP(launch)
-STEP(launch_checkpoint)
-STEP(collect)
+STEP(checkpoint)
 STEP(await_compute)
 STEP(recompute)
 STEP(fork)
