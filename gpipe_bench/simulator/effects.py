@@ -18,12 +18,12 @@ from gpipe_bench.components import Components
 from gpipe_bench.data import needed_checkout
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
+from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.fit import FITTED, with_shares
 from gpipe_bench.simulator.hardware.profile import Link, Profile, load_profile
 from gpipe_bench.simulator.published.runs import PublishedRuns
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
-from gpipe_bench.simulator.runs.events import Run, Settings, run
 from gpipe_bench.simulator.workloads.workload import MemoryOp, SplitWork, TaskWork, Workload
 
 __all__ = [
@@ -78,7 +78,7 @@ class Mechanism:
     profile: Callable[[Profile], Profile] = _same
     work: Callable[[Workload], Workload] = _same
     settings: Callable[[Settings], Settings] = _same
-    metric: str = "peak_reserved_bytes"
+    metric: str = "peak_reserved"
 
 
 def _update(**values: object) -> Callable[[Profile], Profile]:
@@ -185,7 +185,7 @@ MECHANISMS: Final = (
     Mechanism("band: half of the scratch memory", work=_scratch(0.5)),
     Mechanism("band: twice the scratch memory", work=_scratch(2.0)),
     Mechanism("capacity of the devices", _update(memory_gib=1e4)),
-    Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated_bytes"),
+    Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated"),
 )
 """In the order of the table."""
 
@@ -203,7 +203,8 @@ class _Runs(PublishedRuns):
         settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory)
         settings = replace(self._mechanism.settings(settings), steps=enough_steps(settings, work.m * work.n))
         done = run(work, self.machine, settings)
-        return replace(done, peak_reserved_bytes=getattr(done, self._mechanism.metric))
+        metric = self._mechanism.metric
+        return replace(done, memory=tuple(one._replace(peak_reserved=getattr(one, metric)) for one in done.memory))
 
 
 def effects(profile: Profile, cache: Path | None = None) -> Iterator[tuple[str, dict[str, float | None]]]:

@@ -235,6 +235,13 @@ typedef struct {
 } Record;
 #pragma pack(pop)
 
+/* A task as Python reads it, see clock/tasks.py. */
+typedef struct {
+    int64_t issue_ns, start_ns, end_ns, bytes;
+    int32_t i, j, device;
+    int8_t kind, on_copy_stream;
+} TaskRow;
+
 bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns);
 void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends);
 bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind);
@@ -305,13 +312,10 @@ bool schedule_step(Clock *clock, uint32_t thread);
 
 /* --- busy.c ------------------------------------------------------------------------------------------------------- */
 
-/* Nanoseconds of a device: forward and backward passes, recomputations, a copy and nothing else, a task or a copy that
-   it sends. */
+/* Nanoseconds of a device, see clock/tasks.py. */
 typedef struct {
-#define BUSY(name) int64_t name;
-#include "table.h"
+    int64_t compute_ns, recompute_ns, copy_ns, occupied_ns;
 } Busy;
-
 
 /* --- step.c ------------------------------------------------------------------------------------------------------- */
 
@@ -371,8 +375,8 @@ bool thread_pause(Clock *clock, uint32_t thread, Time until);
 Clock *clock_new(const Input *input);
 int64_t clock_streams(const Clock *clock);
 void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing);
-int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends);
-void clock_columns(const Clock *clock, int64_t first, int64_t last, const RecordColumns *columns);
+int clock_run(Clock *clock, Memory *memory, int64_t *result);
+void clock_rows(const Clock *clock, int64_t first, int64_t last, TaskRow *rows);
 void clock_busy(const Clock *clock, int64_t first, int64_t last, Time start, Time end, Busy *busy);
 void clock_free(Clock *clock);
 

@@ -269,21 +269,16 @@ int32_t host_device(const Clock *clock, const Record *record) {
     return clock->input->device_of[runs_on(clock, record)];
 }
 
-/* Writes some tasks to columns: those from `first` to before `last`, in the order of issue. */
-void clock_columns(const Clock *clock, int64_t first, int64_t last, const RecordColumns *columns) {
-    for (int64_t row = first, to = 0; row < last; row++, to++) {
-        const Record *record = &clock->records.items[row];
+/* Writes some tasks: those from `first` to before `last`, in the order of issue. */
+void clock_rows(const Clock *clock, int64_t first, int64_t last, TaskRow *rows) {
+    for (const Record *record = clock->records.items + first; record < clock->records.items + last; record++, rows++) {
         const Node *node = &clock->graph.nodes.items[record->node];
         bool copies = record->kind >= KIND_copy, back = copies && (record->kind - KIND_copy) % 2;
         uint32_t begin = runs_on(clock, record);
-        columns->kind[to] = (int8_t)record->kind;
-        columns->on_copy_stream[to] = copies && (back ? node->stream : host_peer(clock, node)) != clock->computing[begin];
-        columns->i[to] = (int32_t)node->i;
-        columns->j[to] = (int32_t)node->j;
-        columns->device[to] = clock->input->device_of[begin];
-        columns->issue_ns[to] = record->issue;
-        columns->start_ns[to] = record->start;
-        columns->end_ns[to] = record->end;
-        columns->bytes[to] = bytes_of(clock, node, record->kind);
+        bool aside = copies && (back ? node->stream : host_peer(clock, node)) != clock->computing[begin];
+        *rows = (TaskRow){
+            record->issue, record->start, record->end, bytes_of(clock, node, record->kind),
+            (int32_t)node->i, (int32_t)node->j, clock->input->device_of[begin], (int8_t)record->kind, aside,
+        };
     }
 }

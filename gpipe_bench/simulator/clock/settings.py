@@ -48,7 +48,6 @@ class Settings:
             ``rank``, ready nodes run in the order of their arrival; ``zeros``, a gradient that is None stays so, and
             recomputations run on the thread of the CPU.
         memory: whether to follow the allocators.
-        tally: with ``memory``, only count the bytes of tensors: no allocator, no limit.
         steps: training steps, back to back: the host does not wait for the devices between them.
     """
 
@@ -63,7 +62,6 @@ class Settings:
     seed: int | None = 0
     left_out: frozenset[str] = frozenset()
     memory: bool = True
-    tally: bool = False
     steps: int = 1
     backward: str = "autograd"
     schedule: str | Schedule | None = None

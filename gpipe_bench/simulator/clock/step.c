@@ -279,9 +279,9 @@ void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing) {
         computing[j] = (int32_t)clock->computing[j];
 }
 
-/* Runs all steps, with a memory or without (NULL); 1 if a device was full, then there is no result. `step_ends` has
-   a place for each step: when its last task ended. */
-int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends) {
+/* Runs all steps, with a memory or without (NULL); 1 if a device was full, then there is no result. Else `result` has
+   the makespan, how many tasks and entries of the agenda there were, and when the last task of each step ended. */
+int clock_run(Clock *clock, Memory *memory, int64_t *result) {
     if (memory) {
         clock->memory = memory;
         clock->allocators = memory_allocators(memory);
@@ -292,16 +292,16 @@ int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends) 
     clock_loop(clock);
     if (clock->full)
         return 1;
+    *result++ = clock->now;
+    *result++ = clock->records.count;
+    *result++ = (int64_t)clock->entries;
+    PUSH(clock->step_records, clock->records.count);
     Time end = 0;
     for (int64_t step = 0, row = 0; step < clock->input->steps; step++) {
-        int64_t stop = step + 1 < clock->input->steps ? clock->step_records.items[step + 1] : clock->records.count;
-        for (; row < stop; row++)
+        for (; row < clock->step_records.items[step + 1]; row++)
             end = clock->records.items[row].end > end ? clock->records.items[row].end : end;
-        step_ends[step] = end;
+        *result++ = end;
     }
-    result->makespan_ns = clock->now;
-    result->records = clock->records.count;
-    result->agenda_entries = (int64_t)clock->entries;
     forget(clock);
     return 0;
 }

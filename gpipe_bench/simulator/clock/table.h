@@ -4,11 +4,7 @@
    COLUMN(type, name)   an array of the input
    STEP(name)           a step of the forward program that a task may have, see gpipe_bench/program.py
    ACTION(name)         an action of a schedule, see gpipe_bench/schedules/actions.py
-   KIND(name)           a kind of task, see gpipe_bench/timeline.py
-   WORK(name)           a column of `works` after the durations and launches of computations
-   RESULT(name)         a number of the result
-   BUSY(name)           a number of the use of a device
-   RECORD(type, name)   a column of the tasks that were issued */
+   KIND(name)           a kind of task, see gpipe_bench/timeline.py */
 
 #ifndef NUMBER
 #define NUMBER(...)
@@ -24,18 +20,6 @@
 #endif
 #ifndef KIND
 #define KIND(...)
-#endif
-#ifndef WORK
-#define WORK(...)
-#endif
-#ifndef RESULT
-#define RESULT(...)
-#endif
-#ifndef BUSY
-#define BUSY(...)
-#endif
-#ifndef RECORD
-#define RECORD(...)
 #endif
 
 /* Sizes. */
@@ -87,7 +71,7 @@ COLUMN(int64_t, update_launches)
 COLUMN(int32_t, class_of)
 COLUMN(int64_t, microbatch_loss_ns)
 
-/* Tasks by class and partition: durations and launches of each kind, then the columns called WORK. */
+/* Tasks by class and partition: durations and launches of each kind, bytes of outputs, nodes, and whether it learns. */
 COLUMN(int64_t, works)
 
 /* Skips. */
@@ -140,35 +124,8 @@ KIND(copy_grad)
 KIND(portal)
 KIND(portal_grad)
 
-WORK(output_bytes)
-WORK(nodes)
-WORK(learns)
-
-RESULT(makespan_ns)
-RESULT(records)
-RESULT(agenda_entries)
-
-BUSY(compute_ns)
-BUSY(recompute_ns)
-BUSY(copy_ns)
-BUSY(occupied_ns)
-
-RECORD(int8_t, kind)
-RECORD(int8_t, on_copy_stream)
-RECORD(int32_t, i)
-RECORD(int32_t, j)
-RECORD(int32_t, device)
-RECORD(int64_t, issue_ns)
-RECORD(int64_t, start_ns)
-RECORD(int64_t, end_ns)
-RECORD(int64_t, bytes)
-
 #undef NUMBER
 #undef COLUMN
 #undef STEP
 #undef ACTION
 #undef KIND
-#undef WORK
-#undef RESULT
-#undef RECORD
-#undef BUSY

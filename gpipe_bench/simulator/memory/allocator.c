@@ -213,22 +213,17 @@ static void count(MemoryUse *use, int64_t live, int64_t allocated) {
 int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
     all->requests++;
     uint32_t units = units_of(bytes);
-    int32_t number = pool_of(stream, units), block;
-    if (all->tallies) {
-        TAKE_PLACE(all->blocks, after, block);
-        all->blocks.items[block] = (Block){.units = units, .pool = number};
-    } else {
-        int64_t place = choose(all, number, units);
-        if (place == NONE)
-            return NONE;
-        block = take(all, &all->pools[number], place, units);
-    }
+    int32_t number = pool_of(stream, units);
+    int64_t place = choose(all, number, units);
+    if (place == NONE)
+        return NONE;
+    int32_t block = take(all, &all->pools[number], place, units);
     Block *one = &all->blocks.items[block];
     one->slack = (uint32_t)(one->units * UNIT - bytes);
     one->holders = 1;
     one->uses = NONE;
     one->awaited = 0;
-    count(&all->devices[all->pools[number].device].use, bytes, all->tallies ? 0 : one->units * UNIT);
+    count(&all->devices[all->pools[number].device].use, bytes, one->units * UNIT);
     return block;
 }
 
@@ -236,15 +231,12 @@ int allocate_briefly(Allocators *all, int32_t stream, int64_t bytes) {
     all->requests += 2;
     uint32_t units = units_of(bytes);
     int32_t number = pool_of(stream, units);
-    int64_t size = 0;
-    if (!all->tallies) {
-        int64_t place = choose(all, number, units);
-        if (place == NONE)
-            return 0;
-        const Pool *pool = &all->pools[number];
-        uint32_t found = pool->items[place].units;
-        size = (found - units < pool->keep ? found : units) * UNIT;
-    }
+    int64_t place = choose(all, number, units);
+    if (place == NONE)
+        return 0;
+    const Pool *pool = &all->pools[number];
+    uint32_t found = pool->items[place].units;
+    int64_t size = (found - units < pool->keep ? found : units) * UNIT;
     MemoryUse *use = &all->devices[all->pools[number].device].use;
     count(use, bytes, size);
     use->live -= bytes;
@@ -255,7 +247,7 @@ int allocate_briefly(Allocators *all, int32_t stream, int64_t bytes) {
 void discount(Allocators *all, int32_t device, int64_t live, int64_t allocated) {
     MemoryUse *use = &all->devices[device].use;
     use->live += live;
-    use->allocated += all->tallies ? 0 : allocated;
+    use->allocated += allocated;
 }
 
 /* Take a block back that others used: it waits for an event on each of their streams. */
@@ -280,10 +272,6 @@ void drop(Allocators *all, int32_t block) {
     all->requests++;
     MemoryUse *use = &all->devices[all->pools[one->pool].device].use;
     use->live -= one->units * UNIT - one->slack;
-    if (all->tallies) {
-        LEAVE_PLACE(all->blocks, after, block);
-        return;
-    }
     use->allocated -= one->units * UNIT;
     if (one->uses == NONE) {
         give(all, block);
@@ -294,7 +282,7 @@ void drop(Allocators *all, int32_t block) {
 
 void use_on_stream(Allocators *all, int32_t block, int32_t stream) {
     Block *one = &all->blocks.items[block];
-    if (all->tallies || one->pool / 2 == stream)
+    if (one->pool / 2 == stream)
         return;
     for (int32_t use = one->uses; use != NONE; use = all->uses.items[use].next) {
         if (all->uses.items[use].stream == stream)

@@ -66,7 +66,6 @@ typedef struct {
 
 struct Allocators {
     int32_t device_count, stream_count;
-    int tallies;             /* only count the bytes that were asked for */
     Device *devices;
     Pool *pools;             /* two for each stream */
     PLACES(Block) blocks;

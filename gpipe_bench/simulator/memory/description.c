@@ -104,7 +104,6 @@ Memory *memory_new(const int64_t *description, int64_t length) {
     memory->scheduled = number(&reader);
     memory->riding = number(&reader);
     memory->is_static = number(&reader);
-    memory->all.tallies = (int)number(&reader);
     int64_t devices = number(&reader), capacity = number(&reader);
     Numbers device_of = numbers(&reader);
     memory->name_count = number(&reader);

@@ -49,7 +49,6 @@ def describe(
     riding: bool,
     published: bool = False,
     scheduled: bool = False,
-    tally: bool = False,
 ) -> array[int]:
     """The description of a run.
 
@@ -62,13 +61,12 @@ def describe(
             their recomputation gave out.
         scheduled: whether the backward pass is scheduled: then each task sums up its gradients by itself, and keeps
             gradients that come to it until it has run, unless they are handed over.
-        tally: whether to count the bytes of tensors only.
     """
     sizes = {size: number for number, size in enumerate(workload.partitions[0])}
     firsts = _alike(works[size] for works in workload.partitions for size in sizes)
     tasks = list({id(first): first for first in firsts}.values())
     kind_of, kernels = {id(work): kind for kind, work in enumerate(tasks)}, _kernels(tasks)
-    found = [VERSION, published, scheduled, riding, bool(workload.static), tally, places.count, capacity]
+    found = [VERSION, published, scheduled, riding, bool(workload.static), places.count, capacity]
     found += _listed(places.device_of)
     found += [_names(workload, tasks), len(kernels), len(sizes)]
     found += _listed([sizes[size] for size in workload.microbatch_sizes])

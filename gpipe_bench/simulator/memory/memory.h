@@ -95,8 +95,7 @@ Allocators *memory_allocators(Memory *memory);
 
 /* --- results ------------------------------------------------------------------------------------------------------ */
 
-/* Bytes of a device: asked for and not given back; handed out for them; of segments; and the most of each so far. Where
-   tensors are only counted, all but the first are 0. */
+/* Bytes of a device: asked for and not given back; handed out for them; of segments; and the most of each so far. */
 typedef struct {
     int64_t live, allocated, reserved;
     int64_t peak_live, peak_allocated, peak_reserved;
