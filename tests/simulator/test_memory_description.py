@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.simulator.memory.description import VERSION, describe
+from gpipe_bench.simulator.memory.description import describe
 from gpipe_bench.simulator.memory.lowering import CODE_BITS, CODES, LoweredTask
 from gpipe_bench.simulator.workloads.workload import (
     Kernels,
@@ -46,10 +46,6 @@ def test_codes_are_those_of_the_rows_in_c():
         name: code for name, code in found.items() if name.startswith("ROW_")
     }
     assert f"#define CODE_BITS {CODE_BITS}\n" in (FOLDER / "state.h").read_text()
-
-
-def test_the_version_is_that_of_the_reader_in_c():
-    assert constants("description.c")["VERSION"] == str(VERSION)
 
 
 def test_a_pass_without_graph_gives_back_what_does_not_leave():

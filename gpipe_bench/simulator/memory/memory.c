@@ -48,7 +48,7 @@ static int settle(Memory *memory) {
 static void begin_batch(Memory *memory) {
     forget_rows(memory);
     for (int64_t i = 0; i < memory->microbatch_count; i++) {
-        Row *values = memory->values[i] = new_row(memory->batch.count);
+        Row *values = memory->values[i] = new_row(memory->given.batch.count);
         for (int64_t place = 0; place < values->count; place++)
             values->items[place] = hold(&memory->all, memory->held_batch->items[place]);
     }
@@ -57,13 +57,13 @@ static void begin_batch(Memory *memory) {
 }
 
 int memory_start(Memory *memory) {
-    for (int64_t name = 0; name < memory->name_count; name++)
+    for (int64_t name = 0; name < memory->given.names; name++)
         memory->lent[name] = NONE;
     if (settle(memory))
         return MEMORY_FULL;
-    Row *batch = memory->held_batch = new_row(memory->batch.count);
+    Row *batch = memory->held_batch = new_row(memory->given.batch.count);
     for (int64_t place = 0; place < batch->count; place++) {
-        batch->items[place] = new_on(memory, 0, memory->batch.items[place]);
+        batch->items[place] = new_on(memory, 0, memory->given.batch.items[place]);
         if (batch->items[place] == NONE)
             return MEMORY_FULL;
     }
@@ -72,7 +72,7 @@ int memory_start(Memory *memory) {
 }
 
 void memory_next_step(Memory *memory) {
-    for (int64_t j = 0; j < memory->partition_count && !memory->published; j++) {
+    for (int64_t j = 0; j < memory->partition_count && !memory->given.published; j++) {
         drop_row(memory, &memory->partitions[j].own);
         memory->partitions[j].is_alone = 0;
     }
@@ -80,7 +80,7 @@ void memory_next_step(Memory *memory) {
 }
 
 int memory_update(Memory *memory) {
-    for (int64_t j = 0; j < memory->partition_count && memory->is_static; j++) {
+    for (int64_t j = 0; j < memory->partition_count && memory->given.is_static; j++) {
         const Partition *partition = &memory->partitions[j];
         for (int64_t place = 0; place < partition->state.count && !memory->has_state; place++) {
             if (new_on(memory, j, partition->state.items[place]) == NONE)
@@ -181,7 +181,7 @@ static int copy_microbatch(Memory *memory, const MemoryTransfer *copy) {
         if (copy_tensor(memory, copy, &row->items[place], kind->inputs.items[place]))
             return MEMORY_FULL;
     }
-    for (int64_t skip = 0; skip < memory->skip_count && memory->riding; skip++) {
+    for (int64_t skip = 0; skip < memory->skip_count && memory->given.riding; skip++) {
         int rides = memory->skips[skip].source < copy->target && copy->target <= memory->skips[skip].target;
         if (rides && copy_skip(memory, copy, skip))
             return MEMORY_FULL;

@@ -40,10 +40,11 @@ typedef struct {
    are those of what comes to it: -2 - 2 * place for inputs, -3 - 2 * place for gradients of outputs; -1 is a tensor
    that is allocated when the pass has ended. */
 typedef struct {
+    int64_t slots;       /* of a pass, at most */
     int64_t left;        /* slots in use after a pass with graph, numbered from 0; first those that leave */
-    int64_t hand_over;   /* in a scheduled backward pass: least bytes of a gradient that goes amid it */
     int64_t splits;      /* whether the backward pass has halves */
     int64_t later;       /* slots in use after I, numbered from 0 */
+    int64_t hand_over;   /* in a scheduled backward pass: least bytes of a gradient that goes amid it */
     int64_t passes_back; /* whether a gradient that comes goes on as it is */
     Numbers outputs;     /* bytes */
     Numbers inputs;      /* bytes */
@@ -92,16 +93,26 @@ typedef struct {
     Numbers bytes; /* by the number of the micro-batch's size */
 } Skip;
 
-struct Memory {
-    Allocators all;
+/* What holds for a whole run. */
+typedef struct {
     int64_t published;  /* gradients are set to zero between steps, and checkpoints keep what they recomputed */
     int64_t scheduled;  /* the backward pass is scheduled */
     int64_t riding;     /* skips ride through the partitions between */
     int64_t is_static;  /* parameters are known tensor by tensor */
-    int64_t partition_count, microbatch_count, skip_count, size_count, name_count;
+    int64_t devices, capacity;
+    int64_t names;      /* that a task may have for what comes to it */
+    int64_t kernels;    /* kinds of kernels that ask for scratch memory */
+    int64_t size_count; /* of micro-batches */
+    Numbers device_of;  /* by stream */
     Numbers sizes;      /* of each micro-batch, the number of its size */
     Numbers batch;      /* bytes of each tensor of the batch */
     Numbers kind_of;    /* by partition and size */
+} Given;
+
+struct Memory {
+    Given given;
+    Allocators all;
+    int64_t partition_count, microbatch_count, skip_count;
     Kind *kinds;
     Partition *partitions;
     Skip *skips;
@@ -141,7 +152,7 @@ void free_row(Row **row);
 void drop_row(Memory *memory, Row **row);
 
 static inline const Kind *kind_at(const Memory *memory, int64_t i, int64_t j) {
-    return &memory->kinds[memory->kind_of.items[j * memory->size_count + memory->sizes.items[i]]];
+    return &memory->kinds[memory->given.kind_of.items[j * memory->given.size_count + memory->given.sizes.items[i]]];
 }
 
 /* Tasks of one clock-cycle are neighbours, so that a large pipeline finds them in the cache. */
@@ -155,7 +166,7 @@ static inline int32_t *skip_at(const Memory *memory, int32_t *table, int64_t i, 
 }
 
 static inline int64_t skip_bytes(const Memory *memory, int64_t i, int64_t skip) {
-    return memory->skips[skip].bytes.items[memory->sizes.items[i]];
+    return memory->skips[skip].bytes.items[memory->given.sizes.items[i]];
 }
 
 /* A block of partition j on its compute stream. */

@@ -91,7 +91,7 @@ static void name_lent(Memory *memory, const Kind *kind, int64_t j, const Task *t
 }
 
 static void forget_names(Memory *memory) {
-    for (int64_t name = 0; name < memory->name_count; name++)
+    for (int64_t name = 0; name < memory->given.names; name++)
         memory->lent[name] = NONE;
 }
 
@@ -165,7 +165,7 @@ int memory_recompute(Memory *memory, int32_t i, int32_t j) {
     if (run_rows(memory, kind, j, kind->graph, FORWARD))
         return MEMORY_FULL;
     task->table = keep_table(memory, kind->left);
-    if (!memory->published)
+    if (!memory->given.published)
         keep_leaving(memory, kind, task->table, 0);
     if (task->how == FORWARD_CELL) {
         /* From now on its graph alone keeps the inputs that it needs. */
@@ -188,9 +188,9 @@ void memory_collected(Memory *memory, int32_t i, int32_t j) {
 /* How a backward pass is run. Where there is no checkpoint, autograd sums up gradients of several micro-batches before
    any becomes a parameter's; those that are kept from step to step were summed up by older rules. */
 static Way backward_way(const Memory *memory, const Back *back, const Partition *partition, int is_open) {
-    Way way = {.is_open = is_open, .keeps = memory->published && !is_open};
-    way.is_made = partition->own == NULL && memory->is_static && back->made.count;
-    way.is_summed = is_open && partition->is_alone && !memory->scheduled && !memory->published;
+    Way way = {.is_open = is_open, .keeps = memory->given.published && !is_open};
+    way.is_made = partition->own == NULL && memory->given.is_static && back->made.count;
+    way.is_summed = is_open && partition->is_alone && !memory->given.scheduled && !memory->given.published;
     return way;
 }
 
@@ -201,7 +201,7 @@ static int make_gradients(Memory *memory, const Back *back, int64_t j, Way way) 
         partition->is_alone = 0;
         return MEMORY_OK;
     }
-    int64_t made = way.is_made ? back->made.count : 0, missing = memory->is_static ? partition->gradients : 0;
+    int64_t made = way.is_made ? back->made.count : 0, missing = memory->given.is_static ? partition->gradients : 0;
     for (int64_t place = 0; place < made; place++)
         missing -= requested(&memory->all, memory->table[back->made.items[place]]);
     Row *own = partition->own = new_row(made + (missing > 0));
