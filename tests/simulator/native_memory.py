@@ -19,9 +19,7 @@ OPEN, TIED, CHECKPOINT = range(3)
 
 def library() -> ctypes.CDLL:
     """The library of clock and memory, with what only these tests call."""
-    found = compiled()
-    found.memory_requests.restype = ctypes.c_int64
-    return found
+    return compiled()
 
 
 class NativeMemory:
@@ -67,9 +65,6 @@ class NativeMemory:
         self._c.memory_shortage(self._memory, found)
         return tuple(found)
 
-    def requests(self) -> int:
-        return self._c.memory_requests(self._memory)
-
     def _recorded(self, _, stream: int, event: int) -> None:
         self._clock.record(stream, Event(_Passing(self, event)))
 
@@ -101,9 +96,6 @@ class BothMemories:
     @property
     def devices(self):
         return self._python.devices
-
-    def requests(self) -> int:
-        return self._native.requests()
 
     def _both(self, name: str, numbers: tuple[int, ...], call) -> None:
         native = self._native

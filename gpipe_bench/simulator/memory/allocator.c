@@ -211,7 +211,6 @@ static void count(MemoryUse *use, int64_t live, int64_t allocated) {
 }
 
 int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
-    all->requests++;
     uint32_t units = units_of(bytes);
     int32_t number = pool_of(stream, units);
     int64_t place = choose(all, number, units);
@@ -228,7 +227,6 @@ int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
 }
 
 int allocate_briefly(Allocators *all, int32_t stream, int64_t bytes) {
-    all->requests += 2;
     uint32_t units = units_of(bytes);
     int32_t number = pool_of(stream, units);
     int64_t place = choose(all, number, units);
@@ -269,7 +267,6 @@ void drop(Allocators *all, int32_t block) {
     Block *one = &all->blocks.items[block];
     if (--one->holders)
         return;
-    all->requests++;
     MemoryUse *use = &all->devices[all->pools[one->pool].device].use;
     use->live -= one->units * UNIT - one->slack;
     use->allocated -= one->units * UNIT;
@@ -284,10 +281,9 @@ void use_on_stream(Allocators *all, int32_t block, int32_t stream) {
     Block *one = &all->blocks.items[block];
     if (one->pool / 2 == stream)
         return;
-    for (int32_t use = one->uses; use != NONE; use = all->uses.items[use].next) {
+    for (int32_t use = one->uses; use != NONE; use = all->uses.items[use].next)
         if (all->uses.items[use].stream == stream)
             return;
-    }
     int32_t use;
     TAKE_PLACE(all->uses, next, use);
     all->uses.items[use] = (Use){stream, one->uses};
@@ -305,7 +301,6 @@ void event_passed(Allocators *all, int32_t event) {
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
 void allocators_begin(Allocators *all, int32_t devices, const int64_t *device_of, int32_t streams, int64_t capacity) {
-    all->device_count = devices;
     all->stream_count = streams;
     all->devices = zeros(devices, sizeof(Device));
     all->pools = zeros(2 * (int64_t)streams, sizeof(Pool));

@@ -65,7 +65,7 @@ typedef struct {
 } Event;
 
 struct Allocators {
-    int32_t device_count, stream_count;
+    int32_t stream_count;
     Device *devices;
     Pool *pools;             /* two for each stream */
     PLACES(Block) blocks;
@@ -74,7 +74,6 @@ struct Allocators {
     MemoryRecord *record;
     void *context;
     MemoryShortage shortage;
-    int64_t requests;
 };
 
 /* Allocators of some devices; `device_of`: the device of each stream. */

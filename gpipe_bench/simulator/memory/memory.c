@@ -23,10 +23,9 @@ void free_row(Row **row) {
 }
 
 void drop_row(Memory *memory, Row **row) {
-    for (int64_t place = 0; *row != NULL && place < (*row)->count; place++) {
+    for (int64_t place = 0; *row != NULL && place < (*row)->count; place++)
         if ((*row)->items[place] != NONE)
             drop(&memory->all, (*row)->items[place]);
-    }
     free_row(row);
 }
 
@@ -36,10 +35,9 @@ void drop_row(Memory *memory, Row **row) {
 static int settle(Memory *memory) {
     for (int64_t j = 0; j < memory->partition_count; j++) {
         const Partition *partition = &memory->partitions[j];
-        for (int64_t place = 0; place < partition->resident.count; place++) {
+        for (int64_t place = 0; place < partition->resident.count; place++)
             if (allocate(&memory->all, (int32_t)partition->device, partition->resident.items[place]) == NONE)
                 return MEMORY_FULL;
-        }
     }
     return MEMORY_OK;
 }
@@ -82,10 +80,9 @@ void memory_next_step(Memory *memory) {
 int memory_update(Memory *memory) {
     for (int64_t j = 0; j < memory->partition_count && memory->given.is_static; j++) {
         const Partition *partition = &memory->partitions[j];
-        for (int64_t place = 0; place < partition->state.count && !memory->has_state; place++) {
+        for (int64_t place = 0; place < partition->state.count && !memory->has_state; place++)
             if (new_on(memory, j, partition->state.items[place]) == NONE)
                 return MEMORY_FULL;
-        }
         if (partition->temporary && !allocate_briefly(&memory->all, (int32_t)partition->stream, partition->temporary))
             return MEMORY_FULL;
     }
@@ -98,10 +95,9 @@ int memory_update(Memory *memory) {
 /* What the batch has come to: bytes of all outputs. */
 static int64_t output_bytes(const Memory *memory) {
     int64_t bytes = 0;
-    for (int64_t i = 0; i < memory->microbatch_count; i++) {
+    for (int64_t i = 0; i < memory->microbatch_count; i++)
         for (int64_t place = 0; place < memory->values[i]->count; place++)
             bytes += requested(&memory->all, memory->values[i]->items[place]);
-    }
     return bytes;
 }
 
@@ -112,10 +108,9 @@ int memory_loss(Memory *memory) {
     int32_t together = m > 1 ? new_on(memory, last, bytes) : NONE;
     if (m > 1 && together == NONE)
         return MEMORY_FULL;
-    if (m > 1) {
+    if (m > 1)
         for (int64_t i = 0; i < m; i++)
             drop_row(memory, &memory->values[i]);
-    }
     /* The loss keeps its input until its gradient is made. */
     int32_t gradient = new_on(memory, last, bytes);
     if (gradient == NONE)
@@ -224,8 +219,4 @@ void memory_use(const Memory *memory, int32_t device, MemoryUse *use) {
 
 void memory_shortage(const Memory *memory, MemoryShortage *shortage) {
     *shortage = memory->all.shortage;
-}
-
-int64_t memory_requests(const Memory *memory) {
-    return memory->all.requests;
 }

@@ -109,7 +109,4 @@ typedef struct {
 } MemoryShortage;
 void memory_shortage(const Memory *memory, MemoryShortage *shortage);
 
-/* Requests made so far, for measurements. */
-int64_t memory_requests(const Memory *memory);
-
 #endif

@@ -13,10 +13,9 @@ static const Way FORWARD = {0};
 
 /* Whether a place is the first one with its name. */
 static int is_first(Numbers names, int64_t place) {
-    for (int64_t before = 0; before < place; before++) {
+    for (int64_t before = 0; before < place; before++)
         if (names.items[before] == names.items[place])
             return 0;
-    }
     return 1;
 }
 
