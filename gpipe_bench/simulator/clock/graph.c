@@ -2,15 +2,18 @@
 
 #include "clock.h"
 
-/* The graph as it was before a backward pass: every step makes the same one. */
+/* The graph as it is before a backward pass: every step makes the same one. */
 void graph_rewind(Clock *clock) {
     Graph *graph = &clock->graph;
     for (int64_t node = 0; node < graph->nodes.count; node++) {
         graph->nodes.items[node].filled = false;
         graph->nodes.items[node].waiting = 0;
     }
-    for (int64_t edge = 0; edge < graph->edges.count; edge++)
-        graph->nodes.items[graph->edges.items[edge] & ~LANE_BIT].waiting++;
+    for (int64_t edge = 0; edge < graph->edges.count; edge++) {
+        Node *producer = &graph->nodes.items[graph->edges.items[edge] & ~LANE_BIT];
+        assert(producer->waiting < UINT16_MAX);
+        producer->waiting++;
+    }
 }
 
 /* The sequence number of a node. */

@@ -15,17 +15,17 @@
 /* The first number of a thread that has made many nodes before. */
 #define MANY_NODES ((int64_t)1 << 40)
 
-/* What is known while a forward pass is recorded: producers of the micro-batch and of each skip on its way, NONE being
-   a tensor without a graph; and Forks whose phony a Join takes, or still has to be taken by the task. */
+/* What is known while a forward pass is recorded. NONE is a tensor without a graph, or no Fork. */
 typedef struct {
     Clock *clock;
     const Input *input;
     Graph *graph;
-    uint32_t *values, *skips, *pending; /* by micro-batch; and skip */
-    uint32_t *forks;                    /* by partition: the last one */
-    int32_t *counters;                  /* nodes made by each worker */
-    int32_t made;                       /* nodes made by the calling thread */
-    bool lists;                         /* whether lists of actions run the backward pass */
+    uint32_t *carried;  /* producers of each micro-batch and of its skips, of the micro-batch first */
+    uint32_t *pending;  /* by micro-batch: a Fork whose phony the task still has to take */
+    uint32_t *forks;    /* by partition: the last one, whose phony a Join takes */
+    int32_t *counters;  /* nodes made by each worker */
+    int32_t made;       /* nodes made by the calling thread */
+    bool lists;         /* whether lists of actions run the backward pass */
     bool any_checkpoint;
 } Recorder;
 
@@ -35,90 +35,87 @@ typedef struct {
     int32_t count;
 } Skips;
 
-static const Skips NO_SKIPS = {NULL, 0};
+static Skips skips_of(const int32_t *first, const int32_t *skips, uint32_t j) {
+    return (Skips){skips + first[j], first[j + 1] - first[j]};
+}
 
 static Skips incoming(const Input *input, uint32_t j) {
-    const int32_t *first = &input->incoming_first[j];
-    return (Skips){input->incoming + first[0], first[1] - first[0]};
+    return skips_of(input->incoming_first, input->incoming, j);
 }
 
 static Skips outgoing(const Input *input, uint32_t j) {
-    const int32_t *first = &input->outgoing_first[j];
-    return (Skips){input->outgoing + first[0], first[1] - first[0]};
+    return skips_of(input->outgoing_first, input->outgoing, j);
 }
 
 /* Skips that travel to partition j in the tuple of their micro-batch. */
 static Skips riding(const Input *input, uint32_t j) {
-    return input->portals ? NO_SKIPS : incoming(input, j);
+    return input->portals ? (Skips){NULL, 0} : incoming(input, j);
 }
 
 /* --- nodes -------------------------------------------------------------------------------------------------------- */
 
-/* A new node, without consumers. */
-static uint32_t unranked_node(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream) {
+/* A new node, without consumers. Those of tasks get their rank later. */
+static uint32_t node_new(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, uint32_t stream) {
     Graph *graph = recorder->graph;
     assert(graph->nodes.count < 1 << NODE_BITS && graph->edges.count < NONE && recorder->made < INT32_MAX);
-    Node made = {.i = i, .j = j, .stream = stream, .kind = (uint32_t)kind};
-    made.first_edge = (uint32_t)graph->edges.count;
-    PUSH(graph->nodes, made);
+    int32_t rank = kind == NODE_task || kind == NODE_checkpoint ? 0 : recorder->made++;
+    uint32_t first = (uint32_t)graph->edges.count;
+    PUSH(graph->nodes, (Node){.i = i, .j = j, .stream = stream, .kind = kind, .rank = rank, .first_edge = first});
     return (uint32_t)graph->nodes.count - 1;
-}
-
-/* A new node that the calling thread makes. */
-static uint32_t node_new(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream) {
-    uint32_t made = unranked_node(recorder, kind, i, j, stream);
-    recorder->graph->nodes.items[made].rank = recorder->made++;
-    return made;
 }
 
 /* Makes the newest node a consumer of a producer, if it is not one yet. */
 static void take(Recorder *recorder, uint32_t producer) {
     Graph *graph = recorder->graph;
-    if (producer == NONE)
-        return;
     const Node *newest = &graph->nodes.items[graph->nodes.count - 1];
-    assert(graph->nodes.items[producer].waiting < UINT16_MAX);
     /* All values of the loss differ. */
     for (int64_t edge = newest->first_edge; newest->kind != NODE_loss && edge < graph->edges.count; edge++)
         if (graph->edges.items[edge] == producer)
             return;
-    PUSH(graph->edges, producer);
-    graph->nodes.items[producer].waiting++;
+    if (producer != NONE)
+        PUSH(graph->edges, producer);
 }
 
 /* Makes the newest node the consumer of a Fork's phony, after all else that it takes. */
 static void take_lane(Recorder *recorder, uint32_t lane) {
-    if (lane == NONE)
-        return;
-    PUSH(recorder->graph->edges, lane | LANE_BIT);
-    recorder->graph->nodes.items[lane].waiting++;
+    if (lane != NONE)
+        PUSH(recorder->graph->edges, lane | LANE_BIT);
 }
 
-/* The producer of a skip of micro-batch i. */
-static uint32_t *skip_of(Recorder *recorder, uint32_t i, int32_t skip) {
-    return &recorder->skips[i * recorder->input->skips + skip];
+/* The producer of micro-batch i (-1), or of one of some skips. */
+static uint32_t *producer_of(Recorder *recorder, uint32_t i, Skips skips, int32_t one) {
+    return &recorder->carried[i * (1 + recorder->input->skips) + (one < 0 ? 0 : 1 + skips.items[one])];
 }
 
 /* Lets the newest node take a micro-batch and some skips. */
 static void take_flat(Recorder *recorder, uint32_t i, Skips skips) {
-    take(recorder, recorder->values[i]);
-    for (int32_t one = 0; one < skips.count; one++)
-        take(recorder, *skip_of(recorder, i, skips.items[one]));
+    for (int32_t one = -1; one < skips.count; one++)
+        take(recorder, *producer_of(recorder, i, skips, one));
 }
 
 /* Whether a micro-batch or one of some skips has a graph. */
 static bool has_graph(Recorder *recorder, uint32_t i, Skips skips) {
-    bool found = recorder->values[i] != NONE;
-    for (int32_t one = 0; one < skips.count; one++)
-        found = found || *skip_of(recorder, i, skips.items[one]) != NONE;
+    bool found = false;
+    for (int32_t one = -1; one < skips.count; one++)
+        found = found || *producer_of(recorder, i, skips, one) != NONE;
     return found;
 }
 
 /* A micro-batch and some skips come from a node now. */
 static void put(Recorder *recorder, uint32_t i, uint32_t node, Skips skips) {
-    recorder->values[i] = node;
-    for (int32_t one = 0; one < skips.count; one++)
-        *skip_of(recorder, i, skips.items[one]) = node;
+    for (int32_t one = -1; one < skips.count; one++)
+        *producer_of(recorder, i, skips, one) = node;
+}
+
+/* A node through which a micro-batch and some skips go, if they have a graph, and the phony of a Fork. */
+static uint32_t pass(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, uint32_t stream, Skips skips,
+                     uint32_t lane) {
+    bool passed = has_graph(recorder, i, skips);
+    uint32_t node = node_new(recorder, kind, i, j, stream);
+    take_flat(recorder, i, skips);
+    take_lane(recorder, lane);
+    put(recorder, i, passed ? node : NONE, skips);
+    return node;
 }
 
 /* What the calling thread does next. */
@@ -130,11 +127,11 @@ static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j) {
     return &recorder->graph->tasks[i * recorder->input->partitions + j];
 }
 
-/* The node of a copy from one partition to another; what it copies is yet to be taken. */
-static uint32_t copy_node(Recorder *recorder, int kind, uint32_t i, uint32_t source, uint32_t target) {
+/* The stream on which something arrives at partition `target`; that of its source is handed out, too. */
+static uint32_t arriving(Recorder *recorder, uint32_t i, uint32_t source, uint32_t target) {
     uint32_t stream = copying(recorder->clock, i, target);
     copying(recorder->clock, i, source);
-    return node_new(recorder, kind, i, target, stream);
+    return stream;
 }
 
 /* --- steps, see gpipe_bench/program.py ---------------------------------------------------------------------------- */
@@ -149,18 +146,15 @@ static void step_join(Recorder *recorder, uint32_t i, uint32_t j) {
         return;
     }
     uint32_t stream = j ? copying(recorder->clock, i, j - 1) : recorder->clock->computing[0];
-    uint32_t node = node_new(recorder, NODE_join, i, j ? j - 1 : 0, stream);
-    take_flat(recorder, i, skips);
-    take_lane(recorder, phony);
-    put(recorder, i, node, skips);
+    pass(recorder, NODE_join, i, j ? j - 1 : 0, stream, skips, phony);
 }
 
 static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip) {
     uint32_t source = (uint32_t)recorder->input->skip_source[skip];
     if (!moves(recorder->clock, source, j))
         return;
-    uint32_t *carried = skip_of(recorder, i, skip);
-    uint32_t node = copy_node(recorder, NODE_portal, i, source, j);
+    uint32_t *carried = producer_of(recorder, i, (Skips){&skip, 1}, 0);
+    uint32_t node = node_new(recorder, NODE_portal, i, j, arriving(recorder, i, source, j));
     recorder->graph->nodes.items[node].skip = (uint16_t)skip;
     act(recorder, node, false);
     take(recorder, *carried);
@@ -174,15 +168,13 @@ static void step_copy(Recorder *recorder, uint32_t i, uint32_t j) {
     if (!moves(recorder->clock, j - 1, j))
         return;
     Skips skips = riding(recorder->input, j);
-    bool passed = has_graph(recorder, i, skips);
-    uint32_t node = copy_node(recorder, NODE_copy, i, j - 1, j);
-    act(recorder, node, false);
-    take_flat(recorder, i, skips);
-    if (passed) {
-        take_lane(recorder, recorder->pending[i]);
+    uint32_t lane = NONE;
+    if (has_graph(recorder, i, skips)) {
+        lane = recorder->pending[i];
         recorder->pending[i] = NONE;
     }
-    put(recorder, i, passed ? node : NONE, skips);
+    uint32_t node = pass(recorder, NODE_copy, i, j, arriving(recorder, i, j - 1, j), skips, lane);
+    act(recorder, node, false);
     if (recorder->lists)
         recorder->graph->copies[i * recorder->input->partitions + j] = node;
 }
@@ -192,11 +184,8 @@ static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, b
     uint32_t stream = copying(recorder->clock, i, j);
     if (stream == recorder->clock->computing[j])
         return;
-    bool passed = has_graph(recorder, i, skips);
-    uint32_t node = node_new(recorder, NODE_wait, i, j, stream);
+    uint32_t node = pass(recorder, NODE_wait, i, j, stream, skips, NONE);
     recorder->graph->nodes.items[node].arriving = arriving;
-    take_flat(recorder, i, skips);
-    put(recorder, i, passed ? node : NONE, skips);
     act(recorder, node, false);
 }
 
@@ -224,8 +213,8 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
         join = node_new(recorder, NODE_join, i, j, compute);
         take_lane(recorder, phony);
     }
-    int kind = checkpoint && learns ? NODE_checkpoint : NODE_task;
-    uint32_t node = unranked_node(recorder, kind, i, j, compute);
+    uint32_t kind = checkpoint && learns ? NODE_checkpoint : NODE_task;
+    uint32_t node = node_new(recorder, kind, i, j, compute);
     recorder->graph->nodes.items[node].rank = task_rank(recorder, i, j, single);
     recorder->graph->nodes.items[node].single = single;
     take_flat(recorder, i, skips);
@@ -244,10 +233,7 @@ static void step_collect(Recorder *recorder, uint32_t i, uint32_t j) {
 static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j) {
     if (recorder->lists || recorder->graph->nodes.items[*task_of(recorder, i, j)].kind != NODE_checkpoint)
         return;
-    uint32_t stream = leaving(recorder->clock, i, j);
-    uint32_t node = node_new(recorder, NODE_recompute, i, j, stream);
-    take_flat(recorder, i, outgoing(recorder->input, j));
-    put(recorder, i, node, outgoing(recorder->input, j));
+    pass(recorder, NODE_recompute, i, j, leaving(recorder->clock, i, j), outgoing(recorder->input, j), NONE);
 }
 
 /* There is none where no gradient will ever pass. */
@@ -255,10 +241,7 @@ static void step_fork(Recorder *recorder, uint32_t i, uint32_t j) {
     if (recorder->lists || !host_work(recorder->clock, i, j)[WORK_learns])
         return;
     uint32_t stream = leaving(recorder->clock, i, j);
-    uint32_t node = node_new(recorder, NODE_fork, i, j, stream);
-    take_flat(recorder, i, outgoing(recorder->input, j));
-    put(recorder, i, node, outgoing(recorder->input, j));
-    recorder->forks[j] = node;
+    recorder->forks[j] = pass(recorder, NODE_fork, i, j, stream, outgoing(recorder->input, j), NONE);
 }
 
 /* The phases of a cycle. `steps`: those that the program takes for the task, a bit each; in this order. */
@@ -296,9 +279,8 @@ static Recorder recorder_new(Clock *clock) {
     int64_t m = input->microbatches, n = input->partitions, skips = input->skips;
     assert(m * n < NONE / 8 && skips < UINT16_MAX && n < 1 << 24);
     Recorder made = {.clock = clock, .input = input, .graph = &clock->graph, .lists = input->lists > 0};
-    made.values = nones(m);
+    made.carried = nones(m * (1 + skips));
     made.pending = nones(m);
-    made.skips = nones(m * skips);
     made.forks = nones(n);
     made.counters = zeros(n, sizeof(int32_t));
     clock->graph.tasks = nones(m * n);
@@ -309,9 +291,8 @@ static Recorder recorder_new(Clock *clock) {
 }
 
 static void recorder_free(Recorder *recorder) {
-    free(recorder->values);
+    free(recorder->carried);
     free(recorder->pending);
-    free(recorder->skips);
     free(recorder->forks);
     free(recorder->counters);
 }
@@ -323,7 +304,7 @@ static void add_root(Recorder *recorder) {
     uint32_t last = (uint32_t)input->partitions - 1, stream = recorder->clock->computing[last];
     graph->root = node_new(recorder, NODE_loss, 0, last, stream);
     for (int64_t i = 0; i < input->microbatches; i++)
-        take(recorder, recorder->values[i]);
+        take_flat(recorder, (uint32_t)i, (Skips){NULL, 0});
     PUSH(graph->nodes, (Node){.first_edge = (uint32_t)graph->edges.count});
     graph->nodes.count--;
 }

@@ -67,11 +67,9 @@ static bool worker_step(Clock *clock, uint32_t thread) {
 static bool begin_step(Clock *clock, Thread *own) {
     if (clock->step == clock->input->steps)
         return thread_pause(clock, 0, NEVER);
-    if (clock->step) {
-        graph_rewind(clock);
-        if (clock->memory)
-            memory_next_step(clock->memory);
-    }
+    graph_rewind(clock);
+    if (clock->step && clock->memory)
+        memory_next_step(clock->memory);
     PUSH(clock->step_records, clock->records.count);
     own->next = 0;
     own->state = clock->input->forward_program ? FORWARD : LISTS;
