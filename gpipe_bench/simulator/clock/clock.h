@@ -215,14 +215,14 @@ typedef struct {
     uint32_t room;    /* the stream whose launch queue it waits for, or NONE */
     uint32_t pending; /* the node that it issues when its device is idle, or NONE */
     uint8_t pending_kind;
-    uint8_t role, state, stage;
+    uint8_t role, state;
     uint32_t number;  /* of its role */
     uint32_t node;    /* what it is about */
     uint32_t frame;   /* the nested pass that the node belongs to, or NONE */
     uint32_t starter; /* the next thread that waits for the same operation to start, or NONE */
     int64_t next;     /* its next action */
     int64_t stop;     /* the end of its actions */
-    uint32_t sub;     /* a place within that, which a stage may need */
+    uint32_t sub;     /* a place within that, which a state may need */
 } Thread;
 
 enum { KIND_BITS = 4, NODE_BITS = 32 - KIND_BITS };
@@ -338,7 +338,6 @@ struct Clock {
     bool is_over;   /* whether only tasks are left */
     Time now;
     uint64_t entries;
-    uint32_t current; /* the thread that runs */
     Agenda agenda;
     PLACES(Operation) operations;
     uint32_t last_number;

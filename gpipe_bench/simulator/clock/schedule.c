@@ -32,7 +32,7 @@ void schedule_free(Clock *clock) {
     free(clock->schedule.awaited);
 }
 
-/* Begins all lists: in threads, or the only one in the calling thread. */
+/* Begins all lists. */
 void schedule_begin(Clock *clock) {
     const Input *input = clock->input;
     Schedule *schedule = &clock->schedule;
@@ -40,14 +40,13 @@ void schedule_begin(Clock *clock) {
         schedule->arrived[cell] = 0;
     for (int64_t j = 0; j < input->partitions; j++)
         schedule->waiting[j] = NONE;
-    schedule->running = input->workers ? (uint32_t)input->lists : 0;
+    schedule->running = (uint32_t)input->lists;
     for (uint32_t list = 0; list < input->lists; list++) {
-        uint32_t thread = input->workers ? schedule->first + list : 0;
+        uint32_t thread = schedule->first + list;
         clock->threads[thread].next = input->list_first[list];
         clock->threads[thread].stop = input->list_first[list + 1];
-        clock->threads[thread].stage = ARRIVE;
-        if (input->workers)
-            thread_resume(clock, thread);
+        clock->threads[thread].state = ARRIVE;
+        thread_resume(clock, thread);
     }
 }
 
@@ -103,7 +102,7 @@ static bool send(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_
     int32_t channel = (int32_t)own->sub / 2 - 1;
     bool is_issued = own->sub++ % 2;
     if (j == input->partitions - 1 || channel == count) {
-        own->stage = ARRIVE;
+        own->state = ARRIVE;
         own->next++;
         return false;
     }
@@ -122,7 +121,7 @@ static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, ui
     int32_t count = input->portals ? input->incoming_first[j + 1] - input->incoming_first[j] : 0;
     int32_t channel = (int32_t)own->sub++ - 1;
     if (channel == count) {
-        own->stage = ARRIVE;
+        own->state = ARRIVE;
         own->next++;
         deliver(clock, GRADIENTS, i, j - 1);
         return false;
@@ -135,19 +134,19 @@ static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, ui
 
 static bool forward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
-    if (own->stage == ARRIVE) {
+    if (own->state == ARRIVE) {
         if (await(clock, thread, FORWARD_MESSAGES, i, j))
             return true;
         stream_wait(clock, computes, copies);
-        own->stage = LEAVE;
+        own->state = LEAVE;
         return host_pass(clock, thread, own->node, KIND_forward);
     }
-    if (own->stage == SEND)
+    if (own->state == SEND)
         return send(clock, thread, own, i, j);
     stream_wait(clock, copies, computes);
     if (clock->memory)
         memory_collected(clock->memory, (int32_t)i, (int32_t)j);
-    own->stage = SEND;
+    own->state = SEND;
     own->sub = 0;
     return false;
 }
@@ -167,10 +166,10 @@ static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint3
     if (j < input->partitions - 1) {
         if (await(clock, thread, GRADIENTS, i, j))
             return true;
-        own->stage = ENTER;
+        own->state = ENTER;
         return false;
     }
-    own->stage = ENTER;
+    own->state = ENTER;
     if (!input->loss_per_microbatch)
         return false;
     if (clock->memory && host_requested(clock, memory_microbatch_loss(clock->memory, (int32_t)i)))
@@ -182,23 +181,23 @@ static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint3
 static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j, int kind) {
     const Input *input = clock->input;
     uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
-    switch (own->stage) {
-    case ARRIVE: own->stage = AWAIT; return i < input->ahead && recompute(clock, thread, own->node);
+    switch (own->state) {
+    case ARRIVE: own->state = AWAIT; return i < input->ahead && recompute(clock, thread, own->node);
     case AWAIT: return arrive(clock, thread, own, i, j);
     case ENTER:
         if (j < input->partitions - 1 || !input->forward_program)
             stream_wait(clock, computes, copies);
         if (!host_work(clock, i, j)[WORK_learns]) {
-            own->stage = LEAVE;
+            own->state = LEAVE;
             return false;
         }
-        own->stage = BACKWARD;
+        own->state = BACKWARD;
         return recompute(clock, thread, own->node);
-    case BACKWARD: own->stage = LEAVE; return host_pass(clock, thread, own->node, kind);
+    case BACKWARD: own->state = LEAVE; return host_pass(clock, thread, own->node, kind);
     case LEAVE:
         if (j || !input->forward_program)
             stream_wait(clock, copies, computes);
-        own->stage = j ? SEND_BACK : ARRIVE;
+        own->state = j ? SEND_BACK : ARRIVE;
         own->next += !j;
         own->sub = 0;
         return false;

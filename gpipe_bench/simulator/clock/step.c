@@ -3,7 +3,7 @@
 #include "clock.h"
 
 /* What the calling thread is at. */
-enum { BEGIN, FORWARD, COLLECT, LOSS, LISTS, LIST, UPDATE };
+enum { BEGIN, FORWARD, COLLECT, LOSS, LISTS, UPDATE };
 
 /* What a worker is at. */
 enum { TAKE, ISSUED };
@@ -151,16 +151,10 @@ static bool caller_step(Clock *clock, uint32_t thread) {
     case COLLECT: own->state = FORWARD; return collect(clock, own->node);
     case LOSS: return loss(clock, own);
     case LISTS:
-        own->state = clock->input->workers ? UPDATE : LIST;
-        schedule_begin(clock);
-        own->sub = 0;
-        return clock->input->workers && thread_pause(clock, thread, NEVER);
-    case LIST:
-        if (own->next < own->stop)
-            return schedule_step(clock, thread);
         own->state = UPDATE;
         own->sub = 0;
-        return false;
+        schedule_begin(clock);
+        return thread_pause(clock, thread, NEVER);
     default: return update(clock, own);
     }
 }
