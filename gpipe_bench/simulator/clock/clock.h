@@ -175,6 +175,7 @@ typedef struct {
     uint32_t j : 24;        /* partition, for a copy that where it arrives */
     uint32_t kind : 4;
     bool filled : 1;        /* whether a checkpoint's slot holds a recomputation */
+    bool issued : 1;        /* whether a worker has issued a task in this step */
     bool single : 1;        /* whether a task is one node of the engine */
     bool arriving : 1;      /* whether a wait comes before its task */
     uint32_t stream;        /* where its backward is issued */
@@ -356,7 +357,6 @@ struct Clock {
     Autograd autograd;
     Schedule schedule;
     Inbox *inboxes;
-    bool *done;          /* tasks that were handed to workers, and have been issued */
     uint32_t collecting; /* the task that the calling thread waits for, or NONE */
     int64_t step;
     VECTOR(Record) records;

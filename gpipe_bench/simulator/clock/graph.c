@@ -6,7 +6,7 @@
 void graph_rewind(Clock *clock) {
     Graph *graph = &clock->graph;
     for (int64_t node = 0; node < graph->nodes.count; node++) {
-        graph->nodes.items[node].filled = false;
+        graph->nodes.items[node].filled = graph->nodes.items[node].issued = false;
         graph->nodes.items[node].waiting = 0;
     }
     for (int64_t edge = 0; edge < graph->edges.count; edge++) {

@@ -32,19 +32,13 @@ static void submit(Clock *clock, uint32_t node) {
     }
 }
 
-/* Whether a task that was handed to a worker has been issued. */
-static bool *done(Clock *clock, uint32_t node) {
-    const Node *task = &clock->graph.nodes.items[node];
-    return &clock->done[task->i * clock->input->partitions + task->j];
-}
-
 /* A worker: issues the tasks of its inbox, else sleeps. */
 static bool worker_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     Inbox *inbox = &clock->inboxes[own->number];
     if (own->state == ISSUED) {
         own->state = TAKE;
-        *done(clock, own->node) = true;
+        clock->graph.nodes.items[own->node].issued = true;
         if (own->node == clock->collecting) {
             clock->collecting = NONE;
             thread_resume(clock, 0);
@@ -79,7 +73,6 @@ static bool begin_step(Clock *clock, Thread *own) {
 /* Takes the result of a task. */
 static bool collect(Clock *clock, uint32_t node) {
     const Node *task = &clock->graph.nodes.items[node];
-    *done(clock, node) = false;
     if (clock->memory)
         memory_collected(clock->memory, (int32_t)task->i, (int32_t)task->j);
     return false;
@@ -95,7 +88,7 @@ static bool act(Clock *clock, Thread *own) {
     uint32_t action = graph->actions.items[own->next++], number = action >> 1;
     const Node *node = &graph->nodes.items[number];
     if (action & 1) {
-        if (!clock->input->workers || *done(clock, number))
+        if (!clock->input->workers || node->issued)
             return collect(clock, number);
         clock->collecting = own->node = number;
         own->state = COLLECT;
@@ -221,7 +214,6 @@ Clock *clock_new(const Input *input) {
     autograd_start(clock);
     schedule_start(clock);
     clock->inboxes = zeros(input->partitions, sizeof(Inbox));
-    clock->done = zeros(input->microbatches * input->partitions, sizeof(bool));
     for (int64_t worker = 0; worker < input->partitions; worker++)
         clock->inboxes[worker].asleep = true;
     if (input->forward_program)
@@ -236,7 +228,6 @@ static void forget(Clock *clock) {
     for (int64_t worker = 0; worker < clock->input->partitions; worker++)
         free(clock->inboxes[worker].nodes.items);
     free(clock->inboxes);
-    free(clock->done);
     free(clock->threads);
     agenda_free(clock);
     schedule_free(clock);
