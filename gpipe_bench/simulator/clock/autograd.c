@@ -30,7 +30,6 @@ uint32_t autograd_threads(const Clock *clock) {
     return clock->input->has_streams ? (uint32_t)clock->input->devices + 1 : 2;
 }
 
-/* Makes the queues. */
 void autograd_start(Clock *clock) {
     Autograd *autograd = &clock->autograd;
     autograd->count = autograd_threads(clock);
@@ -59,7 +58,6 @@ static inline bool outranks(const Ready *one, const Ready *other) {
     return one->rank != other->rank ? one->rank > other->rank : one->entry < other->entry;
 }
 
-/* Adds a ready node to a heap. */
 static void queue_add(Queue *queue, Ready added) {
     GROW(queue->ready);
     Ready *items = queue->ready.items;
@@ -69,7 +67,6 @@ static void queue_add(Queue *queue, Ready added) {
     items[place] = added;
 }
 
-/* Takes the node out of a heap that runs next. */
 static Ready queue_next(Queue *queue) {
     Ready *items = queue->ready.items, first = items[0], last = items[--queue->ready.count];
     int64_t count = queue->ready.count, place = 0;
@@ -120,7 +117,6 @@ static void pass_on(Clock *clock, uint32_t number) {
         thread_resume(clock, 0);
 }
 
-/* Begins a backward pass: queues the loss. */
 void autograd_begin(Clock *clock) {
     push(clock, clock->graph.root, 0, NONE);
 }
@@ -147,12 +143,10 @@ void autograd_rooted(Clock *clock, uint32_t frame) {
     push(clock, found->checkpoint, found->depth, frame);
 }
 
-/* The innermost nested pass of a thread, or NULL. */
 static Frame *innermost(Clock *clock, Queue *queue) {
     return queue->frames.count ? &clock->autograd.frames.items[queue->frames.items[queue->frames.count - 1]] : NULL;
 }
 
-/* Ends the innermost nested pass; gives its checkpoint. */
 static uint32_t end_innermost(Clock *clock, Queue *queue) {
     uint32_t frame = queue->frames.items[--queue->frames.count];
     uint32_t checkpoint = clock->autograd.frames.items[frame].checkpoint;
@@ -162,7 +156,6 @@ static uint32_t end_innermost(Clock *clock, Queue *queue) {
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */
 
-/* Runs a node; says whether its thread pauses. */
 static bool run_node(Clock *clock, uint32_t thread, Thread *own) {
     const Input *input = clock->input;
     Node *node = &clock->graph.nodes.items[own->node];
@@ -211,7 +204,6 @@ static bool choose(Clock *clock, uint32_t thread, Thread *own) {
     return host_pass(clock, thread, next.node, KIND_backward);
 }
 
-/* One thing that an autograd thread does; says whether it pauses. */
 bool autograd_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     switch (own->state) {

@@ -34,7 +34,6 @@ static bool occupy(Clock *clock, const Operation *operation, Turn turn) {
     return true;
 }
 
-/* Starts an operation whose engines it has. */
 static void start(Clock *clock, uint32_t place) {
     Operation *operation = &clock->operations.items[place];
     Time end = clock->now + operation->duration;

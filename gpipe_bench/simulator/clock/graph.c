@@ -16,13 +16,11 @@ void graph_rewind(Clock *clock) {
     }
 }
 
-/* The sequence number of a node. */
 int64_t node_rank(const Clock *clock, const Node *node) {
     bool of_worker = clock->input->workers && (node->kind == NODE_task || node->kind == NODE_checkpoint);
     return node->rank + (of_worker ? 0 : clock->graph.first_rank);
 }
 
-/* Frees all but the nodes. */
 void graph_forget(Clock *clock) {
     free(clock->graph.edges.items);
     free(clock->graph.actions.items);

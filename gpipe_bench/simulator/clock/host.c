@@ -8,7 +8,6 @@ const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j) {
     return input->works + (input->class_of[i] * input->partitions + j) * WORK_columns;
 }
 
-/* The partition where a copy begins. */
 static uint32_t source_of(const Clock *clock, const Node *node) {
     return node->kind == NODE_portal ? (uint32_t)clock->input->skip_source[node->skip] : node->j - 1u;
 }
@@ -26,7 +25,6 @@ void host_wait(Clock *clock, const Node *node, bool back) {
     stream_wait(clock, computes ? peer : node->stream, computes ? node->stream : peer);
 }
 
-/* The row of a transfer in the columns called way. */
 static int64_t way_of(const Clock *clock, const Node *node, bool back) {
     const Input *input = clock->input;
     int64_t class = input->class_of[node->i];
@@ -35,7 +33,6 @@ static int64_t way_of(const Clock *clock, const Node *node, bool back) {
     return 2 * (class * input->partitions + node->j) + back;
 }
 
-/* Whether any gradients are copied back by a node. */
 bool host_returns(const Clock *clock, uint32_t node) {
     return clock->input->way_tensors[way_of(clock, &clock->graph.nodes.items[node], true)] > 0;
 }
@@ -147,7 +144,6 @@ static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool ba
     return host_spends(clock, thread, ends[0], host_ns);
 }
 
-/* Issues a computation or transfer at once; says whether the thread pauses. */
 static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     if (kind >= KIND_copy)
         return issue_transfer(clock, thread, node, (kind - KIND_copy) % 2);
@@ -191,7 +187,6 @@ static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32
     return issue_now(clock, thread, node, kind);
 }
 
-/* What a computation asks of memory. */
 static int request_pass(Clock *clock, const Node *node, int kind) {
     int32_t i = (int32_t)node->i, j = (int32_t)node->j;
     int open = node->single ? FORWARD_TIED : FORWARD_OPEN;
@@ -205,7 +200,6 @@ static int request_pass(Clock *clock, const Node *node, int kind) {
     }
 }
 
-/* A computation of a task; says whether the thread pauses. */
 bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     const Node *task = &clock->graph.nodes.items[node];
     if (clock->memory && host_requested(clock, request_pass(clock, task, kind)))
@@ -264,7 +258,6 @@ static uint32_t runs_on(const Clock *clock, const Record *record) {
     return onwards ? source_of(clock, node) : node->j;
 }
 
-/* The device that runs a task, for a copy the one that sends. */
 int32_t host_device(const Clock *clock, const Record *record) {
     return clock->input->device_of[runs_on(clock, record)];
 }

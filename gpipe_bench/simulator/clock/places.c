@@ -83,7 +83,6 @@ uint32_t copying(Clock *clock, uint32_t i, uint32_t j) {
     return copy_stream(clock, i, j);
 }
 
-/* Whether anything is copied between two partitions. */
 bool moves(const Clock *clock, uint32_t source, uint32_t target) {
     const Input *input = clock->input;
     return input->device_of[source] != input->device_of[target] ||

@@ -93,7 +93,6 @@ static void take_flat(Recorder *recorder, uint32_t i, Skips skips) {
         take(recorder, *producer_of(recorder, i, skips, one));
 }
 
-/* Whether a micro-batch or one of some skips has a graph. */
 static bool has_graph(Recorder *recorder, uint32_t i, Skips skips) {
     bool found = false;
     for (int32_t one = -1; one < skips.count; one++)
@@ -118,7 +117,6 @@ static uint32_t pass(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, 
     return node;
 }
 
-/* What the calling thread does next. */
 static void act(Recorder *recorder, uint32_t node, bool collects) {
     PUSH(recorder->graph->actions, node << 1 | collects);
 }

@@ -17,7 +17,6 @@ enum { ARRIVE, AWAIT, ENTER, BACKWARD, LEAVE, SEND, SEND_BACK };
 /* Whose messages: of the partition before, or gradients. */
 enum { FORWARD_MESSAGES, GRADIENTS };
 
-/* Makes room for messages. */
 void schedule_start(Clock *clock) {
     const Input *input = clock->input;
     Schedule *schedule = &clock->schedule;
@@ -32,7 +31,6 @@ void schedule_free(Clock *clock) {
     free(clock->schedule.awaited);
 }
 
-/* Begins all lists. */
 void schedule_begin(Clock *clock) {
     const Input *input = clock->input;
     Schedule *schedule = &clock->schedule;
@@ -52,13 +50,11 @@ void schedule_begin(Clock *clock) {
 
 /* --- messages ----------------------------------------------------------------------------------------------------- */
 
-/* The place of the messages of (i, j). */
 static int64_t cell_of(const Clock *clock, int way, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     return (way * input->microbatches + i) * input->partitions + j;
 }
 
-/* Whether all messages to (i, j) have come. */
 static bool complete(const Clock *clock, int way, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     int32_t skips = input->portals ? input->incoming_first[j + 1] - input->incoming_first[j] : 0;
@@ -75,7 +71,6 @@ static bool await(Clock *clock, uint32_t thread, int way, uint32_t i, uint32_t j
     return thread_pause(clock, thread, NEVER);
 }
 
-/* A message comes to (i, j). */
 static void deliver(Clock *clock, int way, uint32_t i, uint32_t j) {
     Schedule *schedule = &clock->schedule;
     schedule->arrived[cell_of(clock, way, i, j)]++;
@@ -205,7 +200,6 @@ static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uin
     }
 }
 
-/* One thing that a thread does of its list. */
 static bool perform(Clock *clock, uint32_t thread, Thread *own) {
     const Input *input = clock->input;
     uint32_t i = (uint32_t)input->action_i[own->next], j = (uint32_t)input->action_j[own->next];

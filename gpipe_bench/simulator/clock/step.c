@@ -10,7 +10,6 @@ enum { TAKE, ISSUED };
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */
 
-/* Lets a thread go on now. */
 void thread_resume(Clock *clock, uint32_t thread) {
     agenda_add(clock, clock->now, SUBJECT_THREAD, thread);
 }
@@ -21,7 +20,6 @@ bool thread_pause(Clock *clock, uint32_t thread, Time until) {
     return true;
 }
 
-/* Hands a task to its worker. */
 static void submit(Clock *clock, uint32_t node) {
     uint32_t worker = clock->workers[clock->graph.nodes.items[node].j];
     Inbox *inbox = &clock->inboxes[worker];
@@ -57,7 +55,6 @@ static bool worker_step(Clock *clock, uint32_t thread) {
 
 /* --- the calling thread ------------------------------------------------------------------------------------------- */
 
-/* Begins a step, if there is another. */
 static bool begin_step(Clock *clock, Thread *own) {
     if (clock->step == clock->input->steps)
         return thread_pause(clock, 0, NEVER);
@@ -70,7 +67,6 @@ static bool begin_step(Clock *clock, Thread *own) {
     return false;
 }
 
-/* Takes the result of a task. */
 static bool collect(Clock *clock, uint32_t node) {
     const Node *task = &clock->graph.nodes.items[node];
     if (clock->memory)
@@ -78,7 +74,6 @@ static bool collect(Clock *clock, uint32_t node) {
     return false;
 }
 
-/* One thing that the calling thread does in the forward pass. */
 static bool act(Clock *clock, Thread *own) {
     const Graph *graph = &clock->graph;
     if (own->next == graph->actions.count) {
@@ -135,7 +130,6 @@ static bool update(Clock *clock, Thread *own) {
     return clock->memory && host_requested(clock, memory_update(clock->memory));
 }
 
-/* One thing that the calling thread does; says whether it pauses. */
 static bool caller_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     switch (own->state) {
@@ -154,7 +148,6 @@ static bool caller_step(Clock *clock, uint32_t thread) {
 
 /* --- the loop ----------------------------------------------------------------------------------------------------- */
 
-/* Runs a thread until it pauses. */
 static void run_thread(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     own->until = NEVER;
@@ -165,7 +158,6 @@ static void run_thread(Clock *clock, uint32_t thread) {
         agenda_add(clock, own->until, SUBJECT_THREAD, thread);
 }
 
-/* Runs until nothing is left to do, or a device is full. */
 void clock_loop(Clock *clock) {
     while (!clock->full) {
         if (clock->ready.count && agenda_over(clock)) {
@@ -186,7 +178,6 @@ void clock_loop(Clock *clock) {
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
-/* Makes the threads: the calling one, workers, those of autograd, those of lists. */
 static void start_threads(Clock *clock) {
     uint32_t n = (uint32_t)clock->input->partitions, devices = autograd_threads(clock);
     uint32_t lists = (uint32_t)clock->input->lists;
@@ -249,7 +240,6 @@ void clock_free(Clock *clock) {
 
 /* --- results ------------------------------------------------------------------------------------------------------ */
 
-/* How many streams there are. */
 int64_t clock_streams(const Clock *clock) {
     return clock->streams.count;
 }

@@ -8,7 +8,6 @@
 
 /* --- lists -------------------------------------------------------------------------------------------------------- */
 
-/* Appends a subject to a list. */
 static void append(Clock *clock, List *list, uint32_t subject) {
     int32_t place;
     TAKE_PLACE(clock->links, next, place);
@@ -20,7 +19,6 @@ static void append(Clock *clock, List *list, uint32_t subject) {
     list->last = (uint32_t)place;
 }
 
-/* Takes the first subject out of a list that has one. */
 static uint32_t take_first(Clock *clock, List *list) {
     uint32_t place = list->first;
     list->first = clock->links.items[place].next;
@@ -30,7 +28,6 @@ static uint32_t take_first(Clock *clock, List *list) {
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
 
-/* A place for a new operation. */
 static uint32_t operation_new(Clock *clock) {
     int32_t place;
     TAKE_PLACE(clock->operations, queued, place);
@@ -45,7 +42,6 @@ static uint32_t operation_new(Clock *clock) {
     return (uint32_t)place;
 }
 
-/* Whether an operation has not ended. */
 static inline bool runs(const Clock *clock, OperationRef found) {
     return found.place != NONE && clock->operations.items[found.place].number == found.number;
 }
@@ -60,7 +56,6 @@ static void follow(Clock *clock, uint32_t leader, uint32_t follower) {
     clock->operations.items[follower].missing++;
 }
 
-/* Lets a thread go on when an operation starts. */
 void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread) {
     uint32_t *place = &clock->operations.items[operation].starter;
     while (*place != NONE)
@@ -71,7 +66,6 @@ void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread) {
 
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
-/* Adds a stream of a device; gives its number. */
 uint32_t stream_add(Clock *clock, uint32_t device) {
     PUSH(clock->streams, (Stream){.tail = {NONE, 0}, .queued = {NONE, NONE}});
     PUSH(clock->device_of, device);
@@ -89,7 +83,6 @@ static OperationRefs *pending(Clock *clock, Stream *stream) {
     return awaited;
 }
 
-/* Whether an operation is among others. */
 static bool among(const OperationRefs *others, OperationRef found) {
     for (int64_t place = 0; place < others->count; place++)
         if (others->items[place].number == found.number)

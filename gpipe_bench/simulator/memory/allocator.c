@@ -63,7 +63,6 @@ static void join(Allocators *all, int32_t first, int32_t second) {
     LEAVE_PLACE(all->blocks, after, second);
 }
 
-/* Make a block free; it merges with free neighbours. */
 static void give(Allocators *all, int32_t block) {
     Block *blocks = all->blocks.items;
     Pool *pool = &all->pools[blocks[block].pool];
@@ -112,7 +111,6 @@ static int32_t take(Allocators *all, Pool *pool, int64_t place, uint32_t units) 
 
 /* --- segments ----------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the segment that is made for a block of `size`. */
 static int64_t segment_length(int64_t size) {
     if (size <= SMALL)
         return SMALL_SEGMENT;
@@ -200,7 +198,6 @@ static int32_t pool_of(int32_t stream, uint32_t units) {
     return 2 * stream + (units * UNIT > SMALL);
 }
 
-/* Count what is in use, and the most so far. */
 static void count(MemoryUse *use, int64_t live, int64_t allocated) {
     use->live += live;
     use->allocated += allocated;

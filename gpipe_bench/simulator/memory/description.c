@@ -16,7 +16,6 @@ static int64_t number(Reader *reader) {
     return 0;
 }
 
-/* How many of something follow. */
 static int64_t counted(Reader *reader) {
     int64_t count = number(reader);
     if (count >= 0 && count <= reader->end - reader->next)

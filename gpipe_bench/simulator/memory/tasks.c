@@ -11,7 +11,6 @@ static const Way FORWARD = {0};
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* Whether a place is the first one with its name. */
 static int is_first(Numbers names, int64_t place) {
     for (int64_t before = 0; before < place; before++)
         if (names.items[before] == names.items[place])
