@@ -201,7 +201,6 @@ typedef struct {
 } Graph;
 
 void record_program(Clock *clock);
-void record_cells(Clock *clock);
 void graph_rewind(Clock *clock);
 void graph_forget(Clock *clock);
 int64_t node_rank(const Clock *clock, const Node *node);

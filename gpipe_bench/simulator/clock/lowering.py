@@ -10,7 +10,7 @@ from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.simulator.clock.latency import latencies
 from gpipe_bench.simulator.clock.list_rows import chosen_schedule, list_rows, lists_of, reversed_lists
-from gpipe_bench.simulator.clock.program_rows import program_rows
+from gpipe_bench.simulator.clock.program_rows import cell_rows, program_rows
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import filled
 from gpipe_bench.simulator.clock.transfers import Transfers
@@ -128,7 +128,7 @@ class Lowered:
             "skips": len(work.skips),
             "steps": settings.steps,
             "forward_program": self._schedule is None,
-            "clock_cycle": settings.components.clock_cycle,
+            "clock_cycle": self._schedule is None and settings.components.clock_cycle,
             "updates": min(len(work.optimizer), work.n),
             "loss_ns": work.loss.duration_ns,
             "loss_launches": work.loss.launches,
@@ -155,7 +155,7 @@ class Lowered:
             groups = (0,) * self._work.n
         if self._schedule is not None:
             lists, ahead = lists_of(self._schedule, self._rows, groups, ahead)
-            return {"sort_of": (), "steps_of": (), **list_rows(lists)}, ahead
+            return cell_rows(self._plan, lists) | list_rows(lists), ahead
         lists = reversed_lists(self._plan, groups) if self._settings.backward == "scheduled" else []
         return program_rows(self._plan) | list_rows(lists), ahead
 

@@ -12,9 +12,10 @@ from functools import partial
 from typing import cast
 
 from gpipe_bench.program import PHASES, Lanes, Plan
+from gpipe_bench.schedules import Action
 from gpipe_bench.simulator.clock.shared import STEPS
 
-__all__ = ["program_rows"]
+__all__ = ["cell_rows", "program_rows"]
 
 
 class _Steps:
@@ -32,17 +33,43 @@ class _Steps:
 
 def program_rows(plan: Plan[int]) -> dict[str, Sequence[int]]:
     """The columns of the forward program, see ``table.h``; skips of ``plan`` are numbers."""
-    sorts = [(i > 0, i < plan.m - 1, plan.checkpoints(i)) for i in range(plan.m)]
-    numbers = {sort: number for number, sort in enumerate(dict.fromkeys(sorts))}
-    steps = array("i")
-    for sort in numbers:
-        known: dict[tuple[bool, bool, bool], int] = {}
-        for j in range(plan.n):
-            key = (j > 0, j < plan.n - 1, bool(plan.arrivals.get(j)))
-            if key not in known:
-                known[key] = _steps(plan, sorts.index(sort), j)
-            steps.append(known[key])
-    return {"sort_of": array("i", map(numbers.__getitem__, sorts)), "steps_of": steps}
+    known: dict[tuple[bool, ...], int] = {}
+
+    def steps(i: int, j: int) -> int:
+        key = (i > 0, i < plan.m - 1, plan.checkpoints(i), j > 0, j < plan.n - 1, bool(plan.arrivals.get(j)))
+        if key not in known:
+            known[key] = _steps(plan, i, j)
+        return known[key]
+
+    return _rows(plan, [(i > 0, i < plan.m - 1, plan.checkpoints(i)) for i in range(plan.m)], steps)
+
+
+def cell_rows(plan: Plan[int], lists: Sequence[Sequence[Action]]) -> dict[str, Sequence[int]]:
+    """The same columns where lists of actions run the forward passes: copies, and what is recomputed."""
+    again: dict[int, set[int]] = {}
+    for actions in lists:
+        for _, i, j in (action for action in actions if action.kind == "R"):
+            again.setdefault(i, set()).add(j)
+
+    def steps(i: int, j: int) -> int:
+        names = {
+            "portal": plan.components.portals,
+            "copy": j > 0,
+            "checkpoint": plan.checkpoints(i) or j in again.get(i, ()),
+        }
+        return sum(1 << STEPS[name] for name, takes in names.items() if takes)
+
+    return _rows(plan, [(plan.checkpoints(i), frozenset(again.get(i, ()))) for i in range(plan.m)], steps)
+
+
+def _rows(plan: Plan[int], sorts: Sequence[object], steps: Callable[[int, int], int]) -> dict[str, Sequence[int]]:
+    """The columns from the sort of each micro-batch, and from what gives the steps of a task."""
+    first: dict[object, int] = {}
+    for i, sort in enumerate(sorts):
+        first.setdefault(sort, i)
+    numbers = {sort: number for number, sort in enumerate(first)}
+    found = (steps(i, j) for i in first.values() for j in range(plan.n))
+    return {"sort_of": array("i", map(numbers.__getitem__, sorts)), "steps_of": array("i", found)}
 
 
 def _steps(plan: Plan[int], i: int, j: int) -> int:

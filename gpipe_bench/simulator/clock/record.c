@@ -307,15 +307,18 @@ static void add_root(Recorder *recorder) {
     graph->nodes.count--;
 }
 
-/* Records a forward pass, phase by phase of each cycle. */
+/* Records a forward pass, phase by phase of each cycle; if lists of actions run it, its tasks and copies without a graph
+   between them. */
 void record_program(Clock *clock) {
     static void (*const phases[])(Recorder *, uint32_t, uint32_t, int32_t) = {fence, launch, leave};
     Recorder recorder = recorder_new(clock);
     const Input *input = clock->input;
     int64_t m = input->microbatches, n = input->partitions;
+    for (int64_t j = 0; j < n && !input->forward_program; j++)
+        copying(clock, (uint32_t)m - 1, (uint32_t)j);
     /* Without clock-cycles, each task is a cycle. */
     for (int64_t cycle = 0; cycle < (input->clock_cycle ? m + n - 1 : m * n); cycle++)
-        for (int phase = 0; phase < 3; phase++) {
+        for (int phase = 0; phase < (input->forward_program ? 3 : 2); phase++) {
             int64_t first = cycle < m ? 0 : cycle - m + 1, last = cycle < n ? cycle : n - 1;
             if (!input->clock_cycle)
                 first = last = cycle % n;
@@ -324,33 +327,6 @@ void record_program(Clock *clock) {
                 phases[phase](&recorder, (uint32_t)i, (uint32_t)j, input->steps_of[input->sort_of[i] * n + j]);
             }
         }
-    add_root(&recorder);
-    recorder_free(&recorder);
-}
-
-/* Makes the tasks and copies of a batch that lists of actions run, without a graph between them. */
-void record_cells(Clock *clock) {
-    Recorder recorder = recorder_new(clock);
-    const Input *input = clock->input;
-    uint32_t m = (uint32_t)input->microbatches;
-    for (uint32_t j = 0; j < input->partitions; j++)
-        copying(clock, m - 1, j);
-    bool *again = zeros(m * input->partitions, sizeof(bool));
-    for (int64_t action = 0; action < input->list_first[input->lists]; action++) {
-        int32_t i = input->action_i[action];
-        bool found = input->action_kind[action] == ACTION_R || i < input->checkpointed;
-        again[i * input->partitions + input->action_j[action]] |= found;
-    }
-    for (uint32_t i = 0; i < m; i++)
-        for (uint32_t j = 0; j < input->partitions; j++) {
-            Skips skips = incoming(input, j);
-            for (int32_t one = 0; input->portals && one < skips.count; one++)
-                step_portal(&recorder, i, j, skips.items[one]);
-            if (j)
-                step_copy(&recorder, i, j);
-            step_launch(&recorder, i, j, again[i * input->partitions + j]);
-        }
-    free(again);
     add_root(&recorder);
     recorder_free(&recorder);
 }

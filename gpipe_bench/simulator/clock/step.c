@@ -207,10 +207,7 @@ Clock *clock_new(const Input *input) {
     clock->inboxes = zeros(input->partitions, sizeof(Inbox));
     for (int64_t worker = 0; worker < input->partitions; worker++)
         clock->inboxes[worker].asleep = true;
-    if (input->forward_program)
-        record_program(clock);
-    else
-        record_cells(clock);
+    record_program(clock);
     return clock;
 }
 

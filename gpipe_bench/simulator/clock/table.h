@@ -31,7 +31,7 @@ NUMBER(skips)
 NUMBER(buses)
 NUMBER(steps)              /* of training */
 NUMBER(forward_program)    /* 0: lists of actions run the forward passes, too */
-NUMBER(clock_cycle)
+NUMBER(clock_cycle)        /* of the forward program */
 NUMBER(lists)              /* of actions, each of a thread; 0: autograd runs the backward pass */
 NUMBER(latency_count)
 NUMBER(updates)            /* partitions with an optimizer */
@@ -86,7 +86,7 @@ COLUMN(int32_t, way_bus)        /* or -1 */
 COLUMN(int32_t, way_staged)     /* first of `staged_ns`: for each tensor the way to the host and the way from it */
 COLUMN(int64_t, staged_ns)
 
-/* The forward program: the sort of each micro-batch; by sort and partition, the steps of a task, a bit each. */
+/* Forward passes: the sort of each micro-batch; by sort and partition, the steps of a task, a bit each. */
 COLUMN(int32_t, sort_of)
 COLUMN(int32_t, steps_of)
 

@@ -90,6 +90,37 @@ int memory_update(Memory *memory) {
     return MEMORY_OK;
 }
 
+/* --- gradients of parameters ---------------------------------------------------------------------------------------- */
+
+Way backward_way(const Memory *memory, const Back *back, const Partition *partition, int is_open) {
+    Way way = {.is_open = is_open, .keeps = memory->given.published && !is_open};
+    way.is_made = partition->own == NULL && memory->given.is_static && back->made.count;
+    way.is_summed = is_open && partition->is_alone && !memory->given.scheduled && !memory->given.published;
+    return way;
+}
+
+int make_gradients(Memory *memory, const Back *back, int64_t j, Way way) {
+    Partition *partition = &memory->partitions[j];
+    if (partition->own != NULL) {
+        partition->is_alone = 0;
+        return MEMORY_OK;
+    }
+    int64_t made = way.is_made ? back->made.count : 0, missing = memory->given.is_static ? partition->gradients : 0;
+    for (int64_t place = 0; place < made; place++)
+        missing -= requested(&memory->all, memory->table[back->made.items[place]]);
+    Row *own = partition->own = new_row(made + (missing > 0));
+    for (int64_t place = 0; place < made; place++)
+        own->items[place] = memory->table[back->made.items[place]];
+    if (missing > 0) {
+        /* Gradients that were no blocks of the backward pass, such as copies of views. */
+        own->items[made] = new_on(memory, j, missing);
+        if (own->items[made] == NONE)
+            return MEMORY_FULL;
+    }
+    partition->is_alone = way.is_open;
+    return MEMORY_OK;
+}
+
 /* --- loss --------------------------------------------------------------------------------------------------------- */
 
 /* What the batch has come to: bytes of all outputs. */

@@ -139,6 +139,13 @@ typedef struct {
 /* Run the rows of a pass on the table of slots; MEMORY_FULL if the device is full. */
 int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way);
 
+/* How a backward pass is run. Where there is no checkpoint, autograd sums up gradients of several micro-batches before
+   any becomes a parameter's; those that are kept from step to step were summed up by older rules. */
+Way backward_way(const Memory *memory, const Back *back, const Partition *partition, int is_open);
+
+/* A step's first backward pass of a partition makes the gradients of its parameters. */
+int make_gradients(Memory *memory, const Back *back, int64_t j, Way way);
+
 /* Forget all that is known of tasks; what their blocks still take is in use for ever. */
 void forget_rows(Memory *memory);
 
