@@ -67,7 +67,7 @@ void places_free(Clock *clock) {
     free(clock->copy_streams);
 }
 
-/* The stream on which partition j copies micro-batch i, once it was handed out; its compute stream without copy streams. */
+/* The stream on which partition j copies micro-batch i, once it was handed out; else its compute stream. */
 uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     bool aside = input->copy_streams && input->has_streams;

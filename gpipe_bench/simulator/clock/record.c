@@ -10,30 +10,10 @@
 
    Which steps are taken gpipe_bench/program.py says: `steps_of` has those of each task. */
 
-#include "clock.h"
+#include "recorder.h"
 
 /* The first number of a thread that has made many nodes before. */
 #define MANY_NODES ((int64_t)1 << 40)
-
-/* What is known while a forward pass is recorded. NONE is a tensor without a graph, or no Fork. */
-typedef struct {
-    Clock *clock;
-    const Input *input;
-    Graph *graph;
-    uint32_t *carried;  /* producers of each micro-batch and of its skips, of the micro-batch first */
-    uint32_t *pending;  /* by micro-batch: a Fork whose phony the task still has to take */
-    uint32_t *forks;    /* by partition: the last one, whose phony a Join takes */
-    int32_t *counters;  /* nodes made by each worker */
-    int32_t made;       /* nodes made by the calling thread */
-    bool lists;         /* whether lists of actions run the backward pass */
-    bool any_checkpoint;
-} Recorder;
-
-/* The skips that a step concerns. */
-typedef struct {
-    const int32_t *items;
-    int32_t count;
-} Skips;
 
 static Skips skips_of(const int32_t *first, const int32_t *skips, uint32_t j) {
     return (Skips){skips + first[j], first[j + 1] - first[j]};
@@ -50,71 +30,6 @@ static Skips outgoing(const Input *input, uint32_t j) {
 /* Skips that travel to partition j in the tuple of their micro-batch. */
 static Skips riding(const Input *input, uint32_t j) {
     return input->portals ? (Skips){NULL, 0} : incoming(input, j);
-}
-
-/* --- nodes -------------------------------------------------------------------------------------------------------- */
-
-/* A new node, without consumers. Those of tasks get their rank later. */
-static uint32_t node_new(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, uint32_t stream) {
-    Graph *graph = recorder->graph;
-    assert(graph->nodes.count < 1 << NODE_BITS && graph->edges.count < NONE && recorder->made < INT32_MAX);
-    int32_t rank = kind == NODE_task || kind == NODE_checkpoint ? 0 : recorder->made++;
-    uint32_t first = (uint32_t)graph->edges.count;
-    PUSH(graph->nodes, (Node){.i = i, .j = j, .stream = stream, .kind = kind, .rank = rank, .first_edge = first});
-    return (uint32_t)graph->nodes.count - 1;
-}
-
-/* Makes the newest node a consumer of a producer, if it is not one yet. */
-static void take(Recorder *recorder, uint32_t producer) {
-    Graph *graph = recorder->graph;
-    const Node *newest = &graph->nodes.items[graph->nodes.count - 1];
-    /* All values of the loss differ. */
-    for (int64_t edge = newest->first_edge; newest->kind != NODE_loss && edge < graph->edges.count; edge++)
-        if (graph->edges.items[edge] == producer)
-            return;
-    if (producer != NONE)
-        PUSH(graph->edges, producer);
-}
-
-/* Makes the newest node the consumer of a Fork's phony, after all else that it takes. */
-static void take_lane(Recorder *recorder, uint32_t lane) {
-    if (lane != NONE)
-        PUSH(recorder->graph->edges, lane | LANE_BIT);
-}
-
-/* The producer of micro-batch i (-1), or of one of some skips. */
-static uint32_t *producer_of(Recorder *recorder, uint32_t i, Skips skips, int32_t one) {
-    return &recorder->carried[i * (1 + recorder->input->skips) + (one < 0 ? 0 : 1 + skips.items[one])];
-}
-
-/* Lets the newest node take a micro-batch and some skips. */
-static void take_flat(Recorder *recorder, uint32_t i, Skips skips) {
-    for (int32_t one = -1; one < skips.count; one++)
-        take(recorder, *producer_of(recorder, i, skips, one));
-}
-
-static bool has_graph(Recorder *recorder, uint32_t i, Skips skips) {
-    bool found = false;
-    for (int32_t one = -1; one < skips.count; one++)
-        found = found || *producer_of(recorder, i, skips, one) != NONE;
-    return found;
-}
-
-/* A micro-batch and some skips come from a node now. */
-static void put(Recorder *recorder, uint32_t i, uint32_t node, Skips skips) {
-    for (int32_t one = -1; one < skips.count; one++)
-        *producer_of(recorder, i, skips, one) = node;
-}
-
-/* A node through which a micro-batch and some skips go, if they have a graph, and the phony of a Fork. */
-static uint32_t pass(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, uint32_t stream, Skips skips,
-                     uint32_t lane) {
-    bool passed = has_graph(recorder, i, skips);
-    uint32_t node = node_new(recorder, kind, i, j, stream);
-    take_flat(recorder, i, skips);
-    take_lane(recorder, lane);
-    put(recorder, i, passed ? node : NONE, skips);
-    return node;
 }
 
 static void act(Recorder *recorder, uint32_t node, bool collects) {
@@ -144,18 +59,18 @@ static void step_join(Recorder *recorder, uint32_t i, uint32_t j) {
         return;
     }
     uint32_t stream = j ? copying(recorder->clock, i, j - 1) : recorder->clock->computing[0];
-    pass(recorder, NODE_join, i, j ? j - 1 : 0, stream, skips, phony);
+    graph_pass(recorder, NODE_join, i, j ? j - 1 : 0, stream, skips, phony);
 }
 
 static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip) {
     uint32_t source = (uint32_t)recorder->input->skip_source[skip];
     if (!moves(recorder->clock, source, j))
         return;
-    uint32_t *carried = producer_of(recorder, i, (Skips){&skip, 1}, 0);
-    uint32_t node = node_new(recorder, NODE_portal, i, j, arriving(recorder, i, source, j));
+    uint32_t *carried = graph_producer_of(recorder, i, (Skips){&skip, 1}, 0);
+    uint32_t node = graph_node_new(recorder, NODE_portal, i, j, arriving(recorder, i, source, j));
     recorder->graph->nodes.items[node].skip = (uint16_t)skip;
     act(recorder, node, false);
-    take(recorder, *carried);
+    graph_take(recorder, *carried);
     if (*carried != NONE)
         *carried = node;
     if (recorder->lists)
@@ -171,7 +86,7 @@ static void step_copy(Recorder *recorder, uint32_t i, uint32_t j) {
         lane = recorder->pending[i];
         recorder->pending[i] = NONE;
     }
-    uint32_t node = pass(recorder, NODE_copy, i, j, arriving(recorder, i, j - 1, j), skips, lane);
+    uint32_t node = graph_pass(recorder, NODE_copy, i, j, arriving(recorder, i, j - 1, j), skips, lane);
     act(recorder, node, false);
     if (recorder->lists)
         recorder->graph->copies[i * recorder->input->partitions + j] = node;
@@ -182,7 +97,7 @@ static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, b
     uint32_t stream = copying(recorder->clock, i, j);
     if (stream == recorder->clock->computing[j])
         return;
-    uint32_t node = pass(recorder, NODE_wait, i, j, stream, skips, NONE);
+    uint32_t node = graph_pass(recorder, NODE_wait, i, j, stream, skips, NONE);
     recorder->graph->nodes.items[node].arriving = arriving;
     act(recorder, node, false);
 }
@@ -208,15 +123,15 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
     bool tied = recorder->any_checkpoint && !has_graph(recorder, i, skips) && !input->published && !recorder->lists;
     bool single = learns && (checkpoint || tied);
     if (phony != NONE && (single || input->published)) {
-        join = node_new(recorder, NODE_join, i, j, compute);
-        take_lane(recorder, phony);
+        join = graph_node_new(recorder, NODE_join, i, j, compute);
+        graph_take_lane(recorder, phony);
     }
     uint32_t kind = checkpoint && learns ? NODE_checkpoint : NODE_task;
-    uint32_t node = node_new(recorder, kind, i, j, compute);
+    uint32_t node = graph_node_new(recorder, kind, i, j, compute);
     recorder->graph->nodes.items[node].rank = task_rank(recorder, i, j, single);
     recorder->graph->nodes.items[node].single = single;
-    take_flat(recorder, i, skips);
-    take(recorder, join);
+    graph_take_flat(recorder, i, skips);
+    graph_take(recorder, join);
     *task_of(recorder, i, j) = node;
     act(recorder, node, false);
 }
@@ -224,14 +139,14 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
 static void step_collect(Recorder *recorder, uint32_t i, uint32_t j) {
     uint32_t node = *task_of(recorder, i, j);
     bool learns = host_work(recorder->clock, i, j)[WORK_learns];
-    put(recorder, i, learns ? node : NONE, outgoing(recorder->input, j));
+    graph_put(recorder, i, learns ? node : NONE, outgoing(recorder->input, j));
     act(recorder, node, true);
 }
 
 static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j) {
     if (recorder->lists || recorder->graph->nodes.items[*task_of(recorder, i, j)].kind != NODE_checkpoint)
         return;
-    pass(recorder, NODE_recompute, i, j, leaving(recorder->clock, i, j), outgoing(recorder->input, j), NONE);
+    graph_pass(recorder, NODE_recompute, i, j, leaving(recorder->clock, i, j), outgoing(recorder->input, j), NONE);
 }
 
 /* There is none where no gradient will ever pass. */
@@ -239,7 +154,7 @@ static void step_fork(Recorder *recorder, uint32_t i, uint32_t j) {
     if (recorder->lists || !host_work(recorder->clock, i, j)[WORK_learns])
         return;
     uint32_t stream = leaving(recorder->clock, i, j);
-    recorder->forks[j] = pass(recorder, NODE_fork, i, j, stream, outgoing(recorder->input, j), NONE);
+    recorder->forks[j] = graph_pass(recorder, NODE_fork, i, j, stream, outgoing(recorder->input, j), NONE);
 }
 
 /* The phases of a cycle. `steps`: those that the program takes for the task, a bit each; in this order. */
@@ -300,14 +215,14 @@ static void add_root(Recorder *recorder) {
     const Input *input = recorder->input;
     Graph *graph = recorder->graph;
     uint32_t last = (uint32_t)input->partitions - 1, stream = recorder->clock->computing[last];
-    graph->root = node_new(recorder, NODE_loss, 0, last, stream);
+    graph->root = graph_node_new(recorder, NODE_loss, 0, last, stream);
     for (int64_t i = 0; i < input->microbatches; i++)
-        take_flat(recorder, (uint32_t)i, (Skips){NULL, 0});
+        graph_take_flat(recorder, (uint32_t)i, (Skips){NULL, 0});
     PUSH(graph->nodes, (Node){.first_edge = (uint32_t)graph->edges.count});
     graph->nodes.count--;
 }
 
-/* Records a forward pass, phase by phase of each cycle; if lists of actions run it, its tasks and copies without a graph
+/* Records a forward pass, phase by phase of each cycle. If lists of actions run it, its tasks and copies have no graph
    between them. */
 void record_program(Clock *clock) {
     static void (*const phases[])(Recorder *, uint32_t, uint32_t, int32_t) = {fence, launch, leave};

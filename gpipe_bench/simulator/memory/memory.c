@@ -90,7 +90,7 @@ int memory_update(Memory *memory) {
     return MEMORY_OK;
 }
 
-/* --- gradients of parameters ---------------------------------------------------------------------------------------- */
+/* --- gradients of parameters -------------------------------------------------------------------------------------- */
 
 Way backward_way(const Memory *memory, const Back *back, const Partition *partition, int is_open) {
     Way way = {.is_open = is_open, .keeps = memory->given.published && !is_open};
