@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
-from typing import Any, Final, NamedTuple, Protocol, overload
+from typing import Any, Final, NamedTuple, Protocol
 
 from gpipe_bench.simulator.clock.shared import KINDS
 from gpipe_bench.timeline import TimelineEvent
@@ -94,19 +94,15 @@ class Tasks(Sequence[Task]):
                 issue, start, end, nbytes, i, j, device, kind, aside = row
                 yield Task(KINDS[kind], i, j, device, "copy" if aside else "compute", issue, start, end, nbytes)
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [*self][index]
+        number = range(self._first, self._last)[index]
+        return next(iter(Tasks(self._source, number, number + 1)))
 
-    @overload
-    def __getitem__(self, index: slice) -> Tasks: ...
-
-    def __getitem__(self, index: int | slice) -> Task | Tasks:
-        chosen = range(self._first, self._last)[index]
-        if isinstance(chosen, int):
-            return next(iter(Tasks(self._source, chosen, chosen + 1)))
-        if chosen.step != 1:
-            raise ValueError(f"a slice of tasks must have step 1, got {chosen.step}; make a list first")
-        return Tasks(self._source, chosen.start, max(chosen.stop, chosen.start))
+    def last(self, count: int) -> Tasks:
+        """The last tasks, so many."""
+        return Tasks(self._source, self._last - count, self._last)
 
     def busy(self, start_ns: int, end_ns: int) -> list[Busy]:
         """The use of each device from one time to another by these tasks."""
@@ -133,13 +129,7 @@ class Timeline(Sequence[TimelineEvent]):
     def __hash__(self) -> int:
         return hash((len(self), self._zero_ns))
 
-    @overload
-    def __getitem__(self, index: int) -> TimelineEvent: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[TimelineEvent]: ...
-
-    def __getitem__(self, index: int | slice) -> TimelineEvent | list[TimelineEvent]:
+    def __getitem__(self, index: Any) -> Any:
         return self._events[index]
 
     def busy(self, length_ns: int) -> list[Busy]:

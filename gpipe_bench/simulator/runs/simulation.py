@@ -166,7 +166,7 @@ def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
     start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
     # A single step ends when the device is idle, with the update; others with what the next ones wait for.
     end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
-    tasks = run.issued[len(run.issued) // count * (count - steps) :]
+    tasks = run.issued.last(len(run.issued) // count * min(steps, count))
     return Timeline(tasks, start_ns), (end_ns - start_ns) / 1e3
 
 
