@@ -137,7 +137,7 @@ class BothMemories:
         self._both("collected", (node.i, node.j), lambda: self._python.collected(node))
 
     def backward(self, node) -> None:
-        self._both("backward", (node.i, node.j), lambda: self._python.backward(node))
+        self._both("backward", (node.i, node.j, 0), lambda: self._python.backward(node))
 
     def transfer(self, node, *, back: bool) -> None:
         sending, receiving = (node.stream, node.peer) if back else (node.peer, node.stream)

@@ -138,8 +138,8 @@ def test_the_two_halves_of_a_backward_pass(native):
     assert live("forward", 0, 0, 0) == batch + 30 + 100
     memory.call("collected", 0, 0)
     assert live("microbatch_loss", 0) == batch + 30 + 100
-    assert live("backward_inputs", 0, 0) == batch + 20 + 7 + 3 + 100
-    assert live("backward_weights", 0, 0) == batch + 5
+    assert live("backward", 0, 0, 1) == batch + 20 + 7 + 3 + 100
+    assert live("backward", 0, 0, 2) == batch + 5
     assert live("update") == batch + 5
     assert live("next_step") == batch
 
@@ -157,9 +157,9 @@ def test_what_returns_from_the_first_half_lives_until_both_have_let_go_of_it(nat
         return memory.uses()[0][0]
 
     # The batch, the graph of the first partition, and of the second 1, 3 and 4, and the gradient of its output.
-    assert live("backward_inputs", 0, 1) == 7 + 30 + 20 + 7 + 3 + 100
-    assert live("backward_weights", 0, 1) == 7 + 30 + 7 + 5
-    assert live("backward", 0, 0) == 7 + 5 + 5
+    assert live("backward", 0, 1, 1) == 7 + 30 + 20 + 7 + 3 + 100
+    assert live("backward", 0, 1, 2) == 7 + 30 + 7 + 5
+    assert live("backward", 0, 0, 0) == 7 + 5 + 5
 
 
 def test_a_task_that_cannot_be_split_does_all_in_the_first_half(native):
@@ -169,10 +169,10 @@ def test_a_task_that_cannot_be_split_does_all_in_the_first_half(native):
     places = Places((0,), copy_streams=False, transfer="direct")
     work = workload(1, [one], static=(StaticMemory(gradients=5),))
     memory = NativeMemory(native, work, places, ScriptedClock(), capacity=0, riding=False)
-    for call in (("start",), ("forward", 0, 0, 0), ("collected", 0, 0), ("loss",), ("backward_inputs", 0, 0)):
+    for call in (("start",), ("forward", 0, 0, 0), ("collected", 0, 0), ("loss",), ("backward", 0, 0, 1)):
         memory.call(*call)
     assert memory.uses()[0][0] == 7 + 5
-    memory.call("backward_weights", 0, 0)
+    memory.call("backward", 0, 0, 2)
     assert memory.uses()[0][0] == 7 + 5
 
 
@@ -180,10 +180,10 @@ def test_a_task_that_is_not_split_does_all_at_once(native):
     work = workload(1, [task(input_bytes=(1000,), output_bytes=(100,), graph_memory=(MemoryOp("alloc", 0, 10),))])
     places = Places((0,), copy_streams=False, transfer="direct")
     memory = NativeMemory(native, work, places, ScriptedClock(), capacity=0, riding=False)
-    for call in (("start",), ("forward", 0, 0, 0), ("collected", 0, 0), ("loss",), ("backward_inputs", 0, 0)):
+    for call in (("start",), ("forward", 0, 0, 0), ("collected", 0, 0), ("loss",), ("backward", 0, 0, 1)):
         memory.call(*call)
     assert memory.uses()[0][0] == 1000
-    memory.call("backward_weights", 0, 0)
+    memory.call("backward", 0, 0, 2)
     assert memory.uses()[0][0] == 1000
 
 

@@ -194,9 +194,7 @@ static int request_pass(Clock *clock, const Node *node, int kind) {
     switch (kind) {
     case KIND_forward: return memory_forward(clock->memory, i, j, node->kind == NODE_checkpoint ? closed : open);
     case KIND_recompute: return memory_recompute(clock->memory, i, j);
-    case KIND_backward_inputs: return memory_backward_inputs(clock->memory, i, j);
-    case KIND_backward_weights: return memory_backward_weights(clock->memory, i, j);
-    default: return memory_backward(clock->memory, i, j);
+    default: return memory_backward(clock->memory, i, j, kind - KIND_backward);
     }
 }
 

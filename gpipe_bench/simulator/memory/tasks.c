@@ -262,17 +262,12 @@ static int backward(Memory *memory, int64_t i, int64_t j, const Back *back, int 
     return MEMORY_OK;
 }
 
-int memory_backward(Memory *memory, int32_t i, int32_t j) {
-    return backward(memory, i, j, &kind_at(memory, i, j)->whole, 1, 1);
-}
-
-int memory_backward_inputs(Memory *memory, int32_t i, int32_t j) {
+int memory_backward(Memory *memory, int32_t i, int32_t j, int32_t part) {
     const Kind *kind = kind_at(memory, i, j);
-    const Back *back = kind->splits ? &kind->input_half : &kind->whole;
-    return backward(memory, i, j, back, 1, !kind->weight_half.rows.count);
-}
-
-int memory_backward_weights(Memory *memory, int32_t i, int32_t j) {
-    const Back *back = &kind_at(memory, i, j)->weight_half;
-    return back->rows.count ? backward(memory, i, j, back, 0, 1) : MEMORY_OK;
+    int has_weights = kind->weight_half.rows.count > 0;
+    if (part == BACKWARD_WEIGHTS)
+        return has_weights ? backward(memory, i, j, &kind->weight_half, 0, 1) : MEMORY_OK;
+    if (part == BACKWARD_INPUTS && kind->splits)
+        return backward(memory, i, j, &kind->input_half, 1, !has_weights);
+    return backward(memory, i, j, &kind->whole, 1, 1);
 }
