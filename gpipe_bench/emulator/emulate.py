@@ -39,7 +39,6 @@ from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from gpipe_bench.simulator.clock.run import DeviceMemory
 
 __all__ = ["Emulation", "emulate", "prepare"]
 
@@ -223,25 +222,10 @@ def _facts(work: Work, plan: Plan, hardware: Profile, batch_size: int) -> dict[s
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Peaks:
-    """Peaks of the devices, in bytes."""
-
-    peak_live_bytes: tuple[int, ...]
-    peak_allocated_bytes: tuple[int, ...]
-    peak_reserved_bytes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, memory: Sequence[DeviceMemory]) -> _Peaks:
-        """Those of the memory of a replay."""
-        columns = ("peak_live", "peak_allocated", "peak_reserved")
-        return cls(*(tuple(getattr(device, name) for device in memory) for name in columns))
-
-
 def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Sequence[int]) -> list[Emulation]:
     """The steps after the first."""
     marks = [place for place, row in enumerate(replayed.trace.rows) if row.kind == _MARK]
-    peaks, issued = _Peaks.of(replayed.memory), issued_rows(replayed)
+    issued = issued_rows(replayed)
     found = []
     for (before, after), (first, last) in zip(pairwise(replayed.marks), pairwise(marks), strict=True):
         own = (span for span in spans if first <= span.first < last)
@@ -250,10 +234,10 @@ def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Seq
             base,
             throughput_samples_per_s=base.settings["batch_size"] / length_us * 1e6,
             step_time_ms=length_us / 1e3,
-            devices=device_uses(peaks, EmulatedWork(events, used), length_us, used),
+            devices=device_uses(replayed, EmulatedWork(events, used), length_us, used),
             events=events,
-            peak_allocated_gib=sum(peaks.peak_allocated_bytes) / GIB,
-            peak_reserved_gib=sum(peaks.peak_reserved_bytes) / GIB,
+            peak_allocated_gib=sum(device.peak_allocated for device in replayed.memory) / GIB,
+            peak_reserved_gib=sum(device.peak_reserved for device in replayed.memory) / GIB,
         )
         found.append(replace(step, each=(step,)))
     return found

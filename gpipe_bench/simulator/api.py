@@ -24,10 +24,18 @@ from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.simulator.arguments import ScheduleLike, check_request
 from gpipe_bench.simulator.clock.list_rows import chosen_schedule
+from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.runs.events import Settings, run
-from gpipe_bench.simulator.runs.simulation import GIB, DeviceUse, Shortage, Simulation, device_uses, step_events
+from gpipe_bench.simulator.runs.simulation import (
+    GIB,
+    DeviceUse,
+    Shortage,
+    Simulation,
+    device_uses,
+    step_events,
+    summed_gib,
+)
 from gpipe_bench.simulator.workloads.build import Model, build_workload, microbatch_sizes
 from gpipe_bench.simulator.workloads.workload import Workload
 
@@ -198,8 +206,8 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
         microbatches=workload.m,
         devices=device_uses(done, *counted, done.devices),
         events=last[0],
-        peak_allocated_gib=_total_gib(done.peak_allocated_bytes),
-        peak_reserved_gib=_total_gib(done.peak_reserved_bytes),
+        peak_allocated_gib=summed_gib(done.peak_allocated_bytes),
+        peak_reserved_gib=summed_gib(done.peak_reserved_bytes),
         settings=facts,
     )
 
@@ -221,28 +229,28 @@ def _out_of_memory(
 
 def _shortage(workload: Workload, profile: Profile, settings: Settings, error: OutOfMemory) -> Shortage:
     """What the full device would have needed, found by runs without limit, in the step that failed."""
-    device, machine = error.device, HardwareMachine(profile)
+    machine = HardwareMachine(profile)
     machine.capacity_bytes = 0
-
-    def tensors(run_settings: Settings) -> int:
-        return run(workload, machine, replace(run_settings, tally=True)).peak_live_bytes[device]
-
-    failing = replace(settings, steps=1)
-    live = tensors(failing)
-    first = live > error.capacity or _is_full(workload, profile, failing)
+    first_step = replace(settings, steps=1)
+    needed = run(workload, machine, first_step).memory[error.device]
+    first = needed.peak_live > error.capacity or _is_full(workload, profile, first_step)
     state = 0
     if not first:
-        failing = settings
-        live = tensors(failing)
+        needed = run(workload, machine, settings).memory[error.device]
         places = settings.devices or range(workload.n)
-        state = sum(
-            sum(static.state) for place, static in zip(places, workload.static, strict=False) if place == device
-        )
-    shortage = Shortage(device, live / GIB, error.capacity / GIB, live / GIB, state / GIB, first_step=first)
-    if live > error.capacity:
-        return shortage
-    segments = run(workload, machine, failing).peak_reserved_bytes[device]
-    return replace(shortage, needed_gib=max(segments, error.reserved + error.needed) / GIB)
+        statics = (one for place, one in zip(places, workload.static, strict=False) if place == error.device)
+        state = sum(sum(static.state) for static in statics)
+    total = needed.peak_live
+    if total <= error.capacity:
+        total = max(needed.peak_reserved, error.reserved + error.needed)
+    return Shortage(
+        device=error.device,
+        needed_gib=total / GIB,
+        capacity_gib=error.capacity / GIB,
+        tensors_gib=needed.peak_live / GIB,
+        state_gib=state / GIB,
+        first_step=first,
+    )
 
 
 def _is_full(workload: Workload, profile: Profile, settings: Settings) -> bool:
@@ -252,7 +260,3 @@ def _is_full(workload: Workload, profile: Profile, settings: Settings) -> bool:
     except OutOfMemory:
         return True
     return False
-
-
-def _total_gib(values: tuple[int, ...]) -> float | None:
-    return sum(values) / GIB if values else None

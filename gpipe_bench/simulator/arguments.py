@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.simulator.clock.settings import BACKWARDS, FLAVOURS
+from gpipe_bench.simulator.clock.settings import CHOICES
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.precision import PRECISIONS
 from gpipe_bench.simulator.workloads.build import Model
@@ -23,14 +22,9 @@ __all__ = ["ScheduleLike", "check_request"]
 ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
 """A name, a schedule, or a list of ``(kind, i, j)`` for each device."""
 
-TRANSFERS: Final = ("direct", "host")
 _MOST_DEVICES: Final = 2**16
-
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "checkpoint": CHECKPOINT_MODES,
-    "backward": BACKWARDS,
-    "transfer": TRANSFERS,
-    "flavour": FLAVOURS,
+    **CHOICES,
     "optimizer": (*OPTIMIZERS, None),
     "precision": PRECISIONS,
 }

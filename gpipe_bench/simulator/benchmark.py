@@ -70,13 +70,6 @@ def _simulated(n: int, m: int) -> float:
     return _seconds(run, 1 if n * m > 2**17 else 3)
 
 
-def _sizes() -> Iterator[str]:
-    """A row for each size."""
-    for n, m in _SIZES:
-        seconds = _simulated(n, m)
-        yield f"| {n} | {m} | {seconds:.2f} | {seconds / (2 * n * m) * 1e6:.2f} |\n"
-
-
 def _predictions(times: int = 3) -> tuple[float, float]:
     """Seconds of the predictions from a cold start, and from traces on disk."""
     found = []
@@ -105,8 +98,9 @@ def _of_model(model: Model, n: int, m: int, cache: str) -> float:
     return _seconds(run, 1)
 
 
-def _targets() -> Iterator[str]:
-    """A row for each thing that has a target."""
+def _page(machine: str) -> Iterator[str]:
+    """The page, piece by piece."""
+    yield _HEAD.format(machine=f"{machine}, Python {platform.python_version()}")
     cold, warm = _predictions()
     yield f"| predictions of all published tables, nothing stored | 15 | {cold:.1f} |\n"
     yield f"| the same with traces and compiled modules on disk | 3 | {warm:.1f} |\n"
@@ -116,6 +110,10 @@ def _targets() -> Iterator[str]:
             seconds = _of_model(model, 64, 256, folder)
             what = ", ".join(f"{name} = {value}" for name, value in model.arguments.items())
             yield f"| `simulate()` of {model.name} ({what}), n = 64, m = 256, traces on disk | 2 | {seconds:.1f} |\n"
+    yield _TABLE.format(profile=_PROFILE.upper())
+    for n, m in _SIZES:
+        seconds = _simulated(n, m)
+        yield f"| {n} | {m} | {seconds:.2f} | {seconds / (2 * n * m) * 1e6:.2f} |\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -129,18 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--machine", default=platform.machine(), help="what the page calls this machine")
     chosen = parser.parse_args(arguments)
     page = ""
-
-    def add(text: str) -> None:
-        nonlocal page
+    for text in _page(chosen.machine):
         page += text
         print(text, end="", flush=True)
-
-    add(_HEAD.format(machine=f"{chosen.machine}, Python {platform.python_version()}"))
-    for line in _targets():
-        add(line)
-    add(_TABLE.format(profile=_PROFILE.upper()))
-    for line in _sizes():
-        add(line)
     if chosen.out is not None:
         write_files({chosen.out: page})
 

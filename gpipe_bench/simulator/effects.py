@@ -18,13 +18,13 @@ from gpipe_bench.components import Components
 from gpipe_bench.data import needed_checkout
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
+from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.fit import FITTED, with_shares
-from gpipe_bench.simulator.hardware.profile import Link, Profile, load_profile
+from gpipe_bench.simulator.hardware.profile import Profile, load_profile
 from gpipe_bench.simulator.published.runs import PublishedRuns
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
-from gpipe_bench.simulator.runs.events import Run, Settings, run
-from gpipe_bench.simulator.workloads.workload import MemoryOp, SplitWork, TaskWork, Workload
+from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload
 
 __all__ = [
     "COLUMNS",
@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-P = TypeVar("P", TaskWork, SplitWork)
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator.md"
 MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
@@ -78,20 +77,22 @@ class Mechanism:
     profile: Callable[[Profile], Profile] = _same
     work: Callable[[Workload], Workload] = _same
     settings: Callable[[Settings], Settings] = _same
-    metric: str = "peak_reserved_bytes"
+    metric: str = "peak_reserved"
 
 
 def _update(**values: object) -> Callable[[Profile], Profile]:
     return lambda profile: profile.model_copy(update=values)
 
 
-def _links(change: Callable[[Link], dict[str, float]], way: str = "") -> Callable[[Profile], Profile]:
-    """Other values of all links, or of the link of one way of the topology."""
+def _links(way: str = "", times: float = 1.0, **values: float) -> Callable[[Profile], Profile]:
+    """Other values, or times the latency, of all links or of the link of one way of the topology."""
 
     def changed(profile: Profile) -> Profile:
-        names = [getattr(profile.topology, way)] if way else profile.links
-        links = {name: profile.links[name].model_copy(update=change(profile.links[name])) for name in names}
-        return profile.model_copy(update={"links": {**profile.links, **links}})
+        links = dict(profile.links)
+        for name in [getattr(profile.topology, way)] if way else profile.links:
+            link = links[name]
+            links[name] = link.model_copy(update={"latency_us": times * link.latency_us, **values})
+        return profile.model_copy(update={"links": links})
 
     return changed
 
@@ -129,22 +130,16 @@ def without_scratch(work: Workload) -> Workload:
 def _scratch(factor: float) -> Callable[[Workload], Workload]:
     """Times as much scratch memory of kernels; with 0 they do not ask for any."""
 
-    def asked(one: MemoryOp) -> MemoryOp:
-        return one._replace(bytes=round(factor * one.bytes)) if one.kind == "scratch" else one
+    def scaled(rows: Sequence[MemoryOp]) -> tuple[MemoryOp, ...]:
+        kept = (one for one in rows if factor or one.kind != "scratch")
+        return tuple(one._replace(bytes=round(factor * one.bytes)) if one.kind == "scratch" else one for one in kept)
 
-    def scaled(part: P) -> P:
-        memories: dict[str, Any] = {}
-        for name in part.__slots__:
-            if name.endswith("_memory"):
-                asked_for = (one for one in getattr(part, name) if factor or one.kind != "scratch")
-                memories[name] = tuple(map(asked, asked_for))
-        return replace(part, **memories)
+    def changed(part: Any) -> Any:
+        memories = {name: scaled(getattr(part, name)) for name in part.__slots__ if name.endswith("_memory")}
+        inner = {name: changed(getattr(part, name)) for name in ("checkpointed", "split") if getattr(part, name, None)}
+        return replace(part, **memories, **inner)
 
-    def task_with(task: TaskWork) -> TaskWork:
-        again = task.checkpointed and task_with(task.checkpointed)
-        return replace(scaled(task), checkpointed=again, split=task.split and scaled(task.split))
-
-    return _tasks(task_with)
+    return _tasks(changed)
 
 
 def _set(**values: Any) -> Callable[[Settings], Settings]:
@@ -154,14 +149,14 @@ def _set(**values: Any) -> Callable[[Settings], Settings]:
 MECHANISMS: Final = (
     Mechanism("classes of kernels: one efficiency", _one_efficiency),
     Mechanism("class of wide filters: as matrix products", _no_wide_filters),
-    Mechanism("time of copies", _links(lambda _: {"gb_per_s": 1e6, "latency_us": 0.0})),
-    Mechanism("band: links of 9 GB/s", _links(lambda _: {"gb_per_s": 9.0}, "within")),
-    Mechanism("band: links of 13 GB/s", _links(lambda _: {"gb_per_s": 13.0}, "within")),
-    Mechanism("latency of links", _links(lambda _: {"latency_us": 0.0})),
-    Mechanism("band: twice the latency of links", _links(lambda link: {"latency_us": 2 * link.latency_us})),
+    Mechanism("time of copies", _links(gb_per_s=1e6, latency_us=0.0)),
+    Mechanism("band: links of 9 GB/s", _links("within", gb_per_s=9.0)),
+    Mechanism("band: links of 13 GB/s", _links("within", gb_per_s=13.0)),
+    Mechanism("latency of links", _links(latency_us=0.0)),
+    Mechanism("band: twice the latency of links", _links(times=2.0)),
     Mechanism("second socket: one link for all", _one_socket),
-    Mechanism("band: 5 GB/s across sockets", _links(lambda _: {"gb_per_s": 5.0}, "across")),
-    Mechanism("band: 8 GB/s across sockets", _links(lambda _: {"gb_per_s": 8.0}, "across")),
+    Mechanism("band: 5 GB/s across sockets", _links("across", gb_per_s=5.0)),
+    Mechanism("band: 8 GB/s across sockets", _links("across", gb_per_s=8.0)),
     Mechanism("host time per kernel", _update(launch_us=0.0)),
     Mechanism("band: 10 us of the host per kernel", _update(launch_us=10.0)),
     Mechanism("band: 18 us of the host per kernel", _update(launch_us=18.0)),
@@ -185,7 +180,7 @@ MECHANISMS: Final = (
     Mechanism("band: half of the scratch memory", work=_scratch(0.5)),
     Mechanism("band: twice the scratch memory", work=_scratch(2.0)),
     Mechanism("capacity of the devices", _update(memory_gib=1e4)),
-    Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated_bytes"),
+    Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated"),
 )
 """In the order of the table."""
 
@@ -203,7 +198,8 @@ class _Runs(PublishedRuns):
         settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory)
         settings = replace(self._mechanism.settings(settings), steps=enough_steps(settings, work.m * work.n))
         done = run(work, self.machine, settings)
-        return replace(done, peak_reserved_bytes=getattr(done, self._mechanism.metric))
+        metric = self._mechanism.metric
+        return replace(done, memory=tuple(one._replace(peak_reserved=getattr(one, metric)) for one in done.memory))
 
 
 def effects(profile: Profile, cache: Path | None = None) -> Iterator[tuple[str, dict[str, float | None]]]:
@@ -217,17 +213,19 @@ def effects(profile: Profile, cache: Path | None = None) -> Iterator[tuple[str, 
         (name, cell -> share); None where memory ran out.
     """
     whole = _values(Mechanism("nothing"), profile, cache)
-    rows = {(row.table, row.experiment): row for row in published_settings()}
-    published = {name: published_value(rows[cell[:2]], cell[2]) for name, cell in _CELLS.items()}
+    published = {name: published_value(_setting(cell), cell[2]) for name, cell in _CELLS.items()}
     yield "nothing: error of the simulator", _over(whole, published)
     for mechanism in MECHANISMS:
         yield mechanism.name, _over(_values(mechanism, profile, cache), whole)
 
 
+def _setting(cell: tuple[str, str, str]) -> Setting:
+    return next(row for row in published_settings() if (row.table, row.experiment) == cell[:2])
+
+
 def _values(mechanism: Mechanism, profile: Profile, cache: Path | None) -> dict[str, float | None]:
-    rows = {(row.table, row.experiment): row for row in published_settings()}
     runs = _Runs(mechanism, profile, cache)
-    outcomes = {cell[:2]: runs.outcome(rows[cell[:2]]).values for cell in _CELLS.values()}
+    outcomes = {cell[:2]: runs.outcome(_setting(cell)).values for cell in _CELLS.values()}
     return {name: outcomes[cell[:2]].get(cell[2]) for name, cell in _CELLS.items()}
 
 
@@ -273,12 +271,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help=f"put it into {DOCUMENT.name}")
     options = parser.parse_args(arguments)
-    if options.write:
-        try:
+    try:
+        if options.write:
             needed_checkout("effects --write")
-        except ConfigError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     made = table(dict(effects(load_profile("p40"))))
     if options.write:
         write_files({DOCUMENT: with_table(DOCUMENT.read_text(encoding="utf-8"), made)})

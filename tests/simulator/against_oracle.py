@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.schedule import checkpoint_stop
-from gpipe_bench.simulator.clock.run import run_on_clock
+from gpipe_bench.simulator.clock.run import run
 from tests.simulator.oracle.run import run_whole
 
 PEAKS = ("peak_live", "peak_allocated", "peak_reserved")
@@ -28,7 +28,7 @@ def by_oracle(work, machine, chosen):
 
 def by_clock(work, machine, chosen):
     try:
-        done = run_on_clock(work, machine, chosen)
+        done = run(work, machine, chosen)
     except OutOfMemory as error:
         return [], vars(error)
     memory = [getattr(done, f"{name}_bytes") for name in PEAKS] + [done.flushes]

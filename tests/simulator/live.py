@@ -6,9 +6,9 @@ import copy
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.measure.live_bytes import LiveBytes
+from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.effects import without_scratch
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.runs.events import Settings, run
 from gpipe_bench.simulator.workloads.build import build_workload
 from tests.simulator.support import Plain
 from tests.simulator.test_live_bytes import Loss

@@ -19,9 +19,7 @@ OPEN, TIED, CHECKPOINT = range(3)
 
 def library() -> ctypes.CDLL:
     """The library of clock and memory, with what only these tests call."""
-    found = compiled()
-    found.memory_requests.restype = ctypes.c_int64
-    return found
+    return compiled()
 
 
 class NativeMemory:
@@ -67,9 +65,6 @@ class NativeMemory:
         self._c.memory_shortage(self._memory, found)
         return tuple(found)
 
-    def requests(self) -> int:
-        return self._c.memory_requests(self._memory)
-
     def _recorded(self, _, stream: int, event: int) -> None:
         self._clock.record(stream, Event(_Passing(self, event)))
 
@@ -101,9 +96,6 @@ class BothMemories:
     @property
     def devices(self):
         return self._python.devices
-
-    def requests(self) -> int:
-        return self._native.requests()
 
     def _both(self, name: str, numbers: tuple[int, ...], call) -> None:
         native = self._native
@@ -145,7 +137,7 @@ class BothMemories:
         self._both("collected", (node.i, node.j), lambda: self._python.collected(node))
 
     def backward(self, node) -> None:
-        self._both("backward", (node.i, node.j), lambda: self._python.backward(node))
+        self._both("backward", (node.i, node.j, 0), lambda: self._python.backward(node))
 
     def transfer(self, node, *, back: bool) -> None:
         sending, receiving = (node.stream, node.peer) if back else (node.peer, node.stream)

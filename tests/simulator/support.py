@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.runs.events import Run, Settings
+from gpipe_bench.simulator.clock.run import Run, Settings
 from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, SplitWork, TaskWork, Workload
 
 MS = 1_000_000

@@ -15,7 +15,7 @@ from gpipe_bench.schedules import KINDS as ACTION_KINDS
 from gpipe_bench.simulator.clock import lowering
 from gpipe_bench.simulator.clock.program_rows import program_rows
 from gpipe_bench.simulator.clock.settings import Settings
-from gpipe_bench.simulator.clock.shared import ACTIONS, KINDS, STEP_BITS, STEPS, Input
+from gpipe_bench.simulator.clock.shared import ACTIONS, KINDS, STEPS, Input
 from gpipe_bench.timeline import KINDS as TIMELINE_KINDS
 from tests.simulator.support import Plain, task, workload
 
@@ -33,18 +33,23 @@ class Noted:
         return note
 
 
+PHASES = (("join", "portal", "copy"), ("await_copy", "launch"), ("collect", "await_compute", "recompute", "fork"))
+
+
 def expanded(plan):
     """The calls that rows stand for, as the clock repeats them."""
-    rows, names = program_rows(plan), list(STEPS)
-    tasks, found, place = rows["cycle_tasks"], [], 0
-    for size in rows["cycle_sizes"]:
-        cycle = [tuple(tasks[2 * (place + k) : 2 * (place + k) + 2]) for k in range(size)]
-        for phase, (i, j) in product(range(3), cycle):
-            first = 3 * (rows["script_of"][i] * plan.n + j) + phase
-            for step in rows["script"][rows["script_first"][first] : rows["script_first"][first + 1]]:
-                name = names[step % 2**STEP_BITS]
-                found.append((name, i, j, step >> STEP_BITS if name == "portal" else None))
-        place += size
+    rows, found = program_rows(plan), []
+    for cycle in plan.cycles():
+        for phase, (i, j) in product(PHASES, cycle):
+            bits = rows["steps_of"][rows["sort_of"][i] * plan.n + j]
+            steps = {name for name, place in STEPS.items() if bits & 1 << place}
+            for name in phase:
+                if name == "launch":
+                    found.append((name + "_checkpoint" * ("checkpoint" in steps), i, j, None))
+                elif name == "portal" and name in steps:
+                    found += [(name, i, j, skip) for skip in plan.arrivals[j]]
+                elif name == "collect" or name in steps:
+                    found.append((name, i, j, None))
     return found
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import MemoryOp
 from tests.project.tree import ROOT
 from tests.simulator.digests.commands import SAMPLES, lines_of

@@ -15,9 +15,9 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.measure.live_bytes import LiveBytes
+from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.effects import without_scratch
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.runs.events import Settings, run
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.skip import pop, skippable, stash
 from tests.simulator.support import Plain

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import MemoryOp, SkipWork, Workload, input_name
 from tests.simulator.oracle.allocator import MIB, OutOfMemory
 from tests.simulator.support import MS, Plain, task, workload

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.simulator.memory.description import VERSION, describe
+from gpipe_bench.simulator.memory.description import describe
 from gpipe_bench.simulator.memory.lowering import CODE_BITS, CODES, LoweredTask
 from gpipe_bench.simulator.workloads.workload import (
     Kernels,
@@ -46,10 +46,6 @@ def test_codes_are_those_of_the_rows_in_c():
         name: code for name, code in found.items() if name.startswith("ROW_")
     }
     assert f"#define CODE_BITS {CODE_BITS}\n" in (FOLDER / "state.h").read_text()
-
-
-def test_the_version_is_that_of_the_reader_in_c():
-    assert constants("description.c")["VERSION"] == str(VERSION)
 
 
 def test_a_pass_without_graph_gives_back_what_does_not_leave():
@@ -142,8 +138,8 @@ def test_the_two_halves_of_a_backward_pass(native):
     assert live("forward", 0, 0, 0) == batch + 30 + 100
     memory.call("collected", 0, 0)
     assert live("microbatch_loss", 0) == batch + 30 + 100
-    assert live("backward_inputs", 0, 0) == batch + 20 + 7 + 3 + 100
-    assert live("backward_weights", 0, 0) == batch + 5
+    assert live("backward", 0, 0, 1) == batch + 20 + 7 + 3 + 100
+    assert live("backward", 0, 0, 2) == batch + 5
     assert live("update") == batch + 5
     assert live("next_step") == batch
 
@@ -161,9 +157,9 @@ def test_what_returns_from_the_first_half_lives_until_both_have_let_go_of_it(nat
         return memory.uses()[0][0]
 
     # The batch, the graph of the first partition, and of the second 1, 3 and 4, and the gradient of its output.
-    assert live("backward_inputs", 0, 1) == 7 + 30 + 20 + 7 + 3 + 100
-    assert live("backward_weights", 0, 1) == 7 + 30 + 7 + 5
-    assert live("backward", 0, 0) == 7 + 5 + 5
+    assert live("backward", 0, 1, 1) == 7 + 30 + 20 + 7 + 3 + 100
+    assert live("backward", 0, 1, 2) == 7 + 30 + 7 + 5
+    assert live("backward", 0, 0, 0) == 7 + 5 + 5
 
 
 def test_a_task_that_cannot_be_split_does_all_in_the_first_half(native):
@@ -173,10 +169,10 @@ def test_a_task_that_cannot_be_split_does_all_in_the_first_half(native):
     places = Places((0,), copy_streams=False, transfer="direct")
     work = workload(1, [one], static=(StaticMemory(gradients=5),))
     memory = NativeMemory(native, work, places, ScriptedClock(), capacity=0, riding=False)
-    for call in (("start",), ("forward", 0, 0, 0), ("collected", 0, 0), ("loss",), ("backward_inputs", 0, 0)):
+    for call in (("start",), ("forward", 0, 0, 0), ("collected", 0, 0), ("loss",), ("backward", 0, 0, 1)):
         memory.call(*call)
     assert memory.uses()[0][0] == 7 + 5
-    memory.call("backward_weights", 0, 0)
+    memory.call("backward", 0, 0, 2)
     assert memory.uses()[0][0] == 7 + 5
 
 
@@ -184,10 +180,10 @@ def test_a_task_that_is_not_split_does_all_at_once(native):
     work = workload(1, [task(input_bytes=(1000,), output_bytes=(100,), graph_memory=(MemoryOp("alloc", 0, 10),))])
     places = Places((0,), copy_streams=False, transfer="direct")
     memory = NativeMemory(native, work, places, ScriptedClock(), capacity=0, riding=False)
-    for call in (("start",), ("forward", 0, 0, 0), ("collected", 0, 0), ("loss",), ("backward_inputs", 0, 0)):
+    for call in (("start",), ("forward", 0, 0, 0), ("collected", 0, 0), ("loss",), ("backward", 0, 0, 1)):
         memory.call(*call)
     assert memory.uses()[0][0] == 1000
-    memory.call("backward_weights", 0, 0)
+    memory.call("backward", 0, 0, 2)
     assert memory.uses()[0][0] == 1000
 
 

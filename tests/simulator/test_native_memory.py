@@ -37,7 +37,6 @@ ANY = st.builds(
     streams=st.sampled_from([True, True, False]),
     workers=BOOLEANS,
     left_out=st.sampled_from([*[frozenset()] * 3, *({name} for name in ("barrier", "rank", "zeros"))]).map(frozenset),
-    tally=st.sampled_from([*[False] * 4, True]),
     steps=st.integers(1, 3),
     backward=st.sampled_from(["autograd", "autograd", "scheduled"]),
 )

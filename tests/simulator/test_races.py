@@ -8,8 +8,8 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.clock.latency import latencies
+from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
-from gpipe_bench.simulator.runs.events import Settings, run
 from tests.simulator.support import Plain, task, workload
 from tests.simulator.test_lives import heavy
 

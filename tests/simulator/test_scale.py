@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.clock.run import run_on_clock
+from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
 from tests.simulator.support import Plain, task, workload
 
@@ -14,7 +14,7 @@ def entries(m, n, label):
     """How often the clock goes on to something else."""
     work = workload(m, [task()] * n, [(0, 1), (0, n - 1)])
     chosen = Settings(Components.from_label(label), "always")
-    return run_on_clock(work, Plain(), chosen).result.agenda_entries
+    return run(work, Plain(), chosen).agenda_entries
 
 
 @pytest.mark.parametrize("label", ["baseline", "dep-x-x", "dep-str-ptl"])

@@ -20,7 +20,7 @@ from gpipe_bench.schedules import (
     with_recomputation,
 )
 from gpipe_bench.simulator.clock.list_rows import lists_of
-from gpipe_bench.simulator.clock.run import run_on_clock
+from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
 from tests.simulator.support import Plain, task, workload
 from tests.simulator.test_lives import heavy
@@ -38,7 +38,7 @@ def placed(name, n):
 
 
 def starts(work, machine, chosen):
-    done = run_on_clock(work, machine, chosen)
+    done = run(work, machine, chosen)
     found = {(KINDS[one.kind], one.i, one.j): one.start_ns for one in done.issued if one.kind in KINDS}
     return found, done.makespan_ns
 
@@ -78,9 +78,9 @@ def test_a_schedule_of_ones_own():
 def test_a_schedule_for_other_numbers():
     own = named_schedule("1f1b", 3, 2, 2)
     with pytest.raises(ValueError, match="schedule must be for 4 micro-batches and 2 partitions, got one for 3"):
-        run_on_clock(workload(4, [task()] * 2), Plain(), Settings(schedule=own))
+        run(workload(4, [task()] * 2), Plain(), Settings(schedule=own))
     with pytest.raises(ScheduleError, match="must have two partitions for each device"):
-        run_on_clock(workload(4, [task()] * 3), Plain(), Settings(schedule="zb_v"))
+        run(workload(4, [task()] * 3), Plain(), Settings(schedule="zb_v"))
 
 
 def test_recomputation_is_early_or_late():
@@ -105,7 +105,7 @@ def test_fewer_activations_in_flight_take_less_memory():
     for name in ("gpipe", "1f1b"):
         work = workload(8, [heavy(forward=10, backward=20)] * 3)
         chosen = Settings(schedule=name, checkpoint="never", steps=2)
-        peaks.append(run_on_clock(work, Plain(copy=1), chosen).peak_live_bytes)
+        peaks.append(run(work, Plain(copy=1), chosen).peak_live_bytes)
     gpipe, one_f_one_b = peaks
     assert all(one > 2 * other for one, other in zip(gpipe, one_f_one_b, strict=True))
 
@@ -114,7 +114,7 @@ def test_fewer_activations_in_flight_take_less_memory():
 def test_nothing_is_left_behind(name):
     n = partitions(name, 2)
     one, three = (
-        run_on_clock(
+        run(
             workload(6, [heavy(forward=10, backward=20)] * n),
             Plain(copy=1),
             Settings(checkpoint="except_last", schedule=name, steps=steps),
@@ -151,11 +151,11 @@ def test_recomputations_of_a_schedule_of_ones_own():
 def test_a_row_is_on_one_device():
     work = workload(4, [task()] * 4)
     with pytest.raises(ValueError, match="devices must be one for each row of the schedule"):
-        run_on_clock(work, Plain(), Settings(schedule="zb_v", devices=(0, 1, 1, 2)))
+        run(work, Plain(), Settings(schedule="zb_v", devices=(0, 1, 1, 2)))
 
 
 def test_a_schedule_with_halves_needs_a_workload_with_halves():
     work = workload(4, [replace(task(), split=None)] * 2)
     with pytest.raises(ValueError, match=r"workload must be split into I and W.*build it with split=True"):
-        run_on_clock(work, Plain(), Settings(schedule="zb_h1"))
-    assert run_on_clock(work, Plain(), Settings(schedule="1f1b")).result.makespan_ns
+        run(work, Plain(), Settings(schedule="zb_h1"))
+    assert run(work, Plain(), Settings(schedule="1f1b")).makespan_ns

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.components import Components
+from gpipe_bench.simulator.clock.run import Settings
 from gpipe_bench.simulator.effects import COLUMNS, DOCUMENT, MARKERS, MECHANISMS, effects, table, with_table
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.runs.events import Settings
 from gpipe_bench.simulator.workloads.build import Model, build_workload
 
 P40 = load_profile("p40")
@@ -51,7 +51,7 @@ def test_a_mechanism_changes_something(mechanism, tmp_path_factory):
     work = build_workload(model, balance=[8, 9], batch_size=4, profile=P40, cache=cache)
     settings = Settings(Components(), "except_last", "published")
     changed = (mechanism.profile(P40), mechanism.work(work), mechanism.settings(settings), mechanism.metric)
-    assert sum(a != b for a, b in zip(changed, (P40, work, settings, "peak_reserved_bytes"), strict=True)) == 1
+    assert sum(a != b for a, b in zip(changed, (P40, work, settings, "peak_reserved"), strict=True)) == 1
 
 
 def test_a_change_is_in_percent_and_a_small_one_is_left_out():

@@ -11,12 +11,12 @@ import pytest
 from gpipe_bench.configurations import digest
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.predictions import TABLES, Prediction, main, predictions, summary, write
 from gpipe_bench.simulator.published import runs as published_runs
 from gpipe_bench.simulator.published.runs import METRICS, Outcome, PublishedRuns, is_fitted
 from gpipe_bench.simulator.published.settings import published_settings
-from gpipe_bench.simulator.runs.events import run
 
 P40 = load_profile("p40")
 

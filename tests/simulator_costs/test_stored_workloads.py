@@ -125,7 +125,7 @@ def test_predictions_from_disk_load_neither_pytorch_nor_what_checks_profiles(tmp
 def test_a_run_loads_no_numpy(flavour):
     """A run of 1024 tasks, on a machine that is asked for nothing but the time of copies."""
     program = (
-        "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.runs.events import Settings, run; "
+        "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.clock.run import Settings, run; "
         "from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload; "
         "task = TaskWork(*[Kernels(9000, 1)] * 3, input_bytes=(1,), output_bytes=(1,)); "
         "machine = SimpleNamespace(launch_ns=0, queue_depth=0, capacity_bytes=0, "

@@ -174,7 +174,7 @@ def test_a_second_run_does_nothing(run):
             {"figure_ablation", "figure_shares", "figure_timelines", "figure_timeline"},
             {"run_cell", "simulate", "collect", "trace"},
         ),
-        ("gpipe_bench/simulator/runs/events.py", {"simulate", "collect", "figure_shares"}, {"run_cell"}),
+        ("gpipe_bench/simulator/clock/run.py", {"simulate", "collect", "figure_shares"}, {"run_cell"}),
     ],
 )
 def test_an_edit_repeats_what_depends_on_it_and_nothing_else(run, edited, again, kept):

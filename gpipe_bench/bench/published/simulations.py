@@ -20,8 +20,8 @@ from gpipe_bench.models.arguments import nearest
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
+    from gpipe_bench.simulator.clock.run import Run
     from gpipe_bench.simulator.published.settings import Setting
-    from gpipe_bench.simulator.runs.events import Run
 
 __all__ = ["simulate_table"]
 

@@ -13,13 +13,11 @@
 #include "clock.h"
 
 /* What happens now. */
-static Bucket *present(Agenda *agenda, Time now)
-{
+static Bucket *present(Agenda *agenda, Time now) {
     return &agenda->buckets[0][now % DIGITS];
 }
 
-static void put(Clock *clock, Appointment one)
-{
+static void put(Clock *clock, Appointment one) {
     Agenda *agenda = &clock->agenda;
     uint64_t differing = (uint64_t)(one.time ^ clock->now);
     uint32_t level = differing ? (63 - (uint32_t)__builtin_clzll(differing)) / DIGIT_BITS : 0;
@@ -29,22 +27,19 @@ static void put(Clock *clock, Appointment one)
 }
 
 /* Enters something that happens at `time`, which is not over. */
-void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number)
-{
+void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number) {
     assert(number < 1u << SUBJECT_BITS && time >= clock->now);
     clock->entries++;
     put(clock, (Appointment){time, kind << SUBJECT_BITS | number});
 }
 
 /* Whether nothing else happens now. */
-bool agenda_over(Clock *clock)
-{
+bool agenda_over(Clock *clock) {
     return clock->agenda.over == present(&clock->agenda, clock->now)->count;
 }
 
 /* Goes on to the time of what happens next; false: nothing is left. */
-static bool go_on(Clock *clock)
-{
+static bool go_on(Clock *clock) {
     Agenda *agenda = &clock->agenda;
     agenda->over = present(agenda, clock->now)->count = 0;
     agenda->filled[0] &= ~((uint64_t)1 << clock->now % DIGITS);
@@ -67,16 +62,14 @@ static bool go_on(Clock *clock)
 }
 
 /* Takes out what happens first, and makes its time the present; false: nothing is left. */
-bool agenda_next(Clock *clock, uint32_t *subject)
-{
+bool agenda_next(Clock *clock, uint32_t *subject) {
     if (agenda_over(clock) && !go_on(clock))
         return false;
     *subject = present(&clock->agenda, clock->now)->items[clock->agenda.over++].subject;
     return true;
 }
 
-void agenda_free(Clock *clock)
-{
+void agenda_free(Clock *clock) {
     for (uint32_t level = 0; level < LEVELS; level++)
         for (uint32_t digit = 0; digit < DIGITS; digit++)
             free(clock->agenda.buckets[level][digit].items);

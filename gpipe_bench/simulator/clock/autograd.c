@@ -26,23 +26,20 @@ enum {
 };
 
 /* How many threads there are: of each device one, without streams one for all, and that of the CPU. */
-uint32_t autograd_threads(const Clock *clock)
-{
+uint32_t autograd_threads(const Clock *clock) {
     return clock->input->has_streams ? (uint32_t)clock->input->devices + 1 : 2;
 }
 
-/* Makes the queues. */
-void autograd_start(Clock *clock)
-{
+void autograd_start(Clock *clock) {
     Autograd *autograd = &clock->autograd;
     autograd->count = autograd_threads(clock);
+    autograd->frames.unused = -1;
     autograd->queues = zeros(autograd->count, sizeof(Queue));
     for (uint32_t place = 0; place < autograd->count; place++)
         autograd->queues[place].idle = true;
 }
 
-void autograd_free(Clock *clock)
-{
+void autograd_free(Clock *clock) {
     Autograd *autograd = &clock->autograd;
     for (uint32_t place = 0; place < autograd->count; place++) {
         free(autograd->queues[place].ready.items);
@@ -50,22 +47,18 @@ void autograd_free(Clock *clock)
     }
     free(autograd->queues);
     free(autograd->frames.items);
-    free(autograd->free_frames.items);
 }
 
 /* --- ready queues ------------------------------------------------------------------------------------------------- */
 
 /* Whether one node runs before another of the same queue. */
-static inline bool outranks(const Ready *one, const Ready *other)
-{
+static inline bool outranks(const Ready *one, const Ready *other) {
     if (one->depth != other->depth)
         return one->depth > other->depth;
     return one->rank != other->rank ? one->rank > other->rank : one->entry < other->entry;
 }
 
-/* Adds a ready node to a heap. */
-static void queue_add(Queue *queue, Ready added)
-{
+static void queue_add(Queue *queue, Ready added) {
     GROW(queue->ready);
     Ready *items = queue->ready.items;
     int64_t place = queue->ready.count++;
@@ -74,9 +67,7 @@ static void queue_add(Queue *queue, Ready added)
     items[place] = added;
 }
 
-/* Takes the node out of a heap that runs next. */
-static Ready queue_next(Queue *queue)
-{
+static Ready queue_next(Queue *queue) {
     Ready *items = queue->ready.items, first = items[0], last = items[--queue->ready.count];
     int64_t count = queue->ready.count, place = 0;
     for (int64_t below = 1; below < count; below = 2 * place + 1) {
@@ -92,8 +83,7 @@ static Ready queue_next(Queue *queue)
 }
 
 /* Queues a node whose gradients have arrived, and wakes its thread. */
-static void push(Clock *clock, uint32_t number, uint32_t depth, uint32_t frame)
-{
+static void push(Clock *clock, uint32_t number, uint32_t depth, uint32_t frame) {
     Autograd *autograd = &clock->autograd;
     const Input *input = clock->input;
     const Node *node = &clock->graph.nodes.items[number];
@@ -111,8 +101,7 @@ static void push(Clock *clock, uint32_t number, uint32_t depth, uint32_t frame)
 }
 
 /* A node has run: passes its gradients on. */
-static void pass_on(Clock *clock, uint32_t number)
-{
+static void pass_on(Clock *clock, uint32_t number) {
     Node *nodes = clock->graph.nodes.items;
     const Node *node = &nodes[number];
     for (uint32_t edge = node->first_edge; edge < nodes[number + 1].first_edge; edge++) {
@@ -128,26 +117,19 @@ static void pass_on(Clock *clock, uint32_t number)
         thread_resume(clock, 0);
 }
 
-/* Begins a backward pass: queues the loss. */
-void autograd_begin(Clock *clock)
-{
+void autograd_begin(Clock *clock) {
     push(clock, clock->graph.root, 0, NONE);
 }
 
 /* --- nested passes ------------------------------------------------------------------------------------------------ */
 
 /* A nested pass is prepared: its root goes to the thread of the CPU. */
-static void nest(Clock *clock, Thread *own)
-{
+static void nest(Clock *clock, Thread *own) {
     Autograd *autograd = &clock->autograd;
     Queue *queue = &autograd->queues[own->number];
-    uint32_t made;
-    if (autograd->free_frames.count) {
-        made = autograd->free_frames.items[--autograd->free_frames.count];
-    } else {
-        made = (uint32_t)autograd->frames.count;
-        PUSH(autograd->frames, (Frame){0});
-    }
+    int32_t place;
+    TAKE_PLACE(autograd->frames, checkpoint, place);
+    uint32_t made = (uint32_t)place;
     PUSH(queue->frames, made);
     autograd->frames.items[made] = (Frame){own->node, (uint32_t)queue->frames.count, false, false};
     Time latency = clock->input->latencies[autograd->latency++ % clock->input->latency_count];
@@ -155,32 +137,26 @@ static void nest(Clock *clock, Thread *own)
 }
 
 /* The thread of the CPU comes to the root of a nested pass. */
-void autograd_rooted(Clock *clock, uint32_t frame)
-{
+void autograd_rooted(Clock *clock, uint32_t frame) {
     Frame *found = &clock->autograd.frames.items[frame];
     found->rooted = true;
     push(clock, found->checkpoint, found->depth, frame);
 }
 
-/* The innermost nested pass of a thread, or NULL. */
-static Frame *innermost(Clock *clock, Queue *queue)
-{
+static Frame *innermost(Clock *clock, Queue *queue) {
     return queue->frames.count ? &clock->autograd.frames.items[queue->frames.items[queue->frames.count - 1]] : NULL;
 }
 
-/* Ends the innermost nested pass; gives its checkpoint. */
-static uint32_t end_innermost(Clock *clock, Queue *queue)
-{
+static uint32_t end_innermost(Clock *clock, Queue *queue) {
     uint32_t frame = queue->frames.items[--queue->frames.count];
-    PUSH(clock->autograd.free_frames, frame);
-    return clock->autograd.frames.items[frame].checkpoint;
+    uint32_t checkpoint = clock->autograd.frames.items[frame].checkpoint;
+    LEAVE_PLACE(clock->autograd.frames, checkpoint, (int32_t)frame);
+    return checkpoint;
 }
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */
 
-/* Runs a node; says whether its thread pauses. */
-static bool run_node(Clock *clock, uint32_t thread, Thread *own)
-{
+static bool run_node(Clock *clock, uint32_t thread, Thread *own) {
     const Input *input = clock->input;
     Node *node = &clock->graph.nodes.items[own->node];
     uint32_t task;
@@ -206,8 +182,7 @@ static bool run_node(Clock *clock, uint32_t thread, Thread *own)
 }
 
 /* Ends a nested pass that has run, else runs the first ready node, else sleeps. */
-static bool choose(Clock *clock, uint32_t thread, Thread *own)
-{
+static bool choose(Clock *clock, uint32_t thread, Thread *own) {
     Queue *queue = &clock->autograd.queues[own->number];
     const Frame *frame = innermost(clock, queue);
     if (frame && frame->finished) {
@@ -229,9 +204,7 @@ static bool choose(Clock *clock, uint32_t thread, Thread *own)
     return host_pass(clock, thread, next.node, KIND_backward);
 }
 
-/* One thing that an autograd thread does; says whether it pauses. */
-bool autograd_step(Clock *clock, uint32_t thread)
-{
+bool autograd_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     switch (own->state) {
     case CHOOSE: return choose(clock, thread, own);

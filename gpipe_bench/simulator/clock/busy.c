@@ -9,8 +9,7 @@ typedef struct {
 typedef VECTOR(Span) Spans;
 
 /* Sorts spans by their starts. Tasks are issued nearly in this order, so few of them move, and not far. */
-static void sort_spans(Spans *spans)
-{
+static void sort_spans(Spans *spans) {
     for (int64_t sorted = 1; sorted < spans->count; sorted++) {
         Span moved = spans->items[sorted];
         int64_t place = sorted;
@@ -21,8 +20,7 @@ static void sort_spans(Spans *spans)
 }
 
 /* The length of the union of some spans. */
-static Time covered(Spans *spans)
-{
+static Time covered(Spans *spans) {
     sort_spans(spans);
     Time length = 0, reached = INT64_MIN;
     for (int64_t place = 0; place < spans->count; place++) {
@@ -36,8 +34,7 @@ static Time covered(Spans *spans)
 }
 
 /* Adds a span. One that overlaps the newest, or follows it at once, makes that one longer. */
-static void add_span(Spans *spans, Span added)
-{
+static void add_span(Spans *spans, Span added) {
     Span *newest = spans->count ? &spans->items[spans->count - 1] : NULL;
     if (!newest || added.start < newest->start || added.start > newest->end)
         PUSH(*spans, added);
@@ -46,8 +43,7 @@ static void add_span(Spans *spans, Span added)
 }
 
 /* Adds what a task takes of a window to the device of its partition, and to the device that runs or sends it. */
-static void add_task(const Clock *clock, const Record *record, Span window, Busy *busy, Spans *own, Spans *running)
-{
+static void add_task(const Clock *clock, const Record *record, Span window, Busy *busy, Spans *own, Spans *running) {
     const Node *node = &clock->graph.nodes.items[record->node];
     Span span = {record->start > window.start ? record->start : window.start,
                  record->end < window.end ? record->end : window.end};
@@ -63,8 +59,7 @@ static void add_task(const Clock *clock, const Record *record, Span window, Busy
 }
 
 /* The use of each device from `start` to `end` by some tasks. Computations of one device never overlap. */
-void clock_busy(const Clock *clock, int64_t first, int64_t last, Time start, Time end, Busy *busy)
-{
+void clock_busy(const Clock *clock, int64_t first, int64_t last, Time start, Time end, Busy *busy) {
     int64_t devices = clock->input->devices;
     Spans *own = zeros(devices, sizeof(Spans)), *running = zeros(devices, sizeof(Spans));
     for (int64_t device = 0; device < devices; device++)

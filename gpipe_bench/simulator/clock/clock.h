@@ -18,156 +18,9 @@
 #ifndef CLOCK_H
 #define CLOCK_H
 
-#include <assert.h>
-#include <stdbool.h>
-#include <stdint.h>
+#include "streams.h"
 
-#include "../memory/grow.h"
-#include "../memory/memory.h"
-#include "shared.h"
-
-/* What Python does not call is called directly. */
 #pragma GCC visibility push(hidden)
-
-#define VECTOR(type) \
-    struct { \
-        type *items; \
-        int64_t count, room; \
-    }
-
-/* Appends an item to a vector. */
-#define PUSH(vector, ...) \
-    do { \
-        GROW(vector); \
-        (vector).items[(vector).count++] = (__VA_ARGS__); \
-    } while (0)
-
-#define NONE UINT32_MAX
-#define NEVER INT64_MIN
-#define UNKNOWN (-1)
-
-/* Numbers that are all NONE. */
-static inline uint32_t *nones(int64_t count)
-{
-    uint32_t *made = zeros(count, sizeof(uint32_t));
-    for (int64_t place = 0; place < count; place++)
-        made[place] = NONE;
-    return made;
-}
-
-/* Nanoseconds. */
-typedef int64_t Time;
-
-/* --- agenda.c ----------------------------------------------------------------------------------------------------- */
-
-enum { SUBJECT_BITS = 30, SUBJECT_OPERATION = 0, SUBJECT_THREAD, SUBJECT_ROOT };
-
-/* What happens: an operation ends, a thread goes on, or the root of a nested pass comes back. */
-typedef struct {
-    Time time;
-    uint32_t subject; /* a number, and above SUBJECT_BITS what it numbers */
-} Appointment;
-
-typedef VECTOR(Appointment) Bucket;
-
-enum { DIGIT_BITS = 6, DIGITS = 1 << DIGIT_BITS, LEVELS = 64 / DIGIT_BITS + 1 };
-
-typedef struct {
-    Bucket buckets[LEVELS][DIGITS];
-    uint64_t filled[LEVELS]; /* a bit for each bucket that is not empty */
-    int64_t over;            /* how much of what happens now is over */
-} Agenda;
-
-typedef struct Clock Clock;
-
-void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number);
-bool agenda_over(Clock *clock);
-bool agenda_next(Clock *clock, uint32_t *subject);
-void agenda_free(Clock *clock);
-
-/* --- streams.c ---------------------------------------------------------------------------------------------------- */
-
-/* An operation that may have ended since: its place is used again, its number is not. */
-typedef struct {
-    uint32_t place, number;
-} OperationRef;
-
-typedef VECTOR(OperationRef) OperationRefs;
-
-/* A piece of a linked list: of followers (operations, and events above EVENT_BIT), or of threads. */
-typedef struct {
-    uint32_t subject, next;
-} Link;
-
-typedef struct {
-    uint32_t first, last;
-} List;
-
-#define EVENT_BIT 0x80000000u
-
-/* What runs on streams, until it has ended. */
-typedef struct {
-    Time duration;
-    Time issued;       /* when the host has issued the last of it; it cannot end before */
-    Time start;        /* UNKNOWN before */
-    uint32_t number;   /* in the order of issue, from 1; 0: the place is free */
-    uint32_t missing;  /* operations that it waits for */
-    List followers;    /* what waits for its end */
-    uint32_t starter;  /* the first thread that waits for its start, or NONE */
-    int64_t before;    /* launches of its stream before its own */
-    uint32_t launches;
-    uint32_t queue;    /* the stream whose launch queue it is in, or NONE */
-    uint32_t queued;   /* the next one there, or NONE */
-    uint32_t record;   /* the row of its task, or NONE */
-    uint32_t engines[3];
-    uint8_t engine_count;
-    bool begins, ends; /* whether it is the first, and the last, of its task */
-} Operation;
-
-typedef struct {
-    OperationRef tail;     /* the last operation issued; NONE, or ended, if there is none to wait for */
-    OperationRefs awaited; /* operations of other streams that the next one waits for */
-    int64_t launched;      /* launches so far */
-    List queued;           /* operations with launches that have not ended; those before leave room for all launches */
-} Stream;
-
-/* An operation that is ready for its engines; the order in which they are given away. */
-typedef struct {
-    Time ready; /* when it had nothing left to wait for but engines */
-    uint32_t number, operation;
-} Turn;
-
-typedef VECTOR(Turn) Turns;
-
-typedef struct {
-    Turns waiting;
-    bool occupied;
-} Engine;
-
-/* What an operation needs besides its streams. */
-typedef struct {
-    Time duration, host_ns;
-    uint32_t launches;
-    uint32_t engines[3];
-    uint8_t engine_count;
-} Order;
-
-void streams_start(Clock *clock, uint32_t engines);
-void streams_free(Clock *clock);
-uint32_t stream_add(Clock *clock, uint32_t device);
-void stream_pending(Clock *clock, uint32_t stream, OperationRefs *found);
-void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, int64_t count);
-void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited);
-void stream_record(void *clock, int32_t stream, int32_t event);
-uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, const Order *order);
-bool stream_room(Clock *clock, uint32_t stream, Time *until, uint32_t *operation);
-void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread);
-void operation_ends(Clock *clock, uint32_t operation);
-
-/* --- engines.c ---------------------------------------------------------------------------------------------------- */
-
-void engines_settle(Clock *clock);
-void engine_release(Clock *clock, uint32_t engine);
 
 /* --- places.c ----------------------------------------------------------------------------------------------------- */
 
@@ -189,6 +42,7 @@ typedef struct {
     uint32_t j : 24;        /* partition, for a copy that where it arrives */
     uint32_t kind : 4;
     bool filled : 1;        /* whether a checkpoint's slot holds a recomputation */
+    bool issued : 1;        /* whether a worker has issued a task in this step */
     bool single : 1;        /* whether a task is one node of the engine */
     bool arriving : 1;      /* whether a wait comes before its task */
     uint32_t stream;        /* where its backward is issued */
@@ -214,7 +68,6 @@ typedef struct {
 } Graph;
 
 void record_program(Clock *clock);
-void record_cells(Clock *clock);
 void graph_rewind(Clock *clock);
 void graph_forget(Clock *clock);
 int64_t node_rank(const Clock *clock, const Node *node);
@@ -229,14 +82,14 @@ typedef struct {
     uint32_t room;    /* the stream whose launch queue it waits for, or NONE */
     uint32_t pending; /* the node that it issues when its device is idle, or NONE */
     uint8_t pending_kind;
-    uint8_t role, state, stage;
+    uint8_t role, state;
     uint32_t number;  /* of its role */
     uint32_t node;    /* what it is about */
     uint32_t frame;   /* the nested pass that the node belongs to, or NONE */
     uint32_t starter; /* the next thread that waits for the same operation to start, or NONE */
     int64_t next;     /* its next action */
     int64_t stop;     /* the end of its actions */
-    uint32_t sub;     /* a place within that, which a stage may need */
+    uint32_t sub;     /* a place within that, which a state may need */
 } Thread;
 
 enum { KIND_BITS = 4, NODE_BITS = 32 - KIND_BITS };
@@ -248,6 +101,13 @@ typedef struct {
     uint32_t node : NODE_BITS, kind : KIND_BITS;
 } Record;
 #pragma pack(pop)
+
+/* A task as Python reads it, see clock/tasks.py. */
+typedef struct {
+    int64_t issue_ns, start_ns, end_ns, bytes;
+    int32_t i, j, device;
+    int8_t kind, on_copy_stream;
+} TaskRow;
 
 bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns);
 void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends);
@@ -292,8 +152,7 @@ typedef struct {
     uint64_t entries;
     int64_t alive;       /* nodes queued or running */
     int64_t latency;     /* latencies used so far */
-    VECTOR(Frame) frames;
-    VECTOR(uint32_t) free_frames;
+    PLACES(Frame) frames;
 } Autograd;
 
 uint32_t autograd_threads(const Clock *clock);
@@ -320,13 +179,10 @@ bool schedule_step(Clock *clock, uint32_t thread);
 
 /* --- busy.c ------------------------------------------------------------------------------------------------------- */
 
-/* Nanoseconds of a device: forward and backward passes, recomputations, a copy and nothing else, a task or a copy that
-   it sends. */
+/* Nanoseconds of a device, see clock/tasks.py. */
 typedef struct {
-#define BUSY(name) int64_t name;
-#include "table.h"
+    int64_t compute_ns, recompute_ns, copy_ns, occupied_ns;
 } Busy;
-
 
 /* --- step.c ------------------------------------------------------------------------------------------------------- */
 
@@ -349,18 +205,17 @@ struct Clock {
     bool is_over;   /* whether only tasks are left */
     Time now;
     uint64_t entries;
-    uint32_t current; /* the thread that runs */
     Agenda agenda;
-    VECTOR(Operation) operations;
-    uint32_t free_operation, last_number;
-    VECTOR(Link) links;
-    uint32_t free_link;
+    PLACES(Operation) operations;
+    uint32_t last_number;
+    PLACES(Link) links;
+    OperationRefs found;     /* by stream_record */
     VECTOR(uint32_t) events; /* operations that each event waits for */
     VECTOR(Stream) streams;
     VECTOR(uint32_t) device_of;
     Engine *engines;
     uint32_t engine_count;
-    Turns ready, settling;
+    Turns ready;
     /* Places: the compute stream of each partition; copy streams by partition and micro-batch, and their pool. */
     uint32_t *computing, *copy_streams, *copies_made, *pool, *pool_taken, *workers;
     Graph graph;
@@ -368,7 +223,6 @@ struct Clock {
     Autograd autograd;
     Schedule schedule;
     Inbox *inboxes;
-    bool *done;          /* tasks that were handed to workers, and have been issued */
     uint32_t collecting; /* the task that the calling thread waits for, or NONE */
     int64_t step;
     VECTOR(Record) records;
@@ -386,8 +240,8 @@ bool thread_pause(Clock *clock, uint32_t thread, Time until);
 Clock *clock_new(const Input *input);
 int64_t clock_streams(const Clock *clock);
 void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing);
-int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends);
-void clock_columns(const Clock *clock, int64_t first, int64_t last, const RecordColumns *columns);
+int clock_run(Clock *clock, Memory *memory, int64_t *result);
+void clock_rows(const Clock *clock, int64_t first, int64_t last, TaskRow *rows);
 void clock_busy(const Clock *clock, int64_t first, int64_t last, Time start, Time end, Busy *busy);
 void clock_free(Clock *clock);
 

@@ -3,36 +3,29 @@
 #include "clock.h"
 
 /* The numbers of task (i, j): durations and launches of each kind of computation, then the columns called WORK. */
-const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j)
-{
+const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     return input->works + (input->class_of[i] * input->partitions + j) * WORK_columns;
 }
 
-/* The partition where a copy begins. */
-static uint32_t source_of(const Clock *clock, const Node *node)
-{
+static uint32_t source_of(const Clock *clock, const Node *node) {
     return node->kind == NODE_portal ? (uint32_t)clock->input->skip_source[node->skip] : node->j - 1u;
 }
 
 /* The other stream of a copy or wait: that of the sender, or the compute stream. */
-uint32_t host_peer(const Clock *clock, const Node *node)
-{
+uint32_t host_peer(const Clock *clock, const Node *node) {
     return node->kind == NODE_wait ? clock->computing[node->j] : copy_stream(clock, node->i, source_of(clock, node));
 }
 
 /* Lets the compute stream wait for the copy of what arrives, or the copy stream for the computation of what leaves; in a
    backward pass the other way round. */
-void host_wait(Clock *clock, const Node *node, bool back)
-{
+void host_wait(Clock *clock, const Node *node, bool back) {
     uint32_t peer = host_peer(clock, node);
     bool computes = node->arriving != back;
     stream_wait(clock, computes ? peer : node->stream, computes ? node->stream : peer);
 }
 
-/* The row of a transfer in the columns called way. */
-static int64_t way_of(const Clock *clock, const Node *node, bool back)
-{
+static int64_t way_of(const Clock *clock, const Node *node, bool back) {
     const Input *input = clock->input;
     int64_t class = input->class_of[node->i];
     if (node->kind == NODE_portal)
@@ -40,17 +33,14 @@ static int64_t way_of(const Clock *clock, const Node *node, bool back)
     return 2 * (class * input->partitions + node->j) + back;
 }
 
-/* Whether any gradients are copied back by a node. */
-bool host_returns(const Clock *clock, uint32_t node)
-{
+bool host_returns(const Clock *clock, uint32_t node) {
     return clock->input->way_tensors[way_of(clock, &clock->graph.nodes.items[node], true)] > 0;
 }
 
 /* --- time passes -------------------------------------------------------------------------------------------------- */
 
 /* Waits where the launch queue of `room` is full; says whether the thread pauses. */
-static bool await_room(Clock *clock, Thread *own, uint32_t thread)
-{
+static bool await_room(Clock *clock, Thread *own, uint32_t thread) {
     Time until;
     uint32_t first;
     if (!stream_room(clock, own->room, &until, &first)) {
@@ -64,8 +54,7 @@ static bool await_room(Clock *clock, Thread *own, uint32_t thread)
 }
 
 /* The host's time for what it issued: its calls, and a wait where the launch queue is full. */
-bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns)
-{
+bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns) {
     Thread *own = &clock->threads[thread];
     own->done = clock->now + host_ns;
     /* Even if it is none, other threads may come in between. */
@@ -78,24 +67,21 @@ bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns)
 /* --- issue -------------------------------------------------------------------------------------------------------- */
 
 /* A row for a task; it is known where it starts and where it ends. */
-static uint32_t new_record(Clock *clock, uint32_t node, int kind)
-{
+static uint32_t new_record(Clock *clock, uint32_t node, int kind) {
     assert(clock->records.count < NONE);
     PUSH(clock->records, (Record){clock->now, UNKNOWN, UNKNOWN, node, (uint32_t)kind});
     return (uint32_t)clock->records.count - 1;
 }
 
 /* Says that an operation is the first, or the last, of a task. */
-void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends)
-{
+void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends) {
     Operation *marked = &clock->operations.items[operation];
     marked->record = record;
     marked->begins = marked->begins || begins;
     marked->ends = marked->ends || ends;
 }
 
-static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind)
-{
+static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     const Node *task = &clock->graph.nodes.items[node];
     const int64_t *work = host_work(clock, task->i, task->j) + 2 * kind;
     uint32_t stream = clock->computing[task->j], record = new_record(clock, node, kind);
@@ -106,8 +92,7 @@ static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind)
 }
 
 /* From device to device: a barrier of two streams, if copies wait for both. */
-static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record)
-{
+static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record) {
     const Input *input = clock->input;
     uint32_t count = (uint32_t)input->devices, tensors = (uint32_t)input->way_tensors[way];
     Order order = {input->way_ns[way], input->launch_ns * tensors, tensors, {0}, 2};
@@ -122,8 +107,7 @@ static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *dev
 
 /* Through the host's memory, tensor by tensor, with the barrier that a direct copy has by itself. Of no tensors, one
    operation that takes no time stands for all. */
-static void issue_staged(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record)
-{
+static void issue_staged(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record) {
     const Input *input = clock->input;
     uint32_t count = (uint32_t)input->devices, tensors = (uint32_t)input->way_tensors[way];
     const int64_t *lengths = input->staged_ns + input->way_staged[way];
@@ -139,8 +123,7 @@ static void issue_staged(Clock *clock, const uint32_t *ends, const uint32_t *dev
     }
 }
 
-static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back)
-{
+static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back) {
     const Input *input = clock->input;
     const Node *copy = &clock->graph.nodes.items[node];
     uint32_t here = (uint32_t)input->device_of[copy->j], there = (uint32_t)input->device_of[source_of(clock, copy)];
@@ -161,17 +144,14 @@ static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool ba
     return host_spends(clock, thread, ends[0], host_ns);
 }
 
-/* Issues a computation or transfer at once; says whether the thread pauses. */
-static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind)
-{
+static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     if (kind >= KIND_copy)
         return issue_transfer(clock, thread, node, (kind - KIND_copy) % 2);
     return issue_pass(clock, thread, node, kind);
 }
 
 /* Kernels that belong to no task; says whether the thread pauses. */
-bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches)
-{
+bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches) {
     if (!duration && !launches)
         return false;
     Order order = {duration, clock->input->launch_ns * launches, (uint32_t)launches, {0}, 1};
@@ -183,15 +163,13 @@ bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration,
 /* --- requests, then issue ----------------------------------------------------------------------------------------- */
 
 /* Notes that a device's memory did not suffice; says whether that is so. Then all is over. */
-bool host_requested(Clock *clock, int outcome)
-{
+bool host_requested(Clock *clock, int outcome) {
     clock->full = clock->full || outcome == MEMORY_FULL;
     return outcome == MEMORY_FULL;
 }
 
 /* Issues a computation or transfer; if its device gave cached memory back, only when the device is idle. */
-static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32_t device)
-{
+static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32_t device) {
     Thread *own = &clock->threads[thread];
     if (clock->memory && memory_flushed(clock->memory, (int32_t)device)) {
         VECTOR(uint32_t) streams = {NULL, 0, 0};
@@ -209,24 +187,18 @@ static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32
     return issue_now(clock, thread, node, kind);
 }
 
-/* What a computation asks of memory. */
-static int request_pass(Clock *clock, const Node *node, int kind)
-{
+static int request_pass(Clock *clock, const Node *node, int kind) {
     int32_t i = (int32_t)node->i, j = (int32_t)node->j;
     int open = node->single ? FORWARD_TIED : FORWARD_OPEN;
-    int closed = clock->input->cycles ? FORWARD_CHECKPOINT : FORWARD_CELL;
+    int closed = clock->input->forward_program ? FORWARD_CHECKPOINT : FORWARD_CELL;
     switch (kind) {
     case KIND_forward: return memory_forward(clock->memory, i, j, node->kind == NODE_checkpoint ? closed : open);
     case KIND_recompute: return memory_recompute(clock->memory, i, j);
-    case KIND_backward_inputs: return memory_backward_inputs(clock->memory, i, j);
-    case KIND_backward_weights: return memory_backward_weights(clock->memory, i, j);
-    default: return memory_backward(clock->memory, i, j);
+    default: return memory_backward(clock->memory, i, j, kind - KIND_backward);
     }
 }
 
-/* A computation of a task; says whether the thread pauses. */
-bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind)
-{
+bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     const Node *task = &clock->graph.nodes.items[node];
     if (clock->memory && host_requested(clock, request_pass(clock, task, kind)))
         return true;
@@ -238,8 +210,7 @@ bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind)
 }
 
 /* The copy of a node, or the copy of its gradients back; says whether the thread pauses. */
-bool host_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back)
-{
+bool host_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back) {
     const Node *copy = &clock->graph.nodes.items[node];
     bool portal = copy->kind == NODE_portal;
     uint32_t source = source_of(clock, copy);
@@ -257,8 +228,7 @@ bool host_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back)
 }
 
 /* A thread that paused within an issue goes on with it; says whether it pauses again. */
-bool host_goes_on(Clock *clock, uint32_t thread)
-{
+bool host_goes_on(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     if (own->room != NONE)
         return await_room(clock, own, thread);
@@ -272,8 +242,7 @@ bool host_goes_on(Clock *clock, uint32_t thread)
 /* --- results ------------------------------------------------------------------------------------------------------ */
 
 /* Bytes moved by a copy, or of the results of a forward pass. */
-static int64_t bytes_of(const Clock *clock, const Node *node, int kind)
-{
+static int64_t bytes_of(const Clock *clock, const Node *node, int kind) {
     if (kind >= KIND_copy)
         return clock->input->way_bytes[way_of(clock, node, (kind - KIND_copy) % 2)];
     bool makes = kind == KIND_forward || kind == KIND_recompute;
@@ -281,35 +250,26 @@ static int64_t bytes_of(const Clock *clock, const Node *node, int kind)
 }
 
 /* The partition whose device runs a task, for a copy the one that sends. */
-static uint32_t runs_on(const Clock *clock, const Record *record)
-{
+static uint32_t runs_on(const Clock *clock, const Record *record) {
     const Node *node = &clock->graph.nodes.items[record->node];
     bool onwards = record->kind >= KIND_copy && (record->kind - KIND_copy) % 2 == 0;
     return onwards ? source_of(clock, node) : node->j;
 }
 
-/* The device that runs a task, for a copy the one that sends. */
-int32_t host_device(const Clock *clock, const Record *record)
-{
+int32_t host_device(const Clock *clock, const Record *record) {
     return clock->input->device_of[runs_on(clock, record)];
 }
 
-/* Writes some tasks to columns: those from `first` to before `last`, in the order of issue. */
-void clock_columns(const Clock *clock, int64_t first, int64_t last, const RecordColumns *columns)
-{
-    for (int64_t row = first, to = 0; row < last; row++, to++) {
-        const Record *record = &clock->records.items[row];
+/* Writes some tasks: those from `first` to before `last`, in the order of issue. */
+void clock_rows(const Clock *clock, int64_t first, int64_t last, TaskRow *rows) {
+    for (const Record *record = clock->records.items + first; record < clock->records.items + last; record++, rows++) {
         const Node *node = &clock->graph.nodes.items[record->node];
         bool copies = record->kind >= KIND_copy, back = copies && (record->kind - KIND_copy) % 2;
         uint32_t begin = runs_on(clock, record);
-        columns->kind[to] = (int8_t)record->kind;
-        columns->on_copy_stream[to] = copies && (back ? node->stream : host_peer(clock, node)) != clock->computing[begin];
-        columns->i[to] = (int32_t)node->i;
-        columns->j[to] = (int32_t)node->j;
-        columns->device[to] = clock->input->device_of[begin];
-        columns->issue_ns[to] = record->issue;
-        columns->start_ns[to] = record->start;
-        columns->end_ns[to] = record->end;
-        columns->bytes[to] = bytes_of(clock, node, record->kind);
+        bool aside = copies && (back ? node->stream : host_peer(clock, node)) != clock->computing[begin];
+        *rows = (TaskRow){
+            record->issue, record->start, record->end, bytes_of(clock, node, record->kind),
+            (int32_t)node->i, (int32_t)node->j, clock->input->device_of[begin], (int8_t)record->kind, aside,
+        };
     }
 }

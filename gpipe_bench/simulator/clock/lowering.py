@@ -10,13 +10,15 @@ from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.simulator.clock.latency import latencies
 from gpipe_bench.simulator.clock.list_rows import chosen_schedule, list_rows, lists_of, reversed_lists
-from gpipe_bench.simulator.clock.program_rows import program_rows
+from gpipe_bench.simulator.clock.program_rows import cell_rows, program_rows
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import filled
 from gpipe_bench.simulator.clock.transfers import Transfers
 from gpipe_bench.simulator.workloads.workload import NOTHING, Machine, SplitWork, TaskWork, Workload
 
 __all__ = ["Lowered"]
+
+_Columns = dict[str, Sequence[int]]
 
 
 class Lowered:
@@ -29,8 +31,6 @@ class Lowered:
 
     Attributes:
         devices: of each partition.
-        rows: the row of the schedule of each partition, which is a device of the schedule.
-        plan: of the forward program.
         input: for the clock; it points to arrays that live as long as this.
 
     Raises:
@@ -39,139 +39,136 @@ class Lowered:
     """
 
     def __init__(self, workload: Workload, machine: Machine, settings: Settings) -> None:
-        self._work, self._machine, self._settings = workload, machine, settings
+        self._work, self._settings = workload, settings
         m, n = workload.m, workload.n
-        components = settings.components
         self._schedule: Schedule | None = None
         if settings.schedule is not None:
             self._schedule = chosen_schedule(settings.schedule, m, n, settings.devices)
-            if self._schedule.splits and not _is_split(workload):
-                rule = "workload must be split into I and W, as the schedule is, got whole backward passes"
-                raise ValueError(f"{rule}; build it with split=True")
-        self.rows = tuple(range(n)) if self._schedule is None else self._schedule.placement
-        self.devices = tuple(settings.devices) or self.rows
-        if len(self.devices) != n:
-            raise ValueError(f"devices must be one per partition, got {len(self.devices)} for {n}; name each")
-        if len({*zip(self.rows, self.devices, strict=True)}) > len({*self.rows}):
-            got = f"{[*self.devices]} for {[*self.rows]}"
-            raise ValueError(f"devices must be one for each row of the schedule, got {got}; move partitions")
-        crossing = [(k, skip) for k, skip in enumerate(workload.skips) if skip.source != skip.target]
-        arrivals: dict[int, list[int]] = {}
-        for k, skip in crossing:
-            arrivals.setdefault(skip.target, []).append(k)
-        self.plan = Plan[int](m, n, components, settings.checkpoint, arrivals)
-        self._ahead = self.plan.checkpointed if components.early_recompute else 0
-        self.workers = settings.workers and components.clock_cycle and n > 1
-        self._incoming, self._outgoing = (self._skips_of(outgoing=outgoing) for outgoing in (False, True))
-        riding = [[] for _ in range(n)] if components.portals else self._incoming
-        self._transfers = Transfers(
-            workload, machine, self.devices, self.rows, riding, staged=settings.transfer == "host"
-        )
-        self.input, self._kept = filled(*self._rows())
-
-    def _skips_of(self, *, outgoing: bool) -> list[list[int]]:
-        """Skips that a task of each partition takes in or gives out, as :func:`gpipe_bench.engine.partition.place`."""
-        found: list[list[int]] = [[] for _ in range(self._work.n)]
-        for k, skip in enumerate(self._work.skips):
-            if self._settings.components.portals:
-                if skip.source != skip.target:
-                    found[skip.source if outgoing else skip.target].append(k)
-                continue
-            for j in range(skip.source, skip.target):
-                found[j if outgoing else j + 1].append(k)
-        return found
-
-    def _rows(self) -> tuple[dict[str, int], dict[str, Sequence[int]]]:
-        work, transfers = self._work, self._transfers
-        sizes = [*dict.fromkeys(work.microbatch_sizes)]
-        number = {size: place for place, size in enumerate(sizes)}
-        columns: dict[str, Sequence[int]] = {
-            "device_of": self.devices,
-            "row_of": self.rows,
-            **_flat("incoming", self._incoming),
-            **_flat("outgoing", self._outgoing),
-            "update_ns": [kernels.duration_ns for kernels in work.optimizer[: work.n]],
-            "update_launches": [kernels.launches for kernels in work.optimizer[: work.n]],
-            "class_of": array("i", map(number.__getitem__, work.microbatch_sizes)),
-            "microbatch_loss_ns": self._losses(),
-            "works": array("q", self._works(sizes)),
-            "skip_source": [skip.source for skip in work.skips],
-            "skip_target": [skip.target for skip in work.skips],
+        # The row of the schedule of each partition, which is a device of the schedule.
+        self._rows = tuple(range(n)) if self._schedule is None else self._schedule.placement
+        self.devices = tuple(settings.devices) or self._rows
+        self._check()
+        incoming, outgoing = self._skips()
+        self._plan = Plan[int](m, n, settings.components, settings.checkpoint, dict(enumerate(incoming)))
+        self._workers = settings.workers and settings.components.clock_cycle and n > 1
+        riding = [[] for _ in range(n)] if settings.components.portals else incoming
+        transfers = Transfers(workload, machine, self.devices, self._rows, riding, staged=settings.transfer == "host")
+        order, ahead = self._order()
+        columns = {
+            **self._work_columns(),
+            **_flat("incoming", incoming),
+            **_flat("outgoing", outgoing),
             **transfers.columns,
-            **self._order(),
+            **order,
             "latencies": self._latencies(),
         }
-        return self._numbers(columns, len(sizes)), columns
+        numbers = {
+            **self._numbers(),
+            "buses": transfers.buses,
+            "lists": len(columns["list_first"]) - 1,
+            "latency_count": len(columns["latencies"]),
+            "ahead": ahead,
+            "launch_ns": machine.launch_ns,
+            "queue_depth": machine.queue_depth,
+        }
+        self.input, self._kept = filled(numbers, columns)
 
-    def _works(self, sizes: Sequence[int]) -> Iterator[int]:
-        for size in sizes:
-            for works in self._work.partitions:
-                yield from _work_row(works[size])
+    def _check(self) -> None:
+        """Raise what is wrong about schedule and devices."""
+        if self._schedule is not None and self._schedule.splits and not _is_split(self._work):
+            rule = "workload must be split into I and W, as the schedule is, got whole backward passes"
+            raise ValueError(f"{rule}; build it with split=True")
+        if len(self.devices) != self._work.n:
+            raise ValueError(
+                f"devices must be one per partition, got {len(self.devices)} for {self._work.n}; name each"
+            )
+        if len({*zip(self._rows, self.devices, strict=True)}) > len({*self._rows}):
+            got = f"{[*self.devices]} for {[*self._rows]}"
+            raise ValueError(f"devices must be one for each row of the schedule, got {got}; move partitions")
 
-    def _numbers(self, columns: dict[str, Sequence[int]], classes: int) -> dict[str, int]:
-        work, machine, settings = self._work, self._machine, self._settings
+    def _skips(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Skips that a task of each partition takes in, and gives out: :func:`gpipe_bench.engine.partition.place`."""
+        incoming: list[list[int]] = [[] for _ in range(self._work.n)]
+        outgoing: list[list[int]] = [[] for _ in range(self._work.n)]
+        for k, skip in enumerate(self._work.skips):
+            through = range(skip.source, skip.target + 1)
+            for one, other in pairwise((skip.source, skip.target) if self._settings.components.portals else through):
+                if one != other:
+                    outgoing[one].append(k)
+                    incoming[other].append(k)
+        return incoming, outgoing
+
+    def _work_columns(self) -> _Columns:
+        work = self._work
+        updates, sizes = work.optimizer[: work.n], work.microbatch_sizes
+        number = {size: place for place, size in enumerate(dict.fromkeys(sizes))}
+        # The loss of each micro-batch is its share of the whole, so that all are the whole.
+        shares = accumulate(map(abs, sizes), initial=0)
+        ends = [share * work.loss.duration_ns // sum(map(abs, sizes)) for share in shares]
+        tasks = (works[size] for size in number for works in work.partitions)
+        return {
+            "device_of": self.devices,
+            "row_of": self._rows,
+            "update_ns": [kernels.duration_ns for kernels in updates],
+            "update_launches": [kernels.launches for kernels in updates],
+            "class_of": array("i", map(number.__getitem__, sizes)),
+            "microbatch_loss_ns": [end - start for start, end in pairwise(ends)],
+            "works": array("q", chain.from_iterable(map(_work_row, tasks))),
+            "skip_source": [skip.source for skip in work.skips],
+            "skip_target": [skip.target for skip in work.skips],
+        }
+
+    def _numbers(self) -> dict[str, int]:
+        work, settings = self._work, self._settings
         return {
             "microbatches": work.m,
             "partitions": work.n,
             "devices": max(self.devices) + 1,
-            "classes": classes,
+            "classes": len({*work.microbatch_sizes}),
             "skips": len(work.skips),
-            "buses": self._transfers.buses,
             "steps": settings.steps,
-            "cycles": len(columns["cycle_sizes"]),
-            "lists": len(columns["list_first"]) - 1,
-            "latency_count": len(columns["latencies"]),
-            "updates": len(columns["update_ns"]),
-            "launch_ns": machine.launch_ns,
-            "queue_depth": machine.queue_depth,
+            "forward_program": self._schedule is None,
+            "clock_cycle": self._schedule is None and settings.components.clock_cycle,
+            "updates": min(len(work.optimizer), work.n),
             "loss_ns": work.loss.duration_ns,
             "loss_launches": work.loss.launches,
             "copy_streams": settings.components.copy_streams,
             "has_streams": settings.streams,
             "staged": settings.transfer == "host",
-            "workers": self.workers,
+            "workers": self._workers,
             "portals": settings.components.portals,
             "published": settings.flavour == "published",
             "barrier": "barrier" not in settings.left_out,
             "ranked": "rank" not in settings.left_out,
             "zeros_elsewhere": "zeros" in settings.left_out,
             "prepare_ns": settings.nesting_ns[0],
-            "checkpointed": self.plan.checkpointed,
-            "ahead": self._ahead,
+            "checkpointed": self._plan.checkpointed,
             "loss_per_microbatch": self._schedule is not None,
         }
 
-    def _order(self) -> dict[str, Sequence[int]]:
-        """Who does what in which order."""
-        nothing: dict[str, Sequence[int]] = dict.fromkeys(
-            ("cycle_sizes", "cycle_tasks", "script_of", "script_first", "script"), ()
-        )
+    def _order(self) -> tuple[_Columns, int]:
+        """Who does what in which order, and how many micro-batches lists recompute ahead of their gradients."""
+        ahead = self._plan.checkpointed if self._settings.components.early_recompute else 0
         # A thread for each accelerator; on the CPU one for each device of the schedule; or one for all.
-        groups: Sequence[int] = self.devices if self._settings.streams else self.rows
-        if not self.workers:
+        groups: Sequence[int] = self.devices if self._settings.streams else self._rows
+        if not self._workers:
             groups = (0,) * self._work.n
         if self._schedule is not None:
-            lists, self._ahead = lists_of(self._schedule, self.rows, groups, self._ahead)
-            return nothing | list_rows(lists)
-        lists = reversed_lists(self.plan, groups) if self._settings.backward == "scheduled" else []
-        return program_rows(self.plan) | list_rows(lists)
+            lists, ahead = lists_of(self._schedule, self._rows, groups, ahead)
+            return cell_rows(self._plan, lists) | list_rows(lists), ahead
+        lists = reversed_lists(self._plan, groups) if self._settings.backward == "scheduled" else []
+        return program_rows(self._plan) | list_rows(lists), ahead
 
     def _latencies(self) -> Sequence[int]:
         """Of the roots of all nested passes that there can be."""
         settings, (_, mean) = self._settings, self._settings.nesting_ns
-        if settings.seed is None or settings.flavour != "published" or not self.plan.checkpointed:
+        if settings.seed is None or settings.flavour != "published" or not self._plan.checkpointed:
             return (mean,)
-        count = settings.steps * self._work.n * self.plan.checkpointed
+        count = settings.steps * self._work.n * self._plan.checkpointed
         return array("q", islice(latencies(mean, settings.seed), count))
 
-    def _losses(self) -> Sequence[int]:
-        """The loss of each micro-batch: its share of the whole, so that all are the whole."""
-        sizes = [abs(size) for size in self._work.microbatch_sizes]
-        ends = [0, *(end * self._work.loss.duration_ns // sum(sizes) for end in accumulate(sizes))]
-        return [end - start for start, end in pairwise(ends)]
 
-
-def _flat(name: str, lists: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
+def _flat(name: str, lists: Sequence[Sequence[int]]) -> _Columns:
     return {f"{name}_first": [0, *accumulate(map(len, lists))], name: [*chain.from_iterable(lists)]}
 
 

@@ -6,8 +6,7 @@
 enum { POOL = 32 };
 
 /* A stream of a device's pool; those that copy have a priority, and so a pool, of their own. */
-static uint32_t new_stream(Clock *clock, uint32_t device, bool copies)
-{
+static uint32_t new_stream(Clock *clock, uint32_t device, bool copies) {
     uint32_t pool = 2 * device + copies, turn = clock->pool_taken[pool]++ % POOL;
     uint32_t *found = &clock->pool[pool * POOL + turn];
     if (*found == NONE)
@@ -16,8 +15,7 @@ static uint32_t new_stream(Clock *clock, uint32_t device, bool copies)
 }
 
 /* Whether other rows of the schedule share the device of partition j. */
-static bool shares_device(const Input *input, uint32_t j)
-{
+static bool shares_device(const Input *input, uint32_t j) {
     for (int64_t other = 0; other < input->partitions; other++)
         if (input->device_of[other] == input->device_of[j] && input->row_of[other] != input->row_of[j])
             return true;
@@ -26,8 +24,7 @@ static bool shares_device(const Input *input, uint32_t j)
 
 /* The compute stream of partition j: its device's default stream; through the host, rows that share a device have one
    each. */
-static uint32_t compute_stream(Clock *clock, uint32_t j)
-{
+static uint32_t compute_stream(Clock *clock, uint32_t j) {
     const Input *input = clock->input;
     if (!input->has_streams || !input->staged || !shares_device(input, j))
         return (uint32_t)input->device_of[j];
@@ -38,8 +35,7 @@ static uint32_t compute_stream(Clock *clock, uint32_t j)
 }
 
 /* Hands out compute streams. The default streams of all devices come first. */
-void places_start(Clock *clock)
-{
+void places_start(Clock *clock) {
     const Input *input = clock->input;
     uint32_t n = (uint32_t)input->partitions, m = (uint32_t)input->microbatches, devices = (uint32_t)input->devices;
     for (uint32_t device = 0; device < devices; device++)
@@ -62,8 +58,7 @@ void places_start(Clock *clock)
     free(first);
 }
 
-void places_free(Clock *clock)
-{
+void places_free(Clock *clock) {
     free(clock->pool_taken);
     free(clock->pool);
     free(clock->computing);
@@ -72,17 +67,15 @@ void places_free(Clock *clock)
     free(clock->copy_streams);
 }
 
-/* The stream on which partition j copies micro-batch i, once it was handed out; its compute stream without copy streams. */
-uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j)
-{
+/* The stream on which partition j copies micro-batch i, once it was handed out; else its compute stream. */
+uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     bool aside = input->copy_streams && input->has_streams;
     return aside ? clock->copy_streams[j * input->microbatches + i] : clock->computing[j];
 }
 
 /* The same; if need be it is handed out now. */
-uint32_t copying(Clock *clock, uint32_t i, uint32_t j)
-{
+uint32_t copying(Clock *clock, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     while (input->copy_streams && input->has_streams && clock->copies_made[j] <= i)
         clock->copy_streams[j * input->microbatches + clock->copies_made[j]++] =
@@ -90,16 +83,13 @@ uint32_t copying(Clock *clock, uint32_t i, uint32_t j)
     return copy_stream(clock, i, j);
 }
 
-/* Whether anything is copied between two partitions. */
-bool moves(const Clock *clock, uint32_t source, uint32_t target)
-{
+bool moves(const Clock *clock, uint32_t source, uint32_t target) {
     const Input *input = clock->input;
     return input->device_of[source] != input->device_of[target] ||
            (input->staged && input->row_of[source] != input->row_of[target]);
 }
 
 /* The stream on which gradients of (i, j) arrive. */
-uint32_t leaving(Clock *clock, uint32_t i, uint32_t j)
-{
+uint32_t leaving(Clock *clock, uint32_t i, uint32_t j) {
     return j < clock->input->partitions - 1 ? copying(clock, i, j) : clock->computing[j];
 }

@@ -1,8 +1,7 @@
 """The forward program as arrays: what :mod:`gpipe_bench.program` does for a task, asked once for all tasks alike.
 
 The steps of a task depend on its partition, and on whether its micro-batch is the first, is the last or has a
-checkpoint. So the program runs for one micro-batch of each sort, and the clock repeats its steps for all others. The
-order of tasks is that of :meth:`gpipe_bench.program.Plan.cycles`.
+checkpoint. So the program runs for one micro-batch of each sort, and the clock repeats its steps for all others.
 """
 
 from __future__ import annotations
@@ -10,61 +9,72 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import cast
 
 from gpipe_bench.program import PHASES, Lanes, Plan
-from gpipe_bench.simulator.clock.shared import STEP_BITS, STEPS
+from gpipe_bench.schedules import Action
+from gpipe_bench.simulator.clock.shared import STEPS
 
-__all__ = ["program_rows"]
+__all__ = ["cell_rows", "program_rows"]
 
 
 class _Steps:
-    """Lanes that note their steps, whatever these are called."""
+    """Lanes that note the steps of a task, a bit each; every task is launched and collected."""
 
-    def __init__(self) -> None:
-        self.noted: list[int] = []
+    noted = 0
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return partial(self._note, name)
 
-    def _note(self, name: str, _i: int, _j: int, skip: int = 0, *, checkpoint: bool = False) -> None:
-        self.noted.append(STEPS["launch_checkpoint" if checkpoint else name] | skip << STEP_BITS)
+    def _note(self, name: str, *_: int, checkpoint: bool = False) -> None:
+        step = "checkpoint" if checkpoint else name
+        self.noted |= 1 << STEPS[step] if step in STEPS else 0
 
 
 def program_rows(plan: Plan[int]) -> dict[str, Sequence[int]]:
     """The columns of the forward program, see ``table.h``; skips of ``plan`` are numbers."""
-    sizes, tasks = array("i"), array("i")
-    for cycle in plan.cycles():
-        sizes.append(len(cycle))
-        tasks.extend(chain.from_iterable(cycle))
-    sorts = [(i > 0, i < plan.m - 1, plan.checkpoints(i)) for i in range(plan.m)]
-    numbers = {sort: number for number, sort in enumerate(dict.fromkeys(sorts))}
-    script, first = array("i"), array("i", [0])
-    for sort in numbers:
-        i = sorts.index(sort)
-        known: dict[tuple[bool, bool, tuple[int, ...]], list[list[int]]] = {}
-        for j in range(plan.n):
-            key = (j > 0, j < plan.n - 1, tuple(plan.arrivals.get(j, ())))
-            if key not in known:
-                known[key] = _steps(plan, i, j)
-            for steps in known[key]:
-                script.extend(steps)
-                first.append(len(script))
-    return {
-        "cycle_sizes": sizes,
-        "cycle_tasks": tasks,
-        "script_of": array("i", map(numbers.__getitem__, sorts)),
-        "script_first": first,
-        "script": script,
-    }
+    known: dict[tuple[bool, ...], int] = {}
+
+    def steps(i: int, j: int) -> int:
+        key = (i > 0, i < plan.m - 1, plan.checkpoints(i), j > 0, j < plan.n - 1, bool(plan.arrivals.get(j)))
+        if key not in known:
+            known[key] = _steps(plan, i, j)
+        return known[key]
+
+    return _rows(plan, [(i > 0, i < plan.m - 1, plan.checkpoints(i)) for i in range(plan.m)], steps)
 
 
-def _steps(plan: Plan[int], i: int, j: int) -> list[list[int]]:
-    """The steps of a task, phase by phase."""
-    found = []
+def cell_rows(plan: Plan[int], lists: Sequence[Sequence[Action]]) -> dict[str, Sequence[int]]:
+    """The same columns where lists of actions run the forward passes: copies, and what is recomputed."""
+    again: dict[int, set[int]] = {}
+    for actions in lists:
+        for _, i, j in (action for action in actions if action.kind == "R"):
+            again.setdefault(i, set()).add(j)
+
+    def steps(i: int, j: int) -> int:
+        names = {
+            "portal": plan.components.portals,
+            "copy": j > 0,
+            "checkpoint": plan.checkpoints(i) or j in again.get(i, ()),
+        }
+        return sum(1 << STEPS[name] for name, takes in names.items() if takes)
+
+    return _rows(plan, [(plan.checkpoints(i), frozenset(again.get(i, ()))) for i in range(plan.m)], steps)
+
+
+def _rows(plan: Plan[int], sorts: Sequence[object], steps: Callable[[int, int], int]) -> dict[str, Sequence[int]]:
+    """The columns from the sort of each micro-batch, and from what gives the steps of a task."""
+    first: dict[object, int] = {}
+    for i, sort in enumerate(sorts):
+        first.setdefault(sort, i)
+    numbers = {sort: number for number, sort in enumerate(first)}
+    found = (steps(i, j) for i in first.values() for j in range(plan.n))
+    return {"sort_of": array("i", map(numbers.__getitem__, sorts)), "steps_of": array("i", found)}
+
+
+def _steps(plan: Plan[int], i: int, j: int) -> int:
+    """The steps of a task."""
+    lanes = _Steps()
     for phase in PHASES:
-        lanes = _Steps()
         phase(plan, cast(Lanes[int], lanes), i, j)
-        found.append(lanes.noted)
-    return found
+    return lanes.noted

@@ -8,154 +8,49 @@
    The calling thread makes the nodes between tasks. If workers make those of tasks, each counts from zero, and the
    calling thread from m n, so that its nodes outrank all checkpoints. Else one thread counts them all.
 
-   Which steps are taken, and in which order, gpipe_bench/program.py says: `script` holds its steps. */
+   Which steps are taken gpipe_bench/program.py says: `steps_of` has those of each task. */
 
-#include "clock.h"
+#include "recorder.h"
 
 /* The first number of a thread that has made many nodes before. */
 #define MANY_NODES ((int64_t)1 << 40)
 
-/* What is known while a forward pass is recorded: producers of the micro-batch and of each skip on its way, NONE being
-   a tensor without a graph; and Forks whose phony a Join takes, or still has to be taken by the task. */
-typedef struct {
-    Clock *clock;
-    const Input *input;
-    Graph *graph;
-    uint32_t *values, *skips, *pending; /* by micro-batch; and skip */
-    uint32_t *forks;                    /* by partition: the last one */
-    int32_t *counters;                  /* nodes made by each worker */
-    int32_t made;                       /* nodes made by the calling thread */
-    bool lists;                         /* whether lists of actions run the backward pass */
-    bool any_checkpoint;
-} Recorder;
-
-/* The skips that a step concerns. */
-typedef struct {
-    const int32_t *items;
-    int32_t count;
-} Skips;
-
-static const Skips NO_SKIPS = {NULL, 0};
-
-static Skips incoming(const Input *input, uint32_t j)
-{
-    const int32_t *first = &input->incoming_first[j];
-    return (Skips){input->incoming + first[0], first[1] - first[0]};
+static Skips skips_of(const int32_t *first, const int32_t *skips, uint32_t j) {
+    return (Skips){skips + first[j], first[j + 1] - first[j]};
 }
 
-static Skips outgoing(const Input *input, uint32_t j)
-{
-    const int32_t *first = &input->outgoing_first[j];
-    return (Skips){input->outgoing + first[0], first[1] - first[0]};
+static Skips incoming(const Input *input, uint32_t j) {
+    return skips_of(input->incoming_first, input->incoming, j);
+}
+
+static Skips outgoing(const Input *input, uint32_t j) {
+    return skips_of(input->outgoing_first, input->outgoing, j);
 }
 
 /* Skips that travel to partition j in the tuple of their micro-batch. */
-static Skips riding(const Input *input, uint32_t j)
-{
-    return input->portals ? NO_SKIPS : incoming(input, j);
+static Skips riding(const Input *input, uint32_t j) {
+    return input->portals ? (Skips){NULL, 0} : incoming(input, j);
 }
 
-/* --- nodes -------------------------------------------------------------------------------------------------------- */
-
-/* A new node, without consumers. */
-static uint32_t unranked_node(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream)
-{
-    Graph *graph = recorder->graph;
-    assert(graph->nodes.count < 1 << NODE_BITS && graph->edges.count < NONE && recorder->made < INT32_MAX);
-    Node made = {.i = i, .j = j, .stream = stream, .kind = (uint32_t)kind};
-    made.first_edge = (uint32_t)graph->edges.count;
-    PUSH(graph->nodes, made);
-    return (uint32_t)graph->nodes.count - 1;
-}
-
-/* A new node that the calling thread makes. */
-static uint32_t node_new(Recorder *recorder, int kind, uint32_t i, uint32_t j, uint32_t stream)
-{
-    uint32_t made = unranked_node(recorder, kind, i, j, stream);
-    recorder->graph->nodes.items[made].rank = recorder->made++;
-    return made;
-}
-
-/* Makes the newest node a consumer of a producer, if it is not one yet. */
-static void take(Recorder *recorder, uint32_t producer)
-{
-    Graph *graph = recorder->graph;
-    if (producer == NONE)
-        return;
-    const Node *newest = &graph->nodes.items[graph->nodes.count - 1];
-    assert(graph->nodes.items[producer].waiting < UINT16_MAX);
-    /* All values of the loss differ. */
-    for (int64_t edge = newest->first_edge; newest->kind != NODE_loss && edge < graph->edges.count; edge++)
-        if (graph->edges.items[edge] == producer)
-            return;
-    PUSH(graph->edges, producer);
-    graph->nodes.items[producer].waiting++;
-}
-
-/* Makes the newest node the consumer of a Fork's phony, after all else that it takes. */
-static void take_lane(Recorder *recorder, uint32_t lane)
-{
-    if (lane == NONE)
-        return;
-    PUSH(recorder->graph->edges, lane | LANE_BIT);
-    recorder->graph->nodes.items[lane].waiting++;
-}
-
-/* The producer of a skip of micro-batch i. */
-static uint32_t *skip_of(Recorder *recorder, uint32_t i, int32_t skip)
-{
-    return &recorder->skips[i * recorder->input->skips + skip];
-}
-
-/* Lets the newest node take a micro-batch and some skips. */
-static void take_flat(Recorder *recorder, uint32_t i, Skips skips)
-{
-    take(recorder, recorder->values[i]);
-    for (int32_t one = 0; one < skips.count; one++)
-        take(recorder, *skip_of(recorder, i, skips.items[one]));
-}
-
-/* Whether a micro-batch or one of some skips has a graph. */
-static bool has_graph(Recorder *recorder, uint32_t i, Skips skips)
-{
-    bool found = recorder->values[i] != NONE;
-    for (int32_t one = 0; one < skips.count; one++)
-        found = found || *skip_of(recorder, i, skips.items[one]) != NONE;
-    return found;
-}
-
-/* A micro-batch and some skips come from a node now. */
-static void put(Recorder *recorder, uint32_t i, uint32_t node, Skips skips)
-{
-    recorder->values[i] = node;
-    for (int32_t one = 0; one < skips.count; one++)
-        *skip_of(recorder, i, skips.items[one]) = node;
-}
-
-/* What the calling thread does next. */
-static void act(Recorder *recorder, uint32_t node, bool collects)
-{
+static void act(Recorder *recorder, uint32_t node, bool collects) {
     PUSH(recorder->graph->actions, node << 1 | collects);
 }
 
-static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j) {
     return &recorder->graph->tasks[i * recorder->input->partitions + j];
 }
 
-/* The node of a copy from one partition to another; what it copies is yet to be taken. */
-static uint32_t copy_node(Recorder *recorder, int kind, uint32_t i, uint32_t source, uint32_t target)
-{
+/* The stream on which something arrives at partition `target`; that of its source is handed out, too. */
+static uint32_t arriving(Recorder *recorder, uint32_t i, uint32_t source, uint32_t target) {
     uint32_t stream = copying(recorder->clock, i, target);
     copying(recorder->clock, i, source);
-    return node_new(recorder, kind, i, target, stream);
+    return stream;
 }
 
 /* --- steps, see gpipe_bench/program.py ---------------------------------------------------------------------------- */
 
 /* Of inputs that need no gradient, the task takes the phony. In `published` the Copy does: there is no Join. */
-static void step_join(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_join(Recorder *recorder, uint32_t i, uint32_t j) {
     Skips skips = riding(recorder->input, j);
     uint32_t phony = recorder->forks[j];
     recorder->forks[j] = NONE;
@@ -164,63 +59,51 @@ static void step_join(Recorder *recorder, uint32_t i, uint32_t j)
         return;
     }
     uint32_t stream = j ? copying(recorder->clock, i, j - 1) : recorder->clock->computing[0];
-    uint32_t node = node_new(recorder, NODE_join, i, j ? j - 1 : 0, stream);
-    take_flat(recorder, i, skips);
-    take_lane(recorder, phony);
-    put(recorder, i, node, skips);
+    graph_pass(recorder, NODE_join, i, j ? j - 1 : 0, stream, skips, phony);
 }
 
-static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip)
-{
+static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip) {
     uint32_t source = (uint32_t)recorder->input->skip_source[skip];
     if (!moves(recorder->clock, source, j))
         return;
-    uint32_t *carried = skip_of(recorder, i, skip);
-    uint32_t node = copy_node(recorder, NODE_portal, i, source, j);
+    uint32_t *carried = graph_producer_of(recorder, i, (Skips){&skip, 1}, 0);
+    uint32_t node = graph_node_new(recorder, NODE_portal, i, j, arriving(recorder, i, source, j));
     recorder->graph->nodes.items[node].skip = (uint16_t)skip;
     act(recorder, node, false);
-    take(recorder, *carried);
+    graph_take(recorder, *carried);
     if (*carried != NONE)
         *carried = node;
     if (recorder->lists)
         recorder->graph->portals[i * recorder->input->skips + skip] = node;
 }
 
-static void step_copy(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_copy(Recorder *recorder, uint32_t i, uint32_t j) {
     if (!moves(recorder->clock, j - 1, j))
         return;
     Skips skips = riding(recorder->input, j);
-    bool passed = has_graph(recorder, i, skips);
-    uint32_t node = copy_node(recorder, NODE_copy, i, j - 1, j);
-    act(recorder, node, false);
-    take_flat(recorder, i, skips);
-    if (passed) {
-        take_lane(recorder, recorder->pending[i]);
+    uint32_t lane = NONE;
+    if (has_graph(recorder, i, skips)) {
+        lane = recorder->pending[i];
         recorder->pending[i] = NONE;
     }
-    put(recorder, i, passed ? node : NONE, skips);
+    uint32_t node = graph_pass(recorder, NODE_copy, i, j, arriving(recorder, i, j - 1, j), skips, lane);
+    act(recorder, node, false);
     if (recorder->lists)
         recorder->graph->copies[i * recorder->input->partitions + j] = node;
 }
 
 /* The compute stream waits for the copy of what arrives, or the copy stream for the computation of what leaves. */
-static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, bool arriving)
-{
+static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, bool arriving) {
     uint32_t stream = copying(recorder->clock, i, j);
     if (stream == recorder->clock->computing[j])
         return;
-    bool passed = has_graph(recorder, i, skips);
-    uint32_t node = node_new(recorder, NODE_wait, i, j, stream);
+    uint32_t node = graph_pass(recorder, NODE_wait, i, j, stream, skips, NONE);
     recorder->graph->nodes.items[node].arriving = arriving;
-    take_flat(recorder, i, skips);
-    put(recorder, i, passed ? node : NONE, skips);
     act(recorder, node, false);
 }
 
 /* The number of a task's node; of several, which run as one piece here, that in the middle; -1 if none was made yet. */
-static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single)
-{
+static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single) {
     const Input *input = recorder->input;
     int64_t count = single ? 1 : host_work(recorder->clock, i, j)[WORK_nodes];
     int32_t *counter = input->workers ? &recorder->counters[recorder->clock->workers[j]] : &recorder->made;
@@ -230,8 +113,7 @@ static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single
 }
 
 /* Without checkpoint a task is one node all the same, if others have one and there is nothing else to tie a Join to. */
-static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpoint)
-{
+static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpoint) {
     const Input *input = recorder->input;
     Skips skips = incoming(input, j);
     uint32_t phony = recorder->pending[i], compute = recorder->clock->computing[j], join = NONE;
@@ -241,78 +123,77 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
     bool tied = recorder->any_checkpoint && !has_graph(recorder, i, skips) && !input->published && !recorder->lists;
     bool single = learns && (checkpoint || tied);
     if (phony != NONE && (single || input->published)) {
-        join = node_new(recorder, NODE_join, i, j, compute);
-        take_lane(recorder, phony);
+        join = graph_node_new(recorder, NODE_join, i, j, compute);
+        graph_take_lane(recorder, phony);
     }
-    int kind = checkpoint && learns ? NODE_checkpoint : NODE_task;
-    uint32_t node = unranked_node(recorder, kind, i, j, compute);
+    uint32_t kind = checkpoint && learns ? NODE_checkpoint : NODE_task;
+    uint32_t node = graph_node_new(recorder, kind, i, j, compute);
     recorder->graph->nodes.items[node].rank = task_rank(recorder, i, j, single);
     recorder->graph->nodes.items[node].single = single;
-    take_flat(recorder, i, skips);
-    take(recorder, join);
+    graph_take_flat(recorder, i, skips);
+    graph_take(recorder, join);
     *task_of(recorder, i, j) = node;
     act(recorder, node, false);
 }
 
-static void step_collect(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_collect(Recorder *recorder, uint32_t i, uint32_t j) {
     uint32_t node = *task_of(recorder, i, j);
     bool learns = host_work(recorder->clock, i, j)[WORK_learns];
-    put(recorder, i, learns ? node : NONE, outgoing(recorder->input, j));
+    graph_put(recorder, i, learns ? node : NONE, outgoing(recorder->input, j));
     act(recorder, node, true);
 }
 
-static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j) {
     if (recorder->lists || recorder->graph->nodes.items[*task_of(recorder, i, j)].kind != NODE_checkpoint)
         return;
-    uint32_t stream = leaving(recorder->clock, i, j);
-    uint32_t node = node_new(recorder, NODE_recompute, i, j, stream);
-    take_flat(recorder, i, outgoing(recorder->input, j));
-    put(recorder, i, node, outgoing(recorder->input, j));
+    graph_pass(recorder, NODE_recompute, i, j, leaving(recorder->clock, i, j), outgoing(recorder->input, j), NONE);
 }
 
 /* There is none where no gradient will ever pass. */
-static void step_fork(Recorder *recorder, uint32_t i, uint32_t j)
-{
+static void step_fork(Recorder *recorder, uint32_t i, uint32_t j) {
     if (recorder->lists || !host_work(recorder->clock, i, j)[WORK_learns])
         return;
     uint32_t stream = leaving(recorder->clock, i, j);
-    uint32_t node = node_new(recorder, NODE_fork, i, j, stream);
-    take_flat(recorder, i, outgoing(recorder->input, j));
-    put(recorder, i, node, outgoing(recorder->input, j));
-    recorder->forks[j] = node;
+    recorder->forks[j] = graph_pass(recorder, NODE_fork, i, j, stream, outgoing(recorder->input, j), NONE);
 }
 
-/* One step of the program; `step` is its code with the skip of a portal. */
-static void record_step(Recorder *recorder, uint32_t i, uint32_t j, int32_t step)
-{
-    switch (step & STEP_MASK) {
-    case STEP_join: step_join(recorder, i, j); break;
-    case STEP_portal: step_portal(recorder, i, j, step >> STEP_BITS); break;
-    case STEP_copy: step_copy(recorder, i, j); break;
-    case STEP_await_copy: step_wait(recorder, i, j, incoming(recorder->input, j), true); break;
-    case STEP_launch: step_launch(recorder, i, j, false); break;
-    case STEP_launch_checkpoint: step_launch(recorder, i, j, true); break;
-    case STEP_collect: step_collect(recorder, i, j); break;
-    case STEP_await_compute: step_wait(recorder, i, j, outgoing(recorder->input, j), false); break;
-    case STEP_recompute: step_recompute(recorder, i, j); break;
-    case STEP_fork: step_fork(recorder, i, j); break;
-    default: abort();
-    }
+/* The phases of a cycle. `steps`: those that the program takes for the task, a bit each; in this order. */
+
+static void fence(Recorder *recorder, uint32_t i, uint32_t j, int32_t steps) {
+    Skips skips = incoming(recorder->input, j);
+    if (steps & 1 << STEP_join)
+        step_join(recorder, i, j);
+    for (int32_t one = 0; steps & 1 << STEP_portal && one < skips.count; one++)
+        step_portal(recorder, i, j, skips.items[one]);
+    if (steps & 1 << STEP_copy)
+        step_copy(recorder, i, j);
+}
+
+static void launch(Recorder *recorder, uint32_t i, uint32_t j, int32_t steps) {
+    if (steps & 1 << STEP_await_copy)
+        step_wait(recorder, i, j, incoming(recorder->input, j), true);
+    step_launch(recorder, i, j, steps & 1 << STEP_checkpoint);
+}
+
+static void leave(Recorder *recorder, uint32_t i, uint32_t j, int32_t steps) {
+    step_collect(recorder, i, j);
+    if (steps & 1 << STEP_await_compute)
+        step_wait(recorder, i, j, outgoing(recorder->input, j), false);
+    if (steps & 1 << STEP_recompute)
+        step_recompute(recorder, i, j);
+    if (steps & 1 << STEP_fork)
+        step_fork(recorder, i, j);
 }
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
 
-static Recorder recorder_new(Clock *clock)
-{
+static Recorder recorder_new(Clock *clock) {
     const Input *input = clock->input;
     int64_t m = input->microbatches, n = input->partitions, skips = input->skips;
     assert(m * n < NONE / 8 && skips < UINT16_MAX && n < 1 << 24);
     Recorder made = {.clock = clock, .input = input, .graph = &clock->graph, .lists = input->lists > 0};
-    made.values = nones(m);
+    made.carried = nones(m * (1 + skips));
     made.pending = nones(m);
-    made.skips = nones(m * skips);
     made.forks = nones(n);
     made.counters = zeros(n, sizeof(int32_t));
     clock->graph.tasks = nones(m * n);
@@ -322,72 +203,45 @@ static Recorder recorder_new(Clock *clock)
     return made;
 }
 
-static void recorder_free(Recorder *recorder)
-{
-    free(recorder->values);
+static void recorder_free(Recorder *recorder) {
+    free(recorder->carried);
     free(recorder->pending);
-    free(recorder->skips);
     free(recorder->forks);
     free(recorder->counters);
 }
 
 /* Adds the loss, where the backward pass begins, and the end of the last node's edges. */
-static void add_root(Recorder *recorder)
-{
+static void add_root(Recorder *recorder) {
     const Input *input = recorder->input;
     Graph *graph = recorder->graph;
     uint32_t last = (uint32_t)input->partitions - 1, stream = recorder->clock->computing[last];
-    graph->root = node_new(recorder, NODE_loss, 0, last, stream);
+    graph->root = graph_node_new(recorder, NODE_loss, 0, last, stream);
     for (int64_t i = 0; i < input->microbatches; i++)
-        take(recorder, recorder->values[i]);
+        graph_take_flat(recorder, (uint32_t)i, (Skips){NULL, 0});
     PUSH(graph->nodes, (Node){.first_edge = (uint32_t)graph->edges.count});
     graph->nodes.count--;
 }
 
-/* Records a forward pass, phase by phase of each cycle. */
-void record_program(Clock *clock)
-{
+/* Records a forward pass, phase by phase of each cycle. If lists of actions run it, its tasks and copies have no graph
+   between them. */
+void record_program(Clock *clock) {
+    static void (*const phases[])(Recorder *, uint32_t, uint32_t, int32_t) = {fence, launch, leave};
     Recorder recorder = recorder_new(clock);
     const Input *input = clock->input;
-    const int32_t *tasks = input->cycle_tasks;
-    for (int64_t cycle = 0; cycle < input->cycles; cycle++) {
-        for (int phase = 0; phase < 3; phase++)
-            for (int32_t task = 0; task < input->cycle_sizes[cycle]; task++) {
-                uint32_t i = (uint32_t)tasks[2 * task], j = (uint32_t)tasks[2 * task + 1];
-                const int32_t *first = &input->script_first[3 * (input->script_of[i] * input->partitions + j) + phase];
-                for (int32_t step = first[0]; step < first[1]; step++)
-                    record_step(&recorder, i, j, input->script[step]);
+    int64_t m = input->microbatches, n = input->partitions;
+    for (int64_t j = 0; j < n && !input->forward_program; j++)
+        copying(clock, (uint32_t)m - 1, (uint32_t)j);
+    /* Without clock-cycles, each task is a cycle. */
+    for (int64_t cycle = 0; cycle < (input->clock_cycle ? m + n - 1 : m * n); cycle++)
+        for (int phase = 0; phase < (input->forward_program ? 3 : 2); phase++) {
+            int64_t first = cycle < m ? 0 : cycle - m + 1, last = cycle < n ? cycle : n - 1;
+            if (!input->clock_cycle)
+                first = last = cycle % n;
+            for (int64_t j = first; j <= last; j++) {
+                int64_t i = input->clock_cycle ? cycle - j : cycle / n;
+                phases[phase](&recorder, (uint32_t)i, (uint32_t)j, input->steps_of[input->sort_of[i] * n + j]);
             }
-        tasks += 2 * input->cycle_sizes[cycle];
-    }
-    add_root(&recorder);
-    recorder_free(&recorder);
-}
-
-/* Makes the tasks and copies of a batch that lists of actions run, without a graph between them. */
-void record_cells(Clock *clock)
-{
-    Recorder recorder = recorder_new(clock);
-    const Input *input = clock->input;
-    uint32_t m = (uint32_t)input->microbatches;
-    for (uint32_t j = 0; j < input->partitions; j++)
-        copying(clock, m - 1, j);
-    bool *again = zeros(m * input->partitions, sizeof(bool));
-    for (int64_t action = 0; action < input->list_first[input->lists]; action++) {
-        int32_t i = input->action_i[action];
-        bool found = input->action_kind[action] == ACTION_R || i < input->checkpointed;
-        again[i * input->partitions + input->action_j[action]] |= found;
-    }
-    for (uint32_t i = 0; i < m; i++)
-        for (uint32_t j = 0; j < input->partitions; j++) {
-            Skips skips = incoming(input, j);
-            for (int32_t one = 0; input->portals && one < skips.count; one++)
-                step_portal(&recorder, i, j, skips.items[one]);
-            if (j)
-                step_copy(&recorder, i, j);
-            step_launch(&recorder, i, j, again[i * input->partitions + j]);
         }
-    free(again);
     add_root(&recorder);
     recorder_free(&recorder);
 }

@@ -17,9 +17,7 @@ enum { ARRIVE, AWAIT, ENTER, BACKWARD, LEAVE, SEND, SEND_BACK };
 /* Whose messages: of the partition before, or gradients. */
 enum { FORWARD_MESSAGES, GRADIENTS };
 
-/* Makes room for messages. */
-void schedule_start(Clock *clock)
-{
+void schedule_start(Clock *clock) {
     const Input *input = clock->input;
     Schedule *schedule = &clock->schedule;
     schedule->arrived = zeros(2 * input->microbatches * input->partitions, sizeof *schedule->arrived);
@@ -27,45 +25,37 @@ void schedule_start(Clock *clock)
     schedule->awaited = zeros(input->partitions, sizeof *schedule->awaited);
 }
 
-void schedule_free(Clock *clock)
-{
+void schedule_free(Clock *clock) {
     free(clock->schedule.arrived);
     free(clock->schedule.waiting);
     free(clock->schedule.awaited);
 }
 
-/* Begins all lists: in threads, or the only one in the calling thread. */
-void schedule_begin(Clock *clock)
-{
+void schedule_begin(Clock *clock) {
     const Input *input = clock->input;
     Schedule *schedule = &clock->schedule;
     for (int64_t cell = 0; cell < 2 * input->microbatches * input->partitions; cell++)
         schedule->arrived[cell] = 0;
     for (int64_t j = 0; j < input->partitions; j++)
         schedule->waiting[j] = NONE;
-    schedule->running = input->workers ? (uint32_t)input->lists : 0;
+    schedule->running = (uint32_t)input->lists;
     for (uint32_t list = 0; list < input->lists; list++) {
-        uint32_t thread = input->workers ? schedule->first + list : 0;
+        uint32_t thread = schedule->first + list;
         clock->threads[thread].next = input->list_first[list];
         clock->threads[thread].stop = input->list_first[list + 1];
-        clock->threads[thread].stage = ARRIVE;
-        if (input->workers)
-            thread_resume(clock, thread);
+        clock->threads[thread].state = ARRIVE;
+        thread_resume(clock, thread);
     }
 }
 
 /* --- messages ----------------------------------------------------------------------------------------------------- */
 
-/* The place of the messages of (i, j). */
-static int64_t cell_of(const Clock *clock, int way, uint32_t i, uint32_t j)
-{
+static int64_t cell_of(const Clock *clock, int way, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     return (way * input->microbatches + i) * input->partitions + j;
 }
 
-/* Whether all messages to (i, j) have come. */
-static bool complete(const Clock *clock, int way, uint32_t i, uint32_t j)
-{
+static bool complete(const Clock *clock, int way, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     int32_t skips = input->portals ? input->incoming_first[j + 1] - input->incoming_first[j] : 0;
     int32_t needed = way == GRADIENTS ? 1 : (j > 0) + skips;
@@ -73,8 +63,7 @@ static bool complete(const Clock *clock, int way, uint32_t i, uint32_t j)
 }
 
 /* Waits for all messages to (i, j); says whether the thread pauses. */
-static bool await(Clock *clock, uint32_t thread, int way, uint32_t i, uint32_t j)
-{
+static bool await(Clock *clock, uint32_t thread, int way, uint32_t i, uint32_t j) {
     if (complete(clock, way, i, j))
         return false;
     clock->schedule.waiting[j] = thread;
@@ -82,9 +71,7 @@ static bool await(Clock *clock, uint32_t thread, int way, uint32_t i, uint32_t j
     return thread_pause(clock, thread, NEVER);
 }
 
-/* A message comes to (i, j). */
-static void deliver(Clock *clock, int way, uint32_t i, uint32_t j)
-{
+static void deliver(Clock *clock, int way, uint32_t i, uint32_t j) {
     Schedule *schedule = &clock->schedule;
     schedule->arrived[cell_of(clock, way, i, j)]++;
     uint32_t thread = schedule->waiting[j];
@@ -97,22 +84,20 @@ static void deliver(Clock *clock, int way, uint32_t i, uint32_t j)
 /* --- sending ------------------------------------------------------------------------------------------------------ */
 
 /* The node of a copy to partition j, or of a portal, or NONE. */
-static uint32_t carrier(const Clock *clock, uint32_t i, uint32_t j, int32_t skip)
-{
+static uint32_t carrier(const Clock *clock, uint32_t i, uint32_t j, int32_t skip) {
     const Input *input = clock->input;
     return skip < 0 ? clock->graph.copies[i * input->partitions + j] : clock->graph.portals[i * input->skips + skip];
 }
 
 /* Sends what leaves (i, j), one channel after the other: the micro-batch, then the skips that have portals. */
-static bool send(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j)
-{
+static bool send(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     const int32_t *skips = input->outgoing + input->outgoing_first[j];
     int32_t count = input->portals ? input->outgoing_first[j + 1] - input->outgoing_first[j] : 0;
     int32_t channel = (int32_t)own->sub / 2 - 1;
     bool is_issued = own->sub++ % 2;
     if (j == input->partitions - 1 || channel == count) {
-        own->stage = ARRIVE;
+        own->state = ARRIVE;
         own->next++;
         return false;
     }
@@ -125,14 +110,13 @@ static bool send(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_
 }
 
 /* Sends the gradients of what came to (i, j) to where it came from. */
-static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j)
-{
+static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     const int32_t *skips = input->incoming + input->incoming_first[j];
     int32_t count = input->portals ? input->incoming_first[j + 1] - input->incoming_first[j] : 0;
     int32_t channel = (int32_t)own->sub++ - 1;
     if (channel == count) {
-        own->stage = ARRIVE;
+        own->state = ARRIVE;
         own->next++;
         deliver(clock, GRADIENTS, i, j - 1);
         return false;
@@ -143,29 +127,27 @@ static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, ui
 
 /* --- actions ------------------------------------------------------------------------------------------------------ */
 
-static bool forward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j)
-{
+static bool forward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
-    if (own->stage == ARRIVE) {
+    if (own->state == ARRIVE) {
         if (await(clock, thread, FORWARD_MESSAGES, i, j))
             return true;
         stream_wait(clock, computes, copies);
-        own->stage = LEAVE;
+        own->state = LEAVE;
         return host_pass(clock, thread, own->node, KIND_forward);
     }
-    if (own->stage == SEND)
+    if (own->state == SEND)
         return send(clock, thread, own, i, j);
     stream_wait(clock, copies, computes);
     if (clock->memory)
         memory_collected(clock->memory, (int32_t)i, (int32_t)j);
-    own->stage = SEND;
+    own->state = SEND;
     own->sub = 0;
     return false;
 }
 
 /* Fills a checkpoint that is not filled yet. */
-static bool recompute(Clock *clock, uint32_t thread, uint32_t node)
-{
+static bool recompute(Clock *clock, uint32_t thread, uint32_t node) {
     Node *task = &clock->graph.nodes.items[node];
     if (task->kind != NODE_checkpoint || task->filled)
         return false;
@@ -174,16 +156,15 @@ static bool recompute(Clock *clock, uint32_t thread, uint32_t node)
 }
 
 /* Waits for the gradients of (i, j); those of the last partition come from the loss. */
-static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j)
-{
+static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     if (j < input->partitions - 1) {
         if (await(clock, thread, GRADIENTS, i, j))
             return true;
-        own->stage = ENTER;
+        own->state = ENTER;
         return false;
     }
-    own->stage = ENTER;
+    own->state = ENTER;
     if (!input->loss_per_microbatch)
         return false;
     if (clock->memory && host_requested(clock, memory_microbatch_loss(clock->memory, (int32_t)i)))
@@ -192,27 +173,26 @@ static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint3
 }
 
 /* B or I, which is of `kind`. After a forward program, streams wait only where something is copied. */
-static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j, int kind)
-{
+static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j, int kind) {
     const Input *input = clock->input;
     uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
-    switch (own->stage) {
-    case ARRIVE: own->stage = AWAIT; return i < input->ahead && recompute(clock, thread, own->node);
+    switch (own->state) {
+    case ARRIVE: own->state = AWAIT; return i < input->ahead && recompute(clock, thread, own->node);
     case AWAIT: return arrive(clock, thread, own, i, j);
     case ENTER:
-        if (j < input->partitions - 1 || !input->cycles)
+        if (j < input->partitions - 1 || !input->forward_program)
             stream_wait(clock, computes, copies);
         if (!host_work(clock, i, j)[WORK_learns]) {
-            own->stage = LEAVE;
+            own->state = LEAVE;
             return false;
         }
-        own->stage = BACKWARD;
+        own->state = BACKWARD;
         return recompute(clock, thread, own->node);
-    case BACKWARD: own->stage = LEAVE; return host_pass(clock, thread, own->node, kind);
+    case BACKWARD: own->state = LEAVE; return host_pass(clock, thread, own->node, kind);
     case LEAVE:
-        if (j || !input->cycles)
+        if (j || !input->forward_program)
             stream_wait(clock, copies, computes);
-        own->stage = j ? SEND_BACK : ARRIVE;
+        own->state = j ? SEND_BACK : ARRIVE;
         own->next += !j;
         own->sub = 0;
         return false;
@@ -220,9 +200,7 @@ static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uin
     }
 }
 
-/* One thing that a thread does of its list. */
-static bool perform(Clock *clock, uint32_t thread, Thread *own)
-{
+static bool perform(Clock *clock, uint32_t thread, Thread *own) {
     const Input *input = clock->input;
     uint32_t i = (uint32_t)input->action_i[own->next], j = (uint32_t)input->action_j[own->next];
     own->node = clock->graph.tasks[i * input->partitions + j];
@@ -239,8 +217,7 @@ static bool perform(Clock *clock, uint32_t thread, Thread *own)
 
 /* One thing that a thread does of its list; the last thread to end its list lets the calling thread go on. Says whether
    the thread pauses. */
-bool schedule_step(Clock *clock, uint32_t thread)
-{
+bool schedule_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     if (own->next < own->stop)
         return perform(clock, thread, own);

@@ -9,18 +9,22 @@ from gpipe_bench.components import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import Schedule
 
-__all__ = ["BACKWARDS", "FLAVOURS", "MECHANISMS", "Settings", "enough_steps"]
+__all__ = ["CHOICES", "FLAVOURS", "MECHANISMS", "Settings", "enough_steps"]
 
 MECHANISMS: Final = frozenset({"barrier", "rank", "zeros"})
 """What :attr:`Settings.left_out` may name."""
 
-BACKWARDS: Final = ("autograd", "scheduled")
-"""What may drive the backward pass."""
-
 FLAVOURS: Final = ("current", "published")
 """Autograd engines, see ``autograd.c``."""
 
-_TRANSFERS = ("direct", "host")
+CHOICES: Final = {
+    "checkpoint": CHECKPOINT_MODES,
+    "backward": ("autograd", "scheduled"),
+    "transfer": ("direct", "host"),
+    "flavour": FLAVOURS,
+}
+"""What these settings may be."""
+
 # Where threads race: an epoch of the published ablation twice over, after a first step; of large runs fewer steps.
 _RACING_STEPS: Final = 33
 _RACING_TASKS: Final = 33 * 32
@@ -48,7 +52,6 @@ class Settings:
             ``rank``, ready nodes run in the order of their arrival; ``zeros``, a gradient that is None stays so, and
             recomputations run on the thread of the CPU.
         memory: whether to follow the allocators.
-        tally: with ``memory``, only count the bytes of tensors: no allocator, no limit.
         steps: training steps, back to back: the host does not wait for the devices between them.
     """
 
@@ -63,19 +66,12 @@ class Settings:
     seed: int | None = 0
     left_out: frozenset[str] = frozenset()
     memory: bool = True
-    tally: bool = False
     steps: int = 1
     backward: str = "autograd"
     schedule: str | Schedule | None = None
 
     def __post_init__(self) -> None:
-        choices = {
-            "checkpoint": CHECKPOINT_MODES,
-            "flavour": FLAVOURS,
-            "transfer": _TRANSFERS,
-            "backward": BACKWARDS,
-        }
-        for name, allowed in choices.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 got = getattr(self, name)
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {got!r}; choose one of them")

@@ -11,21 +11,9 @@ typedef struct {
 #include "table.h"
 } Input;
 
-typedef struct {
-#define RESULT(name) int64_t name;
-#include "table.h"
-} Result;
-
-typedef struct {
-#define RECORD(type, name) type *name;
-#include "table.h"
-} RecordColumns;
-
 enum {
 #define STEP(name) STEP_##name,
 #include "table.h"
-    STEP_BITS = 4,
-    STEP_MASK = (1 << STEP_BITS) - 1
 };
 
 enum {
@@ -38,11 +26,7 @@ enum {
 #include "table.h"
 };
 
-enum {
-    WORK_before = 2 * (KIND_backward_weights + 1) - 1, /* durations and launches */
-#define WORK(name) WORK_##name,
-#include "table.h"
-    WORK_columns
-};
+/* Columns of `works`. */
+enum { WORK_output_bytes = 2 * (KIND_backward_weights + 1), WORK_nodes, WORK_learns, WORK_columns };
 
 #endif

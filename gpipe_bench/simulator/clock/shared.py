@@ -9,52 +9,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-__all__ = ["ACTIONS", "KINDS", "RECORD_TYPES", "STEPS", "STEP_BITS", "Input", "RecordColumns", "Result", "filled"]
+__all__ = ["ACTIONS", "KINDS", "STEPS", "Input", "filled"]
 
 _TABLE: Final = (Path(__file__).parent / "table.h").read_text(encoding="utf-8")
 _ROWS: Final = re.findall(r"^([A-Z]+)\((?:(\w+), )?(\w+)\)", _TABLE, re.MULTILINE)
 # C types, and those of the module `array`.
 _LETTERS: Final = {"int8_t": "b", "int32_t": "i", "int64_t": "q"}
 
-STEP_BITS: Final = 4
-"""A skip stands above so many bits of a step."""
-
 
 def _names(group: str) -> tuple[str, ...]:
     return tuple(name for row, _, name in _ROWS if row == group)
 
 
-def _types(group: str) -> dict[str, str]:
-    return {name: _LETTERS[of] for row, of, name in _ROWS if row == group}
-
-
 STEPS: Final = {name: code for code, name in enumerate(_names("STEP"))}
 ACTIONS: Final = {name: code for code, name in enumerate(_names("ACTION"))}
 KINDS: Final = _names("KIND")
-RECORD_TYPES: Final = _types("RECORD")
-_COLUMN_TYPES: Final = _types("COLUMN")
 
 
 class Input(ctypes.Structure):
     """What is to run."""
 
     _fields_: ClassVar[Sequence[Any]] = [
-        (name, ctypes.c_int64 if row == "NUMBER" else ctypes.c_void_p)
-        for row, _, name in _ROWS
-        if row in {"NUMBER", "COLUMN"}
+        *((name, ctypes.c_int64) for name in _names("NUMBER")),
+        *((name, ctypes.c_void_p) for name in _names("COLUMN")),
     ]
-
-
-class Result(ctypes.Structure):
-    """What came of it."""
-
-    _fields_: ClassVar[Sequence[Any]] = [(name, ctypes.c_int64) for name in _names("RESULT")]
-
-
-class RecordColumns(ctypes.Structure):
-    """Where the columns of issued tasks go."""
-
-    _fields_: ClassVar[Sequence[Any]] = [(name, ctypes.c_void_p) for name in RECORD_TYPES]
 
 
 def filled(numbers: dict[str, int], columns: dict[str, Sequence[int]]) -> tuple[Input, list[array[int]]]:
@@ -65,7 +43,7 @@ def filled(numbers: dict[str, int], columns: dict[str, Sequence[int]]) -> tuple[
     """
     made = Input(**numbers)
     kept = []
-    for name, letter in _COLUMN_TYPES.items():
+    for letter, name in ((_LETTERS[of], name) for row, of, name in _ROWS if row == "COLUMN"):
         # An empty array has no address.
         values = columns[name] or (0,)
         held = values if isinstance(values, array) and values.typecode == letter else array(letter, values)

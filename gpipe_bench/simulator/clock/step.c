@@ -3,29 +3,24 @@
 #include "clock.h"
 
 /* What the calling thread is at. */
-enum { BEGIN, FORWARD, COLLECT, LOSS, LISTS, LIST, UPDATE };
+enum { BEGIN, FORWARD, COLLECT, LOSS, LISTS, UPDATE };
 
 /* What a worker is at. */
 enum { TAKE, ISSUED };
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */
 
-/* Lets a thread go on now. */
-void thread_resume(Clock *clock, uint32_t thread)
-{
+void thread_resume(Clock *clock, uint32_t thread) {
     agenda_add(clock, clock->now, SUBJECT_THREAD, thread);
 }
 
 /* A thread pauses until a time, or until somebody resumes it (NEVER). Always true. */
-bool thread_pause(Clock *clock, uint32_t thread, Time until)
-{
+bool thread_pause(Clock *clock, uint32_t thread, Time until) {
     clock->threads[thread].until = until;
     return true;
 }
 
-/* Hands a task to its worker. */
-static void submit(Clock *clock, uint32_t node)
-{
+static void submit(Clock *clock, uint32_t node) {
     uint32_t worker = clock->workers[clock->graph.nodes.items[node].j];
     Inbox *inbox = &clock->inboxes[worker];
     PUSH(inbox->nodes, node);
@@ -35,21 +30,13 @@ static void submit(Clock *clock, uint32_t node)
     }
 }
 
-/* Whether a task that was handed to a worker has been issued. */
-static bool *done(Clock *clock, uint32_t node)
-{
-    const Node *task = &clock->graph.nodes.items[node];
-    return &clock->done[task->i * clock->input->partitions + task->j];
-}
-
 /* A worker: issues the tasks of its inbox, else sleeps. */
-static bool worker_step(Clock *clock, uint32_t thread)
-{
+static bool worker_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     Inbox *inbox = &clock->inboxes[own->number];
     if (own->state == ISSUED) {
         own->state = TAKE;
-        *done(clock, own->node) = true;
+        clock->graph.nodes.items[own->node].issued = true;
         if (own->node == clock->collecting) {
             clock->collecting = NONE;
             thread_resume(clock, 0);
@@ -68,35 +55,26 @@ static bool worker_step(Clock *clock, uint32_t thread)
 
 /* --- the calling thread ------------------------------------------------------------------------------------------- */
 
-/* Begins a step, if there is another. */
-static bool begin_step(Clock *clock, Thread *own)
-{
+static bool begin_step(Clock *clock, Thread *own) {
     if (clock->step == clock->input->steps)
         return thread_pause(clock, 0, NEVER);
-    if (clock->step) {
-        graph_rewind(clock);
-        if (clock->memory)
-            memory_next_step(clock->memory);
-    }
+    graph_rewind(clock);
+    if (clock->step && clock->memory)
+        memory_next_step(clock->memory);
     PUSH(clock->step_records, clock->records.count);
     own->next = 0;
-    own->state = clock->input->cycles ? FORWARD : LISTS;
+    own->state = clock->input->forward_program ? FORWARD : LISTS;
     return false;
 }
 
-/* Takes the result of a task. */
-static bool collect(Clock *clock, uint32_t node)
-{
+static bool collect(Clock *clock, uint32_t node) {
     const Node *task = &clock->graph.nodes.items[node];
-    *done(clock, node) = false;
     if (clock->memory)
         memory_collected(clock->memory, (int32_t)task->i, (int32_t)task->j);
     return false;
 }
 
-/* One thing that the calling thread does in the forward pass. */
-static bool act(Clock *clock, Thread *own)
-{
+static bool act(Clock *clock, Thread *own) {
     const Graph *graph = &clock->graph;
     if (own->next == graph->actions.count) {
         own->state = LOSS;
@@ -105,7 +83,7 @@ static bool act(Clock *clock, Thread *own)
     uint32_t action = graph->actions.items[own->next++], number = action >> 1;
     const Node *node = &graph->nodes.items[number];
     if (action & 1) {
-        if (!clock->input->workers || *done(clock, number))
+        if (!clock->input->workers || node->issued)
             return collect(clock, number);
         clock->collecting = own->node = number;
         own->state = COLLECT;
@@ -126,8 +104,7 @@ static bool act(Clock *clock, Thread *own)
 }
 
 /* The loss, and then the backward pass by autograd or by lists. */
-static bool loss(Clock *clock, Thread *own)
-{
+static bool loss(Clock *clock, Thread *own) {
     const Input *input = clock->input;
     if (clock->memory && host_requested(clock, memory_loss(clock->memory)))
         return true;
@@ -142,8 +119,7 @@ static bool loss(Clock *clock, Thread *own)
 }
 
 /* The update of each partition; then the step is over. */
-static bool update(Clock *clock, Thread *own)
-{
+static bool update(Clock *clock, Thread *own) {
     const Input *input = clock->input;
     if (own->sub < input->updates) {
         uint32_t j = own->sub++;
@@ -154,9 +130,7 @@ static bool update(Clock *clock, Thread *own)
     return clock->memory && host_requested(clock, memory_update(clock->memory));
 }
 
-/* One thing that the calling thread does; says whether it pauses. */
-static bool caller_step(Clock *clock, uint32_t thread)
-{
+static bool caller_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     switch (own->state) {
     case BEGIN: return begin_step(clock, own);
@@ -164,25 +138,17 @@ static bool caller_step(Clock *clock, uint32_t thread)
     case COLLECT: own->state = FORWARD; return collect(clock, own->node);
     case LOSS: return loss(clock, own);
     case LISTS:
-        own->state = clock->input->workers ? UPDATE : LIST;
-        schedule_begin(clock);
-        own->sub = 0;
-        return clock->input->workers && thread_pause(clock, thread, NEVER);
-    case LIST:
-        if (own->next < own->stop)
-            return schedule_step(clock, thread);
         own->state = UPDATE;
         own->sub = 0;
-        return false;
+        schedule_begin(clock);
+        return thread_pause(clock, thread, NEVER);
     default: return update(clock, own);
     }
 }
 
 /* --- the loop ----------------------------------------------------------------------------------------------------- */
 
-/* Runs a thread until it pauses. */
-static void run_thread(Clock *clock, uint32_t thread)
-{
+static void run_thread(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     own->until = NEVER;
     bool paused = host_goes_on(clock, thread);
@@ -192,9 +158,7 @@ static void run_thread(Clock *clock, uint32_t thread)
         agenda_add(clock, own->until, SUBJECT_THREAD, thread);
 }
 
-/* Runs until nothing is left to do, or a device is full. */
-void clock_loop(Clock *clock)
-{
+void clock_loop(Clock *clock) {
     while (!clock->full) {
         if (clock->ready.count && agenda_over(clock)) {
             engines_settle(clock);
@@ -214,9 +178,7 @@ void clock_loop(Clock *clock)
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
-/* Makes the threads: the calling one, workers, those of autograd, those of lists. */
-static void start_threads(Clock *clock)
-{
+static void start_threads(Clock *clock) {
     uint32_t n = (uint32_t)clock->input->partitions, devices = autograd_threads(clock);
     uint32_t lists = (uint32_t)clock->input->lists;
     const uint32_t counts[] = {1, n, devices, lists};
@@ -230,8 +192,7 @@ static void start_threads(Clock *clock)
 }
 
 /* Makes a clock and records what it is to run; `input` stays the caller's, and must live as long. */
-Clock *clock_new(const Input *input)
-{
+Clock *clock_new(const Input *input) {
     static ThreadStep *const steps[] = {caller_step, worker_step, autograd_step, schedule_step};
     Clock *clock = zeros(1, sizeof(Clock));
     assert(input->devices < NONE / 8 && input->microbatches < NONE / 2);
@@ -244,23 +205,17 @@ Clock *clock_new(const Input *input)
     autograd_start(clock);
     schedule_start(clock);
     clock->inboxes = zeros(input->partitions, sizeof(Inbox));
-    clock->done = zeros(input->microbatches * input->partitions, sizeof(bool));
     for (int64_t worker = 0; worker < input->partitions; worker++)
         clock->inboxes[worker].asleep = true;
-    if (input->cycles)
-        record_program(clock);
-    else
-        record_cells(clock);
+    record_program(clock);
     return clock;
 }
 
 /* Frees what is of no use after a run: all but its tasks. */
-static void forget(Clock *clock)
-{
+static void forget(Clock *clock) {
     for (int64_t worker = 0; worker < clock->input->partitions; worker++)
         free(clock->inboxes[worker].nodes.items);
     free(clock->inboxes);
-    free(clock->done);
     free(clock->threads);
     agenda_free(clock);
     schedule_free(clock);
@@ -270,8 +225,7 @@ static void forget(Clock *clock)
     clock->is_over = true;
 }
 
-void clock_free(Clock *clock)
-{
+void clock_free(Clock *clock) {
     if (!clock->is_over)
         forget(clock);
     free(clock->records.items);
@@ -283,25 +237,21 @@ void clock_free(Clock *clock)
 
 /* --- results ------------------------------------------------------------------------------------------------------ */
 
-/* How many streams there are. */
-int64_t clock_streams(const Clock *clock)
-{
+int64_t clock_streams(const Clock *clock) {
     return clock->streams.count;
 }
 
 /* Writes the device of each stream, and the compute stream of each partition. */
-void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing)
-{
+void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing) {
     for (int64_t stream = 0; stream < clock->streams.count; stream++)
         device_of[stream] = (int32_t)clock->device_of.items[stream];
     for (int64_t j = 0; j < clock->input->partitions; j++)
         computing[j] = (int32_t)clock->computing[j];
 }
 
-/* Runs all steps, with a memory or without (NULL); 1 if a device was full, then there is no result. `step_ends` has
-   a place for each step: when its last task ended. */
-int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends)
-{
+/* Runs all steps, with a memory or without (NULL); 1 if a device was full, then there is no result. Else `result` has
+   the makespan, how many tasks and entries of the agenda there were, and when the last task of each step ended. */
+int clock_run(Clock *clock, Memory *memory, int64_t *result) {
     if (memory) {
         clock->memory = memory;
         clock->allocators = memory_allocators(memory);
@@ -312,16 +262,16 @@ int clock_run(Clock *clock, Memory *memory, Result *result, int64_t *step_ends)
     clock_loop(clock);
     if (clock->full)
         return 1;
+    *result++ = clock->now;
+    *result++ = clock->records.count;
+    *result++ = (int64_t)clock->entries;
+    PUSH(clock->step_records, clock->records.count);
     Time end = 0;
     for (int64_t step = 0, row = 0; step < clock->input->steps; step++) {
-        int64_t stop = step + 1 < clock->input->steps ? clock->step_records.items[step + 1] : clock->records.count;
-        for (; row < stop; row++)
+        for (; row < clock->step_records.items[step + 1]; row++)
             end = clock->records.items[row].end > end ? clock->records.items[row].end : end;
-        step_ends[step] = end;
+        *result++ = end;
     }
-    result->makespan_ns = clock->now;
-    result->records = clock->records.count;
-    result->agenda_entries = (int64_t)clock->entries;
     forget(clock);
     return 0;
 }

@@ -8,50 +8,29 @@
 
 /* --- lists -------------------------------------------------------------------------------------------------------- */
 
-/* Appends a subject to a list. */
-static void append(Clock *clock, List *list, uint32_t subject)
-{
-    uint32_t place = clock->free_link;
-    if (place == NONE) {
-        place = (uint32_t)clock->links.count;
-        assert(place < NONE);
-        PUSH(clock->links, (Link){0, NONE});
-    } else {
-        clock->free_link = clock->links.items[place].next;
-    }
+static void append(Clock *clock, List *list, uint32_t subject) {
+    int32_t place;
+    TAKE_PLACE(clock->links, next, place);
     clock->links.items[place] = (Link){subject, NONE};
     if (list->first == NONE)
-        list->first = place;
+        list->first = (uint32_t)place;
     else
-        clock->links.items[list->last].next = place;
-    list->last = place;
+        clock->links.items[list->last].next = (uint32_t)place;
+    list->last = (uint32_t)place;
 }
 
-/* Takes the first subject out of a list that has one. */
-static uint32_t take_first(Clock *clock, List *list)
-{
+static uint32_t take_first(Clock *clock, List *list) {
     uint32_t place = list->first;
-    Link link = clock->links.items[place];
-    list->first = link.next;
-    clock->links.items[place].next = clock->free_link;
-    clock->free_link = place;
-    return link.subject;
+    list->first = clock->links.items[place].next;
+    LEAVE_PLACE(clock->links, next, (int32_t)place);
+    return clock->links.items[place].subject;
 }
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
 
-/* A place for a new operation. */
-static uint32_t operation_new(Clock *clock)
-{
-    uint32_t place = clock->free_operation;
-    if (place == NONE) {
-        place = (uint32_t)clock->operations.count;
-        assert(place < 1u << SUBJECT_BITS);
-        GROW(clock->operations);
-        clock->operations.count++;
-    } else {
-        clock->free_operation = clock->operations.items[place].followers.first;
-    }
+static uint32_t operation_new(Clock *clock) {
+    int32_t place;
+    TAKE_PLACE(clock->operations, queued, place);
     assert(clock->last_number < NONE);
     Operation *made = &clock->operations.items[place];
     made->number = ++clock->last_number;
@@ -60,19 +39,16 @@ static uint32_t operation_new(Clock *clock)
     made->followers = (List){NONE, NONE};
     made->starter = made->queue = made->record = NONE;
     made->begins = made->ends = false;
-    return place;
+    return (uint32_t)place;
 }
 
-/* Whether an operation has not ended. */
-static inline bool runs(const Clock *clock, OperationRef found)
-{
+static inline bool runs(const Clock *clock, OperationRef found) {
     return found.place != NONE && clock->operations.items[found.place].number == found.number;
 }
 
 /* Makes `follower` wait for the end of `leader`, if it does not yet. The follower is the newest operation, so it is the
    last that the leader has. */
-static void follow(Clock *clock, uint32_t leader, uint32_t follower)
-{
+static void follow(Clock *clock, uint32_t leader, uint32_t follower) {
     List *followers = &clock->operations.items[leader].followers;
     if (followers->first != NONE && clock->links.items[followers->last].subject == follower)
         return;
@@ -80,9 +56,7 @@ static void follow(Clock *clock, uint32_t leader, uint32_t follower)
     clock->operations.items[follower].missing++;
 }
 
-/* Lets a thread go on when an operation starts. */
-void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread)
-{
+void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread) {
     uint32_t *place = &clock->operations.items[operation].starter;
     while (*place != NONE)
         place = &clock->threads[*place].starter;
@@ -92,17 +66,14 @@ void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread)
 
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
-/* Adds a stream of a device; gives its number. */
-uint32_t stream_add(Clock *clock, uint32_t device)
-{
+uint32_t stream_add(Clock *clock, uint32_t device) {
     PUSH(clock->streams, (Stream){.tail = {NONE, 0}, .queued = {NONE, NONE}});
     PUSH(clock->device_of, device);
     return (uint32_t)clock->streams.count - 1;
 }
 
 /* Drops what has ended from what the next operation of a stream waits for; the tail joins the others. */
-static OperationRefs *pending(Clock *clock, Stream *stream)
-{
+static OperationRefs *pending(Clock *clock, Stream *stream) {
     OperationRefs *awaited = &stream->awaited;
     int64_t kept = 0;
     for (int64_t place = 0; place < awaited->count; place++)
@@ -112,9 +83,7 @@ static OperationRefs *pending(Clock *clock, Stream *stream)
     return awaited;
 }
 
-/* Whether an operation is among others. */
-static bool among(const OperationRefs *others, OperationRef found)
-{
+static bool among(const OperationRefs *others, OperationRef found) {
     for (int64_t place = 0; place < others->count; place++)
         if (others->items[place].number == found.number)
             return true;
@@ -122,8 +91,7 @@ static bool among(const OperationRefs *others, OperationRef found)
 }
 
 /* Appends to a list what the next operation of a stream waits for. */
-void stream_pending(Clock *clock, uint32_t number, OperationRefs *found)
-{
+void stream_pending(Clock *clock, uint32_t number, OperationRefs *found) {
     Stream *stream = &clock->streams.items[number];
     const OperationRefs *awaited = pending(clock, stream);
     for (int64_t place = 0; place < awaited->count; place++)
@@ -133,8 +101,7 @@ void stream_pending(Clock *clock, uint32_t number, OperationRefs *found)
 }
 
 /* What is issued to `waiter` from now on begins after some operations. They are not in a list of its own. */
-void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, int64_t count)
-{
+void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, int64_t count) {
     Stream *target = &clock->streams.items[waiter];
     OperationRefs *own = pending(clock, target);
     for (int64_t place = 0; place < count; place++) {
@@ -149,8 +116,7 @@ void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, in
 }
 
 /* What is issued to `waiter` from now on begins after everything issued to `awaited` so far. */
-void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited)
-{
+void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited) {
     const Stream *source = &clock->streams.items[awaited];
     if (waiter == awaited)
         return;
@@ -159,31 +125,25 @@ void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited)
 }
 
 /* Lets an event pass when everything issued to a stream so far has run; perhaps at once. As a MemoryRecord. */
-void stream_record(void *context, int32_t stream, int32_t event)
-{
+void stream_record(void *context, int32_t stream, int32_t event) {
     Clock *clock = context;
-    uint32_t number = (uint32_t)event, missing = 0;
-    assert(number < EVENT_BIT);
-    Stream *from = &clock->streams.items[stream];
-    OperationRefs *found = pending(clock, from);
-    for (int64_t place = 0; place < found->count; place++, missing++)
+    OperationRefs *found = &clock->found;
+    uint32_t number = (uint32_t)event;
+    found->count = 0;
+    stream_pending(clock, (uint32_t)stream, found);
+    for (int64_t place = 0; place < found->count; place++)
         append(clock, &clock->operations.items[found->items[place].place].followers, number | EVENT_BIT);
-    if (runs(clock, from->tail) && !among(found, from->tail)) {
-        append(clock, &clock->operations.items[from->tail.place].followers, number | EVENT_BIT);
-        missing++;
-    }
     while (clock->events.count <= number)
         PUSH(clock->events, 0);
-    clock->events.items[number] = missing;
-    if (!missing)
+    clock->events.items[number] = (uint32_t)found->count;
+    if (!found->count)
         event_passed(clock->allocators, event);
 }
 
 /* --- launch queues ------------------------------------------------------------------------------------------------ */
 
 /* Puts an operation into the launch queue of a stream. Those whose launches leave room for all are of no interest. */
-static void queue_launches(Clock *clock, uint32_t number, uint32_t place, uint32_t count)
-{
+static void queue_launches(Clock *clock, uint32_t number, uint32_t place, uint32_t count) {
     Stream *stream = &clock->streams.items[number];
     Operation *items = clock->operations.items, *added = &items[place];
     added->queue = number;
@@ -202,16 +162,14 @@ static void queue_launches(Clock *clock, uint32_t number, uint32_t place, uint32
 }
 
 /* An operation that has ended leaves its launch queue. Those before it have ended, too. */
-static void leave_queue(Clock *clock, const Operation *ended, uint32_t place)
-{
+static void leave_queue(Clock *clock, const Operation *ended, uint32_t place) {
     Stream *stream = &clock->streams.items[ended->queue];
     if (stream->queued.first == place)
         stream->queued.first = ended->queued;
 }
 
 /* When the launch queue of a stream has room for all that was issued; false: an operation must start to know that. */
-bool stream_room(Clock *clock, uint32_t number, Time *until, uint32_t *operation)
-{
+bool stream_room(Clock *clock, uint32_t number, Time *until, uint32_t *operation) {
     const Stream *stream = &clock->streams.items[number];
     int64_t depth = clock->input->queue_depth, excess = stream->launched - depth;
     *until = clock->now;
@@ -230,8 +188,7 @@ bool stream_room(Clock *clock, uint32_t number, Time *until, uint32_t *operation
 /* --- issue -------------------------------------------------------------------------------------------------------- */
 
 /* Issues an operation to a stream, or to several that meet in it; the first is the one that holds its launches. */
-uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, const Order *order)
-{
+uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, const Order *order) {
     uint32_t place = operation_new(clock);
     Operation *made = &clock->operations.items[place];
     made->duration = order->duration;
@@ -259,8 +216,7 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
 /* --- ends --------------------------------------------------------------------------------------------------------- */
 
 /* Ends an operation: what waits for it may be ready, events may pass, and its engines are free. */
-void operation_ends(Clock *clock, uint32_t place)
-{
+void operation_ends(Clock *clock, uint32_t place) {
     Operation ended = clock->operations.items[place];
     clock->operations.items[place].number = 0;
     if (ended.begins)
@@ -284,22 +240,19 @@ void operation_ends(Clock *clock, uint32_t place)
     if (ended.duration)
         for (uint32_t engine = 0; engine < ended.engine_count; engine++)
             engine_release(clock, ended.engines[engine]);
-    clock->operations.items[place].followers.first = clock->free_operation;
-    clock->free_operation = place;
+    LEAVE_PLACE(clock->operations, queued, (int32_t)place);
 }
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
 /* Makes the engines; streams come one by one. */
-void streams_start(Clock *clock, uint32_t engines)
-{
-    clock->free_operation = clock->free_link = NONE;
+void streams_start(Clock *clock, uint32_t engines) {
+    clock->operations.unused = clock->links.unused = -1;
     clock->engine_count = engines;
     clock->engines = zeros(engines, sizeof(Engine));
 }
 
-void streams_free(Clock *clock)
-{
+void streams_free(Clock *clock) {
     for (int64_t number = 0; number < clock->streams.count; number++)
         free(clock->streams.items[number].awaited.items);
     for (uint32_t engine = 0; engine < clock->engine_count; engine++)
@@ -310,6 +263,6 @@ void streams_free(Clock *clock)
     free(clock->operations.items);
     free(clock->links.items);
     free(clock->events.items);
+    free(clock->found.items);
     free(clock->ready.items);
-    free(clock->settling.items);
 }

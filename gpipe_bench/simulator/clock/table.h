@@ -2,13 +2,9 @@
 
    NUMBER(name)         a number of the input
    COLUMN(type, name)   an array of the input
-   STEP(name)           a step of the forward program, see gpipe_bench/program.py
+   STEP(name)           a step of the forward program that a task may have, see gpipe_bench/program.py
    ACTION(name)         an action of a schedule, see gpipe_bench/schedules/actions.py
-   KIND(name)           a kind of task, see gpipe_bench/timeline.py
-   WORK(name)           a column of `works` after the durations and launches of computations
-   RESULT(name)         a number of the result
-   BUSY(name)           a number of the use of a device
-   RECORD(type, name)   a column of the tasks that were issued */
+   KIND(name)           a kind of task, see gpipe_bench/timeline.py */
 
 #ifndef NUMBER
 #define NUMBER(...)
@@ -25,18 +21,6 @@
 #ifndef KIND
 #define KIND(...)
 #endif
-#ifndef WORK
-#define WORK(...)
-#endif
-#ifndef RESULT
-#define RESULT(...)
-#endif
-#ifndef BUSY
-#define BUSY(...)
-#endif
-#ifndef RECORD
-#define RECORD(...)
-#endif
 
 /* Sizes. */
 NUMBER(microbatches)
@@ -46,7 +30,8 @@ NUMBER(classes)            /* of micro-batches whose tasks are alike */
 NUMBER(skips)
 NUMBER(buses)
 NUMBER(steps)              /* of training */
-NUMBER(cycles)             /* of the forward program; 0: a schedule runs the forward passes too */
+NUMBER(forward_program)    /* 0: lists of actions run the forward passes, too */
+NUMBER(clock_cycle)        /* of the forward program */
 NUMBER(lists)              /* of actions, each of a thread; 0: autograd runs the backward pass */
 NUMBER(latency_count)
 NUMBER(updates)            /* partitions with an optimizer */
@@ -86,7 +71,7 @@ COLUMN(int64_t, update_launches)
 COLUMN(int32_t, class_of)
 COLUMN(int64_t, microbatch_loss_ns)
 
-/* Tasks by class and partition: durations and launches of each kind, then the columns called WORK. */
+/* Tasks by class and partition: durations and launches of each kind, bytes of outputs, nodes, and whether it learns. */
 COLUMN(int64_t, works)
 
 /* Skips. */
@@ -101,13 +86,9 @@ COLUMN(int32_t, way_bus)        /* or -1 */
 COLUMN(int32_t, way_staged)     /* first of `staged_ns`: for each tensor the way to the host and the way from it */
 COLUMN(int64_t, staged_ns)
 
-/* The forward program: tasks cycle by cycle; for each micro-batch which script it follows; for each script, partition
-   and phase the first of `script` (and one more); each entry a step and, above STEP_BITS, a skip. */
-COLUMN(int32_t, cycle_sizes)
-COLUMN(int32_t, cycle_tasks)
-COLUMN(int32_t, script_of)
-COLUMN(int32_t, script_first)
-COLUMN(int32_t, script)
+/* Forward passes: the sort of each micro-batch; by sort and partition, the steps of a task, a bit each. */
+COLUMN(int32_t, sort_of)
+COLUMN(int32_t, steps_of)
 
 /* Lists of actions: the first of each and one more; each action. */
 COLUMN(int32_t, list_first)
@@ -122,9 +103,7 @@ STEP(join)
 STEP(portal)
 STEP(copy)
 STEP(await_copy)
-STEP(launch)
-STEP(launch_checkpoint)
-STEP(collect)
+STEP(checkpoint)
 STEP(await_compute)
 STEP(recompute)
 STEP(fork)
@@ -145,35 +124,8 @@ KIND(copy_grad)
 KIND(portal)
 KIND(portal_grad)
 
-WORK(output_bytes)
-WORK(nodes)
-WORK(learns)
-
-RESULT(makespan_ns)
-RESULT(records)
-RESULT(agenda_entries)
-
-BUSY(compute_ns)
-BUSY(recompute_ns)
-BUSY(copy_ns)
-BUSY(occupied_ns)
-
-RECORD(int8_t, kind)
-RECORD(int8_t, on_copy_stream)
-RECORD(int32_t, i)
-RECORD(int32_t, j)
-RECORD(int32_t, device)
-RECORD(int64_t, issue_ns)
-RECORD(int64_t, start_ns)
-RECORD(int64_t, end_ns)
-RECORD(int64_t, bytes)
-
 #undef NUMBER
 #undef COLUMN
 #undef STEP
 #undef ACTION
 #undef KIND
-#undef WORK
-#undef RESULT
-#undef RECORD
-#undef BUSY

@@ -1,18 +1,23 @@
-"""The tasks of a run, kept as columns; objects are made when somebody asks for them."""
+"""The tasks of a run, kept in C; objects are made when somebody asks for them."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, overload
+from functools import cached_property
+from struct import Struct
+from typing import Any, Final, NamedTuple, Protocol
 
 from gpipe_bench.simulator.clock.shared import KINDS
+from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["Busy", "Task", "Tasks"]
+__all__ = ["TASK_ROW", "Busy", "Task", "Tasks", "Timeline"]
+
+TASK_ROW: Final = Struct("4q3i2b0q")
+"""``TaskRow`` of ``clock.h``."""
 
 _AT_ONCE: Final = 2**16
-"""Tasks whose columns are fetched at once."""
+"""Tasks that are fetched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Task:
 
 
 class Busy(NamedTuple):
-    """Nanoseconds of a device in a window of time; in the order of BUSY in ``table.h``.
+    """Nanoseconds of a device in a window of time; ``Busy`` of ``clock.h``.
 
     Attributes:
         compute_ns: forward and backward passes.
@@ -61,11 +66,11 @@ class Busy(NamedTuple):
 class Source(Protocol):
     """Where tasks are."""
 
-    def columns(self, first: int, last: int) -> Mapping[str, array[int]]:
-        """The tasks from a number to before another, see RECORD in ``table.h``."""
+    def rows(self, first: int, last: int) -> Iterator[tuple[Any, ...]]:
+        """The tasks from a number to before another, as :data:`TASK_ROW` has them."""
 
-    def busy(self, first: int, last: int, window: tuple[int, int]) -> list[Busy]:
-        """The use of each device in a window of time by these tasks."""
+    def busy(self, first: int, last: int, start_ns: int, end_ns: int) -> list[Busy]:
+        """The use of each device by these tasks from one time to another."""
 
 
 class Tasks(Sequence[Task]):
@@ -85,29 +90,59 @@ class Tasks(Sequence[Task]):
 
     def __iter__(self) -> Iterator[Task]:
         for first in range(self._first, self._last, _AT_ONCE):
-            of = self._source.columns(first, min(first + _AT_ONCE, self._last))
-            rows = zip(
-                *(of[name] for name in ("kind", "i", "j", "device", "on_copy_stream")),
-                *(of[name] for name in ("issue_ns", "start_ns", "end_ns", "bytes")),
-                strict=True,
-            )
-            for kind, i, j, device, aside, issue, start, end, nbytes in rows:
+            for row in self._source.rows(first, min(first + _AT_ONCE, self._last)):
+                issue, start, end, nbytes, i, j, device, kind, aside = row
                 yield Task(KINDS[kind], i, j, device, "copy" if aside else "compute", issue, start, end, nbytes)
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [*self][index]
+        number = range(self._first, self._last)[index]
+        return next(iter(Tasks(self._source, number, number + 1)))
 
-    @overload
-    def __getitem__(self, index: slice) -> Tasks: ...
-
-    def __getitem__(self, index: int | slice) -> Task | Tasks:
-        chosen = range(self._first, self._last)[index]
-        if isinstance(chosen, int):
-            return next(iter(Tasks(self._source, chosen, chosen + 1)))
-        if chosen.step != 1:
-            raise ValueError(f"a slice of tasks must have step 1, got {chosen.step}; make a list first")
-        return Tasks(self._source, chosen.start, max(chosen.stop, chosen.start))
+    def last(self, count: int) -> Tasks:
+        """The last tasks, so many."""
+        return Tasks(self._source, self._last - count, self._last)
 
     def busy(self, start_ns: int, end_ns: int) -> list[Busy]:
         """The use of each device from one time to another by these tasks."""
-        return self._source.busy(self._first, self._last, (start_ns, end_ns))
+        return self._source.busy(self._first, self._last, start_ns, end_ns)
+
+
+class Timeline(Sequence[TimelineEvent]):
+    """Tasks as events in the order of starts, made when somebody asks for them.
+
+    Args:
+        tasks: the tasks.
+        zero_ns: start of the events' clock.
+    """
+
+    def __init__(self, tasks: Tasks, zero_ns: int = 0) -> None:
+        self._tasks, self._zero_ns = tasks, zero_ns
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._events == [*other]
+
+    def __hash__(self) -> int:
+        return hash((len(self), self._zero_ns))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._events[index]
+
+    def busy(self, length_ns: int) -> list[Busy]:
+        """The use of each device from the start of the events' clock on."""
+        return self._tasks.busy(self._zero_ns, self._zero_ns + length_ns)
+
+    @cached_property
+    def _events(self) -> list[TimelineEvent]:
+        zero_us = self._zero_ns / 1e3
+        return [
+            TimelineEvent(
+                f"cuda:{task.device}", task.stream, task.kind, task.i, task.j, task.issue_ns / 1e3 - zero_us,
+                task.start_ns / 1e3 - zero_us, task.end_ns / 1e3 - zero_us, task.nbytes,
+            )
+            for task in sorted(self._tasks, key=lambda task: (task.start_ns, task.end_ns, task.j))
+        ]  # fmt: skip

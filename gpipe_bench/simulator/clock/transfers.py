@@ -10,6 +10,11 @@ from gpipe_bench.simulator.workloads.workload import HOST, Machine, SkipWork, Ta
 
 __all__ = ["Transfers"]
 
+_Sizes = tuple[int, ...]
+_Way = tuple[int, int, int, int, int]
+_NAMES = ("way_tensors", "way_bytes", "way_ns", "way_bus", "way_staged")
+_NOTHING: _Way = (0, 0, 0, -1, 0)
+
 
 class Transfers:
     """All transfers of a workload.
@@ -37,51 +42,27 @@ class Transfers:
         *,
         staged: bool,
     ) -> None:
-        self._work, self._machine, self._devices, self._rows = workload, machine, devices, rows
-        self._staged = staged
+        self._machine, self._devices, self._rows, self._staged = machine, devices, rows, staged
         self._buses: dict[tuple[int, int], int] = {}
-        self._known: dict[tuple[int, int, tuple[int, ...]], tuple[int, int, int, int, int]] = {}
+        self._known: dict[tuple[int, int, _Sizes], _Way] = {}
         self._lengths = array("q")
-        self._plain = workload.regular
-        made = [*self._copies(riding), *self._portals()]
-        names = ("way_tensors", "way_bytes", "way_ns", "way_bus", "way_staged")
-        self.columns: dict[str, Sequence[int]] = dict(zip(names, zip(*made, strict=True), strict=True))
+        made = [way for transfer in _transfers(workload, riding) for way in self._both_ways(*transfer)]
+        self.columns: dict[str, Sequence[int]] = dict(zip(_NAMES, zip(*made, strict=True), strict=True))
         self.columns["staged_ns"] = self._lengths
         self.buses = len(self._buses)
 
-    def _copies(self, riding: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int, int, int]]:
-        skips = self._work.skips
-        for size in dict.fromkeys(self._work.microbatch_sizes):
-            for j, works in enumerate(self._work.partitions):
-                work, carried = works[size], [skips[skip] for skip in riding[j]]
-                sizes = (*work.input_bytes, *(skip.bytes[size] for skip in carried)) if carried else work.input_bytes
-                returned = sizes if self._plain else _returned(work, carried, sizes)
-                yield from self._both_ways(j - 1, j, sizes, returned)
-
-    def _portals(self) -> Iterator[tuple[int, int, int, int, int]]:
-        for size in dict.fromkeys(self._work.microbatch_sizes):
-            for skip in self._work.skips:
-                sizes = (skip.bytes[size],)
-                yield from self._both_ways(skip.source, skip.target, sizes, sizes if skip.returns else ())
-
-    def _both_ways(
-        self, source: int, target: int, sizes: tuple[int, ...], returned: tuple[int, ...]
-    ) -> Iterator[tuple[int, int, int, int, int]]:
+    def _both_ways(self, source: int, target: int, sizes: _Sizes, returned: _Sizes) -> tuple[_Way, _Way]:
         here, there = self._devices[target], self._devices[source]
         if source < 0 or (here == there and not (self._staged and self._rows[source] != self._rows[target])):
-            # Nothing is copied.
-            yield from ((0, 0, 0, -1, 0),) * 2
-            return
-        yield self._way(there, here, sizes)
-        yield self._way(here, there, returned)
+            return _NOTHING, _NOTHING
+        return self._way(there, here, sizes), self._way(here, there, returned)
 
-    def _way(self, source: int, target: int, sizes: tuple[int, ...]) -> tuple[int, int, int, int, int]:
-        key = (source, target, sizes)
-        if key not in self._known:
-            self._known[key] = self._new_way(*key)
-        return self._known[key]
+    def _way(self, *way: *tuple[int, int, _Sizes]) -> _Way:
+        if way not in self._known:
+            self._known[way] = self._new_way(*way)
+        return self._known[way]
 
-    def _new_way(self, source: int, target: int, sizes: tuple[int, ...]) -> tuple[int, int, int, int, int]:
+    def _new_way(self, source: int, target: int, sizes: _Sizes) -> _Way:
         copy_ns, first = self._machine.copy_ns, len(self._lengths)
         if self._staged:
             for nbytes in sizes:
@@ -94,7 +75,19 @@ class Transfers:
         return len(sizes), sum(sizes), sum(copy_ns(source, target, nbytes) for nbytes in sizes), number, 0
 
 
-def _returned(work: TaskWork, carried: Sequence[SkipWork], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes of the gradients that are copied back."""
+def _transfers(workload: Workload, riding: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, _Sizes, _Sizes]]:
+    """Source, target, sizes, and sizes of the gradients that come back: of micro-batches, then of portals."""
+    for size in dict.fromkeys(workload.microbatch_sizes):
+        for j, works in enumerate(workload.partitions):
+            work, carried = works[size], [workload.skips[skip] for skip in riding[j]]
+            sizes = (*work.input_bytes, *(skip.bytes[size] for skip in carried))
+            yield j - 1, j, sizes, _returned(work, carried, sizes)
+    for size in dict.fromkeys(workload.microbatch_sizes):
+        for skip in workload.skips:
+            sizes = (skip.bytes[size],)
+            yield skip.source, skip.target, sizes, sizes if skip.returns else ()
+
+
+def _returned(work: TaskWork, carried: Sequence[SkipWork], sizes: _Sizes) -> _Sizes:
     own = work.returns or (True,) * len(work.input_bytes)
     return tuple(compress(sizes, (*own, *(skip.returns for skip in carried))))

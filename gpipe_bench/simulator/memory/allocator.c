@@ -2,119 +2,15 @@
 
 #include "allocator.h"
 
-#include <string.h>
-
-#include "grow.h"
-
 #define MIB ((int64_t)1 << 20)
-#define UNIT ((int64_t)512)
 #define SMALL MIB                 /* largest block of a small pool */
 #define SMALL_SEGMENT (2 * MIB)
 #define LARGE_SEGMENT (20 * MIB)
 #define OWN_SEGMENT (10 * MIB)    /* from here on a block has a segment of its own */
 #define ROUND_LARGE (2 * MIB)
 
-enum { FREE = -1 };
-
-/* --- pools -------------------------------------------------------------------------------------------------------- */
-
-/* Place of the first free block that has at least `units`, and of those with as many, not below `address`. */
-static int64_t first_from(const Free *items, int64_t count, uint32_t units, int64_t address) {
-    const Free *base = items;
-    while (count > 0) {
-        int64_t half = count / 2;
-        const Free *middle = base + half;
-        int less = middle->units < units || (middle->units == units && middle->address < address);
-        base = less ? middle + 1 : base;
-        count = less ? count - half - 1 : half;
-    }
-    return base - items;
-}
-
-static void remove_at(Pool *pool, int64_t place) {
-    pool->count--;
-    memmove(pool->items + place, pool->items + place + 1, (size_t)(pool->count - place) * sizeof(Free));
-}
-
-/* The free block at `place` is smaller now, or new: move it down to where it belongs. */
-static void move_down(Pool *pool, int64_t place, Free one) {
-    int64_t target = first_from(pool->items, place, one.units, one.address);
-    memmove(pool->items + target + 1, pool->items + target, (size_t)(place - target) * sizeof(Free));
-    pool->items[target] = one;
-}
-
-/* The free block at `place` has grown: move it up to where it belongs. */
-static void move_up(Pool *pool, int64_t place, Free one) {
-    Free *above = pool->items + place + 1;
-    int64_t passed = first_from(above, pool->count - place - 1, one.units, one.address);
-    memmove(pool->items + place, above, (size_t)passed * sizeof(Free));
-    pool->items[place + passed] = one;
-}
-
-static int64_t place_of(const Pool *pool, const Block *block) {
-    return first_from(pool->items, pool->count, block->units, block->address);
-}
-
-/* Let a block end where its neighbour ends, which is one no longer. */
-static void join(Allocators *all, int32_t first, int32_t second) {
-    Block *blocks = all->blocks.items;
-    int32_t after = blocks[first].after = blocks[second].after;
-    blocks[first].units += blocks[second].units;
-    if (after != NONE)
-        blocks[after].before = first;
-    LEAVE_PLACE(all->blocks, after, second);
-}
-
-/* Make a block free; it merges with free neighbours. */
-static void give(Allocators *all, int32_t block) {
-    Block *blocks = all->blocks.items;
-    Pool *pool = &all->pools[blocks[block].pool];
-    int32_t before = blocks[block].before, after = blocks[block].after;
-    int64_t place = NONE;
-    if (after != NONE && blocks[after].holders == FREE) {
-        place = place_of(pool, &blocks[after]);
-        join(all, block, after);
-    }
-    if (before != NONE && blocks[before].holders == FREE) {
-        if (place != NONE)
-            remove_at(pool, place);
-        place = place_of(pool, &blocks[before]);
-        join(all, before, block);
-        block = before;
-    }
-    blocks[block].holders = FREE;
-    Free entry = {blocks[block].address, blocks[block].units, block};
-    if (place != NONE) {
-        move_up(pool, place, entry);
-    } else {
-        GROW(*pool);
-        move_down(pool, pool->count++, entry);
-    }
-}
-
-/* Take the free block at `place`, or as much of its beginning as is asked for. */
-static int32_t take(Allocators *all, Pool *pool, int64_t place, uint32_t units) {
-    int32_t found = pool->items[place].block;
-    if (pool->items[place].units - units < pool->keep) {
-        remove_at(pool, place);
-        return found;
-    }
-    int32_t block;
-    TAKE_PLACE(all->blocks, after, block);
-    Block *rest = &all->blocks.items[found], *one = &all->blocks.items[block];
-    *one = (Block){rest->address, units, .before = rest->before, .after = found, .pool = rest->pool};
-    if (rest->before != NONE)
-        all->blocks.items[rest->before].after = block;
-    rest->before = block;
-    rest->address += units * UNIT;
-    rest->units -= units;
-    move_down(pool, place, (Free){rest->address, rest->units, found});
-    return block;
-}
-
 /* --- segments ----------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the segment that is made for a block of `size`. */
 static int64_t segment_length(int64_t size) {
     if (size <= SMALL)
         return SMALL_SEGMENT;
@@ -147,7 +43,7 @@ static void flush(Allocators *all, int32_t number) {
         if (block != NONE && all->pools[all->blocks.items[block].pool].device == number) {
             event->block = NONE;
             if (--all->blocks.items[block].awaited == 0)
-                give(all, block);
+                give_block(all, block);
         }
     }
     for (int32_t pool = device->first_pool; pool != NONE; pool = all->pools[pool].next)
@@ -174,7 +70,7 @@ static int add_segment(Allocators *all, int32_t pool, int64_t size) {
     uint32_t units = (uint32_t)(length / UNIT);
     all->blocks.items[block] = (Block){device->next_address, units, .before = NONE, .after = NONE, .pool = pool};
     device->next_address += length;
-    give(all, block);
+    give_block(all, block);
     return 1;
 }
 
@@ -202,7 +98,6 @@ static int32_t pool_of(int32_t stream, uint32_t units) {
     return 2 * stream + (units * UNIT > SMALL);
 }
 
-/* Count what is in use, and the most so far. */
 static void count(MemoryUse *use, int64_t live, int64_t allocated) {
     use->live += live;
     use->allocated += allocated;
@@ -213,40 +108,30 @@ static void count(MemoryUse *use, int64_t live, int64_t allocated) {
 }
 
 int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
-    all->requests++;
     uint32_t units = units_of(bytes);
-    int32_t number = pool_of(stream, units), block;
-    if (all->tallies) {
-        TAKE_PLACE(all->blocks, after, block);
-        all->blocks.items[block] = (Block){.units = units, .pool = number};
-    } else {
-        int64_t place = choose(all, number, units);
-        if (place == NONE)
-            return NONE;
-        block = take(all, &all->pools[number], place, units);
-    }
+    int32_t number = pool_of(stream, units);
+    int64_t place = choose(all, number, units);
+    if (place == NONE)
+        return NONE;
+    int32_t block = take_block(all, &all->pools[number], place, units);
     Block *one = &all->blocks.items[block];
     one->slack = (uint32_t)(one->units * UNIT - bytes);
     one->holders = 1;
     one->uses = NONE;
     one->awaited = 0;
-    count(&all->devices[all->pools[number].device].use, bytes, all->tallies ? 0 : one->units * UNIT);
+    count(&all->devices[all->pools[number].device].use, bytes, one->units * UNIT);
     return block;
 }
 
 int allocate_briefly(Allocators *all, int32_t stream, int64_t bytes) {
-    all->requests += 2;
     uint32_t units = units_of(bytes);
     int32_t number = pool_of(stream, units);
-    int64_t size = 0;
-    if (!all->tallies) {
-        int64_t place = choose(all, number, units);
-        if (place == NONE)
-            return 0;
-        const Pool *pool = &all->pools[number];
-        uint32_t found = pool->items[place].units;
-        size = (found - units < pool->keep ? found : units) * UNIT;
-    }
+    int64_t place = choose(all, number, units);
+    if (place == NONE)
+        return 0;
+    const Pool *pool = &all->pools[number];
+    uint32_t found = pool->items[place].units;
+    int64_t size = (found - units < pool->keep ? found : units) * UNIT;
     MemoryUse *use = &all->devices[all->pools[number].device].use;
     count(use, bytes, size);
     use->live -= bytes;
@@ -257,7 +142,7 @@ int allocate_briefly(Allocators *all, int32_t stream, int64_t bytes) {
 void discount(Allocators *all, int32_t device, int64_t live, int64_t allocated) {
     MemoryUse *use = &all->devices[device].use;
     use->live += live;
-    use->allocated += all->tallies ? 0 : allocated;
+    use->allocated += allocated;
 }
 
 /* Take a block back that others used: it waits for an event on each of their streams. */
@@ -279,16 +164,11 @@ void drop(Allocators *all, int32_t block) {
     Block *one = &all->blocks.items[block];
     if (--one->holders)
         return;
-    all->requests++;
     MemoryUse *use = &all->devices[all->pools[one->pool].device].use;
     use->live -= one->units * UNIT - one->slack;
-    if (all->tallies) {
-        LEAVE_PLACE(all->blocks, after, block);
-        return;
-    }
     use->allocated -= one->units * UNIT;
     if (one->uses == NONE) {
-        give(all, block);
+        give_block(all, block);
     } else {
         await_uses(all, block);
     }
@@ -296,12 +176,11 @@ void drop(Allocators *all, int32_t block) {
 
 void use_on_stream(Allocators *all, int32_t block, int32_t stream) {
     Block *one = &all->blocks.items[block];
-    if (all->tallies || one->pool / 2 == stream)
+    if (one->pool / 2 == stream)
         return;
-    for (int32_t use = one->uses; use != NONE; use = all->uses.items[use].next) {
+    for (int32_t use = one->uses; use != NONE; use = all->uses.items[use].next)
         if (all->uses.items[use].stream == stream)
             return;
-    }
     int32_t use;
     TAKE_PLACE(all->uses, next, use);
     all->uses.items[use] = (Use){stream, one->uses};
@@ -313,13 +192,12 @@ void event_passed(Allocators *all, int32_t event) {
     all->events.items[event].block = NONE;
     LEAVE_PLACE(all->events, next, event);
     if (block != NONE && --all->blocks.items[block].awaited == 0)
-        give(all, block);
+        give_block(all, block);
 }
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
 void allocators_begin(Allocators *all, int32_t devices, const int64_t *device_of, int32_t streams, int64_t capacity) {
-    all->device_count = devices;
     all->stream_count = streams;
     all->devices = zeros(devices, sizeof(Device));
     all->pools = zeros(2 * (int64_t)streams, sizeof(Pool));

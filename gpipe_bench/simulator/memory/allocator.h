@@ -12,11 +12,12 @@
 #ifndef GPIPE_BENCH_ALLOCATOR_H
 #define GPIPE_BENCH_ALLOCATOR_H
 
-#include <stdint.h>
-
+#include "grow.h"
 #include "memory.h"
 
-enum { NONE = -1 };
+enum { NONE = -1, FREE = -1 };
+
+#define UNIT ((int64_t)512)
 
 /* A piece of a segment: in use, free, or waiting until other streams no longer use it. */
 typedef struct {
@@ -65,37 +66,16 @@ typedef struct {
     int32_t block, next;
 } Event;
 
-/* Growable vectors, with a list of unused places threaded through them. */
-typedef struct {
-    Block *items;
-    int64_t count, room;
-    int32_t unused;
-} Blocks;
-
-typedef struct {
-    Use *items;
-    int64_t count, room;
-    int32_t unused;
-} Uses;
-
-typedef struct {
-    Event *items;
-    int64_t count, room;
-    int32_t unused;
-} Events;
-
 struct Allocators {
-    int32_t device_count, stream_count;
-    int tallies;             /* only count the bytes that were asked for */
+    int32_t stream_count;
     Device *devices;
     Pool *pools;             /* two for each stream */
-    Blocks blocks;
-    Uses uses;
-    Events events;
+    PLACES(Block) blocks;
+    PLACES(Use) uses;
+    PLACES(Event) events;
     MemoryRecord *record;
     void *context;
     MemoryShortage shortage;
-    int64_t requests;
 };
 
 /* Allocators of some devices; `device_of`: the device of each stream. */
@@ -116,6 +96,25 @@ void use_on_stream(Allocators *all, int32_t block, int32_t stream);
 
 /* Change what counts as in use, apart from any request: by bytes that were asked for, and as the allocator rounds. */
 void discount(Allocators *all, int32_t device, int64_t live, int64_t allocated);
+
+/* Place of the first free block that has at least `units`, and of those with as many, not below `address`. */
+static inline int64_t first_from(const Free *items, int64_t count, uint32_t units, int64_t address) {
+    const Free *base = items;
+    while (count > 0) {
+        int64_t half = count / 2;
+        const Free *middle = base + half;
+        int less = middle->units < units || (middle->units == units && middle->address < address);
+        base = less ? middle + 1 : base;
+        count = less ? count - half - 1 : half;
+    }
+    return base - items;
+}
+
+/* Make a block free; it merges with free neighbours. */
+void give_block(Allocators *all, int32_t block);
+
+/* Take the free block at `place`, or as much of its beginning as is asked for. */
+int32_t take_block(Allocators *all, Pool *pool, int64_t place, uint32_t units);
 
 /* One more holds the block. */
 static inline int32_t hold(Allocators *all, int32_t block) {

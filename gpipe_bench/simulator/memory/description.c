@@ -1,9 +1,7 @@
-/* Reads the description that description.py writes: integers in the order of the calls here. A list has its length
-   before it. */
+/* Reads the description that description.py writes: records of integers, then lists, each with its length before it, in
+   the order of the structs in state.h. */
 
 #include "state.h"
-
-enum { VERSION = 1 };
 
 /* A place in the description; past its end there are zeros. */
 typedef struct {
@@ -12,144 +10,86 @@ typedef struct {
 } Reader;
 
 static int64_t number(Reader *reader) {
-    if (reader->next >= reader->end) {
-        reader->is_short = 1;
-        return 0;
-    }
-    return *reader->next++;
+    if (reader->next < reader->end)
+        return *reader->next++;
+    reader->is_short = 1;
+    return 0;
 }
 
-/* How many of something follow. */
 static int64_t counted(Reader *reader) {
     int64_t count = number(reader);
-    if (count < 0 || count > reader->end - reader->next) {
-        reader->is_short = 1;
-        return 0;
-    }
-    return count;
+    if (count >= 0 && count <= reader->end - reader->next)
+        return count;
+    reader->is_short = 1;
+    return 0;
 }
 
-static Numbers numbers(Reader *reader) {
-    int64_t count = counted(reader);
-    Numbers found = {reader->next, count};
-    reader->next += count;
-    return found;
-}
-
-static void read_skips(Memory *memory, Reader *reader) {
-    memory->skip_count = counted(reader);
-    memory->skips = zeros(memory->skip_count, sizeof(Skip));
-    for (Skip *skip = memory->skips; skip < memory->skips + memory->skip_count; skip++) {
-        skip->source = number(reader);
-        skip->target = number(reader);
-        skip->returns = number(reader);
-        skip->bytes = numbers(reader);
+/* Reads the first members of a struct: so many integers, then so many lists. */
+static void read_record(Reader *reader, void *record, int integers, int lists) {
+    int64_t *integer = record;
+    for (int place = 0; place < integers; place++)
+        *integer++ = number(reader);
+    for (Numbers *list = (Numbers *)integer; lists > 0; lists--, list++) {
+        list->count = counted(reader);
+        list->items = reader->next;
+        reader->next += list->count;
     }
 }
 
-static void read_partitions(Memory *memory, Reader *reader) {
-    memory->partition_count = counted(reader);
-    memory->partitions = zeros(memory->partition_count, sizeof(Partition));
-    for (Partition *one = memory->partitions; one < memory->partitions + memory->partition_count; one++) {
-        one->device = number(reader);
-        one->stream = number(reader);
-        one->gradients = number(reader);
-        one->temporary = number(reader);
-        one->ending = number(reader);
-        one->incoming = numbers(reader);
-        one->departing = numbers(reader);
-        one->resident = numbers(reader);
-        one->state = numbers(reader);
-    }
-}
-
-static void read_back(Back *back, Reader *reader) {
-    back->returning = numbers(reader);
-    back->shared = numbers(reader);
-    back->made = numbers(reader);
-    back->rows = numbers(reader);
-}
-
-/* Reads the kinds of tasks; gives the most slots that a pass has. */
-static int64_t read_kinds(Memory *memory, Reader *reader) {
-    int64_t count = counted(reader), slots = 0;
-    memory->kinds = zeros(count, sizeof(Kind));
-    for (Kind *kind = memory->kinds; kind < memory->kinds + count; kind++) {
-        int64_t own = number(reader);
-        slots = own > slots ? own : slots;
-        kind->left = number(reader);
-        kind->splits = number(reader);
-        kind->later = number(reader);
-        kind->hand_over = number(reader);
-        kind->passes_back = number(reader);
-        Numbers *lists[] = {
-            &kind->outputs, &kind->inputs, &kind->returns, &kind->leaving, &kind->kept, &kind->kept_inputs,
-            &kind->plain, &kind->graph, &kind->early,
-        };
-        for (size_t list = 0; list < sizeof lists / sizeof *lists; list++)
-            *lists[list] = numbers(reader);
-        read_back(&kind->whole, reader);
-        read_back(&kind->input_half, reader);
-        read_back(&kind->weight_half, reader);
-    }
-    return slots;
+/* Reads as many structs as follow. */
+static void *read_records(Reader *reader, int64_t *count, int64_t size, int integers, int lists) {
+    *count = counted(reader);
+    char *made = zeros(*count, size);
+    for (int64_t place = 0; place < *count; place++)
+        read_record(reader, made + place * size, integers, lists);
+    return made;
 }
 
 Memory *memory_new(const int64_t *description, int64_t length) {
     Reader reader = {description, description + length, 0};
-    if (number(&reader) != VERSION)
-        return NULL;
     Memory *memory = zeros(1, sizeof(Memory));
-    memory->published = number(&reader);
-    memory->scheduled = number(&reader);
-    memory->riding = number(&reader);
-    memory->is_static = number(&reader);
-    memory->all.tallies = (int)number(&reader);
-    int64_t devices = number(&reader), capacity = number(&reader);
-    Numbers device_of = numbers(&reader);
-    memory->name_count = number(&reader);
-    int64_t kernels = number(&reader);
-    memory->size_count = number(&reader);
-    memory->sizes = numbers(&reader);
-    memory->batch = numbers(&reader);
-    memory->kind_of = numbers(&reader);
-    read_skips(memory, &reader);
-    read_partitions(memory, &reader);
-    int64_t slots = read_kinds(memory, &reader), m = memory->sizes.count;
+    int64_t kinds, slots = 0;
+    read_record(&reader, &memory->given, 9, 4);
+    memory->skips = read_records(&reader, &memory->skip_count, sizeof(Skip), 3, 1);
+    memory->partitions = read_records(&reader, &memory->partition_count, sizeof(Partition), 5, 4);
+    memory->kinds = read_records(&reader, &kinds, sizeof(Kind), 6, 21);
+    const Given *given = &memory->given;
+    int64_t m = memory->microbatch_count = given->sizes.count;
     if (reader.is_short || reader.next != reader.end) {
         memory_free(memory);
         return NULL;
     }
-    allocators_begin(&memory->all, (int32_t)devices, device_of.items, (int32_t)device_of.count, capacity);
-    memory->microbatch_count = m;
+    for (int64_t kind = 0; kind < kinds; kind++)
+        slots = memory->kinds[kind].slots > slots ? memory->kinds[kind].slots : slots;
+    int32_t devices = (int32_t)given->devices, streams = (int32_t)given->device_of.count;
+    allocators_begin(&memory->all, devices, given->device_of.items, streams, given->capacity);
     memory->tasks = zeros(m * memory->partition_count, sizeof(Task));
     memory->values = zeros(m, sizeof(Row *));
     memory->passing = zeros(m * memory->skip_count, sizeof(int32_t));
     memory->skip_gradients = zeros(m * memory->skip_count, sizeof(int32_t));
-    memory->without = zeros(kernels, 1);
+    memory->without = zeros(given->kernels, 1);
     memory->table = zeros(slots, sizeof(int32_t));
-    memory->lent = zeros(memory->name_count, sizeof(int32_t));
+    memory->lent = zeros(given->names, sizeof(int32_t));
     return memory;
 }
 
 void forget_rows(Memory *memory) {
     int64_t tasks = memory->microbatch_count * memory->partition_count;
-    for (Task *task = memory->tasks; task < memory->tasks + tasks; task++) {
-        free_row(memory, &task->saved);
-        free_row(memory, &task->table);
-        free_row(memory, &task->lent);
-        free_row(memory, &task->gradients);
+    for (Task *task = memory->tasks; task != NULL && task < memory->tasks + tasks; task++) {
+        free_row(&task->saved);
+        free_row(&task->table);
+        free_row(&task->lent);
+        free_row(&task->gradients);
     }
-    for (int64_t i = 0; i < memory->microbatch_count; i++)
-        free_row(memory, &memory->values[i]);
+    for (int64_t i = 0; memory->values != NULL && i < memory->microbatch_count; i++)
+        free_row(&memory->values[i]);
 }
 
 void memory_free(Memory *memory) {
     forget_rows(memory);
     for (int64_t j = 0; j < memory->partition_count; j++)
-        free_row(memory, &memory->partitions[j].own);
-    free_row(memory, &memory->held_batch);
-    rows_end(&memory->rows);
+        free_row(&memory->partitions[j].own);
+    free_row(&memory->held_batch);
     void *parts[] = {
         memory->kinds, memory->partitions, memory->skips, memory->tasks, memory->values, memory->passing,
         memory->skip_gradients, memory->sent.items, memory->without, memory->table, memory->lent,

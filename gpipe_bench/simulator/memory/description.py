@@ -6,22 +6,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
 
-from gpipe_bench.simulator.memory.lowering import LoweredTask
-from gpipe_bench.simulator.workloads.workload import (
-    NOTHING,
-    MemoryOp,
-    SplitWork,
-    StaticMemory,
-    TaskWork,
-    Workload,
-)
+from gpipe_bench.simulator.memory.lowering import lowered_task, record
+from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, StaticMemory, TaskWork, Workload
 
-__all__ = ["VERSION", "Places", "describe"]
-
-VERSION: Final = 1
-"""Of the order of the integers; ``description.c`` has the same."""
+__all__ = ["Places", "describe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +38,8 @@ def describe(
     riding: bool,
     published: bool = False,
     scheduled: bool = False,
-    tally: bool = False,
 ) -> array[int]:
-    """The description of a run.
+    """The description of a run: records in the order of the structs in ``state.h``.
 
     Args:
         workload: sizes, as :meth:`Workload.chosen` gives them.
@@ -62,32 +50,32 @@ def describe(
             their recomputation gave out.
         scheduled: whether the backward pass is scheduled: then each task sums up its gradients by itself, and keeps
             gradients that come to it until it has run, unless they are handed over.
-        tally: whether to count the bytes of tensors only.
     """
     sizes = {size: number for number, size in enumerate(workload.partitions[0])}
     firsts = _alike(works[size] for works in workload.partitions for size in sizes)
     tasks = list({id(first): first for first in firsts}.values())
-    kind_of, kernels = {id(work): kind for kind, work in enumerate(tasks)}, _kernels(tasks)
-    found = [VERSION, published, scheduled, riding, bool(workload.static), tally, places.count, capacity]
-    found += _listed(places.device_of)
-    found += [_names(workload, tasks), len(kernels), len(sizes)]
-    found += _listed([sizes[size] for size in workload.microbatch_sizes])
-    found += _listed(_batch(workload))
-    found += _listed([kind_of[id(first)] for first in firsts])
-    found += _skips(workload, list(sizes))
-    found.append(workload.n)
-    for j in range(workload.n):
-        found += _partition(workload, places, j, riding=riding)
-    found.append(len(tasks))
-    for work in tasks:
-        found += LoweredTask(work, kernels).integers()
+    kind_of = {id(work): kind for kind, work in enumerate(tasks)}
+    scratch = dict.fromkeys(op.block for work in tasks for op in _requests(work) if op.kind == "scratch")
+    kernels = {block: number for number, block in enumerate(scratch)}
+    names = _names(workload, tasks)
+    inputs = zip(*(workload.task(i, 0).input_bytes for i in range(workload.m)), strict=True)
+    found = record(
+        (published, scheduled, riding, bool(workload.static), places.count, capacity, names, len(kernels), len(sizes)),
+        places.device_of,
+        [sizes[size] for size in workload.microbatch_sizes],
+        # Micro-batches are views of the tensors of the batch.
+        [sum(nbytes) for nbytes in inputs],
+        [kind_of[id(first)] for first in firsts],
+    )
+    skips = [
+        record((skip.source, skip.target, skip.returns), [skip.bytes.get(size, 0) for size in sizes])
+        for skip in workload.skips
+    ]
+    partitions = [_partition(workload, places, j, riding=riding) for j in range(workload.n)]
+    kinds = [lowered_task(work, kernels) for work in tasks]
+    for records in (skips, partitions, kinds):
+        found += (len(records), *chain.from_iterable(records))
     return array("q", found)
-
-
-def _listed(numbers: Sequence[int]) -> Iterator[int]:
-    """A list, with its length before it."""
-    yield len(numbers)
-    yield from numbers
 
 
 def _alike(works: Iterable[TaskWork]) -> list[TaskWork]:
@@ -106,12 +94,6 @@ def _alike(works: Iterable[TaskWork]) -> list[TaskWork]:
     return found
 
 
-def _kernels(tasks: Iterable[TaskWork]) -> dict[int, int]:
-    """A number for each kind of kernel that asks for scratch memory."""
-    kinds = dict.fromkeys(op.block for work in tasks for op in _requests(work) if op.kind == "scratch")
-    return {kind: number for number, kind in enumerate(kinds)}
-
-
 def _requests(work: TaskWork) -> Iterator[MemoryOp]:
     """All requests of a task."""
     halves = work.split or SplitWork(NOTHING, NOTHING)
@@ -126,20 +108,7 @@ def _names(workload: Workload, tasks: Iterable[TaskWork]) -> int:
     return max(2 * (max(lengths) + len(workload.skips)) + 2, -1 - least)
 
 
-def _batch(workload: Workload) -> list[int]:
-    """Bytes of each tensor of the batch, of which micro-batches are views."""
-    inputs = zip(*(workload.task(i, 0).input_bytes for i in range(workload.m)), strict=True)
-    return [sum(nbytes) for nbytes in inputs]
-
-
-def _skips(workload: Workload, sizes: Sequence[int]) -> Iterator[int]:
-    yield len(workload.skips)
-    for skip in workload.skips:
-        yield from (skip.source, skip.target, skip.returns)
-        yield from _listed([skip.bytes.get(size, 0) for size in sizes])
-
-
-def _partition(workload: Workload, places: Places, j: int, *, riding: bool) -> Iterator[int]:
+def _partition(workload: Workload, places: Places, j: int, *, riding: bool) -> list[int]:
     """Where a partition is, the skips that come and go there, and what stays there between tasks."""
     static = StaticMemory()
     if workload.static:
@@ -149,8 +118,11 @@ def _partition(workload: Workload, places: Places, j: int, *, riding: bool) -> I
     crossing = {number: skip for number, skip in enumerate(workload.skips) if skip.source != skip.target}
     ending = [number for number, skip in crossing.items() if skip.target == j]
     through = [number for number, skip in crossing.items() if riding and skip.source < j < skip.target]
-    yield from (places.devices[j], places.computing[j], static.gradients, static.temporary, len(ending))
-    yield from _listed(ending + through)
-    yield from _listed([number for number, skip in crossing.items() if skip.source == j])
-    yield from _listed(static.resident)
-    yield from _listed(static.state)
+    departing = [number for number, skip in crossing.items() if skip.source == j]
+    return record(
+        (places.devices[j], places.computing[j], static.gradients, static.temporary, len(ending)),
+        ending + through,
+        departing,
+        static.resident,
+        static.state,
+    )

@@ -1,4 +1,4 @@
-/* Growable vectors: struct { T *items; int64_t count, room; }, all zero at first. */
+/* Growable vectors. */
 
 #ifndef GPIPE_BENCH_GROW_H
 #define GPIPE_BENCH_GROW_H
@@ -32,15 +32,35 @@ static inline void *grown(void *items, int64_t *room, int64_t size) {
     return made;
 }
 
+#define VECTOR(type) \
+    struct { \
+        type *items; \
+        int64_t count, room; \
+    }
+
+/* The same with places that are used again: a field of the items chains those that are unused. */
+#define PLACES(type) \
+    struct { \
+        type *items; \
+        int64_t count, room; \
+        int32_t unused; /* -1: none */ \
+    }
+
 /* Make room for one more item; places of items have 31 bits. */
 #define GROW(vector) \
     do { \
-        if ((vector).count == (vector).room) { \
+        if ((vector).count == (vector).room) \
             (vector).items = grown((vector).items, &(vector).room, (int64_t)sizeof *(vector).items); \
-        } \
     } while (0)
 
-/* A place for one more item: one of the unused places, which a field chains, or one at the end. */
+/* Append an item. */
+#define PUSH(vector, ...) \
+    do { \
+        GROW(vector); \
+        (vector).items[(vector).count++] = (__VA_ARGS__); \
+    } while (0)
+
+/* A place for one more item: an unused one, or one at the end. */
 #define TAKE_PLACE(vector, link, place) \
     do { \
         (place) = (vector).unused; \

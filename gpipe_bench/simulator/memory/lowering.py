@@ -22,7 +22,7 @@ from gpipe_bench.program import HANDED_OVER_BYTES
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
 from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, TaskWork
 
-__all__ = ["CODES", "CODE_BITS", "LoweredTask"]
+__all__ = ["CODES", "CODE_BITS", "LoweredTask", "lowered_task", "record"]
 
 CODES: Final = ("alloc", "drop", "brief", "scratch", "let_go", "gradient", "view", "leaving", "kept")
 """What a row asks for, by its code; ``state.h`` has the same ones as ``ROW_ALLOC`` and so on."""
@@ -38,6 +38,22 @@ _Blocks = dict[int, None]
 """Blocks in use, in order."""
 
 
+def record(integers: Iterable[int], *lists: Sequence[int]) -> list[int]:
+    """Integers, then lists with their lengths before them, as ``description.c`` reads them."""
+    found = [*integers]
+    for numbers in lists:
+        found.append(len(numbers))
+        found += numbers
+    return found
+
+
+def lowered_task(work: TaskWork, kernels: Mapping[int, int]) -> list[int]:
+    """The record of a task; ``kernels``: a number for each kind of kernel that asks for scratch memory."""
+    lowered = LoweredTask(work, kernels)
+    integers = (lowered.slots, lowered.left, lowered.splits, lowered.later, lowered.hand_over, lowered.passes_back)
+    return record(integers, *lowered.lists)
+
+
 class LoweredTask:
     """A task as the memory reads it.
 
@@ -45,14 +61,7 @@ class LoweredTask:
         work: the task.
         kernels: a number for each kind of kernel that asks for scratch memory.
 
-    Attributes:
-        slots: how many slots a pass has.
-        left: how many of them are in use after a pass with graph.
-        splits: whether its backward pass has halves.
-        later: how many slots may be in use between them.
-        hand_over: least bytes of a gradient that is handed over in a scheduled backward pass.
-        passes_back: whether a gradient that comes goes on as it is.
-        lists: as ``Kind`` in ``state.h`` has them.
+    Attributes: those of ``Kind`` in ``state.h``; its lists are in ``lists``.
     """
 
     def __init__(self, work: TaskWork, kernels: Mapping[int, int]) -> None:
@@ -81,14 +90,6 @@ class LoweredTask:
             *halves,
         )
         self.slots = len(self._slots)
-
-    def integers(self) -> list[int]:
-        """What the description says of it."""
-        found = [self.slots, self.left, self.splits, self.later, self.hand_over, self.passes_back]
-        for numbers in self.lists:
-            found.append(len(numbers))
-            found += numbers
-        return found
 
     def _slot(self, name: int) -> int:
         return self._slots.setdefault(name, len(self._slots))

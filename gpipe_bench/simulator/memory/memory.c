@@ -1,7 +1,5 @@
 /* What stays between tasks: parameters, the batch, copies on their way, the loss. */
 
-#include "memory.h"
-
 #include "state.h"
 
 void memory_connect(Memory *memory, MemoryRecord *record, void *context) {
@@ -9,14 +7,37 @@ void memory_connect(Memory *memory, MemoryRecord *record, void *context) {
     memory->all.context = context;
 }
 
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+Row *new_row(int64_t count) {
+    Row *row = malloc(sizeof(Row) + (size_t)count * sizeof(int32_t));
+    if (row == NULL)
+        give_up("no memory left on the host");
+    row->count = count;
+    return row;
+}
+
+void free_row(Row **row) {
+    free(*row);
+    *row = NULL;
+}
+
+void drop_row(Memory *memory, Row **row) {
+    for (int64_t place = 0; *row != NULL && place < (*row)->count; place++)
+        if ((*row)->items[place] != NONE)
+            drop(&memory->all, (*row)->items[place]);
+    free_row(row);
+}
+
+/* --- steps -------------------------------------------------------------------------------------------------------- */
+
 /* Parameters and buffers come to their devices at once, on the default streams. */
 static int settle(Memory *memory) {
     for (int64_t j = 0; j < memory->partition_count; j++) {
         const Partition *partition = &memory->partitions[j];
-        for (int64_t place = 0; place < partition->resident.count; place++) {
+        for (int64_t place = 0; place < partition->resident.count; place++)
             if (allocate(&memory->all, (int32_t)partition->device, partition->resident.items[place]) == NONE)
                 return MEMORY_FULL;
-        }
     }
     return MEMORY_OK;
 }
@@ -25,7 +46,7 @@ static int settle(Memory *memory) {
 static void begin_batch(Memory *memory) {
     forget_rows(memory);
     for (int64_t i = 0; i < memory->microbatch_count; i++) {
-        Row *values = memory->values[i] = new_row(memory, memory->batch.count);
+        Row *values = memory->values[i] = new_row(memory->given.batch.count);
         for (int64_t place = 0; place < values->count; place++)
             values->items[place] = hold(&memory->all, memory->held_batch->items[place]);
     }
@@ -34,13 +55,13 @@ static void begin_batch(Memory *memory) {
 }
 
 int memory_start(Memory *memory) {
-    for (int64_t name = 0; name < memory->name_count; name++)
+    for (int64_t name = 0; name < memory->given.names; name++)
         memory->lent[name] = NONE;
     if (settle(memory))
         return MEMORY_FULL;
-    Row *batch = memory->held_batch = new_row(memory, memory->batch.count);
+    Row *batch = memory->held_batch = new_row(memory->given.batch.count);
     for (int64_t place = 0; place < batch->count; place++) {
-        batch->items[place] = new_on(memory, 0, memory->batch.items[place]);
+        batch->items[place] = new_on(memory, 0, memory->given.batch.items[place]);
         if (batch->items[place] == NONE)
             return MEMORY_FULL;
     }
@@ -49,7 +70,7 @@ int memory_start(Memory *memory) {
 }
 
 void memory_next_step(Memory *memory) {
-    for (int64_t j = 0; j < memory->partition_count && !memory->published; j++) {
+    for (int64_t j = 0; j < memory->partition_count && !memory->given.published; j++) {
         drop_row(memory, &memory->partitions[j].own);
         memory->partitions[j].is_alone = 0;
     }
@@ -57,16 +78,46 @@ void memory_next_step(Memory *memory) {
 }
 
 int memory_update(Memory *memory) {
-    for (int64_t j = 0; j < memory->partition_count && memory->is_static; j++) {
+    for (int64_t j = 0; j < memory->partition_count && memory->given.is_static; j++) {
         const Partition *partition = &memory->partitions[j];
-        for (int64_t place = 0; place < partition->state.count && !memory->has_state; place++) {
+        for (int64_t place = 0; place < partition->state.count && !memory->has_state; place++)
             if (new_on(memory, j, partition->state.items[place]) == NONE)
                 return MEMORY_FULL;
-        }
         if (partition->temporary && !allocate_briefly(&memory->all, (int32_t)partition->stream, partition->temporary))
             return MEMORY_FULL;
     }
     memory->has_state = 1;
+    return MEMORY_OK;
+}
+
+/* --- gradients of parameters -------------------------------------------------------------------------------------- */
+
+Way backward_way(const Memory *memory, const Back *back, const Partition *partition, int is_open) {
+    Way way = {.is_open = is_open, .keeps = memory->given.published && !is_open};
+    way.is_made = partition->own == NULL && memory->given.is_static && back->made.count;
+    way.is_summed = is_open && partition->is_alone && !memory->given.scheduled && !memory->given.published;
+    return way;
+}
+
+int make_gradients(Memory *memory, const Back *back, int64_t j, Way way) {
+    Partition *partition = &memory->partitions[j];
+    if (partition->own != NULL) {
+        partition->is_alone = 0;
+        return MEMORY_OK;
+    }
+    int64_t made = way.is_made ? back->made.count : 0, missing = memory->given.is_static ? partition->gradients : 0;
+    for (int64_t place = 0; place < made; place++)
+        missing -= requested(&memory->all, memory->table[back->made.items[place]]);
+    Row *own = partition->own = new_row(made + (missing > 0));
+    for (int64_t place = 0; place < made; place++)
+        own->items[place] = memory->table[back->made.items[place]];
+    if (missing > 0) {
+        /* Gradients that were no blocks of the backward pass, such as copies of views. */
+        own->items[made] = new_on(memory, j, missing);
+        if (own->items[made] == NONE)
+            return MEMORY_FULL;
+    }
+    partition->is_alone = way.is_open;
     return MEMORY_OK;
 }
 
@@ -75,10 +126,9 @@ int memory_update(Memory *memory) {
 /* What the batch has come to: bytes of all outputs. */
 static int64_t output_bytes(const Memory *memory) {
     int64_t bytes = 0;
-    for (int64_t i = 0; i < memory->microbatch_count; i++) {
+    for (int64_t i = 0; i < memory->microbatch_count; i++)
         for (int64_t place = 0; place < memory->values[i]->count; place++)
             bytes += requested(&memory->all, memory->values[i]->items[place]);
-    }
     return bytes;
 }
 
@@ -89,10 +139,9 @@ int memory_loss(Memory *memory) {
     int32_t together = m > 1 ? new_on(memory, last, bytes) : NONE;
     if (m > 1 && together == NONE)
         return MEMORY_FULL;
-    if (m > 1) {
+    if (m > 1)
         for (int64_t i = 0; i < m; i++)
             drop_row(memory, &memory->values[i]);
-    }
     /* The loss keeps its input until its gradient is made. */
     int32_t gradient = new_on(memory, last, bytes);
     if (gradient == NONE)
@@ -104,18 +153,18 @@ int memory_loss(Memory *memory) {
     }
     memory->all.blocks.items[gradient].holders = (int32_t)m;
     for (int64_t i = 0; i < m; i++) {
-        Row *row = new_row(memory, 1);
+        Row *row = new_row(1);
         row->items[0] = gradient;
-        free_row(memory, &task_at(memory, i, last)->gradients);
+        free_row(&task_at(memory, i, last)->gradients);
         task_at(memory, i, last)->gradients = row;
     }
     return MEMORY_OK;
 }
 
 int memory_microbatch_loss(Memory *memory, int32_t i) {
-    Row *outputs = memory->values[i], *row = new_row(memory, outputs->count);
+    Row *outputs = memory->values[i], *row = new_row(outputs->count);
     Task *last = task_at(memory, i, memory->partition_count - 1);
-    free_row(memory, &last->gradients);
+    free_row(&last->gradients);
     last->gradients = row;
     for (int64_t place = 0; place < row->count; place++) {
         row->items[place] = new_on(memory, memory->partition_count - 1, requested(&memory->all, outputs->items[place]));
@@ -135,8 +184,7 @@ static int copy_tensor(Memory *memory, const MemoryTransfer *copy, int32_t *plac
     if (made == NONE)
         return MEMORY_FULL;
     use_on_stream(&memory->all, made, (int32_t)receiver->stream);
-    GROW(memory->sent);
-    memory->sent.items[memory->sent.count++] = *place;
+    PUSH(memory->sent, *place);
     *place = made;
     return MEMORY_OK;
 }
@@ -159,7 +207,7 @@ static int copy_microbatch(Memory *memory, const MemoryTransfer *copy) {
         if (copy_tensor(memory, copy, &row->items[place], kind->inputs.items[place]))
             return MEMORY_FULL;
     }
-    for (int64_t skip = 0; skip < memory->skip_count && memory->riding; skip++) {
+    for (int64_t skip = 0; skip < memory->skip_count && memory->given.riding; skip++) {
         int rides = memory->skips[skip].source < copy->target && copy->target <= memory->skips[skip].target;
         if (rides && copy_skip(memory, copy, skip))
             return MEMORY_FULL;
@@ -202,8 +250,4 @@ void memory_use(const Memory *memory, int32_t device, MemoryUse *use) {
 
 void memory_shortage(const Memory *memory, MemoryShortage *shortage) {
     *shortage = memory->all.shortage;
-}
-
-int64_t memory_requests(const Memory *memory) {
-    return memory->all.requests;
 }

@@ -57,12 +57,10 @@ int memory_recompute(Memory *memory, int32_t i, int32_t j);
 /* The calling thread takes what a forward pass gave; of an open graph, the micro-batch holds the inputs no longer. */
 void memory_collected(Memory *memory, int32_t i, int32_t j);
 
-/* Action B. */
-int memory_backward(Memory *memory, int32_t i, int32_t j);
-
-/* Actions I and W: the gradients of the inputs, then those of the weights. Where a task is not split, I is B. */
-int memory_backward_inputs(Memory *memory, int32_t i, int32_t j);
-int memory_backward_weights(Memory *memory, int32_t i, int32_t j);
+/* Actions B, I and W: the whole backward pass, the gradients of inputs, then those of weights. Where a task is not split,
+   I is B. */
+enum { BACKWARD_WHOLE, BACKWARD_INPUTS, BACKWARD_WEIGHTS };
+int memory_backward(Memory *memory, int32_t i, int32_t j, int32_t part);
 
 /* A copy is about to be issued; once it was, what the last copy has sent is held by the micro-batch no longer. */
 typedef struct {
@@ -95,8 +93,7 @@ Allocators *memory_allocators(Memory *memory);
 
 /* --- results ------------------------------------------------------------------------------------------------------ */
 
-/* Bytes of a device: asked for and not given back; handed out for them; of segments; and the most of each so far. Where
-   tensors are only counted, all but the first are 0. */
+/* Bytes of a device: asked for and not given back; handed out for them; of segments; and the most of each so far. */
 typedef struct {
     int64_t live, allocated, reserved;
     int64_t peak_live, peak_allocated, peak_reserved;
@@ -109,8 +106,5 @@ typedef struct {
     int64_t device, needed, reserved, capacity;
 } MemoryShortage;
 void memory_shortage(const Memory *memory, MemoryShortage *shortage);
-
-/* Requests made so far, for measurements. */
-int64_t memory_requests(const Memory *memory);
 
 #endif

@@ -15,7 +15,7 @@ static int goes(const Memory *memory, const Kind *kind, int64_t name, Way way) {
     if (!way.is_open || block == NONE || memory->all.blocks.items[block].holders != 1)
         return 0;
     int is_gradient = name % 2;
-    return !memory->scheduled || !is_gradient || requested(&memory->all, block) >= kind->hand_over;
+    return !memory->given.scheduled || !is_gradient || requested(&memory->all, block) >= kind->hand_over;
 }
 
 int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way) {

@@ -3,12 +3,7 @@
 #ifndef GPIPE_BENCH_MEMORY_STATE_H
 #define GPIPE_BENCH_MEMORY_STATE_H
 
-#include <stdint.h>
-#include <stdlib.h>
-
 #include "allocator.h"
-#include "grow.h"
-#include "memory.h"
 
 /* A list in the description. */
 typedef struct {
@@ -45,10 +40,11 @@ typedef struct {
    are those of what comes to it: -2 - 2 * place for inputs, -3 - 2 * place for gradients of outputs; -1 is a tensor
    that is allocated when the pass has ended. */
 typedef struct {
+    int64_t slots;       /* of a pass, at most */
     int64_t left;        /* slots in use after a pass with graph, numbered from 0; first those that leave */
-    int64_t hand_over;   /* in a scheduled backward pass: least bytes of a gradient that goes amid it */
     int64_t splits;      /* whether the backward pass has halves */
     int64_t later;       /* slots in use after I, numbered from 0 */
+    int64_t hand_over;   /* in a scheduled backward pass: least bytes of a gradient that goes amid it */
     int64_t passes_back; /* whether a gradient that comes goes on as it is */
     Numbers outputs;     /* bytes */
     Numbers inputs;      /* bytes */
@@ -65,27 +61,10 @@ typedef struct {
 } Kind;
 
 /* Blocks, in order. */
-typedef struct Row Row;
-struct Row {
-    union {
-        int64_t count;
-        Row *next; /* of those that are unused */
-    };
-    int32_t items[];
-};
-
-/* Most blocks of a row that is cut out of a chunk. */
-enum { SHORT_ROW = 16 };
-
-/* Rows that may be used again, by their count, and chunks. */
 typedef struct {
-    Row *unused[SHORT_ROW + 1];
-    int64_t left; /* bytes of the newest chunk */
-    struct {
-        char **items;
-        int64_t count, room;
-    } chunks;
-} RowPool;
+    int64_t count;
+    int32_t items[];
+} Row;
 
 typedef struct {
     int64_t device, stream;
@@ -114,21 +93,26 @@ typedef struct {
     Numbers bytes; /* by the number of the micro-batch's size */
 } Skip;
 
+/* What holds for a whole run. */
 typedef struct {
-    int32_t *items;
-    int64_t count, room;
-} List;
-
-struct Memory {
-    Allocators all;
     int64_t published;  /* gradients are set to zero between steps, and checkpoints keep what they recomputed */
     int64_t scheduled;  /* the backward pass is scheduled */
     int64_t riding;     /* skips ride through the partitions between */
     int64_t is_static;  /* parameters are known tensor by tensor */
-    int64_t partition_count, microbatch_count, skip_count, size_count, name_count;
+    int64_t devices, capacity;
+    int64_t names;      /* that a task may have for what comes to it */
+    int64_t kernels;    /* kinds of kernels that ask for scratch memory */
+    int64_t size_count; /* of micro-batches */
+    Numbers device_of;  /* by stream */
     Numbers sizes;      /* of each micro-batch, the number of its size */
     Numbers batch;      /* bytes of each tensor of the batch */
     Numbers kind_of;    /* by partition and size */
+} Given;
+
+struct Memory {
+    Given given;
+    Allocators all;
+    int64_t partition_count, microbatch_count, skip_count;
     Kind *kinds;
     Partition *partitions;
     Skip *skips;
@@ -136,9 +120,8 @@ struct Memory {
     Row **values;       /* of each micro-batch, wherever it is */
     int32_t *passing;   /* of each micro-batch and skip, a skip on its way, or NONE */
     int32_t *skip_gradients;
-    RowPool rows;
     Row *held_batch;    /* the caller holds the batch all the time */
-    List sent;          /* what the last copy has sent */
+    VECTOR(int32_t) sent;         /* what the last copy has sent */
     int has_state;      /* whether there is an optimizer's state */
     char *without;      /* kinds of kernels that do without scratch memory from now on */
     int32_t *table;     /* slots of the pass that runs */
@@ -156,22 +139,27 @@ typedef struct {
 /* Run the rows of a pass on the table of slots; MEMORY_FULL if the device is full. */
 int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way);
 
+/* How a backward pass is run. Where there is no checkpoint, autograd sums up gradients of several micro-batches before
+   any becomes a parameter's; those that are kept from step to step were summed up by older rules. */
+Way backward_way(const Memory *memory, const Back *back, const Partition *partition, int is_open);
+
+/* A step's first backward pass of a partition makes the gradients of its parameters. */
+int make_gradients(Memory *memory, const Back *back, int64_t j, Way way);
+
 /* Forget all that is known of tasks; what their blocks still take is in use for ever. */
 void forget_rows(Memory *memory);
 
 /* A row for some blocks, whose items are yet to be set. */
-Row *new_row(Memory *memory, int64_t count);
+Row *new_row(int64_t count);
 
 /* Forget a row, if there is one. */
-void free_row(Memory *memory, Row **row);
+void free_row(Row **row);
 
 /* Drop the blocks of a row, and forget it. */
 void drop_row(Memory *memory, Row **row);
 
-void rows_end(RowPool *pool);
-
 static inline const Kind *kind_at(const Memory *memory, int64_t i, int64_t j) {
-    return &memory->kinds[memory->kind_of.items[j * memory->size_count + memory->sizes.items[i]]];
+    return &memory->kinds[memory->given.kind_of.items[j * memory->given.size_count + memory->given.sizes.items[i]]];
 }
 
 /* Tasks of one clock-cycle are neighbours, so that a large pipeline finds them in the cache. */
@@ -185,7 +173,7 @@ static inline int32_t *skip_at(const Memory *memory, int32_t *table, int64_t i, 
 }
 
 static inline int64_t skip_bytes(const Memory *memory, int64_t i, int64_t skip) {
-    return memory->skips[skip].bytes.items[memory->sizes.items[i]];
+    return memory->skips[skip].bytes.items[memory->given.sizes.items[i]];
 }
 
 /* A block of partition j on its compute stream. */

@@ -11,12 +11,10 @@ static const Way FORWARD = {0};
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* Whether a place is the first one with its name. */
 static int is_first(Numbers names, int64_t place) {
-    for (int64_t before = 0; before < place; before++) {
+    for (int64_t before = 0; before < place; before++)
         if (names.items[before] == names.items[place])
             return 0;
-    }
     return 1;
 }
 
@@ -49,7 +47,7 @@ static Row *take(Memory *memory, Row *row, int32_t *table, int64_t i, Numbers sk
     if (row != NULL && !skips.count)
         return row;
     int64_t own = row == NULL ? 0 : row->count;
-    Row *taken = new_row(memory, own + skips.count);
+    Row *taken = new_row(own + skips.count);
     for (int64_t place = 0; place < own; place++)
         taken->items[place] = row->items[place];
     for (int64_t place = 0; place < skips.count; place++) {
@@ -57,7 +55,7 @@ static Row *take(Memory *memory, Row *row, int32_t *table, int64_t i, Numbers sk
         taken->items[own + place] = *skip;
         *skip = NONE;
     }
-    free_row(memory, &row);
+    free_row(&row);
     return taken;
 }
 
@@ -71,7 +69,7 @@ static void name_inputs(Memory *memory, int64_t j, const Row *taken) {
 
 /* The graph of a task keeps some of its inputs. */
 static Row *lend_inputs(Memory *memory, const Kind *kind) {
-    Row *lent = new_row(memory, kind->kept_inputs.count);
+    Row *lent = new_row(kind->kept_inputs.count);
     for (int64_t place = 0; place < lent->count; place++) {
         int32_t block = memory->lent[2 * kind->kept_inputs.items[place]];
         lent->items[place] = block == NONE ? NONE : hold(&memory->all, block);
@@ -91,7 +89,7 @@ static void name_lent(Memory *memory, const Kind *kind, int64_t j, const Task *t
 }
 
 static void forget_names(Memory *memory) {
-    for (int64_t name = 0; name < memory->name_count; name++)
+    for (int64_t name = 0; name < memory->given.names; name++)
         memory->lent[name] = NONE;
 }
 
@@ -99,7 +97,7 @@ static void forget_names(Memory *memory) {
 
 /* The first slots of the pass that has run. */
 static Row *keep_table(Memory *memory, int64_t slots) {
-    Row *table = new_row(memory, slots);
+    Row *table = new_row(slots);
     memcpy(table->items, memory->table, (size_t)slots * sizeof *table->items);
     return table;
 }
@@ -118,7 +116,7 @@ static void keep_leaving(Memory *memory, const Kind *kind, Row *table, int goes_
 /* What a task gives goes to its micro-batch; skips that go further ride on. */
 static int give_outputs(Memory *memory, const Kind *kind, int64_t i, int64_t j, const Row *taken) {
     const Partition *partition = &memory->partitions[j];
-    Row *values = memory->values[i] = new_row(memory, kind->outputs.count);
+    Row *values = memory->values[i] = new_row(kind->outputs.count);
     for (int64_t place = 0; place < values->count + partition->departing.count; place++) {
         int is_skip = place >= values->count;
         int64_t skip = is_skip ? partition->departing.items[place - values->count] : NONE;
@@ -165,7 +163,7 @@ int memory_recompute(Memory *memory, int32_t i, int32_t j) {
     if (run_rows(memory, kind, j, kind->graph, FORWARD))
         return MEMORY_FULL;
     task->table = keep_table(memory, kind->left);
-    if (!memory->published)
+    if (!memory->given.published)
         keep_leaving(memory, kind, task->table, 0);
     if (task->how == FORWARD_CELL) {
         /* From now on its graph alone keeps the inputs that it needs. */
@@ -185,38 +183,6 @@ void memory_collected(Memory *memory, int32_t i, int32_t j) {
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* How a backward pass is run. Where there is no checkpoint, autograd sums up gradients of several micro-batches before
-   any becomes a parameter's; those that are kept from step to step were summed up by older rules. */
-static Way backward_way(const Memory *memory, const Back *back, const Partition *partition, int is_open) {
-    Way way = {.is_open = is_open, .keeps = memory->published && !is_open};
-    way.is_made = partition->own == NULL && memory->is_static && back->made.count;
-    way.is_summed = is_open && partition->is_alone && !memory->scheduled && !memory->published;
-    return way;
-}
-
-/* A step's first backward pass of a partition makes the gradients of its parameters. */
-static int make_gradients(Memory *memory, const Back *back, int64_t j, Way way) {
-    Partition *partition = &memory->partitions[j];
-    if (partition->own != NULL) {
-        partition->is_alone = 0;
-        return MEMORY_OK;
-    }
-    int64_t made = way.is_made ? back->made.count : 0, missing = memory->is_static ? partition->gradients : 0;
-    for (int64_t place = 0; place < made; place++)
-        missing -= requested(&memory->all, memory->table[back->made.items[place]]);
-    Row *own = partition->own = new_row(memory, made + (missing > 0));
-    for (int64_t place = 0; place < made; place++)
-        own->items[place] = memory->table[back->made.items[place]];
-    if (missing > 0) {
-        /* Gradients that were no blocks of the backward pass, such as copies of views. */
-        own->items[made] = new_on(memory, j, missing);
-        if (own->items[made] == NONE)
-            return MEMORY_FULL;
-    }
-    partition->is_alone = way.is_open;
-    return MEMORY_OK;
-}
-
 /* Gradients of the batch are nobody's. */
 static void drop_returning(Memory *memory, Numbers names) {
     for (int64_t place = 0; place < names.count; place++) {
@@ -235,7 +201,7 @@ static int give_gradients(Memory *memory, const Kind *kind, const Back *back, in
         drop_returning(memory, back->returning);
         return MEMORY_OK;
     }
-    Row *given = task_at(memory, i, j - 1)->gradients = new_row(memory, kind->inputs.count);
+    Row *given = task_at(memory, i, j - 1)->gradients = new_row(kind->inputs.count);
     for (int64_t place = 0; place < given->count + partition->ending; place++) {
         int is_skip = place >= given->count;
         int64_t skip = is_skip ? partition->incoming.items[place - given->count] : NONE;
@@ -283,7 +249,7 @@ static int backward(Memory *memory, int64_t i, int64_t j, const Back *back, int 
         return MEMORY_FULL;
     }
     forget_names(memory);
-    free_row(memory, &task->table);
+    free_row(&task->table);
     if (!makes) {
         task->table = keep_table(memory, kind->later);
         drop_early(memory, kind, task->gradients, 1);
@@ -296,17 +262,12 @@ static int backward(Memory *memory, int64_t i, int64_t j, const Back *back, int 
     return MEMORY_OK;
 }
 
-int memory_backward(Memory *memory, int32_t i, int32_t j) {
-    return backward(memory, i, j, &kind_at(memory, i, j)->whole, 1, 1);
-}
-
-int memory_backward_inputs(Memory *memory, int32_t i, int32_t j) {
+int memory_backward(Memory *memory, int32_t i, int32_t j, int32_t part) {
     const Kind *kind = kind_at(memory, i, j);
-    const Back *back = kind->splits ? &kind->input_half : &kind->whole;
-    return backward(memory, i, j, back, 1, !kind->weight_half.rows.count);
-}
-
-int memory_backward_weights(Memory *memory, int32_t i, int32_t j) {
-    const Back *back = &kind_at(memory, i, j)->weight_half;
-    return back->rows.count ? backward(memory, i, j, back, 0, 1) : MEMORY_OK;
+    int has_weights = kind->weight_half.rows.count > 0;
+    if (part == BACKWARD_WEIGHTS)
+        return has_weights ? backward(memory, i, j, &kind->weight_half, 0, 1) : MEMORY_OK;
+    if (part == BACKWARD_INPUTS && kind->splits)
+        return backward(memory, i, j, &kind->input_half, 1, !has_weights);
+    return backward(memory, i, j, &kind->whole, 1, 1);
 }

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, ClassVar, Final, Protocol
 
 from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_busy_time
 from gpipe_bench.rows import Row
-from gpipe_bench.simulator.clock.outcome import Run, Timeline
-from gpipe_bench.simulator.clock.tasks import Busy
+from gpipe_bench.simulator.clock.run import DeviceMemory, Run
+from gpipe_bench.simulator.clock.tasks import Busy, Timeline
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["DeviceUse", "Shortage", "Simulation", "device_uses", "gib_texts", "step_events"]
+__all__ = ["DeviceUse", "Shortage", "Simulation", "device_uses", "gib_texts", "step_events", "summed_gib"]
 
 GIB: Final = 2**30
 
@@ -166,24 +166,16 @@ def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
     start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
     # A single step ends when the device is idle, with the update; others with what the next ones wait for.
     end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
-    tasks = run.issued[len(run.issued) // count * (count - steps) :]
+    tasks = run.issued.last(len(run.issued) // count * min(steps, count))
     return Timeline(tasks, start_ns), (end_ns - start_ns) / 1e3
 
 
-class Peaks(Protocol):
-    """The peaks of each device's memory, in bytes; empty without memory."""
+class Remembered(Protocol):
+    """A run that knows the memory of each device, or of none."""
 
     @property
-    def peak_live_bytes(self) -> tuple[int, ...]:
-        """Of all tensors."""
-
-    @property
-    def peak_allocated_bytes(self) -> tuple[int, ...]:
-        """The same, rounded as the allocator rounds."""
-
-    @property
-    def peak_reserved_bytes(self) -> tuple[int, ...]:
-        """Of segments."""
+    def memory(self) -> Sequence[DeviceMemory]:
+        """By the numbers of the devices; empty without memory."""
 
 
 class Work(Protocol):
@@ -193,11 +185,11 @@ class Work(Protocol):
         """The use of each device, by its number, from zero to ``length_ns``."""
 
 
-def device_uses(peaks: Peaks, work: Work, length_us: float, devices: Sequence[int]) -> tuple[DeviceUse, ...]:
+def device_uses(done: Remembered, work: Work, length_us: float, devices: Sequence[int]) -> tuple[DeviceUse, ...]:
     """The use of each device that has a partition.
 
     Args:
-        peaks: of the run.
+        done: the run.
         work: what the devices did in one step or several, whose start is zero.
         length_us: of these steps.
         devices: device of each partition.
@@ -210,19 +202,16 @@ def device_uses(peaks: Peaks, work: Work, length_us: float, devices: Sequence[in
     return tuple(
         DeviceUse(
             device=device,
-            peak_live_gib=_gib(peaks.peak_live_bytes, device),
-            peak_allocated_gib=_gib(peaks.peak_allocated_bytes, device),
-            peak_reserved_gib=_gib(peaks.peak_reserved_bytes, device),
+            peak_live_gib=done.memory[device].peak_live / GIB if done.memory else None,
+            peak_allocated_gib=done.memory[device].peak_allocated / GIB if done.memory else None,
+            peak_reserved_gib=done.memory[device].peak_reserved / GIB if done.memory else None,
             utilization_fraction=row.occupied_ns / total,
-            compute_fraction=share.compute_fraction,
-            recompute_fraction=share.recompute_fraction,
-            copy_fraction=share.copy_fraction,
-            bubble_fraction=share.bubble_fraction,
-            imbalance_fraction=share.imbalance_fraction,
+            **asdict(share),
         )
         for device, share, row in zip(used, shares, rows, strict=True)
     )
 
 
-def _gib(values: Sequence[int], device: int) -> float | None:
-    return values[device] / GIB if values else None
+def summed_gib(bytes_of_devices: Sequence[int]) -> float | None:
+    """A number of bytes of all devices; None without memory."""
+    return sum(bytes_of_devices) / GIB if bytes_of_devices else None

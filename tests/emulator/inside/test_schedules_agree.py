@@ -6,7 +6,7 @@ import pytest
 
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.simulator.clock.run import run_on_clock
+from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
 from tests.emulator.inside.pipelines import BACKWARD_MS, COPY_MS, DOUBLE, FORWARD_MS
 from tests.emulator.inside.test_engine_time import MACHINE, ends
@@ -17,7 +17,7 @@ def simulated(name, m, devices, checkpoint, transfer):
     n = devices * (2 if name in DOUBLE else 1)
     work = workload(m, [task(round(FORWARD_MS * MS), round(BACKWARD_MS * MS), 2)] * n)
     chosen = Settings(checkpoint=checkpoint, schedule=name, transfer=transfer, memory=False)
-    return run_on_clock(work, MACHINE, chosen).result.makespan_ns / MS
+    return run(work, MACHINE, chosen).makespan_ns / MS
 
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator.runs.events import Settings, run
+from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
-from tests.simulator.digests.digest import INPUT, input_of, outcome_of
+from tests.simulator.digests.digest import INPUT, input_of, outcome_of, short
 
-__all__ = ["Case", "Cases", "Line", "line_of"]
+__all__ = ["Case", "CaseSettings", "Cases", "Line", "line_of"]
 
 Line = dict[str, str]
 """A case with its digests: ``case``, ``input`` and the fields of an outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSettings(Settings):
+    """Settings of a case.
+
+    Attributes:
+        tally: whether its digests were stored when runs could count the bytes of tensors alone, without an allocator: a
+            run on devices without limit has to give the same bytes at the same times.
+    """
+
+    tally: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +46,16 @@ class Case:
 
     def line(self) -> Line:
         """Run it."""
+        tallies = getattr(self.settings, "tally", False)
+        machine = replace(self.machine, capacity_bytes=0) if tallies else self.machine
         try:
-            outcome: object = run(self.workload, self.machine, self.settings)
+            outcome: object = run(self.workload, machine, self.settings)
         except OutOfMemory as error:
             outcome = error
-        return line_of(self, outcome)
+        line = line_of(self, outcome)
+        if tallies and isinstance(outcome, Run):
+            line |= dict.fromkeys(("allocated", "reserved"), short([0] * len(outcome.memory)))
+        return line
 
 
 Cases = Callable[[], Iterator[Case]]

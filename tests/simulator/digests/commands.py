@@ -16,10 +16,10 @@ from gpipe_bench.bench.experiments.config import SuiteConfig
 from gpipe_bench.bench.published.simulations import simulate_table
 from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.effects import effects
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.predictions import TABLES, predictions
-from gpipe_bench.simulator.runs.events import Settings, run
 from tests.simulator.digests.cases import Case, Line, line_of
 from tests.simulator.digests.digest import input_of
 

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator.runs.events import Run, Settings
+from gpipe_bench.simulator.clock.run import Run, Settings
 from gpipe_bench.simulator.workloads.workload import HOST, Kernels, Machine, MemoryOp, TaskWork, Workload
 
 __all__ = ["FIELDS", "INPUT", "input_of", "outcome_of", "short"]
@@ -75,7 +75,8 @@ def input_of(workload: Workload, machine: Machine, settings: Settings) -> str:
 def _settings(settings: Settings) -> Iterator[object]:
     yield settings.components.label
     yield sorted(settings.left_out)
-    yield from (getattr(settings, name) for name in _SETTINGS)
+    # Only cases have a tally.
+    yield from (getattr(settings, name, False) for name in _SETTINGS)
 
 
 def _machine(workload: Workload, machine: Machine, settings: Settings) -> Iterator[object]:

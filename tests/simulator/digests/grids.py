@@ -9,9 +9,8 @@ from itertools import combinations, count
 from typing import Any, Final
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.runs.events import Settings
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
-from tests.simulator.digests.cases import Case, Cases
+from tests.simulator.digests.cases import Case, Cases, CaseSettings
 from tests.simulator.digests.pieces import (
     COMBINATIONS,
     FLAVOURS,
@@ -64,7 +63,7 @@ def _cases(
         if turn is not None:
             chosen["components"] = some_components(next(turn))
             name = f"{words} {chosen['components'].label}"
-        yield Case(name, work, machine, Settings(**chosen))
+        yield Case(name, work, machine, CaseSettings(**chosen))
 
 
 def chain(work: Workload) -> Iterator[Case]:
@@ -184,8 +183,8 @@ def large() -> Iterator[Case]:
         found = _cases(work, machine, checkpoint=MODES, memory=(True, False), steps=(1, 2), components=LABELS[:1])
         yield from (replace(case, name=f"{name} {case.name}") for case in found)
         late = Components(early_recompute=False)
-        yield Case(f"{name} late", work, machine, Settings(late, "always", steps=2))
-        yield Case(f"{name} tally", work, machine, Settings(late, tally=True, steps=2))
+        yield Case(f"{name} late", work, machine, CaseSettings(late, "always", steps=2))
+        yield Case(f"{name} tally", work, machine, CaseSettings(late, tally=True, steps=2))
 
 
 GRIDS: Final[dict[str, Cases]] = {

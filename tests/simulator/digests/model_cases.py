@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gpipe_bench.models.table import check_arguments, model_spec
+from gpipe_bench.simulator.clock.run import Settings
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
-from gpipe_bench.simulator.runs.events import Settings
 from gpipe_bench.simulator.workloads.build import Model, build_workload
 from gpipe_bench.simulator.workloads.workload import Workload
 from tests.simulator.digests.cases import Case, Cases

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.runs.events import Settings
 from gpipe_bench.simulator.workloads.workload import NOTHING, SkipWork, StaticMemory, TaskWork, Workload
-from tests.simulator.digests.cases import Case, Cases
+from tests.simulator.digests.cases import Case, Cases, CaseSettings
 from tests.simulator.digests.draw import Draw
 from tests.simulator.digests.pieces import FLAVOURS, MIB, MODES, Wires
 from tests.simulator.digests.random_tasks import SIZES, Borders, frozen, kernels, random_task
@@ -58,12 +57,12 @@ def _machine(draw: Draw, unit: int) -> Wires:
     )
 
 
-def _settings(draw: Draw, work: Workload) -> Settings:
+def _settings(draw: Draw, work: Workload) -> CaseSettings:
     n = work.n
     places: tuple[tuple[int, ...], ...] = ((), (), (), (0,) * n, tuple(j // 2 for j in range(n)))
     places += (tuple(j % 2 for j in range(n)), tuple(reversed(range(n))), tuple((3 * j + 1) % 7 for j in range(n)))
     left_out = draw.subset(("barrier", "rank", "zeros")) if draw.chance(0.15) else ()
-    return Settings(
+    return CaseSettings(
         components=Components(**{name: draw.chance(0.7) for name in _SWITCHES}),
         checkpoint=draw.pick(MODES),
         flavour=draw.pick(FLAVOURS),

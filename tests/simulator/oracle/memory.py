@@ -16,7 +16,6 @@ from tests.simulator.oracle.allocator import Allocator, Block, Watch, drop_all
 from tests.simulator.oracle.graph import Node
 from tests.simulator.oracle.passes import Graph, Passes
 from tests.simulator.oracle.places import Places
-from tests.simulator.oracle.tally import Tally
 from tests.simulator.oracle.ways import passes_on
 
 __all__ = ["Memory"]
@@ -36,7 +35,6 @@ class Memory:
         riding: whether skips ride through the partitions between.
         published: see :class:`tests.simulator.oracle.passes.Passes`.
         scheduled: whether the backward pass is scheduled.
-        tally: whether to count the bytes of tensors only.
 
     Attributes:
         devices: an allocator each.
@@ -52,10 +50,8 @@ class Memory:
         riding: bool,
         published: bool = False,
         scheduled: bool = False,
-        tally: bool = False,
     ) -> None:
-        allocator = Tally if tally else Allocator
-        self.devices = [allocator(clock, capacity, device) for device in range(places.count)]
+        self.devices = [Allocator(clock, capacity, device) for device in range(places.count)]
         self._flushes = [0] * places.count
         self._sent: list[Block] = []
         self._work = workload

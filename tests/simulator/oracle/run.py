@@ -35,7 +35,7 @@ __all__ = ["OracleRun", "run_whole"]
 
 
 class OracleRun(NamedTuple):
-    """What a simulation gives; attributes as those of :class:`gpipe_bench.simulator.clock.outcome.Run`."""
+    """What a simulation gives; attributes as those of :class:`gpipe_bench.simulator.clock.run.Run`."""
 
     makespan_ns: int
     step_ends_ns: tuple[int, ...]
@@ -81,7 +81,6 @@ class _Simulation:
                 riding=riding,
                 published=settings.flavour == "published",
                 scheduled=settings.backward == "scheduled",
-                tally=settings.tally,
             )
             if settings.memory
             else None
