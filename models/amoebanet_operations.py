@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+
 class FactorizedReduction(nn.Module):
     """Halves height and width by two 1x1 convolutions of stride 2, the second on the image shifted by (1, 1).
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from gpipe_bench.models.spec import Device
 
+
 def class_labels(batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device) -> Tensor:
     """Made-up classes, shape (batch size,), each below the argument ``classes``."""
     import torch

@@ -17,6 +17,7 @@ from gpipe_bench.models.cutting import Cutter, path_of, state_of
 from gpipe_bench.models.traced_layer import Own, Program, Ref, Step, TracedLayer
 from gpipe_bench.skip import Namespace
 
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One layer of a network that is cut, before it has parameters.

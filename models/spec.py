@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Device = torch.device | str | int | None
 
+
 def _no_rules(_: Values) -> Sequence[str]:
     return ()
 

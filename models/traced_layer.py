@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gpipe_bench.skip import Skippable, pop, skippable, stash
 
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """A value by its name."""

@@ -14,6 +14,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
+
 class Patches(nn.Module):
     """Cuts images into patches and places them.
 
