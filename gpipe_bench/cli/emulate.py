@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gpipe_bench.console import Column, Grid, output
-from gpipe_bench.errors import ConfigError, GpipeBenchError, OutOfMemory, UnsupportedError
+from gpipe_bench.errors import ConfigError, GpipeBenchError, UnsupportedError
 from gpipe_bench.files import check_writable, json_text, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.emulator.races import Race
     from gpipe_bench.emulator.script import ScriptRun
+    from gpipe_bench.errors import OutOfMemory
+    from gpipe_bench.simulator.clock.run import DeviceMemory
     from gpipe_bench.simulator.hardware.profile import Profile
 
 __all__ = ["emulate"]
@@ -54,24 +56,32 @@ def emulate(
         raise UnsupportedError(reason)
     from gpipe_bench.emulator.library import leave
     from gpipe_bench.emulator.script import run_script
-    from gpipe_bench.simulator.runs.simulation import gib_texts
 
     try:
         run = run_script(script, arguments or [], devices=devices, profile=hardware, races=races, host_time=host_time)
-    except OutOfMemory as error:
-        needed, capacity = gib_texts((error.reserved + error.needed) / _GIB, error.capacity / _GIB)
-        held = f"out of memory: device {error.device} needs {needed} of allocator segments and has {capacity}"
-        typer.echo(f"{held}; use smaller batches, more devices or checkpoints", err=True)
-        leave(1)
     except GpipeBenchError:
         raise
     except Exception:  # noqa: BLE001 - an error of the script is shown as Python shows it
         traceback.print_exc()
         leave(1)
+    if run.replayed.shortage:
+        typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)
+        leave(1)
     _print(run, devices, hardware, races=races)
     if trace is not None:
         _write(trace, run, hardware)
     leave(0)
+
+
+def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
+    from gpipe_bench.simulator.runs.simulation import gib_texts
+
+    device = shortage.device
+    needed, capacity = gib_texts(memory[device].peak_reserved / _GIB, shortage.capacity / _GIB)
+    return (
+        f"out of memory: device {device} needs {needed} of allocator segments and has {capacity}, which only the "
+        "replay finds, so the script could not catch it; use smaller batches, more devices or checkpoints"
+    )
 
 
 def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool) -> None:

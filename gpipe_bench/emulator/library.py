@@ -17,6 +17,7 @@ from gpipe_bench.emulator import device_module
 from gpipe_bench.emulator.build import built
 
 __all__ = [
+    "MOST",
     "NAME",
     "MemoryCount",
     "backend",

@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpipe_bench.emulator.trace import HAND_OVERS, HOST, Record
+from gpipe_bench.emulator.trace import HOST, Record
 
 __all__ = ["Race", "find_races"]
 
@@ -93,8 +93,8 @@ def find_races(records: Iterable[Record]) -> list[Race]:
     """All races of a trace, one per pair of accesses."""
     checker = _Checker()
     for record in records:
-        if record.kind not in HAND_OVERS:
-            getattr(checker, record.kind)(record)
+        if check := getattr(checker, record.kind, None):
+            check(record)
     return checker.races
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import backend, thread_index
+from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.lines import Lines
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.replay.run import Replayed, replay
@@ -76,15 +76,12 @@ def run_script(
 
     Raises:
         ConfigError: there is no such file.
-        OutOfMemory: the allocator of a device would have run out of memory.
         torch.OutOfMemoryError: in the script, where its tensors do not fit a device.
         Exception: whatever the script raises.
     """
     if not script.is_file():
         raise ConfigError([f"script must be a Python file, got {str(script)!r}; check the path"])
     load_shapes(devices, profile)
-    for device in range(devices):
-        backend().vd_set_capacity(device, profile.capacity_bytes)
     lines = Lines()
     with recording() as trace, seen(), _steps_marked(), lines.noted() if races else nullcontext():
         _run(script, arguments)

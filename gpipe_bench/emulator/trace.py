@@ -10,18 +10,15 @@ from typing import Final, NamedTuple
 
 from gpipe_bench.emulator.library import backend
 
-__all__ = ["HAND_OVERS", "HOST", "KINDS", "Record", "Row", "Trace", "mark", "recording"]
+__all__ = ["HOST", "KINDS", "Record", "Row", "Trace", "mark", "recording"]
 
 HOST = -1
 
 KINDS: Final = (
     *("kernel", "copy", "record", "wait", "sync_stream", "sync_device", "sync_event", "alloc", "free", "record_stream"),
-    *("signal", "await", "backward", "backward_end", "mark", "node"),
+    *("signal", "await", "backward", "backward_end", "mark", "node", "full"),
 )
 """Kinds of rows, by their numbers in ``csrc/trace_row.h``."""
-
-HAND_OVERS: Final = frozenset(KINDS[10:])
-"""Kinds that tell how host threads depend on each other; see :mod:`gpipe_bench.emulator.handovers`."""
 
 _OF_A_BLOCK: Final = frozenset({"alloc", "free", "record_stream"})
 _NS_PER_MS: Final = 1_000_000
@@ -46,7 +43,8 @@ class Record(NamedTuple):
         kind: ``kernel``; ``copy`` between devices or with the host; ``record`` and ``wait`` of an event on a stream;
             ``sync_stream``, ``sync_device``, ``sync_event``: the host waits; ``alloc`` and ``free`` of a block;
             ``record_stream``: a stream uses a block; ``signal``, ``await``, ``backward``, ``backward_end`` and
-            ``mark``: hand-overs between host threads; ``node``: a thread begins a node of autograd.
+            ``mark``: hand-overs between host threads; ``node``: a thread begins a node of autograd; ``full``: the
+            program is told that the device is full.
         name: of the operator; of a copy ``device_to_device``, ``host_to_device`` or ``device_to_host``.
         device: where it runs; -1 is the host. A copy between devices runs on the sender's.
         stream: of that device; 0 is the default one. Of an allocation: the current one.

@@ -105,6 +105,42 @@ def test_tensors_that_do_not_fit_end_the_script(tmp_path):
     assert "OutOfMemoryError: virtual device 0 out of memory: tried to allocate 274877906944 bytes" in run.stderr
 
 
+HALVED = """
+import torch
+device = torch.accelerator.current_accelerator().type
+weight = torch.ones(2**20, device=device, requires_grad=True)
+
+def step(batch):
+    (torch.ones(batch, 2**20, device=device) * weight).square().sum().backward()
+
+batch, steps = 3072, 0  # full in the forward pass, and its half in the backward pass
+while steps < 3:
+    try:
+        step(batch)
+        steps += 1
+    except torch.OutOfMemoryError:
+        print("no room for", batch)
+        batch //= 2
+"""
+
+
+def test_a_script_that_catches_a_full_device_goes_on(tmp_path):
+    path = tmp_path / "halved.py"
+    path.write_text(HALVED)
+    run = emulate(path, "--devices", 1, "--profile", "p40", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("no room for 3072\nno room for 1536\nemulated")
+    assert re.search(r"steps after the first: \d+\.\d+ ms per step", run.stdout)
+
+
+def test_segments_that_do_not_fit_are_one_line(tmp_path):
+    end = "kept = [torch.empty(10 * 2**20 + 1, dtype=torch.uint8, device=places[0]) for _ in range(2000)]"
+    run = emulate(script(tmp_path, end=end), "--devices", 1, "--profile", "p40", folder=tmp_path)
+    assert run.returncode == 1
+    assert run.stderr.startswith("out of memory: device 0 needs 23.4 GiB of allocator segments and has 22.0 GiB")
+    assert run.stdout == ""
+
+
 def test_there_must_be_a_script(tmp_path):
     run = emulate("absent.py", folder=tmp_path)
     assert run.returncode == 2

@@ -87,8 +87,15 @@ class Memory {
       return c10::DataPtr(nullptr, where);
     }
     auto block = std::make_unique<Block>(Block{0, device, device == kHost ? 0 : current_stream(device), bytes});
-    account(*block, +1);
     block->scratch = scratch;
+    try {
+      account(*block, +1);
+    } catch (const c10::OutOfMemoryError&) {
+      if (!scratch) {
+        trace().add({ROW_full, 0, device});
+      }
+      throw;
+    }
     if (owner) {
       block->data = owner.mutable_data();
       block->owner = std::move(owner);

@@ -35,6 +35,7 @@ enum {
     ROW_backward,      /* a backward pass; rows that belong to it come after it, and before its end */
     ROW_backward_end,
     ROW_mark,          /* the end of a training step; all rows so far belong to it or to earlier ones */
-    ROW_node           /* the thread begins a node of autograd. `bytes` is its sequence number. It writes one block, its own
+    ROW_node,          /* the thread begins a node of autograd. `bytes` is its sequence number. It writes one block, its own
                           number, and reads those of the nodes that wait for it */
+    ROW_full           /* the program is told that the device is full */
 };

@@ -32,7 +32,7 @@ def ticking(machine: Machine, *, host_time: bool = True) -> Iterator[Trace]:
             count = len(trace.rows)
             if count not in latest:
                 latest.clear()
-                latest[count] = replay(trace, machine, host_time=host_time, limited=False)
+                latest[count] = replay(trace, machine, host_time=host_time)
             versions = latest[count].versions
             return (versions[other] - versions[one]) / _NS_PER_MS
 
