@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gpipe_bench.console import Column, Grid, output
-from gpipe_bench.errors import ConfigError, GpipeBenchError, UnsupportedError
+from gpipe_bench.errors import ConfigError, UnsupportedError
 from gpipe_bench.files import check_writable, json_text, write_files
 
 if TYPE_CHECKING:
@@ -55,14 +54,15 @@ def emulate(
     if reason := obstacle():
         raise UnsupportedError(reason)
     from gpipe_bench.emulator.library import leave
-    from gpipe_bench.emulator.script import run_script
+    from gpipe_bench.emulator.script import run_script, script_traceback
 
     try:
         run = run_script(script, arguments or [], devices=devices, profile=hardware, races=races, host_time=host_time)
-    except GpipeBenchError:
-        raise
-    except Exception:  # noqa: BLE001 - an error of the script is shown as Python shows it
-        traceback.print_exc()
+    except Exception as error:
+        text = script_traceback(error, script)
+        if text is None:
+            raise
+        typer.echo(text, nl=False, err=True)
         leave(1)
     if run.replayed.shortage:
         typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)

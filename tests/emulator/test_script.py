@@ -92,11 +92,43 @@ def test_a_timeline_for_perfetto(tmp_path):
     assert trace["otherData"]["evidence"] == "emulated"
 
 
-def test_an_error_of_the_script_is_shown_as_python_shows_it(tmp_path):
-    run = emulate(script(tmp_path, end="raise RuntimeError('mine')"), folder=tmp_path)
-    assert run.returncode == 1
-    assert "RuntimeError: mine" in run.stderr
-    assert "train.py" in run.stderr
+BACKWARD = """
+import torch
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("in the backward pass")
+
+try:
+    Broken.apply(torch.ones(2, requires_grad=True)).sum().backward()
+except ValueError as error:
+    raise RuntimeError("mine") from error
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [BACKWARD, "x = (\n", "from gpipe_bench import GPipe\nGPipe(None, [1])\n", "import absent_module\n"]
+)
+def test_an_error_of_the_script_is_shown_as_python_shows_it(tmp_path, text):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    plain = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
+    run = emulate(path, folder=tmp_path)
+    assert run.returncode == plain.returncode == 1
+    assert run.stderr == plain.stderr
+
+
+def test_a_script_that_compiles_its_model_is_told_that_it_runs_eagerly(tmp_path):
+    path = script(tmp_path, end="f = torch.compile(torch.relu)\nassert f(weights[0]).shape == (64, 64)")
+    run = emulate(path, folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert f"{path}:11: UserWarning: torch.compile does nothing on virtual devices" in run.stderr
 
 
 def test_tensors_that_do_not_fit_end_the_script(tmp_path):
