@@ -124,7 +124,7 @@ def _steps(run: ScriptRun) -> str:
 def _print_races(races: Iterable[Race], run: ScriptRun) -> None:
     console = output()
     rows = {id(record): row for row, record in enumerate(run.records)}
-    texts = dict.fromkeys(_race(race, rows, run.lines) for race in races)
+    texts = dict.fromkeys(_race(race, rows, run) for race in races)
     console.print(f"{len(texts)} {'race' if len(texts) == 1 else 'races'}" if texts else "no races", style="bold")
     for text in list(texts)[:_RACES]:
         console.print(text, soft_wrap=True)
@@ -132,14 +132,23 @@ def _print_races(races: Iterable[Race], run: ScriptRun) -> None:
         console.print(f"and {len(texts) - _RACES} more")
 
 
-def _race(race: Race, rows: dict[int, int], lines: dict[int, str]) -> str:
+def _race(race: Race, rows: dict[int, int], run: ScriptRun) -> str:
     """One race in two lines; the same in every step, so it names no block."""
     before, after = (
-        f"{record.name or record.kind} on device {record.device} stream {record.stream}"
-        f" at {lines.get(rows.get(id(record), -1), 'an unknown line')}"
+        f"{record.name or record.kind} on device {record.device} stream {record.stream} {_line(run, rows[id(record)])}"
         for record in (race.before, race.after)
     )
     return f"  {race.kind}: {after}\n    does not wait for {before}"
+
+
+def _line(run: ScriptRun, row: int) -> str:
+    """The line that issued a row; where none did, as for freed memory, the last one of its thread before."""
+    if row in run.lines:
+        return f"at {run.lines[row]}"
+    thread = run.records[row].thread
+    before = (place for place in range(row, -1, -1) if place in run.lines and run.records[place].thread == thread)
+    place = next(before, None)
+    return "at an unknown line" if place is None else f"after {run.lines[place]}"
 
 
 def _write(path: Path, run: ScriptRun, profile: Profile) -> None:

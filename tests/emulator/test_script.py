@@ -64,6 +64,28 @@ def test_with_the_wait_there_is_no_race():
     assert "no races" in run.stdout
 
 
+FREED = """
+import torch
+kind = torch.accelerator.current_accelerator().type
+side = torch.Stream(f"{kind}:0")
+x = torch.ones(2**20, device=f"{kind}:0")
+side.wait_stream(torch.accelerator.current_stream(f"{kind}:0"))
+with side:
+    y = x * 2
+del x
+z = torch.ones(2**20, device=f"{kind}:0")
+"""
+
+
+def test_memory_freed_too_early_is_found_after_the_line_before(tmp_path):
+    path = tmp_path / "freed.py"
+    path.write_text(FREED)
+    run = emulate(path, "--devices", 1, "--races", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert f"free: free on device 0 stream 0 after {path}:8" in run.stdout
+    assert f"does not wait for mul on device 0 stream 1 at {path}:8" in run.stdout
+
+
 def test_steps_end_with_the_backward_pass_where_there_is_no_optimizer(tmp_path):
     run = emulate(script(tmp_path), "--devices", 3, "--profile", "p40", folder=tmp_path)
     assert run.returncode == 0, run.stderr
