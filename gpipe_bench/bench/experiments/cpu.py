@@ -78,7 +78,7 @@ class CpuWorkload(Section):
     variants: Annotated[Variants, Field(description="of the paper's executor")] = (_VARIANT,)
     threads: Threads = 1
     warmup: Warmup = 1
-    steps: Steps = 3
+    steps: Steps = 2
     seed: Seed = 0
     repeats: Repeats = 3
 
