@@ -49,7 +49,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_trace_stop": (None, []),
     "vd_trace_size": (ctypes.c_int64, []),
     "vd_trace_rows": (ctypes.c_void_p, [COUNT]),
-    "vd_trace_blocks": (ctypes.c_void_p, [COUNT]),
+    "vd_trace_accesses": (ctypes.c_void_p, [COUNT]),
     "vd_trace_names": (ctypes.c_char_p, []),
     "vd_signal": (ctypes.c_int64, []),
     "vd_await": (None, [ctypes.c_int64]),

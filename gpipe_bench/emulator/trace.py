@@ -60,6 +60,7 @@ class Record(NamedTuple):
         backward: the innermost backward pass that the row belongs to, by its version, or 0.
         sums: whether the row adds gradients up.
         scratch: whether an allocation is for a kernel that can do without.
+        spans: for each of the reads, then of the writes, bytes of the block: the first, and the one after the last.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Record(NamedTuple):
     backward: int = 0
     sums: bool = False
     scratch: bool = False
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -94,18 +96,19 @@ class Trace:
 
     Args:
         rows: in issue order.
-        blocks: what ``first_read``, ``first_write`` and ``end_write`` of the rows point into.
+        accesses: what ``first_read``, ``first_write`` and ``end_write`` of the rows point into; three numbers each,
+            ``TraceAccess`` of ``csrc/trace_row.h``.
         names: what ``name`` of the rows points into.
 
     Attributes:
         rows: as given. While a recording goes on, call :meth:`fetch` for all rows so far.
-        blocks: as given.
+        accesses: as given.
         names: as given.
     """
 
-    def __init__(self, rows: Sequence[Row] = (), blocks: Sequence[int] = (), names: Sequence[str] = ("",)) -> None:
+    def __init__(self, rows: Sequence[Row] = (), accesses: Sequence[int] = (), names: Sequence[str] = ("",)) -> None:
         self.rows: ctypes.Array[Row] = (Row * len(rows))(*rows)
-        self.blocks: array[int] = array("q", blocks)
+        self.accesses: array[int] = array("q", accesses)
         self.names: tuple[str, ...] = tuple(names)
         self._records: list[Record] = []
         self._open = False
@@ -118,8 +121,8 @@ class Trace:
         count = ctypes.c_int64()
         place = library.vd_trace_rows(ctypes.byref(count))
         self.rows = (Row * count.value).from_buffer_copy(_bytes(place, count.value * ctypes.sizeof(Row)))
-        place = library.vd_trace_blocks(ctypes.byref(count))
-        self.blocks = array("q", _bytes(place, 8 * count.value))
+        place = library.vd_trace_accesses(ctypes.byref(count))
+        self.accesses = array("q", _bytes(place, 3 * 8 * count.value))
         self.names = tuple(library.vd_trace_names().decode().split("\n"))
 
     @property
@@ -136,7 +139,8 @@ class Trace:
 
     def _record(self, row: Row) -> Record:
         kind = KINDS[row.kind]
-        written = (row.block,) if kind in _OF_A_BLOCK else self.blocks[row.first_write : row.end_write]
+        blocks, firsts, ends = (self.accesses[3 * row.first_read + k : 3 * row.end_write : 3] for k in range(3))
+        reads = row.first_write - row.first_read
         return Record(
             kind,
             self.names[row.name],
@@ -147,13 +151,14 @@ class Trace:
             row.bytes,
             row.version,
             row.peer,
-            tuple(self.blocks[row.first_read : row.first_write]),
-            tuple(written),
+            tuple(blocks[:reads]),
+            (row.block,) if kind in _OF_A_BLOCK else tuple(blocks[reads:]),
             row.peer_stream,
             row.launches,
             getattr(row, "pass"),
             bool(row.sums),
             bool(row.scratch),
+            tuple(zip(firsts, ends, strict=True)),
         )
 
 

@@ -115,8 +115,8 @@ const TraceRow* vd_trace_rows(int64_t* count) {
   return virtual_devices::trace().rows(count);
 }
 
-const int64_t* vd_trace_blocks(int64_t* count) {
-  return virtual_devices::trace().blocks(count);
+const TraceAccess* vd_trace_accesses(int64_t* count) {
+  return virtual_devices::trace().accesses(count);
 }
 
 const char* vd_trace_names() {

@@ -20,7 +20,7 @@
 /* A trace, and the machine that it runs on. */
 typedef struct {
     const TraceRow *rows;
-    const int64_t *blocks;      /* that rows read and write, see TraceRow */
+    const TraceAccess *accesses; /* of rows to blocks, see TraceRow */
     const int64_t *duration_ns; /* of each row; negative: none */
     const int32_t *bus;         /* of each row, or -1 */
     int64_t count;              /* of the rows, fewer than 2^31 */

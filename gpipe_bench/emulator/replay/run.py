@@ -33,7 +33,7 @@ class _Input(ctypes.Structure):
     """``ReplayInput`` of ``replay.h``."""
 
     _fields_: ClassVar[Sequence[Any]] = [
-        *((name, _ADDRESS) for name in ("rows", "blocks", "duration_ns", "bus")),
+        *((name, _ADDRESS) for name in ("rows", "accesses", "duration_ns", "bus")),
         *((name, ctypes.c_int64) for name in ("count", "devices", "buses", "from_host")),
         *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity")),
     ]
@@ -119,7 +119,7 @@ class _Columns:
     """Columns beside the rows.
 
     Attributes:
-        held: rows, blocks, nanoseconds of each row and its bus.
+        held: rows, accesses, nanoseconds of each row and its bus.
         buses: numbers of those that copies take turns on.
         devices: how many the trace knows.
     """
@@ -134,7 +134,12 @@ class _Columns:
                 duration[place] = machine.copy_ns(*ends, row.bytes)
             if HOST not in ends and (shared := machine.bus(*ends)) is not None:
                 bus[place] = self.buses.setdefault(shared, len(self.buses))
-        self.held: dict[str, Any] = {"rows": trace.rows, "blocks": trace.blocks, "duration_ns": duration, "bus": bus}
+        self.held: dict[str, Any] = {
+            "rows": trace.rows,
+            "accesses": trace.accesses,
+            "duration_ns": duration,
+            "bus": bus,
+        }
         self.devices = 1 + max(max(_column(trace, name), default=0) for name in ("device", "peer"))
 
 
