@@ -156,13 +156,6 @@ int vd_thread() {
   return virtual_devices::thread_index();
 }
 
-void vd_memory(int device, int64_t stream, int64_t* counts) {
-  const auto count = virtual_devices::memory().count(device, stream);
-  counts[0] = count.current;
-  counts[1] = count.peak;
-  counts[2] = count.blocks;
-}
-
 void vd_set_capacity(int device, int64_t bytes) {
   virtual_devices::memory().set_capacity(device, bytes);
 }

@@ -191,7 +191,7 @@ inline void launch(Record row, const std::vector<Price>& prices) {
   const int64_t given = row.duration_ns;
   const size_t written = row.writes.size();
   for (const Price& price : prices) {
-    const c10::DataPtr scratch = memory().make_scratch(row.device, price.scratch_bytes);
+    const c10::DataPtr scratch = memory().make(row.device, price.scratch_bytes, {}, true);
     row.name = price.name;
     row.duration_ns = given < 0 ? price.duration_ns : given;
     row.launches = price.launches;

@@ -96,17 +96,12 @@ bool blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream) {
     return device->use.flushes > flushes;
 }
 
-/* Lowers a peak to a limit. */
-static void cap(int64_t *peak, int64_t limit) {
-    *peak = *peak > limit ? limit : *peak;
-}
-
 void blocks_told(BlockTable *blocks) {
     for (Device *device = blocks->all.devices; device < blocks->all.devices + blocks->all.device_count; device++) {
-        if (device->capacity) {
-            cap(&device->use.peak_live, device->capacity);
-            cap(&device->use.peak_allocated, device->capacity);
-            cap(&device->use.peak_reserved, device->capacity);
+        MemoryUse *use = &device->use;
+        int64_t *peaks[] = {&use->peak_live, &use->peak_allocated, &use->peak_reserved};
+        for (int peak = 0; device->capacity && peak < 3; peak++) {
+            *peaks[peak] = *peaks[peak] < device->capacity ? *peaks[peak] : device->capacity;
         }
     }
     blocks->shortage = (MemoryShortage){0};

@@ -25,7 +25,7 @@ from gpipe_bench.simulator.workloads.workload import Machine
 __all__ = ["Replayed", "replay"]
 
 _ADDRESS: Final = ctypes.c_void_p
-_COPY, _RECORD, _MARK = (KINDS.index(kind) for kind in ("copy", "record", "mark"))
+_COPY, _MARK = (KINDS.index(kind) for kind in ("copy", "mark"))
 _MOST_SHOWN: Final = 5
 
 
@@ -71,12 +71,6 @@ class Replayed:
     def makespan_ns(self) -> int:
         """When the last row ended."""
         return max(self.end_ns, default=0)
-
-    @cached_property
-    def versions(self) -> dict[int, int]:
-        """When each recorded event passed, in nanoseconds, by its version."""
-        rows = self.trace.rows
-        return {rows[place].version: self.end_ns[place] for place in _places(self.trace, _RECORD)}
 
     @cached_property
     def marks(self) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gpipe_bench.emulator.library import elapsed_by
+from gpipe_bench.emulator.library import ELAPSED, backend
 from gpipe_bench.emulator.replay.run import Replayed, replay
 from gpipe_bench.emulator.trace import Trace, recording
 from gpipe_bench.simulator.workloads.workload import Machine
@@ -27,14 +27,19 @@ def ticking(machine: Machine, *, host_time: bool = True) -> Iterator[Trace]:
     with recording() as trace:
         latest: dict[int, Replayed] = {}
 
+        @ELAPSED
         def elapsed(one: int, other: int) -> float:
             trace.fetch()
             count = len(trace.rows)
             if count not in latest:
                 latest.clear()
                 latest[count] = replay(trace, machine, host_time=host_time)
-            versions = latest[count].versions
-            return (versions[other] - versions[one]) / _NS_PER_MS
+            ends = latest[count].end_ns
+            passed = {record.version: ends[row] for row, record in enumerate(trace.records) if record.kind == "record"}
+            return (passed[other] - passed[one]) / _NS_PER_MS
 
-        with elapsed_by(elapsed):
+        backend().vd_set_elapsed(elapsed)
+        try:
             yield trace
+        finally:
+            backend().vd_set_elapsed(ELAPSED())
