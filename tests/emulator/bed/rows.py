@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from gpipe_bench.emulator.replay.run import Replayed
 from gpipe_bench.emulator.trace import HOST, KINDS, Record, Row, Trace
 
-__all__ = ["NS_PER_MS", "Bed", "timed", "traced"]
+__all__ = ["NS_PER_MS", "Bed", "passed_ns", "timed", "traced"]
 
 NS_PER_MS = 1_000_000
 
@@ -60,6 +61,12 @@ def traced(*records: Record) -> Trace:
         row.end_write = len(accesses)
         rows.append(row)
     return Trace(rows, [*chain(*accesses)], names)
+
+
+def passed_ns(replayed: Replayed) -> dict[int, int]:
+    """When each recorded event passed, by its version."""
+    rows = zip(replayed.trace.records, replayed.end_ns, strict=True)
+    return {record.version: end for record, end in rows if record.kind == "record"}
 
 
 def timed(trace: Trace, milliseconds: Mapping[str, float]) -> None:

@@ -10,6 +10,7 @@ from gpipe_bench.emulator.library import ELAPSED, backend
 from gpipe_bench.emulator.replay.run import Replayed, replay
 from gpipe_bench.emulator.trace import Trace, recording
 from gpipe_bench.simulator.workloads.workload import Machine
+from tests.emulator.bed.rows import passed_ns
 
 __all__ = ["ticking"]
 
@@ -34,8 +35,7 @@ def ticking(machine: Machine, *, host_time: bool = True) -> Iterator[Trace]:
             if count not in latest:
                 latest.clear()
                 latest[count] = replay(trace, machine, host_time=host_time)
-            ends = latest[count].end_ns
-            passed = {record.version: ends[row] for row, record in enumerate(trace.records) if record.kind == "record"}
+            passed = passed_ns(latest[count])
             return (passed[other] - passed[one]) / _NS_PER_MS
 
         backend().vd_set_elapsed(elapsed)
