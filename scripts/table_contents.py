@@ -15,7 +15,7 @@ from gpipe_bench.tables import read_text
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
-MACHINE: Final = "2x-intel-xeon-processor"
+MACHINE: Final = "2x-amd-epyc"
 """Folder of the measured ablation that the README shows."""
 
 _NAMES: Final = {

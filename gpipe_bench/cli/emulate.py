@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gpipe_bench.console import Column, Grid, output
-from gpipe_bench.errors import ConfigError, GpipeBenchError, OutOfMemory, UnsupportedError
+from gpipe_bench.errors import ConfigError, UnsupportedError
 from gpipe_bench.files import check_writable, json_text, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.emulator.races import Race
     from gpipe_bench.emulator.script import ScriptRun
+    from gpipe_bench.errors import OutOfMemory
+    from gpipe_bench.simulator.clock.run import DeviceMemory
     from gpipe_bench.simulator.hardware.profile import Profile
 
 _GIB: Final = 2**30
@@ -51,25 +52,34 @@ def emulate(
     if reason := obstacle():
         raise UnsupportedError(reason)
     from gpipe_bench.emulator.library import leave
-    from gpipe_bench.emulator.script import run_script
-    from gpipe_bench.simulator.runs.simulation import gib_texts
+    from gpipe_bench.emulator.script import run_script, script_traceback
 
     try:
         run = run_script(script, arguments or [], devices=devices, profile=hardware, races=races, host_time=host_time)
-    except OutOfMemory as error:
-        needed, capacity = gib_texts((error.reserved + error.needed) / _GIB, error.capacity / _GIB)
-        held = f"out of memory: device {error.device} needs {needed} of allocator segments and has {capacity}"
-        typer.echo(f"{held}; use smaller batches, more devices or checkpoints", err=True)
+    except Exception as error:
+        text = script_traceback(error, script)
+        if text is None:
+            raise
+        typer.echo(text, nl=False, err=True)
         leave(1)
-    except GpipeBenchError:
-        raise
-    except Exception:  # noqa: BLE001 - an error of the script is shown as Python shows it
-        traceback.print_exc()
+    if run.replayed.shortage:
+        typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)
         leave(1)
     _print(run, devices, hardware, races=races)
     if trace is not None:
         _write(trace, run, hardware)
     leave(0)
+
+
+def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
+    from gpipe_bench.simulator.runs.simulation import gib_texts
+
+    device = shortage.device
+    needed, capacity = gib_texts(memory[device].peak_reserved / _GIB, shortage.capacity / _GIB)
+    return (
+        f"out of memory: device {device} needs {needed} of allocator segments and has {capacity}, which only the "
+        "replay finds, so the script could not catch it; use smaller batches, more devices or checkpoints"
+    )
 
 
 def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool) -> None:
@@ -112,7 +122,7 @@ def _steps(run: ScriptRun) -> str:
 def _print_races(races: Iterable[Race], run: ScriptRun) -> None:
     console = output()
     rows = {id(record): row for row, record in enumerate(run.records)}
-    texts = dict.fromkeys(_race(race, rows, run.lines) for race in races)
+    texts = dict.fromkeys(_race(race, rows, run) for race in races)
     console.print(f"{len(texts)} {'race' if len(texts) == 1 else 'races'}" if texts else "no races", style="bold")
     for text in list(texts)[:_RACES]:
         console.print(text, soft_wrap=True)
@@ -120,14 +130,23 @@ def _print_races(races: Iterable[Race], run: ScriptRun) -> None:
         console.print(f"and {len(texts) - _RACES} more")
 
 
-def _race(race: Race, rows: dict[int, int], lines: dict[int, str]) -> str:
+def _race(race: Race, rows: dict[int, int], run: ScriptRun) -> str:
     """One race in two lines; the same in every step, so it names no block."""
     before, after = (
-        f"{record.name or record.kind} on device {record.device} stream {record.stream}"
-        f" at {lines.get(rows.get(id(record), -1), 'an unknown line')}"
+        f"{record.name or record.kind} on device {record.device} stream {record.stream} {_line(run, rows[id(record)])}"
         for record in (race.before, race.after)
     )
     return f"  {race.kind}: {after}\n    does not wait for {before}"
+
+
+def _line(run: ScriptRun, row: int) -> str:
+    """The line that issued a row; where none did, as for freed memory, the last one of its thread before."""
+    if row in run.lines:
+        return f"at {run.lines[row]}"
+    thread = run.records[row].thread
+    before = (place for place in range(row, -1, -1) if place in run.lines and run.records[place].thread == thread)
+    place = next(before, None)
+    return "at an unknown line" if place is None else f"after {run.lines[place]}"
 
 
 def _write(path: Path, run: ScriptRun, profile: Profile) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpipe_bench.emulator.replay.run import Replayed
 from gpipe_bench.emulator.trace import Record
+from gpipe_bench.emulator.use import started_ns
 
 __all__ = ["chrome_trace"]
 
@@ -24,10 +25,9 @@ def chrome_trace(records: Sequence[Record], replayed: Replayed, metadata: Mappin
     streams = sorted({record.queue for record in records if record.kind in ("kernel", "copy")})
     rows = [_name("process", f"device {device}", device) for device in sorted({device for device, _ in streams})]
     rows += [_name("thread", _stream(stream), device, stream) for device, stream in streams]
-    times = zip(records, replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True)
-    rows += [
-        _slice(record, begin, end, issued) for record, begin, end, issued in times if record.kind in ("kernel", "copy")
-    ]
+    for record, begin, end, issued in zip(records, replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True):
+        if record.kind in ("kernel", "copy"):
+            rows.append(_slice(record, started_ns(record, begin, end), end, issued))
     title = {"title": "emulated", "evidence": "emulated", **metadata}
     return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": title}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -20,9 +21,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
+from gpipe_bench.emulator.library import MOST, capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
 from gpipe_bench.emulator.observer import EmulatedWork, Span, TaskRows, issued_rows, task_events
 from gpipe_bench.emulator.replay.run import Replayed, replay
@@ -42,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Emulation", "emulate", "prepare"]
 
-_MOST_DEVICES: Final = 16
 _MARK: Final = KINDS.index("mark")
 
 
@@ -71,7 +74,7 @@ def prepare(profile: str | Path | Profile) -> None:
         ConfigError: there is no such profile, or it is wrong.
         CompilerError: the devices do not compile.
     """
-    load_shapes(_MOST_DEVICES, profile if isinstance(profile, Profile) else load_profile(profile))
+    load_shapes(MOST, profile if isinstance(profile, Profile) else load_profile(profile))
 
 
 def emulate(
@@ -144,21 +147,20 @@ def _numbers(devices: Sequence[int], count: int) -> list[int]:
         raise ConfigError(
             [f"devices must have a number from 0 for each of {count}, got {got}; change devices or balance"]
         )
-    if max(numbers) >= _MOST_DEVICES:
-        raise ConfigError([f"devices must be at most {_MOST_DEVICES}, got {max(numbers) + 1}; use fewer partitions"])
+    if max(numbers) >= MOST:
+        raise ConfigError([f"devices must be at most {MOST}, got {max(numbers) + 1}; use fewer partitions"])
     return numbers
 
 
 def _emulated(work: Work, plan: Plan, hardware: Profile, size: tuple[int, int], *, host_time: bool) -> Emulation:
     """Train and replay; ``size``: samples of a batch, and steps."""
     batch_size, steps = size
-    trace, spans = _run(work, plan, steps)
+    trace, spans = _trained(work, plan, steps)
     m = len(microbatch_sizes(batch_size, plan.chunks))
     base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, plan, hardware, batch_size))
-    try:
-        replayed = replay(trace, HardwareMachine(hardware), host_time=host_time)
-    except OutOfMemory as error:
-        return _out_of_memory(base, trace, hardware, error)
+    replayed = replay(trace, HardwareMachine(hardware), host_time=host_time)
+    if replayed.shortage:
+        return _out_of_memory(base, replayed.memory, replayed.shortage)
     used = tuple(plan.places[home].index for home in plan.homes)
     each = tuple(_steps(base, replayed, spans, used))
     middle = median(step.step_time_ms or 0.0 for step in each)
@@ -170,6 +172,18 @@ def _homes(schedule: str | None, n: int) -> tuple[int, ...]:
     """For each partition its device of the schedule."""
     two = schedule in ("interleaved", "zb_v", "v_half")
     return named_schedule(schedule or "gpipe", 1, n, n // 2 if two else n).placement
+
+
+def _trained(work: Work, plan: Plan, steps: int) -> tuple[Trace, list[Span]]:
+    """The trace and the tasks; if a device is full, those of devices without limit, which show what they need."""
+    try:
+        return _run(work, plan, steps)
+    except torch.OutOfMemoryError:
+        pass
+    with ExitStack() as stack:
+        for place in plan.places:
+            stack.enter_context(capacity(place, -1))
+        return _run(work, plan, steps)
 
 
 # Storages then die by their reference counts alone, at the same rows in every run.
@@ -243,16 +257,13 @@ def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Seq
     return found
 
 
-def _out_of_memory(base: Emulation, trace: Trace, hardware: Profile, error: OutOfMemory) -> Emulation:
-    """A result that says what the full device would have needed, even if no kernel got scratch memory.
-
-    That is the peak of its tensors; where they would fit, that of the allocator's segments.
-    """
-    memory = replay(trace, HardwareMachine(hardware), limited=False, scratch=False).memory[error.device]
-    largest, what = memory.peak_live, ""
-    if largest <= error.capacity:
-        largest, what = max(memory.peak_reserved, error.reserved + error.needed), " of allocator segments"
-    needed, capacity = gib_texts(largest / GIB, error.capacity / GIB)
-    reason = f"device {error.device} needs {needed}{what} and has {capacity}"
+def _out_of_memory(base: Emulation, memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> Emulation:
+    """A result that says what the full device would need: for its tensors, or for its segments if those would fit."""
+    peaks, what = memory[shortage.device], ""
+    largest = peaks.peak_live
+    if largest <= shortage.capacity:
+        largest, what = peaks.peak_reserved, " of allocator segments"
+    needed, held = gib_texts(largest / GIB, shortage.capacity / GIB)
+    reason = f"device {shortage.device} needs {needed}{what} and has {held}"
     failed = replace(base, status="oom", reason=f"{reason}; use smaller micro-batches, more partitions or checkpoints")
     return replace(failed, each=(failed,))

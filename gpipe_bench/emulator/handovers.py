@@ -27,7 +27,7 @@ from torch.autograd import Variable
 
 from gpipe_bench.emulator.library import backend
 
-__all__ = ["seen"]
+__all__ = ["replaced", "seen"]
 
 _ENGINE: Final = "gpipe_bench.engine"
 _PLAIN: Final = queue.SimpleQueue
@@ -43,8 +43,8 @@ def seen() -> Iterator[None]:
     with ExitStack() as changes:
         for name, module in list(sys.modules.items()):
             if name.startswith(_ENGINE) and vars(module).get("SimpleQueue") is _PLAIN:
-                changes.enter_context(_replaced(module, "SimpleQueue", _SimpleQueue))
-        changes.enter_context(_replaced(queue, "SimpleQueue", _SimpleQueue))
+                changes.enter_context(replaced(module, "SimpleQueue", _SimpleQueue))
+        changes.enter_context(replaced(queue, "SimpleQueue", _SimpleQueue))
         for owner, name, around in (
             *((kind, name, around) for kind in _QUEUES for name, around in (("_put", _put), ("_get", _get))),
             (queue.Queue, "task_done", _before("_done")),
@@ -57,14 +57,15 @@ def seen() -> Iterator[None]:
             (Future, "set_exception", _before("_end")),
             (Future, "result", _after("_end")),
         ):
-            changes.enter_context(_replaced(owner, name, _around(getattr(owner, name), around)))
+            changes.enter_context(replaced(owner, name, _around(getattr(owner, name), around)))
         engine = _Engine(Variable._execution_engine)  # noqa: SLF001 - where PyTorch's Python calls its engine
-        changes.enter_context(_replaced(Variable, "_execution_engine", engine))
+        changes.enter_context(replaced(Variable, "_execution_engine", engine))
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute another value in the block."""
     plain = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import torch
@@ -17,17 +16,15 @@ from gpipe_bench.emulator import device_module
 from gpipe_bench.emulator.build import built
 
 __all__ = [
+    "ELAPSED",
+    "MOST",
     "NAME",
-    "MemoryCount",
     "backend",
     "capacity",
     "devices",
-    "duration",
     "each_row",
-    "jitter",
     "leave",
     "load",
-    "memory_count",
     "thread_index",
 ]
 
@@ -48,7 +45,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_trace_stop": (None, []),
     "vd_trace_size": (ctypes.c_int64, []),
     "vd_trace_rows": (ctypes.c_void_p, [COUNT]),
-    "vd_trace_blocks": (ctypes.c_void_p, [COUNT]),
+    "vd_trace_accesses": (ctypes.c_void_p, [COUNT]),
     "vd_trace_names": (ctypes.c_char_p, []),
     "vd_signal": (ctypes.c_int64, []),
     "vd_await": (None, [ctypes.c_int64]),
@@ -58,7 +55,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_set_duration": (ctypes.c_int64, [ctypes.c_int64]),
     "vd_set_jitter": (None, [ctypes.c_uint64, ctypes.c_int]),
     "vd_thread": (ctypes.c_int, []),
-    "vd_memory": (None, [ctypes.c_int, ctypes.c_int64, COUNT]),
     "vd_set_capacity": (None, [ctypes.c_int, ctypes.c_int64]),
     "vd_capacity": (ctypes.c_int64, [ctypes.c_int]),
     "vd_set_watcher": (None, [WATCHER]),
@@ -121,22 +117,6 @@ def devices(count: int | None = None) -> list[torch.device]:
     return [torch.device(NAME, index) for index in range(count or backend().vd_device_count())]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCount:
-    """Bytes in use, their peak since it was last reset, and blocks in use."""
-
-    current: int
-    peak: int
-    blocks: int
-
-
-def memory_count(device: torch.device, stream: torch.Stream | None = None) -> MemoryCount:
-    """Memory in use on a device, or in blocks that were allocated on one of its streams."""
-    counts = (ctypes.c_int64 * 3)()
-    backend().vd_memory(device.index, -1 if stream is None else stream.stream_id, counts)
-    return MemoryCount(*counts)
-
-
 @contextmanager
 def capacity(device: torch.device, nbytes: int) -> Iterator[None]:
     """Let ``device`` hold no more than ``nbytes``; beyond them allocations raise torch.OutOfMemoryError."""
@@ -146,26 +126,6 @@ def capacity(device: torch.device, nbytes: int) -> Iterator[None]:
         yield
     finally:
         backend().vd_set_capacity(device.index, before)
-
-
-@contextmanager
-def duration(milliseconds: float) -> Iterator[None]:
-    """Let each kernel that this thread launches in the block take so much virtual time."""
-    before = backend().vd_set_duration(round(milliseconds * 1e6))
-    try:
-        yield
-    finally:
-        backend().vd_set_duration(before)
-
-
-@contextmanager
-def jitter(seed: int, microseconds: int) -> Iterator[None]:
-    """Let the host wait at random, up to ``microseconds``, before each launch: shakes the order of its threads."""
-    backend().vd_set_jitter(seed, microseconds)
-    try:
-        yield
-    finally:
-        backend().vd_set_jitter(0, 0)
 
 
 def thread_index() -> int:
@@ -182,17 +142,6 @@ def each_row(watch: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         backend().vd_set_watcher(WATCHER())
-
-
-@contextmanager
-def elapsed_by(ask: Callable[[int, int], float]) -> Iterator[None]:
-    """Let ``torch.Event.elapsed_time`` ask for the milliseconds between two event versions."""
-    callback = ELAPSED(ask)
-    backend().vd_set_elapsed(callback)
-    try:
-        yield
-    finally:
-        backend().vd_set_elapsed(ELAPSED())
 
 
 def leave(status: int) -> NoReturn:

@@ -2,9 +2,9 @@
 
 A vector clock per stream counts the records that have run before. An event copies its stream's clock, a wait joins
 it, a synchronisation joins it into the host's clock, and a launch joins the host's into the stream's. Then one access
-happens before another exactly if the other's clock has counted it. Each block keeps its last write and the reads
-since then. Two more rules come from the caching allocator, which hands a freed block out again on the stream that
-allocated it, while the streams may still be busy:
+happens before another exactly if the other's clock has counted it. Each block keeps, for spans of its bytes, the last
+writes and the reads since then. Two more rules come from the caching allocator, which hands a freed block out again on
+the stream that allocated it, while the streams may still be busy:
 
 - An allocation counts as a write on its stream: a kernel that used that memory before may still run there.
 - When a block is freed, every other stream that used it must have been recorded (``record_stream``), or the block's
@@ -17,8 +17,8 @@ to it, and one that is staged through host memory must do the same:
   host thread last did something else.
 
 Limits: the host counts as one thread, so what its threads do is taken as ordered as it happened, which can hide a race
-and cannot invent one. Blocks are whole: two halves of one are one. Memory of the CPU is seen only where a copy reads
-or writes pinned memory.
+and cannot invent one. A tensor with gaps counts as the bytes from its first to its last. Memory of the CPU is seen only
+where a copy reads or writes pinned memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
-from gpipe_bench.emulator.trace import HAND_OVERS, HOST, Record
+from gpipe_bench.emulator.trace import HOST, Record
 
 __all__ = ["Race", "find_races"]
 
 Queue = tuple[int, int]
 Clock = dict[Queue, int]
+Span = tuple[int, int]
+
+_WHOLE: Final = (0, 2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ class _Access:
 @dataclass(slots=True)
 class _Block:
     queue: Queue
-    write: _Access | None = None
-    reads: dict[Queue, _Access] = field(default_factory=dict)
+    writes: dict[Span, _Access] = field(default_factory=dict)
+    reads: dict[tuple[Queue, Span], _Access] = field(default_factory=dict)
     uses: dict[Queue, _Access] = field(default_factory=dict)
     recorded: set[Queue] = field(default_factory=set)
 
@@ -93,8 +97,8 @@ def find_races(records: Iterable[Record]) -> list[Race]:
     """All races of a trace, one per pair of accesses."""
     checker = _Checker()
     for record in records:
-        if record.kind not in HAND_OVERS:
-            getattr(checker, record.kind)(record)
+        if check := getattr(checker, record.kind, None):
+            check(record)
     return checker.races
 
 
@@ -116,12 +120,14 @@ class _Checker:
         clock = self.launch(record.queue)
         access = _Access(record.queue, clock[record.queue], record)
         self.races += self.transfers.launched(access, clock)
-        for block in record.reads:
+        spans = record.spans or (_WHOLE,) * (len(record.reads) + len(record.writes))
+        written = tuple(zip(record.writes, spans[len(record.reads) :], strict=True))
+        for block, span in zip(record.reads, spans, strict=False):
             # Who writes must wait for whatever who reads must.
-            if block not in record.writes:
-                self.read(block, access, clock)
-        for block in record.writes:
-            self.write(block, access, clock)
+            if (block, span) not in written:
+                self.read(block, span, access, clock)
+        for block, span in written:
+            self.write(block, span, access, clock)
 
     copy = kernel
 
@@ -147,7 +153,7 @@ class _Checker:
         self.blocks[block] = _Block(record.queue)
         if record.device != HOST:
             clock = self.launch(record.queue)
-            self.blocks[block].write = _Access(record.queue, clock[record.queue], record)
+            self.blocks[block].writes[0, record.nbytes] = _Access(record.queue, clock[record.queue], record)
             for freed, use, at in self.freed.pop(record.queue, ()):
                 if clock.get(use.queue, 0) < use.time:
                     self.races.append(Race("free", freed, use.record, at))
@@ -165,21 +171,26 @@ class _Checker:
         (block,) = record.writes
         self.of(block, record).recorded.add(record.queue)
 
-    def read(self, block: int, access: _Access, clock: Clock) -> None:
+    def read(self, block: int, span: Span, access: _Access, clock: Clock) -> None:
         known = self.of(block, access.record)
-        self.expect("read", block, known.write, access, clock)
-        known.reads[access.queue] = known.uses[access.queue] = access
+        for other, earlier in known.writes.items():
+            if _overlap(other, span):
+                self.expect("read", block, earlier, access, clock)
+        known.reads[access.queue, span] = known.uses[access.queue] = access
 
-    def write(self, block: int, access: _Access, clock: Clock) -> None:
+    def write(self, block: int, span: Span, access: _Access, clock: Clock) -> None:
         known = self.of(block, access.record)
-        for earlier in (known.write, *known.reads.values()):
-            self.expect("write", block, earlier, access, clock)
-        known.write = known.uses[access.queue] = access
-        known.reads = {}
+        reads = ((other, earlier) for (_, other), earlier in known.reads.items())
+        for other, earlier in (*known.writes.items(), *reads):
+            if _overlap(other, span):
+                self.expect("write", block, earlier, access, clock)
+        known.writes = {other: earlier for other, earlier in known.writes.items() if not _covers(span, other)}
+        known.reads = {key: earlier for key, earlier in known.reads.items() if not _covers(span, key[1])}
+        known.writes[span] = known.uses[access.queue] = access
 
-    def expect(self, kind: str, block: int, earlier: _Access | None, access: _Access, clock: Clock) -> None:
+    def expect(self, kind: str, block: int, earlier: _Access, access: _Access, clock: Clock) -> None:
         """``earlier`` must have been counted by the clock of ``access``."""
-        if earlier is not None and clock.get(earlier.queue, 0) < earlier.time:
+        if clock.get(earlier.queue, 0) < earlier.time:
             self.races.append(Race(kind, block, earlier.record, access.record))
 
     def of(self, block: int, record: Record) -> _Block:
@@ -201,6 +212,14 @@ class _Checker:
     def host_joins(self, clock: Clock) -> None:
         _join(self.host, clock)
         self.host_version += 1
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _covers(span: Span, other: Span) -> bool:
+    return span[0] <= other[0] and other[1] <= span[1]
 
 
 def _join(clock: Clock, other: Clock) -> None:

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import runpy
 import sys
+import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any, Final
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import backend, thread_index
+from gpipe_bench.emulator.handovers import replaced, seen
+from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.lines import Lines
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.replay.run import Replayed, replay
@@ -28,7 +32,9 @@ from gpipe_bench.emulator.trace import Record, Trace, mark, recording
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile
 
-__all__ = ["ScriptRun", "run_script"]
+__all__ = ["ScriptRun", "run_script", "script_traceback"]
+
+_OWN: Final = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +82,15 @@ def run_script(
 
     Raises:
         ConfigError: there is no such file.
-        OutOfMemory: the allocator of a device would have run out of memory.
         torch.OutOfMemoryError: in the script, where its tensors do not fit a device.
         Exception: whatever the script raises.
     """
     if not script.is_file():
         raise ConfigError([f"script must be a Python file, got {str(script)!r}; check the path"])
     load_shapes(devices, profile)
-    for device in range(devices):
-        backend().vd_set_capacity(device, profile.capacity_bytes)
     lines = Lines()
-    with recording() as trace, seen(), _steps_marked(), lines.noted() if races else nullcontext():
+    watched = lines.noted() if races else nullcontext()
+    with recording() as trace, seen(), _steps_marked(), replaced(torch, "compile", _uncompiled), watched:
         _run(script, arguments)
     replayed = replay(trace, HardwareMachine(profile), host_time=host_time)
     records = trace.records
@@ -106,6 +110,32 @@ def _run(script: Path, arguments: Sequence[str]) -> None:
             raise
     finally:
         sys.argv, sys.path[:] = before, path
+
+
+def script_traceback(error: Exception, script: Path) -> str | None:
+    """What ``python SCRIPT`` would print of an error; None if it is none of the script's."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
+        frames = frames.tb_next
+    if frames is None and not (isinstance(error, SyntaxError) and error.filename == str(script)):
+        return None
+    shown = traceback.TracebackException.from_exception(error.with_traceback(frames))
+    found: traceback.TracebackException | None = shown
+    while found is not None:
+        found.stack = traceback.StackSummary.from_list(
+            [frame for frame in found.stack if not frame.filename.startswith(_OWN)]
+        )
+        found = found.__cause__ or found.__context__
+    return "".join(shown.format())
+
+
+def _uncompiled(model: Any = None, **_options: Any) -> Any:
+    """In place of ``torch.compile``, which makes kernels for real devices only."""
+    warnings.warn(
+        "torch.compile does nothing on virtual devices: times are those of eager operators, without fused kernels",
+        stacklevel=2,
+    )
+    return (lambda function: function) if model is None else model
 
 
 @contextmanager

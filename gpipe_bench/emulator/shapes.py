@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpipe_bench.emulator.functions import register_fused
-from gpipe_bench.emulator.library import backend, load
+from gpipe_bench.emulator.library import MOST, backend, load
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
 from gpipe_bench.simulator.tracing.operations import kernels_of
@@ -37,7 +37,8 @@ def load_shapes(count: int, profile: Profile) -> None:
 
     Args:
         count: how many, up to 16.
-        profile: says how long kernels take, and how much scratch memory.
+        profile: says how long kernels take, how much scratch memory, and what a device holds: beyond that, allocations
+            raise torch.OutOfMemoryError.
 
     Raises:
         ValueError: as :func:`gpipe_bench.emulator.library.load`.
@@ -50,10 +51,12 @@ def load_shapes(count: int, profile: Profile) -> None:
 
 
 def price_by(profile: Profile) -> None:
-    """Take the durations of kernels from another profile."""
+    """Take the durations of kernels and the memory of devices from another profile."""
     if _profiles != [profile]:
         _profiles[:] = [profile]
         backend().vd_forget()
+        for device in range(MOST):
+            backend().vd_set_capacity(device, profile.capacity_bytes)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped

@@ -10,18 +10,15 @@ from typing import Final, NamedTuple
 
 from gpipe_bench.emulator.library import backend
 
-__all__ = ["HAND_OVERS", "HOST", "KINDS", "Record", "Row", "Trace", "mark", "recording"]
+__all__ = ["HOST", "KINDS", "Record", "Row", "Trace", "mark", "recording"]
 
 HOST = -1
 
 KINDS: Final = (
     *("kernel", "copy", "record", "wait", "sync_stream", "sync_device", "sync_event", "alloc", "free", "record_stream"),
-    *("signal", "await", "backward", "backward_end", "mark", "node"),
+    *("signal", "await", "backward", "backward_end", "mark", "node", "full"),
 )
 """Kinds of rows, by their numbers in ``csrc/trace_row.h``."""
-
-HAND_OVERS: Final = frozenset(KINDS[10:])
-"""Kinds that tell how host threads depend on each other; see :mod:`gpipe_bench.emulator.handovers`."""
 
 _OF_A_BLOCK: Final = frozenset({"alloc", "free", "record_stream"})
 _NS_PER_MS: Final = 1_000_000
@@ -46,7 +43,8 @@ class Record(NamedTuple):
         kind: ``kernel``; ``copy`` between devices or with the host; ``record`` and ``wait`` of an event on a stream;
             ``sync_stream``, ``sync_device``, ``sync_event``: the host waits; ``alloc`` and ``free`` of a block;
             ``record_stream``: a stream uses a block; ``signal``, ``await``, ``backward``, ``backward_end`` and
-            ``mark``: hand-overs between host threads; ``node``: a thread begins a node of autograd.
+            ``mark``: hand-overs between host threads; ``node``: a thread begins a node of autograd; ``full``: the
+            program is told that the device is full.
         name: of the operator; of a copy ``device_to_device``, ``host_to_device`` or ``device_to_host``.
         device: where it runs; -1 is the host. A copy between devices runs on the sender's.
         stream: of that device; 0 is the default one. Of an allocation: the current one.
@@ -62,6 +60,7 @@ class Record(NamedTuple):
         backward: the innermost backward pass that the row belongs to, by its version, or 0.
         sums: whether the row adds gradients up.
         scratch: whether an allocation is for a kernel that can do without.
+        spans: for each of the reads, then of the writes, bytes of the block: the first, and the one after the last.
     """
 
     kind: str
@@ -80,6 +79,7 @@ class Record(NamedTuple):
     backward: int = 0
     sums: bool = False
     scratch: bool = False
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -96,18 +96,19 @@ class Trace:
 
     Args:
         rows: in issue order.
-        blocks: what ``first_read``, ``first_write`` and ``end_write`` of the rows point into.
+        accesses: what ``first_read``, ``first_write`` and ``end_write`` of the rows point into; three numbers each,
+            ``TraceAccess`` of ``csrc/trace_row.h``.
         names: what ``name`` of the rows points into.
 
     Attributes:
         rows: as given. While a recording goes on, call :meth:`fetch` for all rows so far.
-        blocks: as given.
+        accesses: as given.
         names: as given.
     """
 
-    def __init__(self, rows: Sequence[Row] = (), blocks: Sequence[int] = (), names: Sequence[str] = ("",)) -> None:
+    def __init__(self, rows: Sequence[Row] = (), accesses: Sequence[int] = (), names: Sequence[str] = ("",)) -> None:
         self.rows: ctypes.Array[Row] = (Row * len(rows))(*rows)
-        self.blocks: array[int] = array("q", blocks)
+        self.accesses: array[int] = array("q", accesses)
         self.names: tuple[str, ...] = tuple(names)
         self._records: list[Record] = []
         self._open = False
@@ -120,8 +121,8 @@ class Trace:
         count = ctypes.c_int64()
         place = library.vd_trace_rows(ctypes.byref(count))
         self.rows = (Row * count.value).from_buffer_copy(_bytes(place, count.value * ctypes.sizeof(Row)))
-        place = library.vd_trace_blocks(ctypes.byref(count))
-        self.blocks = array("q", _bytes(place, 8 * count.value))
+        place = library.vd_trace_accesses(ctypes.byref(count))
+        self.accesses = array("q", _bytes(place, 3 * 8 * count.value))
         self.names = tuple(library.vd_trace_names().decode().split("\n"))
 
     @property
@@ -138,7 +139,8 @@ class Trace:
 
     def _record(self, row: Row) -> Record:
         kind = KINDS[row.kind]
-        written = (row.block,) if kind in _OF_A_BLOCK else self.blocks[row.first_write : row.end_write]
+        blocks, firsts, ends = (self.accesses[3 * row.first_read + k : 3 * row.end_write : 3] for k in range(3))
+        reads = row.first_write - row.first_read
         return Record(
             kind,
             self.names[row.name],
@@ -149,13 +151,14 @@ class Trace:
             row.bytes,
             row.version,
             row.peer,
-            tuple(self.blocks[row.first_read : row.first_write]),
-            tuple(written),
+            tuple(blocks[:reads]),
+            (row.block,) if kind in _OF_A_BLOCK else tuple(blocks[reads:]),
             row.peer_stream,
             row.launches,
             getattr(row, "pass"),
             bool(row.sums),
             bool(row.scratch),
+            tuple(zip(firsts, ends, strict=True)),
         )
 
 

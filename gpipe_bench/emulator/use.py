@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpipe_bench.breakdown import covered
 from gpipe_bench.emulator.trace import Record
 
-__all__ = ["DeviceTime", "device_times", "operator_times"]
+__all__ = ["DeviceTime", "device_times", "operator_times", "started_ns"]
 
 _Span = tuple[float, float]
 
@@ -67,13 +67,20 @@ def operator_times(
     return [(name, time / 1e6, count[name]) for name, time in spent.most_common()]
 
 
+def started_ns(record: Record, begin: int, end: int) -> int:
+    """When a kernel ran at the earliest: one that is shorter than its launch waits for the end of the launch."""
+    if record.kind != "kernel" or record.duration is None:
+        return begin
+    return max(begin, end - round(record.duration * 1e6))
+
+
 def _inside(
     records: Sequence[Record], begin_ns: Sequence[int], end_ns: Sequence[int], window: tuple[int, int]
 ) -> list[tuple[Record, _Span]]:
     """Kernels and copies that run in the window, and the part of their time that lies in it."""
     found: list[tuple[Record, _Span]] = []
     for record, begin, end in zip(records, begin_ns, end_ns, strict=True):
-        span = max(begin, window[0]), min(end, window[1])
+        span = max(started_ns(record, begin, end), window[0]), min(end, window[1])
         if record.kind in ("kernel", "copy") and span[0] < span[1]:
             found.append((record, span))
     return found

@@ -209,9 +209,9 @@ def test_variants_are_sets_or_labels(variants, labels):
 
 
 def test_a_balance_may_be_a_list_or_text():
-    listed = parse_config({"ablation": {"cpu": {"balance": [20, 13, 10, 10]}}})
-    assert listed.ablation.cpu.balance == (20, 13, 10, 10)
-    assert listed == parse_config({"ablation": {"cpu": {"balance": "20-13-10-10"}}})
+    listed = parse_config({"ablation": {"cpu": {"balance": [60, 43, 30, 20]}}})
+    assert listed.ablation.cpu.balance == (60, 43, 30, 20)
+    assert listed == parse_config({"ablation": {"cpu": {"balance": "60-43-30-20"}}})
 
 
 def test_the_published_settings_on_gpus():

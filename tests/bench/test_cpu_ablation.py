@@ -63,11 +63,11 @@ def test_workers_are_the_usable_cores_up_to_a_limit(monkeypatch, cores, workers)
 
 
 def test_partitions_and_balance_can_be_fixed():
-    (made,) = (made for made in cells(balance="30-23") if made.schedule == "1f1b")
-    assert (made.partitions, made.balance) == (2, (30, 23))
+    (made,) = (made for made in cells(balance="52-101") if made.schedule == "1f1b")
+    assert (made.partitions, made.balance) == (2, (52, 101))
     assert cells(partitions=4)[0].partitions == 4
-    with pytest.raises(ConfigError, match="balance must have one entry per partition, 3, got 2 in 30-23"):
-        cells(partitions=3, balance="30-23")
+    with pytest.raises(ConfigError, match="balance must have one entry per partition, 3, got 2 in 52-101"):
+        cells(partitions=3, balance="52-101")
     with pytest.raises(ConfigError, match="partitions must be at least 1, got 0; raise it, or write auto"):
         cells(partitions=0)
 

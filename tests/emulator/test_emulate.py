@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REASON = obstacle()
 PROGRAM = """
 import json
+import torch
+from torch import nn
 from gpipe_bench.components import Components
 from gpipe_bench.emulator.emulate import emulate, prepare
 from gpipe_bench.emulator.library import leave
@@ -39,7 +41,18 @@ for given in CASES:
         "events": [event.to_dict() for event in run.events], "devices": len(run.devices),
         "status": run.status, "reason": run.reason,
     })
-print(json.dumps(found))
+
+class Frugal(nn.Module):
+    # Goes without its extra memory where there is none, as some libraries do.
+    def forward(self, x):
+        try:
+            return x + torch.empty(2**35, dtype=torch.uint8, device=x.device)[0]
+        except torch.OutOfMemoryError:
+            return x + 1
+
+layers = nn.Sequential(nn.Linear(8, 8), Frugal(), nn.Linear(8, 8))
+frugal = emulate(layers, balance=[1, 2], batch_size=8, chunks=2, sample=torch.ones(1, 8), profile="p40")
+print(json.dumps([*found, frugal.status]))
 leave(0)
 """
 CASES = [
@@ -96,6 +109,10 @@ def test_every_task_of_the_step_is_an_event(found):
 def test_what_does_not_fit_says_how_much_it_needs(found):
     assert found[3]["status"] == "oom"
     assert "GiB and has 22.0 GiB" in found[3]["reason"]
+
+
+def test_a_layer_can_catch_a_full_device_amid_the_step(found):
+    assert found[4] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,21 @@ def test_a_flush_frees_blocks_that_other_streams_use():
 
 def test_a_device_that_is_too_small():
     rows = traced(alloc(1, 30), alloc(2, 50))
-    with pytest.raises(OutOfMemory) as caught:
-        replay(rows, Bed(capacity_bytes=64 * MIB))
-    error = caught.value
-    assert (error.device, error.needed, error.reserved, error.capacity) == (0, 50 * MIB, 30 * MIB, 64 * MIB)
-    assert replay(rows, Bed(capacity_bytes=64 * MIB), limited=False).memory[0].peak_reserved == 80 * MIB
+    found = replay(rows, Bed(capacity_bytes=64 * MIB))
+    assert str(found.shortage) == str(OutOfMemory(0, 50 * MIB, 30 * MIB, 64 * MIB))
+    assert found.memory[0].peak_reserved == 80 * MIB
+    assert replay(rows, Bed(capacity_bytes=80 * MIB)).shortage is None
+
+
+def test_a_full_device_that_the_program_was_told_of_is_no_shortage():
+    rows = [alloc(1, 30), alloc(2, 50), Record("full", "", 0), free(1), free(2), alloc(3, 64), free(3)]
+    found = replay(traced(*rows), Bed(capacity_bytes=64 * MIB))
+    assert (found.shortage, found.memory[0].peak_reserved // MIB) == (None, 64)
+
+
+def test_kernels_on_a_device_beyond_its_capacity_have_no_scratch_memory():
+    rows = [alloc(1, 50), alloc(2, 30), free(1), alloc(3, 40, scratch=True), free(3)]
+    assert peaks(*rows, machine=Bed(capacity_bytes=64 * MIB)) == (80, 80, 80)
 
 
 def test_requests_are_made_in_virtual_time():

@@ -64,6 +64,28 @@ def test_with_the_wait_there_is_no_race():
     assert "no races" in run.stdout
 
 
+FREED = """
+import torch
+kind = torch.accelerator.current_accelerator().type
+side = torch.Stream(f"{kind}:0")
+x = torch.ones(2**20, device=f"{kind}:0")
+side.wait_stream(torch.accelerator.current_stream(f"{kind}:0"))
+with side:
+    y = x * 2
+del x
+z = torch.ones(2**20, device=f"{kind}:0")
+"""
+
+
+def test_memory_freed_too_early_is_found_after_the_line_before(tmp_path):
+    path = tmp_path / "freed.py"
+    path.write_text(FREED)
+    run = emulate(path, "--devices", 1, "--races", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert f"free: free on device 0 stream 0 after {path}:8" in run.stdout
+    assert f"does not wait for mul on device 0 stream 1 at {path}:8" in run.stdout
+
+
 def test_steps_end_with_the_backward_pass_where_there_is_no_optimizer(tmp_path):
     run = emulate(script(tmp_path), "--devices", 3, "--profile", "p40", folder=tmp_path)
     assert run.returncode == 0, run.stderr
@@ -92,17 +114,85 @@ def test_a_timeline_for_perfetto(tmp_path):
     assert trace["otherData"]["evidence"] == "emulated"
 
 
-def test_an_error_of_the_script_is_shown_as_python_shows_it(tmp_path):
-    run = emulate(script(tmp_path, end="raise RuntimeError('mine')"), folder=tmp_path)
-    assert run.returncode == 1
-    assert "RuntimeError: mine" in run.stderr
-    assert "train.py" in run.stderr
+BACKWARD = """
+import torch
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("in the backward pass")
+
+try:
+    Broken.apply(torch.ones(2, requires_grad=True)).sum().backward()
+except ValueError as error:
+    raise RuntimeError("mine") from error
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [BACKWARD, "x = (\n", "from gpipe_bench import GPipe\nGPipe(None, [1])\n", "import absent_module\n"]
+)
+def test_an_error_of_the_script_is_shown_as_python_shows_it(tmp_path, text):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    plain = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
+    run = emulate(path, folder=tmp_path)
+    assert run.returncode == plain.returncode == 1
+    assert run.stderr == plain.stderr
+
+
+def test_a_script_that_compiles_its_model_is_told_that_it_runs_eagerly(tmp_path):
+    path = script(tmp_path, end="f = torch.compile(torch.relu)\nassert f(weights[0]).shape == (64, 64)")
+    run = emulate(path, folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert f"{path}:11: UserWarning: torch.compile does nothing on virtual devices" in run.stderr
 
 
 def test_tensors_that_do_not_fit_end_the_script(tmp_path):
     run = emulate(script(tmp_path, end="torch.empty(2**36, device=places[0])"), "--profile", "p40", folder=tmp_path)
     assert run.returncode == 1
     assert "OutOfMemoryError: virtual device 0 out of memory: tried to allocate 274877906944 bytes" in run.stderr
+
+
+HALVED = """
+import torch
+device = torch.accelerator.current_accelerator().type
+weight = torch.ones(2**20, device=device, requires_grad=True)
+
+def step(batch):
+    (torch.ones(batch, 2**20, device=device) * weight).square().sum().backward()
+
+batch, steps = 3072, 0  # full in the forward pass, and its half in the backward pass
+while steps < 3:
+    try:
+        step(batch)
+        steps += 1
+    except torch.OutOfMemoryError:
+        print("no room for", batch)
+        batch //= 2
+"""
+
+
+def test_a_script_that_catches_a_full_device_goes_on(tmp_path):
+    path = tmp_path / "halved.py"
+    path.write_text(HALVED)
+    run = emulate(path, "--devices", 1, "--profile", "p40", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("no room for 3072\nno room for 1536\nemulated")
+    assert re.search(r"steps after the first: \d+\.\d+ ms per step", run.stdout)
+
+
+def test_segments_that_do_not_fit_are_one_line(tmp_path):
+    end = "kept = [torch.empty(10 * 2**20 + 1, dtype=torch.uint8, device=places[0]) for _ in range(2000)]"
+    run = emulate(script(tmp_path, end=end), "--devices", 1, "--profile", "p40", folder=tmp_path)
+    assert run.returncode == 1
+    assert run.stderr.startswith("out of memory: device 0 needs 23.4 GiB of allocator segments and has 22.0 GiB")
+    assert run.stdout == ""
 
 
 def test_there_must_be_a_script(tmp_path):

@@ -68,8 +68,8 @@ class CpuWorkload(Section):
     """One model and batch, trained in all ways that a CPU can compare."""
 
     model: Model = "unet"
-    model_args: ModelArgs = "depth=4;B=1;C=16;size=64"
-    batch_size: BatchSize = 16
+    model_args: ModelArgs = "depth=3;B=5;C=32;size=32;dropout=0"
+    batch_size: BatchSize = 32
     chunks: Chunks = 8
     partitions: Partitions = 0
     balance: AutoBalance = ()
@@ -78,9 +78,9 @@ class CpuWorkload(Section):
     variants: Annotated[Variants, Field(description="of the paper's executor")] = (_VARIANT,)
     threads: Threads = 1
     warmup: Warmup = 1
-    steps: Steps = 9
+    steps: Steps = 2
     seed: Seed = 0
-    repeats: Repeats = 5
+    repeats: Repeats = 3
 
     @model_validator(mode="before")
     @classmethod

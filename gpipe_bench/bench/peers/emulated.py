@@ -19,6 +19,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.processes import Child
@@ -145,7 +146,8 @@ def _serve(results: Connection, case: EmulatedCase) -> None:
     except ModuleNotFoundError as error:
         results.send([{"status": "skipped", "reason": f"{error.name} is not installed; run: make peers"}])
     except Exception as error:  # noqa: BLE001 - whatever a package raises becomes a row
-        results.send([{"status": "error", "reason": f"{type(error).__name__}: {error}"[:300]}])
+        status, reason = status_of(error)
+        results.send([{"status": status, "reason": reason}])
 
 
 def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
@@ -155,7 +157,6 @@ def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
     from gpipe_bench.emulator.replay.run import replay
     from gpipe_bench.emulator.shapes import load_shapes
     from gpipe_bench.emulator.trace import mark, recording
-    from gpipe_bench.errors import OutOfMemory
     from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
 
     profile = load_profile(_PROFILE)
@@ -169,10 +170,9 @@ def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
         for step in _steps(case):
             step()
             mark()
-    try:
-        replayed = replay(trace, HardwareMachine(profile))
-    except OutOfMemory as error:
-        return [{"status": "oom", "reason": f"device {error.device} is full", **facts}]
+    replayed = replay(trace, HardwareMachine(profile))
+    if replayed.shortage:
+        return [{"status": "oom", "reason": f"device {replayed.shortage.device} is full", **facts}]
     facts["peak_allocated_gib"] = sum(use.peak_allocated for use in replayed.memory) / _GIB
     facts["peak_reserved_gib"] = sum(use.peak_reserved for use in replayed.memory) / _GIB
     times = [(end - begin) / 1e6 for begin, end in pairwise(replayed.marks)]

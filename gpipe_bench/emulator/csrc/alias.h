@@ -20,13 +20,18 @@ inline bool is_ours(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().is_privateuseone();
 }
 
-inline void add_block(Blocks& blocks, const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) {
+inline void add_access(Accesses& accesses, const at::Tensor& tensor) {
+  const Block* block = tensor.defined() && tensor.has_storage() ? Memory::find(tensor.storage().data_ptr()) : nullptr;
+  if (block == nullptr) {
     return;
   }
-  const Block* block = Memory::find(tensor.storage().data_ptr());
-  if (block != nullptr && !holds(blocks, block->id)) {
-    blocks.push_back(block->id);
+  const int64_t item = tensor.itemsize(), offset = tensor.storage_offset();
+  const int64_t end = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item, offset);
+  TraceAccess* known = access_to(accesses, block->id);
+  if (known == accesses.end()) {
+    accesses.push_back({block->id, offset * item, end});
+  } else {
+    *known = {block->id, std::min(known->first, offset * item), std::max(known->end, end)};
   }
 }
 
@@ -179,18 +184,18 @@ class Kernel {
   }
 
   at::Tensor read(const at::Tensor& tensor) {
-    add_block(record_.reads, tensor);
+    add_access(record_.reads, tensor);
     return aliases_.to_cpu(tensor);
   }
 
   at::Tensor write(const at::Tensor& tensor) {
-    add_block(record_.writes, tensor);
+    add_access(record_.writes, tensor);
     return aliases_.to_cpu(tensor);
   }
 
   at::Tensor result(const at::Tensor& cpu) {
     at::Tensor ours = aliases_.to_device(cpu);
-    add_block(record_.writes, ours);
+    add_access(record_.writes, ours);
     return ours;
   }
 

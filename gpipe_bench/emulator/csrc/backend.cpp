@@ -115,8 +115,8 @@ const TraceRow* vd_trace_rows(int64_t* count) {
   return virtual_devices::trace().rows(count);
 }
 
-const int64_t* vd_trace_blocks(int64_t* count) {
-  return virtual_devices::trace().blocks(count);
+const TraceAccess* vd_trace_accesses(int64_t* count) {
+  return virtual_devices::trace().accesses(count);
 }
 
 const char* vd_trace_names() {
@@ -154,13 +154,6 @@ void vd_set_jitter(uint64_t seed, int microseconds) {
 
 int vd_thread() {
   return virtual_devices::thread_index();
-}
-
-void vd_memory(int device, int64_t stream, int64_t* counts) {
-  const auto count = virtual_devices::memory().count(device, stream);
-  counts[0] = count.current;
-  counts[1] = count.peak;
-  counts[2] = count.blocks;
 }
 
 void vd_set_capacity(int device, int64_t bytes) {

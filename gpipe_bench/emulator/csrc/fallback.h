@@ -5,17 +5,17 @@
 
 namespace virtual_devices {
 
-inline c10::IValue to_cpu(Aliases& aliases, const c10::IValue& value, Blocks& blocks) {
+inline c10::IValue to_cpu(Aliases& aliases, const c10::IValue& value, Accesses& accesses) {
   return mapped(value, c10::kCPU, [&](const at::Tensor& tensor) {
-    add_block(blocks, tensor);
+    add_access(accesses, tensor);
     return aliases.to_cpu(tensor);
   });
 }
 
-inline c10::IValue to_device(Aliases& aliases, const c10::IValue& value, Blocks& blocks) {
+inline c10::IValue to_device(Aliases& aliases, const c10::IValue& value, Accesses& accesses) {
   return mapped(value, c10::kCPU, [&](const at::Tensor& cpu) {
     at::Tensor tensor = aliases.to_device(cpu);
-    add_block(blocks, tensor);
+    add_access(accesses, tensor);
     return tensor;
   });
 }
@@ -39,16 +39,17 @@ inline void run_on_cpu(const c10::OperatorHandle& op, Stack* stack, int device) 
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
   aliases.update_arguments();
-  Blocks made;
+  Accesses made;
   for (size_t index = stack->size() - schema.returns().size(); index < stack->size(); ++index) {
     (*stack)[index] = to_device(aliases, (*stack)[index], made);
   }
   if (is_view(schema)) {
     return;
   }
-  for (const int64_t block : made) {
-    if (!holds(record.reads, block) && !holds(record.writes, block)) {
-      record.writes.push_back(block);
+  for (const TraceAccess& one : made) {
+    if (access_to(record.reads, one.block) == record.reads.end() &&
+        access_to(record.writes, one.block) == record.writes.end()) {
+      record.writes.push_back(one);
     }
   }
   trace().add(record);

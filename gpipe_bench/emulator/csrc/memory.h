@@ -1,4 +1,4 @@
-// Device memory: host memory that is counted per device and stream, with a capacity; and pinned host memory.
+// Device memory: host memory that is counted per device, with a capacity; and pinned host memory.
 #pragma once
 
 #include "trace.h"
@@ -71,24 +71,22 @@ class Memory {
     capacity_.fill(-1);
   }
 
-  // Memory for a kernel; nothing if the device has none left.
-  c10::DataPtr make_scratch(int device, size_t bytes) {
-    try {
-      return make(device, bytes, {}, true);
-    } catch (const c10::OutOfMemoryError&) {
-      return c10::DataPtr(nullptr, device_of(device));
-    }
-  }
-
-  // A data pointer for `bytes` on a device; data that somebody else made is adopted from `owner`.
+  // A data pointer for `bytes` on a device; data that somebody else made is adopted from `owner`. Scratch memory does not
+  // count: a kernel does without where there is none, which the replay decides.
   c10::DataPtr make(int device, size_t bytes, c10::Storage owner = {}, bool scratch = false) {
     const c10::Device where = device == kHost ? c10::Device(c10::kCPU) : device_of(device);
     if (bytes == 0) {
       return c10::DataPtr(nullptr, where);
     }
     auto block = std::make_unique<Block>(Block{0, device, device == kHost ? 0 : current_stream(device), bytes});
-    account(*block, +1);
     block->scratch = scratch;
+    block->id = ++g_numbered;
+    try {
+      account(*block, +1);
+    } catch (const c10::OutOfMemoryError&) {
+      trace().add({ROW_full, 0, device});
+      throw;
+    }
     if (owner) {
       block->data = owner.mutable_data();
       block->owner = std::move(owner);
@@ -129,19 +127,14 @@ class Memory {
     return after != pinned_.begin() && static_cast<const char*>(data) < std::prev(after)->second;
   }
 
-  // Of one stream of a device, or of the whole device: stream -1.
-  Count count(int device, int64_t stream) {
+  Count count(int device) {
     std::lock_guard<std::mutex> lock(mutex_);
-    return counts_[{device, stream}];
+    return counts_[device];
   }
 
   void reset_peak(int device) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [key, count] : counts_) {
-      if (key.first == device) {
-        count.peak = count.current;
-      }
-    }
+    counts_[device].peak = counts_[device].current;
   }
 
   // Negative: no limit.
@@ -156,22 +149,18 @@ class Memory {
   }
 
  private:
-  void account(Block& block, int sign) {
+  void account(const Block& block, int sign) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto bytes = static_cast<int64_t>(block.bytes);
-    if (block.device != kHost) {
-      Count& whole = counts_[{block.device, -1}];
+    if (block.device != kHost && !block.scratch) {
+      Count& count = counts_[block.device];
       const int64_t limit = capacity_[block.device];
       TORCH_CHECK_WITH(
           OutOfMemoryError,
-          sign < 0 || limit < 0 || whole.current + bytes <= limit,
+          sign < 0 || limit < 0 || count.current + bytes <= limit,
           "virtual device ", block.device, " out of memory: tried to allocate ", bytes, " bytes with ",
-          whole.current, " of ", limit, " in use");
-      whole.add(bytes, sign);
-    }
-    counts_[{block.device, block.stream}].add(bytes, sign);
-    if (sign > 0) {
-      block.id = ++g_numbered;
+          count.current, " of ", limit, " in use");
+      count.add(bytes, sign);
     }
   }
 
@@ -193,7 +182,7 @@ class Memory {
   }
 
   std::mutex mutex_;
-  std::map<std::pair<int, int64_t>, Count> counts_;
+  std::array<Count, kMaxDevices> counts_{};
   std::array<int64_t, kMaxDevices> capacity_;
   std::map<const char*, const char*> pinned_;
 };
@@ -229,7 +218,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   }
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    const Count count = memory().count(checked(device), -1);
+    const Count count = memory().count(checked(device));
     c10::CachingDeviceAllocator::DeviceStats stats;
     for (auto* bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
       (*bytes)[0].current = count.current;

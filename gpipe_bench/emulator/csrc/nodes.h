@@ -48,10 +48,10 @@ inline NodeNumbers& node_numbers() {
 inline void add_node(const Node& node) {
   Record row{ROW_node};
   row.bytes = static_cast<int64_t>(std::min<uint64_t>(node.sequence_nr(), INT64_MAX));
-  row.writes.push_back(node_numbers().take(&node));
+  row.writes.push_back(whole(node_numbers().take(&node)));
   for (const auto& edge : node.next_edges()) {
     if (edge.is_valid()) {
-      row.reads.push_back(node_numbers().of(edge.function.get()));
+      row.reads.push_back(whole(node_numbers().of(edge.function.get())));
     }
   }
   trace().add_node(row);

@@ -14,8 +14,8 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
       std::memcpy(grown.get(), storage->data(), kept);
     }
     Record record = kernel_row("resize_", device);
-    record.reads = {Memory::find(storage->data_ptr())->id};
-    record.writes = {Memory::find(grown)->id};
+    record.reads.push_back(whole(Memory::find(storage->data_ptr())->id));
+    record.writes.push_back(whole(Memory::find(grown)->id));
     trace().add(record);
   }
   storage->set_data_ptr_noswap(std::move(grown));

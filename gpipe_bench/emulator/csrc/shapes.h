@@ -191,24 +191,24 @@ inline void launch(Record row, const std::vector<Price>& prices) {
   const int64_t given = row.duration_ns;
   const size_t written = row.writes.size();
   for (const Price& price : prices) {
-    const c10::DataPtr scratch = memory().make_scratch(row.device, price.scratch_bytes);
+    const c10::DataPtr scratch = memory().make(row.device, price.scratch_bytes, {}, true);
     row.name = price.name;
     row.duration_ns = given < 0 ? price.duration_ns : given;
     row.launches = price.launches;
     if (const Block* block = Memory::find(scratch)) {
-      row.writes.push_back(block->id);
+      row.writes.push_back(whole(block->id));
     }
     trace().add(row);
     row.writes.resize(written);
   }
 }
 
-inline void add_blocks(Blocks& blocks, const c10::IValue& value) {
+inline void add_accesses(Accesses& accesses, const c10::IValue& value) {
   if (value.isTensor()) {
-    add_block(blocks, value.toTensor());
+    add_access(accesses, value.toTensor());
   } else if (value.isList()) {
     for (const c10::IValue& item : value.toListRef()) {
-      add_blocks(blocks, item);
+      add_accesses(accesses, item);
     }
   }
 }
@@ -227,14 +227,14 @@ inline void run_shapes(const c10::OperatorHandle& op, Stack* stack, int device) 
   }
   Record row{ROW_kernel, 0, device, current_stream(device), t_duration_ns};
   for (size_t index = first; index < stack->size(); ++index) {
-    add_blocks(writes(schema.arguments()[index - first]) ? row.writes : row.reads, (*stack)[index]);
+    add_accesses(writes(schema.arguments()[index - first]) ? row.writes : row.reads, (*stack)[index]);
   }
   torch::jit::drop(*stack, schema.arguments().size());
   std::vector<at::Tensor> results;
   for (const Shape& shape : outcome->shapes) {
     results.push_back(made(shape, device, arguments, results));
     if (shape.kind == Shape::kFresh) {
-      add_block(row.writes, results.back());
+      add_access(row.writes, results.back());
     }
   }
   launch(std::move(row), outcome->prices);

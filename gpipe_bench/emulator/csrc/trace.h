@@ -15,10 +15,15 @@
 
 namespace virtual_devices {
 
-using Blocks = c10::SmallVector<int64_t, 8>;
+using Accesses = c10::SmallVector<TraceAccess, 8>;
 
-inline bool holds(const Blocks& blocks, int64_t block) {
-  return std::find(blocks.begin(), blocks.end(), block) != blocks.end();
+inline TraceAccess whole(int64_t block) {
+  return {block, 0, INT64_MAX};
+}
+
+// The access to a block; the end of the list if there is none.
+inline TraceAccess* access_to(Accesses& accesses, int64_t block) {
+  return std::find_if(accesses.begin(), accesses.end(), [&](const TraceAccess& one) { return one.block == block; });
 }
 
 // A row before it is added.
@@ -35,8 +40,8 @@ struct Record {
   int64_t peer_stream = 0;
   int launches = 0;
   bool scratch = false;
-  Blocks reads;
-  Blocks writes;
+  Accesses reads;
+  Accesses writes;
 };
 
 // Autograd gives it to the threads that run a backward pass for the thread that called it.
@@ -65,7 +70,7 @@ class Trace {
   void start() {
     std::lock_guard<std::mutex> lock(mutex_);
     rows_.clear();
-    blocks_.clear();
+    accesses_.clear();
     on_ = true;
   }
 
@@ -136,11 +141,11 @@ class Trace {
     return rows_copy_.data();
   }
 
-  const int64_t* blocks(int64_t* count) {
+  const TraceAccess* accesses(int64_t* count) {
     std::lock_guard<std::mutex> lock(mutex_);
-    blocks_copy_ = blocks_;
-    *count = static_cast<int64_t>(blocks_copy_.size());
-    return blocks_copy_.data();
+    accesses_copy_ = accesses_;
+    *count = static_cast<int64_t>(accesses_copy_.size());
+    return accesses_copy_.data();
   }
 
   // A line each; the first is empty.
@@ -159,9 +164,9 @@ class Trace {
     row.pass = current_pass();
     row.block = record.block;
     row.first_read = place();
-    blocks_.insert(blocks_.end(), record.reads.begin(), record.reads.end());
+    accesses_.insert(accesses_.end(), record.reads.begin(), record.reads.end());
     row.first_write = place();
-    blocks_.insert(blocks_.end(), record.writes.begin(), record.writes.end());
+    accesses_.insert(accesses_.end(), record.writes.begin(), record.writes.end());
     row.end_write = place();
     row.kind = record.kind;
     row.name = record.name;
@@ -177,13 +182,13 @@ class Trace {
   }
 
   int64_t place() const {
-    return static_cast<int64_t>(blocks_.size());
+    return static_cast<int64_t>(accesses_.size());
   }
 
   std::atomic<bool> on_{false};
   std::mutex mutex_;
   std::vector<TraceRow> rows_, rows_copy_;
-  std::vector<int64_t> blocks_, blocks_copy_;
+  std::vector<TraceAccess> accesses_, accesses_copy_;
   std::unordered_map<std::string, int> places_{{"", 0}};
   std::string names_, names_copy_;
   int64_t versions_ = 0;

@@ -10,7 +10,7 @@ typedef struct {
                             pass (backward, backward_end); else 0 */
     int64_t pass;        /* the innermost backward pass that the row belongs to, or 0 */
     int64_t block;       /* of alloc, free, record_stream; else 0. Blocks are numbered from 1 in the order of allocation */
-    int64_t first_read, first_write, end_write; /* places in the array of blocks: reads, then writes of kernels, copies */
+    int64_t first_read, first_write, end_write; /* places in the array of accesses: reads, then writes of kernels, copies */
     int32_t kind, name;        /* name: place in the table of names (an operator, or a kind of copy) */
     int32_t device, stream;    /* -1: the host; stream 0 is the default one, 1..64 the pools */
     int32_t peer, peer_stream; /* of a copy: the other device (-1: the host) and its current stream */
@@ -18,6 +18,11 @@ typedef struct {
     int32_t sums, scratch;     /* whether the row adds gradients up, in the order of their arrival; whether an allocation
                                   is for a kernel that can do without */
 } TraceRow;
+
+/* Bytes of a block that a row reads or writes, from the first one on, before the end. */
+typedef struct {
+    int64_t block, first, end;
+} TraceAccess;
 
 enum {
     ROW_kernel,
@@ -35,6 +40,7 @@ enum {
     ROW_backward,      /* a backward pass; rows that belong to it come after it, and before its end */
     ROW_backward_end,
     ROW_mark,          /* the end of a training step; all rows so far belong to it or to earlier ones */
-    ROW_node           /* the thread begins a node of autograd. `bytes` is its sequence number. It writes one block, its own
+    ROW_node,          /* the thread begins a node of autograd. `bytes` is its sequence number. It writes one block, its own
                           number, and reads those of the nodes that wait for it */
+    ROW_full           /* the program is told that the device is full */
 };

@@ -7,7 +7,7 @@ struct BlockTable {
     Allocators all;
     int64_t first, count; /* numbers of blocks that the trace allocates */
     int32_t *held;        /* by number from the first on: the allocator's block, or NONE */
-    bool without_scratch;
+    MemoryShortage shortage; /* the first; of no capacity: there was none */
     struct {
         TraceRow *items;
         int64_t count, room;
@@ -30,7 +30,6 @@ BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32
     for (int64_t place = 0; place < blocks->count; place++) {
         blocks->held[place] = NONE;
     }
-    blocks->without_scratch = input->without_scratch;
     allocators_begin(&blocks->all, (int32_t)input->devices, device_of, streams, input->capacity);
     blocks->all.record = record;
     blocks->all.context = context;
@@ -54,9 +53,9 @@ static int32_t *place_of(BlockTable *blocks, int64_t block) {
     return place >= 0 && place < blocks->count ? &blocks->held[place] : NULL;
 }
 
-/* Whether a kernel gets no scratch memory: there was none for another one like it. */
-static bool does_without(const BlockTable *blocks, const TraceRow *row) {
-    if (row->scratch && blocks->without_scratch) {
+/* Whether a kernel gets no scratch memory: there was none for another one like it, or its device holds too much. */
+static bool does_without(const BlockTable *blocks, const TraceRow *row, const Device *device) {
+    if (row->scratch && device->capacity && device->use.reserved > device->capacity) {
         return true;
     }
     for (int64_t place = 0; row->scratch && place < blocks->without.count; place++) {
@@ -68,22 +67,44 @@ static bool does_without(const BlockTable *blocks, const TraceRow *row) {
     return false;
 }
 
-int blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream) {
-    const Device *device = &blocks->all.devices[blocks->all.pools[2 * stream].device];
+/* Gives a full device a block beyond its capacity. */
+static int32_t exceed(BlockTable *blocks, const TraceRow *row, int32_t stream, Device *device) {
+    int64_t capacity = device->capacity;
+    if (!blocks->shortage.capacity) {
+        blocks->shortage = blocks->all.shortage;
+    }
+    device->capacity = 0;
+    int32_t made = allocate(&blocks->all, stream, row->bytes);
+    device->capacity = capacity;
+    return made;
+}
+
+bool blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream) {
+    Device *device = &blocks->all.devices[blocks->all.pools[2 * stream].device];
     int64_t flushes = device->use.flushes;
-    if (does_without(blocks, row)) {
-        return BLOCK_MADE;
+    if (does_without(blocks, row, device)) {
+        return false;
     }
     int32_t made = allocate(&blocks->all, stream, row->bytes);
     if (made == NONE && !row->scratch) {
-        return BLOCK_FULL;
-    }
-    if (made == NONE) {
+        made = exceed(blocks, row, stream, device);
+    } else if (made == NONE) {
         GROW(blocks->without);
         blocks->without.items[blocks->without.count++] = *row;
     }
     *place_of(blocks, row->block) = made;
-    return device->use.flushes > flushes ? BLOCK_FLUSHED : BLOCK_MADE;
+    return device->use.flushes > flushes;
+}
+
+void blocks_told(BlockTable *blocks) {
+    for (Device *device = blocks->all.devices; device < blocks->all.devices + blocks->all.device_count; device++) {
+        MemoryUse *use = &device->use;
+        int64_t *peaks[] = {&use->peak_live, &use->peak_allocated, &use->peak_reserved};
+        for (int peak = 0; device->capacity && peak < 3; peak++) {
+            *peaks[peak] = *peaks[peak] < device->capacity ? *peaks[peak] : device->capacity;
+        }
+    }
+    blocks->shortage = (MemoryShortage){0};
 }
 
 void blocks_release(BlockTable *blocks, int64_t block) {
@@ -106,5 +127,5 @@ void blocks_count(const BlockTable *blocks, int32_t device, MemoryUse *use) {
 }
 
 void blocks_shortage(const BlockTable *blocks, MemoryShortage *shortage) {
-    *shortage = blocks->all.shortage;
+    *shortage = blocks->shortage;
 }

@@ -182,18 +182,18 @@ static void follow_nodes(Finder *finder, uint32_t number) {
     const TraceRow *row = &finder->input->rows[number];
     uint32_t last = finder->order->strand[finder->order->strand_of[number]].last;
     for (int64_t place = row->first_read; place < row->first_write; place++) {
-        touch(finder, &finder->blocks[finder->input->blocks[place] - finder->first_block].touches, last);
+        touch(finder, &finder->blocks[finder->input->accesses[place].block - finder->first_block].touches, last);
     }
-    come_after_all(finder, number, &finder->blocks[finder->input->blocks[row->first_write] - finder->first_block].touches);
+    come_after_all(finder, number, &finder->blocks[finder->input->accesses[row->first_write].block - finder->first_block].touches);
 }
 
 static void touch_blocks(Finder *finder, uint32_t number) {
     const TraceRow *row = &finder->input->rows[number];
     for (int64_t place = row->first_read; place < row->first_write && !row->sums; place++) {
-        read_block(finder, number, finder->input->blocks[place]);
+        read_block(finder, number, finder->input->accesses[place].block);
     }
     for (int64_t place = row->first_write; place < row->end_write && !row->sums; place++) {
-        write_block(finder, number, finder->input->blocks[place]);
+        write_block(finder, number, finder->input->accesses[place].block);
     }
     if (row->block && row->kind == ROW_record_stream) {
         read_block(finder, number, row->block);
@@ -229,7 +229,7 @@ static void number_blocks(Finder *finder) {
     for (int64_t row = 0; row < input->count; row++) {
         const TraceRow *one = &input->rows[row];
         for (int64_t place = one->first_read; place <= one->end_write; place++) {
-            int64_t block = place < one->end_write ? input->blocks[place] : one->block;
+            int64_t block = place < one->end_write ? input->accesses[place].block : one->block;
             first = block && block < first ? block : first;
             last = block > last ? block : last;
         }

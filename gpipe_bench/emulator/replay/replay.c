@@ -128,18 +128,16 @@ static void write_times(const Replay *replay, const ReplayTimes *times)
     }
 }
 
-int replay_run(Replay *replay, const ReplayTimes *times)
+bool replay_run(Replay *replay, const ReplayTimes *times)
 {
     for (uint32_t thread = 0; thread < replay->order.threads; thread++)
         thread_resume(&replay->clock, thread);
     clock_loop(&replay->clock);
-    if (replay->clock.full)
-        return REPLAY_FULL;
     int64_t row = 0, awaited;
     if (replay_stuck(replay, &row, &awaited))
-        return REPLAY_STUCK;
+        return false;
     write_times(replay, times);
-    return REPLAY_DONE;
+    return true;
 }
 
 void replay_memory(const Replay *replay, int32_t device, MemoryUse *use)

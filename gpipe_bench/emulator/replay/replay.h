@@ -20,7 +20,7 @@
 /* A trace, and the machine that it runs on. */
 typedef struct {
     const TraceRow *rows;
-    const int64_t *blocks;      /* that rows read and write, see TraceRow */
+    const TraceAccess *accesses; /* of rows to blocks, see TraceRow */
     const int64_t *duration_ns; /* of each row; negative: none */
     const int32_t *bus;         /* of each row, or -1 */
     int64_t count;              /* of the rows, fewer than 2^31 */
@@ -29,7 +29,6 @@ typedef struct {
     int64_t launch_ns;
     int64_t queue_depth;        /* 0: no limit */
     int64_t capacity;           /* bytes of a device; 0: no limit */
-    int64_t without_scratch;    /* whether no kernel gets scratch memory */
 } ReplayInput;
 
 /* When each row ran, in nanoseconds; -1 where it did not. */
@@ -38,8 +37,6 @@ typedef struct {
     int64_t *host;        /* when its thread came to it */
     int64_t *turn;        /* its place, from 1, in the order in which threads came to rows */
 } ReplayTimes;
-
-enum { REPLAY_DONE = 0, REPLAY_FULL = 1, REPLAY_STUCK = 2 };
 
 /* --- order.c ------------------------------------------------------------------------------------------------------ */
 
@@ -91,16 +88,18 @@ int64_t order_version(const HostOrder *order, int64_t version);
 
 typedef struct BlockTable BlockTable;
 
-enum { BLOCK_MADE = 0, BLOCK_FULL = 1, BLOCK_FLUSHED = 2 };
-
 /* `streams`: the device of each, in the order of their numbers; `record` is asked to record events. */
 BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32_t streams, MemoryRecord *record,
                    void *context);
 Allocators *blocks_allocators(BlockTable *blocks);
 
-/* Allocates; BLOCK_FLUSHED: it had to give segments back before, so that the host waits for the device. Where there is no
-   scratch memory, kernels that want as much do without from then on, as in the simulator. */
-int blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream);
+/* Allocates, if need be beyond the capacity: the first time is the shortage. Says whether segments were given back before,
+   so that the host waits for the device. Where there is no scratch memory, kernels that want as much do without from then
+   on, as in the simulator. */
+bool blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream);
+
+/* The program was told of a full device and went on: that was no shortage, and peaks were within the capacity. */
+void blocks_told(BlockTable *blocks);
 
 /* These do nothing to a block from before the trace. */
 void blocks_release(BlockTable *blocks, int64_t block);
@@ -117,9 +116,11 @@ typedef struct Replay Replay;
 /* The caller keeps `input` and all arrays in it until the replay is freed. */
 Replay *replay_new(const ReplayInput *input);
 
-/* Runs all rows. After REPLAY_FULL ask for the shortage, after REPLAY_STUCK for the rows that wait for each other. */
-int replay_run(Replay *replay, const ReplayTimes *times);
+/* Runs all rows; says whether it came to an end: else ask for the rows that wait for each other. */
+bool replay_run(Replay *replay, const ReplayTimes *times);
 void replay_memory(const Replay *replay, int32_t device, MemoryUse *use);
+
+/* The first request beyond a capacity; of no capacity: there was none. */
 void replay_shortage(const Replay *replay, MemoryShortage *shortage);
 
 /* A row that waits, from `*row` on, and the one that it waits for; 0: there is none. */

@@ -25,8 +25,7 @@ from gpipe_bench.simulator.workloads.workload import Machine
 __all__ = ["Replayed", "replay"]
 
 _ADDRESS: Final = ctypes.c_void_p
-_COPY, _RECORD, _MARK = (KINDS.index(kind) for kind in ("copy", "record", "mark"))
-_FULL, _STUCK = 1, 2
+_COPY, _MARK = (KINDS.index(kind) for kind in ("copy", "mark"))
 _MOST_SHOWN: Final = 5
 
 
@@ -34,9 +33,9 @@ class _Input(ctypes.Structure):
     """``ReplayInput`` of ``replay.h``."""
 
     _fields_: ClassVar[Sequence[Any]] = [
-        *((name, _ADDRESS) for name in ("rows", "blocks", "duration_ns", "bus")),
+        *((name, _ADDRESS) for name in ("rows", "accesses", "duration_ns", "bus")),
         *((name, ctypes.c_int64) for name in ("count", "devices", "buses", "from_host")),
-        *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity", "without_scratch")),
+        *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity")),
     ]
 
 
@@ -57,6 +56,7 @@ class Replayed:
         host_ns: when the row's thread came to it.
         turn: its place in the order in which threads came to rows.
         memory: of each device; only the allocations of the trace count.
+        shortage: the first device whose capacity does not suffice; it then holds as much as is asked for.
     """
 
     trace: Trace
@@ -65,6 +65,7 @@ class Replayed:
     host_ns: array[int]
     turn: array[int]
     memory: tuple[DeviceMemory, ...]
+    shortage: OutOfMemory | None
 
     @property
     def makespan_ns(self) -> int:
@@ -72,20 +73,12 @@ class Replayed:
         return max(self.end_ns, default=0)
 
     @cached_property
-    def versions(self) -> dict[int, int]:
-        """When each recorded event passed, in nanoseconds, by its version."""
-        rows = self.trace.rows
-        return {rows[place].version: self.end_ns[place] for place in _places(self.trace, _RECORD)}
-
-    @cached_property
     def marks(self) -> list[int]:
         """When all that came before each mark had ended, in nanoseconds."""
         return [self.end_ns[place] for place in _places(self.trace, _MARK)]
 
 
-def replay(
-    trace: Trace, machine: Machine, *, host_time: bool = True, limited: bool = True, scratch: bool = True
-) -> Replayed:
+def replay(trace: Trace, machine: Machine, *, host_time: bool = True) -> Replayed:
     """Run a trace in virtual time.
 
     Args:
@@ -93,11 +86,8 @@ def replay(
             say another one.
         machine: what copies and launches cost.
         host_time: whether launches cost the host anything and a stream's launch queue is limited.
-        limited: whether the memory of a device is.
-        scratch: whether kernels get memory that they can do without.
 
     Raises:
-        OutOfMemory: a device's capacity does not suffice.
         TraceError: rows wait for each other.
         CompilerError: the C code cannot be compiled here.
     """
@@ -110,8 +100,7 @@ def replay(
         from_host=trace.names.index("host_to_device") if "host_to_device" in trace.names else -1,
         launch_ns=machine.launch_ns if host_time else 0,
         queue_depth=machine.queue_depth if host_time else 0,
-        capacity=machine.capacity_bytes if limited else 0,
-        without_scratch=not scratch,
+        capacity=machine.capacity_bytes,
     )
     run = _library().replay_new(ctypes.byref(given))
     try:
@@ -124,7 +113,7 @@ class _Columns:
     """Columns beside the rows.
 
     Attributes:
-        held: rows, blocks, nanoseconds of each row and its bus.
+        held: rows, accesses, nanoseconds of each row and its bus.
         buses: numbers of those that copies take turns on.
         devices: how many the trace knows.
     """
@@ -139,7 +128,12 @@ class _Columns:
                 duration[place] = machine.copy_ns(*ends, row.bytes)
             if HOST not in ends and (shared := machine.bus(*ends)) is not None:
                 bus[place] = self.buses.setdefault(shared, len(self.buses))
-        self.held: dict[str, Any] = {"rows": trace.rows, "blocks": trace.blocks, "duration_ns": duration, "bus": bus}
+        self.held: dict[str, Any] = {
+            "rows": trace.rows,
+            "accesses": trace.accesses,
+            "duration_ns": duration,
+            "bus": bus,
+        }
         self.devices = 1 + max(max(_column(trace, name), default=0) for name in ("device", "peer"))
 
 
@@ -165,17 +159,19 @@ def _address(column: Any) -> int | None:
 
 def _run(run: int, trace: Trace, devices: int) -> Replayed:
     begin, end, host, turn = times = [array("q", bytes(8 * len(trace.rows))) for _ in range(4)]
-    outcome = _library().replay_run(run, ctypes.byref(_Times(*map(_address, times))))
-    if outcome == _FULL:
-        shortage = array("q", bytes(8 * 4))
-        _library().replay_shortage(run, _address(shortage))
-        raise OutOfMemory(*shortage)
-    if outcome == _STUCK:
+    if not _library().replay_run(run, ctypes.byref(_Times(*map(_address, times)))):
         raise TraceError(
             f"rows of a trace must not wait for each other, got: {'; '.join(_stuck(run, trace))}; "
             "record the trace from its first hand-over on"
         )
-    return Replayed(trace, begin, end, host, turn, tuple(_memory(run, device) for device in range(devices)))
+    memory = tuple(_memory(run, device) for device in range(devices))
+    return Replayed(trace, begin, end, host, turn, memory, _shortage(run))
+
+
+def _shortage(run: int) -> OutOfMemory | None:
+    found = array("q", bytes(8 * 4))
+    _library().replay_shortage(run, _address(found))
+    return OutOfMemory(*found) if any(found) else None
 
 
 def _stuck(run: int, trace: Trace) -> Iterator[str]:
@@ -204,7 +200,7 @@ def _library() -> ctypes.CDLL:
     loaded = packaged("clock")
     for name, result, arguments in (
         ("replay_new", _ADDRESS, [_ADDRESS]),
-        ("replay_run", ctypes.c_int, [_ADDRESS, _ADDRESS]),
+        ("replay_run", ctypes.c_bool, [_ADDRESS, _ADDRESS]),
         ("replay_memory", None, [_ADDRESS, ctypes.c_int32, _ADDRESS]),
         ("replay_shortage", None, [_ADDRESS, _ADDRESS]),
         ("replay_stuck", ctypes.c_int, [_ADDRESS, _ADDRESS, _ADDRESS]),

@@ -152,9 +152,7 @@ static void await_event(Replay *replay, uint32_t stream, int64_t number)
 static bool allocates(Replay *replay, uint32_t thread, const TraceRow *row)
 {
     int32_t stream = (int32_t)*stream_of(replay, row->device, row->stream);
-    int outcome = blocks_alloc(replay->blocks, row, stream);
-    replay->clock.full = replay->clock.full || outcome == BLOCK_FULL;
-    return outcome == BLOCK_FULL || (outcome == BLOCK_FLUSHED && await_device(replay, thread, row->device));
+    return blocks_alloc(replay->blocks, row, stream) && await_device(replay, thread, row->device);
 }
 
 /* Does what a row says; says whether the thread pauses. */
@@ -180,6 +178,7 @@ static bool run_row(Replay *replay, uint32_t thread, uint32_t number)
         if (!replay->order.missing[number])
             blocks_release(replay->blocks, row->block);
         return false;
+    case ROW_full: blocks_told(replay->blocks); return false;
     case ROW_record_stream:
         blocks_use(replay->blocks, row->block, (int32_t)*stream_of(replay, row->device, row->stream));
         return false;

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
+from gpipe_bench.emulator.replay.run import Replayed
 from gpipe_bench.emulator.trace import HOST, KINDS, Record, Row, Trace
 
-__all__ = ["NS_PER_MS", "Bed", "timed", "traced"]
+__all__ = ["NS_PER_MS", "Bed", "passed_ns", "timed", "traced"]
 
 NS_PER_MS = 1_000_000
 
@@ -31,7 +33,7 @@ class Bed:
 
 def traced(*records: Record) -> Trace:
     """The trace of some records."""
-    names, blocks, rows = [""], [], []
+    names, accesses, rows = [""], [], []
     for record in records:
         names += [record.name] * (record.name not in names)
         of_a_block = record.kind in ("alloc", "free", "record_stream")
@@ -52,13 +54,19 @@ def traced(*records: Record) -> Trace:
             scratch=record.scratch,
         )
         setattr(row, "pass", record.backward)
-        row.first_read = len(blocks)
-        blocks += record.reads
-        row.first_write = len(blocks)
-        blocks += () if of_a_block else record.writes
-        row.end_write = len(blocks)
+        row.first_read = len(accesses)
+        accesses += [(block, 0, 2**63 - 1) for block in record.reads]
+        row.first_write = len(accesses)
+        accesses += [] if of_a_block else [(block, 0, 2**63 - 1) for block in record.writes]
+        row.end_write = len(accesses)
         rows.append(row)
-    return Trace(rows, blocks, names)
+    return Trace(rows, [*chain(*accesses)], names)
+
+
+def passed_ns(replayed: Replayed) -> dict[int, int]:
+    """When each recorded event passed, by its version."""
+    rows = zip(replayed.trace.records, replayed.end_ns, strict=True)
+    return {record.version: end for record, end in rows if record.kind == "record"}
 
 
 def timed(trace: Trace, milliseconds: Mapping[str, float]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import Components, GPipe, is_recomputing
-from gpipe_bench.emulator.library import duration, thread_index
+from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import Trace, recording
@@ -21,6 +21,7 @@ from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.simulator.workloads.workload import Machine
 from gpipe_bench.skip import Namespace, pop, skippable, stash
+from tests.emulator.bed.behaviour import duration
 from tests.emulator.bed.rows import NS_PER_MS
 
 WIDTH = 3

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpipe_bench.emulator.library import devices, duration
+from gpipe_bench.emulator.library import devices
 from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.replay.ticking import ticking
 from gpipe_bench.emulator.trace import recording
+from tests.emulator.bed.behaviour import duration
 from tests.emulator.bed.rows import NS_PER_MS, Bed
+from tests.emulator.bed.ticking import ticking
 from tests.emulator.inside.pipelines import run_ends
 
 FIRST, SECOND = devices(2)

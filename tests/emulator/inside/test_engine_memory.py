@@ -11,7 +11,7 @@ from torch import nn
 from gpipe_bench import Components, GPipe
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import capacity, devices, memory_count
+from gpipe_bench.emulator.library import capacity, devices
 from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import KINDS, Trace, recording
 from gpipe_bench.models.unet import unet
@@ -46,13 +46,15 @@ def ablation():
             places = devices(len(BALANCE))
             pipe = GPipe(network, BALANCE, devices=places, chunks=CHUNKS, components=Components.from_label(label))
             x = torch.rand(2 * CHUNKS, 3, SIZE, SIZE, device=places[0])
-            held = [memory_count(device).current for device in places]
+            held = [torch.accelerator.memory_allocated(device) for device in places]
             for device in places:
                 torch.accelerator.reset_peak_memory_stats(device)
             with recording() as trace:
                 output = pipe(x)
                 nn.functional.binary_cross_entropy_with_logits(output, torch.ones_like(output)).backward()
-        peaks = [memory_count(device).peak - before for device, before in zip(places, held, strict=True)]
+        peaks = [
+            torch.accelerator.max_memory_allocated(device) - before for device, before in zip(places, held, strict=True)
+        ]
         found[label] = reserved(trace), peaks
     return found
 
@@ -101,7 +103,7 @@ def test_a_step_leaves_nothing_behind(schedule, through, checkpoint):
         step(pipe, x, through)
         pipe.zero_grad()
         gc.collect()
-        held.append([memory_count(device).current for device in pipe.devices])
+        held.append([torch.accelerator.memory_allocated(device) for device in pipe.devices])
     assert held[0] == held[1] == held[2]
 
 
@@ -117,7 +119,7 @@ def test_a_device_that_runs_out_of_memory_says_so_and_the_next_step_works(schedu
     gc.collect()
     device = pipe.devices[place]
     with (
-        capacity(device, memory_count(device).current + 200),
+        capacity(device, torch.accelerator.memory_allocated(device) + 200),
         pytest.raises(torch.OutOfMemoryError, match=f"device {place} out of memory"),
     ):
         step(pipe, x, through)
@@ -134,7 +136,7 @@ def test_running_out_of_memory_in_the_backward_pass(schedule):
     pipe.zero_grad()
     loss = score(pipe(x))
     device = pipe.devices[1]
-    with capacity(device, memory_count(device).current), pytest.raises(torch.OutOfMemoryError):
+    with capacity(device, torch.accelerator.memory_allocated(device)), pytest.raises(torch.OutOfMemoryError):
         loss.backward()
     torch.testing.assert_close(step(pipe, x).gradients, fits.gradients)
 
@@ -160,11 +162,14 @@ def peaks_of(schedule, m, nbytes=4000):
     pipe = GPipe(layers, [1] * n, devices=places, chunks=m, schedule=schedule, **options)
     x = torch.ones(m, nbytes // 4, device=places[0])
     for _ in range(2):
-        held = [memory_count(place).current for place in places]
+        held = [torch.accelerator.memory_allocated(place) for place in places]
         for place in places:
             torch.accelerator.reset_peak_memory_stats(place)
         pipe.step(x, None, lambda output, _: output.mean())
-    peaks = [(memory_count(place).peak - before) / nbytes for place, before in zip(places, held, strict=True)]
+    peaks = [
+        (torch.accelerator.max_memory_allocated(place) - before) / nbytes
+        for place, before in zip(places, held, strict=True)
+    ]
     return peaks, in_flight(named_schedule(schedule, m, n, len(places)))
 
 
@@ -188,10 +193,10 @@ def test_the_plain_model_holds_more_than_a_checkpointed_pipeline():
     peaks = {}
     for checkpoint in ("always", "never"):
         pipe = Case((0,), 8, Components(), checkpoint, "none", "direct").pipe(model("none"))
-        held = memory_count(device).current
+        held = torch.accelerator.memory_allocated(device)
         torch.accelerator.reset_peak_memory_stats(device)
         step(pipe, batch(800, device))
-        peaks[checkpoint] = memory_count(device).peak - held
+        peaks[checkpoint] = torch.accelerator.max_memory_allocated(device) - held
         del pipe
         gc.collect()
     assert peaks["always"] < peaks["never"] / 2

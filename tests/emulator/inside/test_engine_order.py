@@ -1,5 +1,6 @@
 """The order of recomputations and backward passes on each device, whatever the host's threads do first.
 
+
 R3 is the recomputation of micro-batch 3, B3 its backward pass.
 """
 
@@ -13,9 +14,9 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe, is_recomputing
-from gpipe_bench.emulator.library import jitter
 from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES, Action, named_schedule, with_recomputation
+from tests.emulator.bed.behaviour import jitter
 from tests.emulator.inside.pipelines import WIDTH, Case, Watch, batch, mean_score, targets
 
 N, M = 4, 4

@@ -1,5 +1,6 @@
 """Makespans in virtual time: a forward pass or recomputation takes 10 ms, a backward pass 20, a copy 0.1.
 
+
 Early recomputation overlaps with the gradient's way through the later devices. The bound, with everything checkpointed:
 
     n - 1 forward passes until the last device begins, m there; then it recomputes and runs backward m times;
@@ -16,9 +17,8 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import devices, duration, jitter
+from gpipe_bench.emulator.library import devices
 from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.replay.ticking import ticking
 from gpipe_bench.emulator.trace import recording
 from gpipe_bench.engine.transfer import Endpoint, Route, move
 from gpipe_bench.measure.timeline import Recorder
@@ -26,8 +26,10 @@ from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES, Durations, merged_order, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.actions import needs
 from gpipe_bench.timeline import KINDS
+from tests.emulator.bed.behaviour import duration, jitter
 from tests.emulator.bed.mutants import mutants
 from tests.emulator.bed.rows import NS_PER_MS, Bed, timed
+from tests.emulator.bed.ticking import ticking
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     COPY_MS,

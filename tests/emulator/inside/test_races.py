@@ -83,6 +83,28 @@ def test_writing_what_another_stream_writes(side, main, x, waits, races):
     assert found(program) == races
 
 
+@pytest.mark.parametrize(("end", "races"), [(4, []), (5, ["read"])])
+def test_only_bytes_that_both_use_race(side, x, end, races):
+    def program():
+        x[:end].mul_(2)
+        with side:
+            x[4:].sum()
+
+    assert found(program) == races
+
+
+def test_a_write_to_a_part_keeps_the_write_to_the_rest(side, main, x):
+    def program():
+        x.mul_(2)
+        side.wait_stream(main)
+        x[:4].mul_(2)
+        with side:
+            x[4:].sum()
+            x[:4].sum()
+
+    assert found(program) == ["read"]
+
+
 def test_two_readers_do_not_race(side, x):
     def program():
         x.sum()

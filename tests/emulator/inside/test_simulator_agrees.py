@@ -1,5 +1,6 @@
 """The simulator against the real engine on virtual devices: with the same durations, the same times and orders.
 
+
 Both know the same of the hardware: a forward pass or recomputation takes 10 ms, a backward pass 20, a copy 0.1. What
 differs is that here real threads issue everything. Which node of autograd a thread runs next is decided in virtual
 time, so that a run does not depend on how fast its host was.
@@ -19,7 +20,6 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import jitter
 from gpipe_bench.emulator.observer import TaskRows, issued_rows, task_events
 from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import recording
@@ -28,6 +28,7 @@ from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork
 from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS, TimelineEvent
+from tests.emulator.bed.behaviour import jitter
 from tests.emulator.bed.rows import Bed
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,

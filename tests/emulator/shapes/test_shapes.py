@@ -11,7 +11,7 @@ from torch import nn
 
 from gpipe_bench import GPipe
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import devices, load, memory_count
+from gpipe_bench.emulator.library import devices, load
 from gpipe_bench.emulator.trace import recording
 
 FIRST, SECOND = devices(2)
@@ -24,13 +24,19 @@ def names(trace):
 
 def test_memory_reads_as_zeros_and_takes_no_room():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    x = torch.ones(64, 1024, 1024, 1024, device=FIRST)
-    assert memory_count(FIRST).current == 256 * GIB
+    x = torch.ones(1024, 1024, 1024, device=FIRST)
+    assert torch.accelerator.memory_allocated(FIRST) == 4 * GIB
     y = x * 2 + 1
-    assert y[0, 0, 0, :3].cpu().tolist() == [0, 0, 0]
+    assert y[0, 0, :3].cpu().tolist() == [0, 0, 0]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
     del x, y
-    assert memory_count(FIRST).current == 0
+    assert torch.accelerator.memory_allocated(FIRST) == 0
+
+
+def test_a_device_holds_what_its_profile_says():
+    with recording() as trace, pytest.raises(torch.OutOfMemoryError, match="virtual device 0 out of memory"):
+        torch.empty(23 * GIB, dtype=torch.uint8, device=FIRST)
+    assert [(record.kind, record.device) for record in trace.records] == [("full", 0)]
 
 
 @pytest.mark.filterwarnings("ignore:only shapes are emulated")

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gpipe_bench.emulator.library import elapsed_by
+from gpipe_bench.emulator.library import ELAPSED, backend
 from gpipe_bench.emulator.replay.run import Replayed, replay
 from gpipe_bench.emulator.trace import Trace, recording
 from gpipe_bench.simulator.workloads.workload import Machine
+from tests.emulator.bed.rows import passed_ns
 
 __all__ = ["ticking"]
 
@@ -27,14 +28,18 @@ def ticking(machine: Machine, *, host_time: bool = True) -> Iterator[Trace]:
     with recording() as trace:
         latest: dict[int, Replayed] = {}
 
+        @ELAPSED
         def elapsed(one: int, other: int) -> float:
             trace.fetch()
             count = len(trace.rows)
             if count not in latest:
                 latest.clear()
-                latest[count] = replay(trace, machine, host_time=host_time, limited=False)
-            versions = latest[count].versions
-            return (versions[other] - versions[one]) / _NS_PER_MS
+                latest[count] = replay(trace, machine, host_time=host_time)
+            passed = passed_ns(latest[count])
+            return (passed[other] - passed[one]) / _NS_PER_MS
 
-        with elapsed_by(elapsed):
+        backend().vd_set_elapsed(elapsed)
+        try:
             yield trace
+        finally:
+            backend().vd_set_elapsed(ELAPSED())
