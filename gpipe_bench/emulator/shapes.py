@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpipe_bench.emulator.functions import register_fused
 from gpipe_bench.emulator.library import backend, load
 from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.tracing.accelerator import register_fused
 from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
 from gpipe_bench.simulator.tracing.operations import kernels_of
 from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes
@@ -30,6 +30,8 @@ from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes
 __all__ = ["load_shapes", "price_by"]
 
 _profiles: Final[list[Profile]] = []
+# Kernels stay registered as long as their library lives.
+_libraries: Final[list[Any]] = []
 
 
 def load_shapes(count: int, profile: Profile) -> None:
@@ -46,7 +48,10 @@ def load_shapes(count: int, profile: Profile) -> None:
     """
     price_by(profile)
     load(count, watch=_watch)
-    register_fused()
+    if not _libraries:
+        make: Any = torch.library.Library
+        _libraries.append(make("aten", "IMPL"))
+        register_fused(_libraries[0], "AutogradPrivateUse1", "PrivateUse1")
 
 
 def price_by(profile: Profile) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from gpipe_bench.simulator.tracing import fused_kernels
 from gpipe_bench.simulator.tracing.layer_trace import trace_layer
 from gpipe_bench.simulator.tracing.operations import tensors_of
-from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions
+from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.specs import TensorSpec
 from gpipe_bench.simulator.tracing.steps import Alloc
 
@@ -162,7 +162,7 @@ def test_a_cell_of_a_gru_is_two_products_and_one_kernel():
 def test_cells_give_the_shapes_of_pytorch(kind, bias):
     cell = kind(WIDTH, 2 * WIDTH, bias=bias)
     expected = cell(torch.ones(ROWS, WIDTH))
-    with AcceleratorFunctions():
+    with accelerator_kernels():
         found = cell.to("meta")(torch.ones(ROWS, WIDTH, device="meta"))
     assert [state.shape for state in tensors_of([found])] == [state.shape for state in tensors_of([expected])]
     sum(state.sum() for state in tensors_of([found])).backward()

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gpipe_bench.collection import no_collection
+from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.operations import tensors_of
-from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions, Recorder
+from gpipe_bench.simulator.tracing.recorder import Recorder
 from gpipe_bench.simulator.tracing.specs import TensorSpec, flat, map_specs, specs_in
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 from gpipe_bench.skip import Skippable
@@ -139,7 +140,7 @@ def _run_layer(layer: nn.Module, recorder: Recorder, entered: Any) -> tuple[Any,
     """Run a layer on what entered, inputs and skips; gives its output and the skips that it stashed."""
     inputs, skips = entered
     tracker = _Skips(skips)
-    with recorder, AcceleratorFunctions(), use_tracker(tracker):
+    with recorder, accelerator_kernels(), use_tracker(tracker):
         return layer(inputs), tracker.stashed
 
 
@@ -238,7 +239,7 @@ class LayerTracing:
         edges = [root for root in roots if root is not None]
         if edges:
             ones = [torch.ones((), device="meta") for _ in edges]
-            with self.recorder, AcceleratorFunctions():
+            with self.recorder, accelerator_kernels():
                 torch.autograd.backward(edges, ones)
         made = iter(self.made)
         return tuple(NO_BLOCK if root is None else next(made) for root in roots)

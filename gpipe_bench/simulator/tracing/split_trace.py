@@ -20,9 +20,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from gpipe_bench.collection import no_collection
 from gpipe_bench.engine.runtime.split import branching, reaching
+from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.layer_trace import LayerTracing, give_gradients
 from gpipe_bench.simulator.tracing.operations import tensors_of
-from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions
 from gpipe_bench.simulator.tracing.specs import TensorSpec, flat
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, SplitTrace
 from gpipe_bench.skip.namespace import SkipKey
@@ -157,7 +157,7 @@ class _SplitTracing(LayerTracing):
     def _run_backward(
         self, edges: Sequence[GradientEdge], grads: Sequence[Tensor], inputs: Sequence[Any], **how: bool
     ) -> _Grads:
-        with self.recorder, AcceleratorFunctions():
+        with self.recorder, accelerator_kernels():
             found: _Grads = Variable._execution_engine.run_backward(  # noqa: SLF001 - see above
                 tuple(edges),
                 tuple(grads),
