@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpipe_bench.emulator.library import backend, load
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.accelerator import register_fused
-from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
+from gpipe_bench.simulator.tracing.meta_results import evaluate
 from gpipe_bench.simulator.tracing.operations import kernels_of
 from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes
 
@@ -86,7 +86,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch lea
 
 
 def _asked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    result = evaluate(func, args, kwargs, operation_key(func, args, kwargs))
+    result = evaluate(func, args, kwargs)
     profile = _profiles[0]
     for kernel in kernels_of(func, args, kwargs, _written(args) if result is None else result):
         backend().vd_say_kernel(

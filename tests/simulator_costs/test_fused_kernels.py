@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpipe_bench.simulator.tracing import fused_kernels
+from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.layer_trace import trace_layer
 from gpipe_bench.simulator.tracing.operations import tensors_of
-from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.specs import TensorSpec
 from gpipe_bench.simulator.tracing.steps import Alloc
 

@@ -110,7 +110,7 @@ def trace_layer(
     """
     give_gradients(layer)
     stashes, pops = declared_skips(layer)
-    with no_collection():
+    with no_collection(), accelerator_kernels():
         plain, plain_ports, writes = _trace_plain(layer, inputs, skips)
         found, output, stashed = _trace_with_graph(LayerTracing(layer, inputs, skips), wanted)
     trace = LayerTrace(
@@ -153,7 +153,7 @@ def _run_layer(layer: nn.Module, recorder: Recorder, entered: Any) -> tuple[Any,
     """Run a layer on what entered, inputs and skips; gives its output and the skips that it stashed."""
     inputs, skips = entered
     tracker = _Skips(skips)
-    with recorder, accelerator_kernels(), use_tracker(tracker):
+    with recorder, use_tracker(tracker):
         return layer(inputs), tracker.stashed
 
 
@@ -253,7 +253,7 @@ def _trace_with_graph(
     edges = [root for root in roots if root is not None]
     if edges:
         ones = [torch.ones((), device="meta") for _ in edges]
-        with recorder, accelerator_kernels():
+        with recorder:
             torch.autograd.backward(edges, ones)
     received = tracing.spread(tracing.received)
     found = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
+from gpipe_bench.simulator.tracing.meta_results import evaluate
 from gpipe_bench.simulator.tracing.operations import kernels_of, tensors_of
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Step
 
@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         kwargs = kwargs or {}
         # Below autograd the modes above it have no say, but every look at a tensor would ask them.
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
-            result = evaluate(func, args, kwargs, operation_key(func, args, kwargs))
+            result = evaluate(func, args, kwargs)
             self._account(func, args, kwargs, result)
         return result
 

@@ -31,7 +31,7 @@ def trace_split(
     layer keeps the nodes that made it (``held``).
     """
     give_gradients(layer)
-    with no_collection():
+    with no_collection(), accelerator_kernels():
         tracing = LayerTracing(layer, inputs, skips)
         roots = tracing.leave(*tracing.forward(), wanted)
         staying = [root.node for root, stays in zip(roots, held, strict=True) if root is not None and stays]
@@ -53,7 +53,7 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: dict[Node, Any], s
     handles = [node.register_prehook(arrived.append) for node in branches]
     edges = [root for root in roots if root is not None]
     ones = [torch.ones((), device="meta") for _ in edges]
-    with recorder, accelerator_kernels():
+    with recorder:
         cut = backward_inputs(edges, ones, [GradientEdge(tracing.end, at) for at in range(len(tracing.leading))])
     assert cut is not None  # noqa: S101 - there are branches
     found, later = cut
@@ -70,7 +70,7 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: dict[Node, Any], s
     del found, cut
     kept = recorder.alive()
     recorder.take()
-    with recorder, accelerator_kernels():
+    with recorder:
         later.run()
     weights = recorder.take()
     del later
