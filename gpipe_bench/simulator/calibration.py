@@ -28,8 +28,6 @@ from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
 from gpipe_bench.simulator.published.settings import Setting
 
-__all__ = ["SHARES", "RowFit", "calibrate_rows"]
-
 SHARES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
 """The efficiencies, in the order of the fit; other ones keep their ratio to ``other_conv_matmul``."""
 

@@ -30,18 +30,6 @@ from gpipe_bench.simulator.workloads.cost import duration_ns
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
 from gpipe_bench.simulator.workloads.sources import ModelSource
 
-__all__ = [
-    "FITTED",
-    "Calibration",
-    "Observation",
-    "calibrate",
-    "errors_of",
-    "fit_rows",
-    "fitted_profile",
-    "observe",
-    "with_shares",
-]
-
 FITTED: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul")
 """The fitted efficiencies."""
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from gpipe_bench.simulator.hardware.profile import Link, Profile
 
-__all__ = ["PROFILES", "WAYS", "HardwareMachine"]
-
 PROFILES: Final = Path(__file__).parents[1] / "profiles"
 """Folder of the profiles that come with the package."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gpipe_bench.simulator.hardware.profile import Profile
     from gpipe_bench.simulator.workloads.sources import ModelSource
 
-__all__ = ["METRICS", "Outcome", "PublishedRuns", "is_fitted", "published_source"]
-
 T = TypeVar("T")
 
 _THROUGHPUT: Final = "throughput_samples_per_s"

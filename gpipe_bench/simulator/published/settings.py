@@ -17,15 +17,6 @@ from gpipe_bench.tables import plain_records, read_table
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "Setting",
-    "published_cells",
-    "published_settings",
-    "published_tables",
-    "published_value",
-]
-
-
 _UNCUT: Final = (10**6,)
 """Layers of a model that was not partitioned: more than it has."""
 

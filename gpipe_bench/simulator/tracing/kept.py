@@ -16,8 +16,6 @@ from typing import Any, Final, TypeVar
 from gpipe_bench.cache import cache_folder
 from gpipe_bench.sealed import read_sealed, write_sealed
 
-__all__ = ["TRACING", "default_folder", "kept"]
-
 T = TypeVar("T")
 
 TRACING: Final = ("tracing/*.py", "workloads/optimizer*.py", "workloads/sources.py")

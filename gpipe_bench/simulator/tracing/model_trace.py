@@ -25,8 +25,6 @@ from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, Paramete
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.namespace import SkipKey
 
-__all__ = ["Trace", "Tracer", "trace_loss"]
-
 _Skips = dict[SkipKey, TensorSpec | None]
 _Call = tuple[object, _Skips]
 """What enters a layer."""

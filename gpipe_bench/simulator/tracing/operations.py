@@ -18,8 +18,6 @@ from gpipe_bench.simulator.tracing.attention import seen_pairs
 from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
 from gpipe_bench.simulator.tracing.steps import Kernel
 
-__all__ = ["kernels_of", "tensors_of"]
-
 _aten: Final = torch.ops.aten
 
 # Operations that only reserve memory, or relabel it in a way that PyTorch does not declare as a view.

@@ -12,8 +12,6 @@ from typing import Final
 
 from gpipe_bench.simulator.tracing.steps import Alloc, Kernel, LayerTrace, Port, Step
 
-__all__ = ["PROBES", "ScalableTrace", "fit_line"]
-
 PROBES: Final = (4, 6, 4098)
 """Batch sizes that are traced; even ones, since some layers halve the batch, and one that is larger than the parts into
 which others cut it."""

@@ -12,8 +12,6 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["signature"]
-
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, type)
 # Names of skips matter, the namespaces that tell equal names apart do not.
 _SKIPPED = frozenset({"_parameters", "_buffers", "_modules", "_skip_namespaces"})

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["TensorSpec", "flat", "map_specs", "meta_twin", "specs_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

@@ -9,20 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = [
-    "KERNEL_CLASSES",
-    "NO_BLOCK",
-    "Alloc",
-    "Free",
-    "Kernel",
-    "LayerFacts",
-    "LayerTrace",
-    "Parameter",
-    "Port",
-    "SplitTrace",
-    "Step",
-]
-
 KERNEL_CLASSES: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul", "memory_bound")
 """What bounds a kernel; the names are those of a profile's efficiencies."""
 

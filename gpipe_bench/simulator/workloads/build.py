@@ -23,8 +23,6 @@ from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, StaticMe
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Model", "build_workload", "microbatch_sizes", "workload_of"]
-
 _Update = Mapping[str, OptimizerTrace]
 """Type of parameters -> the optimizer's step for one of them."""
 

@@ -19,8 +19,6 @@ from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
 from gpipe_bench.simulator.workloads.split import SplitLayers, split_work
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork
 
-__all__ = ["Composed", "PartitionWork", "compose"]
-
 _MOST: Final = 2**19
 """Requests to allocators, of all that is kept; some 70 MB."""
 

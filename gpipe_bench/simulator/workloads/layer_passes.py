@@ -13,8 +13,6 @@ from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerFacts, Laye
 from gpipe_bench.simulator.workloads.blocks import Blocks
 from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
 
-__all__ = ["LayerPasses", "name_gradients", "pass_on"]
-
 T = TypeVar("T")
 
 

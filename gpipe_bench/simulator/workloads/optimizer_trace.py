@@ -17,8 +17,6 @@ from gpipe_bench.simulator.tracing.recorder import Recorder
 from gpipe_bench.simulator.tracing.steps import Alloc, Free, Kernel, Step
 from gpipe_bench.simulator.workloads.optimizers import PROBE, OptimizerTrace
 
-__all__ = ["make_optimizer", "trace_step"]
-
 _MAKERS: Final = MappingProxyType(
     {
         "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),

@@ -20,8 +20,6 @@ from gpipe_bench.simulator.tracing.steps import Kernel, Parameter
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.workload import Kernels
 
-__all__ = ["OPTIMIZERS", "PROBE", "OptimizerTrace", "optimizer_kernels", "trace_optimizer"]
-
 PROBE: Final = 1000
 """Elements of the parameter that is traced."""
 

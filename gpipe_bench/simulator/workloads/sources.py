@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.simulator.tracing.model_trace import Tracer
 
-__all__ = ["ModelSource", "model_of_suite", "module_source", "resnet101_source"]
-
 T = TypeVar("T")
 
 _Traces = tuple[tuple[LayerTrace, ...], tuple[LayerTrace, ...]]

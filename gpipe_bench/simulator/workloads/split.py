@@ -17,8 +17,6 @@ from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, name_gradients, pass_on
 from gpipe_bench.simulator.workloads.workload import NOTHING, SplitWork, TaskWork
 
-__all__ = ["SplitLayers", "split_work"]
-
 SplitLayers = Callable[[int, tuple[bool, ...]], SplitTrace]
 """(layer of the partition, for each of its outputs whether W keeps the nodes that made it) -> I and W of the layer."""
 

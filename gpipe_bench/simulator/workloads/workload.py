@@ -10,21 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, Protocol
 
-__all__ = [
-    "HOST",
-    "NOTHING",
-    "Kernels",
-    "Machine",
-    "MemoryOp",
-    "SkipWork",
-    "SplitWork",
-    "StaticMemory",
-    "TaskWork",
-    "Workload",
-    "gradient_name",
-    "input_name",
-]
-
 HOST: Final = -1
 """Host memory, as source or target of :meth:`Machine.copy_ns`."""
 
