@@ -26,7 +26,7 @@ from gpipe_bench.rows import Row
 from gpipe_bench.simulator.fit import Calibration, Observation, errors_of, fitted_profile, observe, with_shares
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
-from gpipe_bench.simulator.published.settings import Setting
+from gpipe_bench.simulator.published.settings import UNCUT, Setting
 
 SHARES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
 """The efficiencies, in the order of the fit; other ones keep their ratio to ``other_conv_matmul``."""
@@ -38,7 +38,6 @@ _ROW: Final = 0.03
 _PRIOR: Final = log(3)
 # Of a normal distribution, 95 % lie as many standard deviations about the mean.
 _SIGMAS: Final = 1.96
-_ALL_LAYERS: Final = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def _setting(row: Row, optimizer: str) -> Setting:
         chunks=chunks,
         checkpoint=row.checkpoint,
         batch_size=batch_size,
-        balance=(_ALL_LAYERS,),
+        balance=UNCUT,
         full_steps=1,
         rest_batch_size=0,
         optimizer=optimizer,

@@ -52,7 +52,7 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Nobody inside the layer or its graph holds the storage any more.
+    """The layer and its graph hold the storage no more.
 
     Attributes:
         block: the storage.
@@ -86,8 +86,7 @@ class _Trace:
 
     def kernels(self, direction: str) -> Iterator[Kernel]:
         """The kernels of one of its passes, by the attribute's name."""
-        steps: tuple[Step, ...] = getattr(self, direction)
-        return (step for step in steps if isinstance(step, Kernel))
+        return (step for step in getattr(self, direction) if isinstance(step, Kernel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +134,7 @@ class LayerTrace(_Trace):
 class SplitTrace(_Trace):
     """The backward pass of one layer in two parts: I, the gradients of the inputs, and W, those of the weights.
 
-    Blocks of the forward pass have the numbers that they have in its :class:`LayerTrace`. All inputs that need a
-    gradient lead to the inputs of the partition.
+    Blocks of the forward pass have the numbers of its :class:`LayerTrace`.
 
     Attributes:
         inputs: I.
