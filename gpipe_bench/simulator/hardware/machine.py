@@ -1,7 +1,6 @@
 """A machine of devices of one kind, as the event simulation asks for it.
 
-Where its numbers come from is said by :mod:`gpipe_bench.simulator.hardware.profile`. A machine on disk is used without
-reading the profile again, which takes longer than many simulations.
+A machine on disk is used without reading the profile again, which takes longer than many simulations.
 """
 
 from __future__ import annotations
