@@ -1,10 +1,9 @@
 """Makes the efficiencies of a profile from rows that were measured on one device.
 
-Three shares of a peak are fitted, by least squares of relative errors. What the rows do not tell stays what the profile
-says: a departure from it costs as much as an error does, but for rows that agree to a few percent it hardly counts. So
-one row is enough, and rows of different models tell more. The spread of a share is an interval of 95 %, by linear
-propagation of the errors that rows and the profile's shares may have. Rows of similar models may agree to a tenth of a
-percent and leave the spread wide, since what one class of kernels loses another one gains.
+Three shares of a peak are fitted, by least squares of relative errors. A departure from the profile costs as much as an
+error does, so that what the rows do not tell stays what the profile says. The spread of a share is an interval of 95 %,
+by linear propagation of the errors that rows and the profile's shares may have. It is wide where rows are of similar
+models, since what one class of kernels loses another one gains.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def published_source(row: Setting, cache: Path | None = None) -> ModelSource:
 
 
 class PublishedRuns:
-    """Runs published rows; rows that differ in components only share their work.
+    """Runs published rows; those that differ in components only share their work.
 
     Args:
         profile: the devices, or the name of a profile of the package: then workloads are kept in ``cache``, too.

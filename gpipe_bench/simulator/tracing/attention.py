@@ -2,10 +2,7 @@
 
     q (B, H, L, E), k (B, H, S, E), v (B, H, S, F)  ──>  softmax(q k^T) v (B, H, L, F), and log-sum-exp (B, H, L)
 
-On the meta device PyTorch would write that out with a score for each pair, in float32.
-
-The kernel skips what a causal mask hides if it is told of the mask by ``is_causal``, or by a causal bias of PyTorch; no
-memory holds such a mask. A mask that is a tensor is read and added, whatever its values are.
+The kernel skips what ``is_causal`` hides. A mask that is a tensor is read and added, whatever its values are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Recurrent layers as cuDNN runs them: fused, with a product and an elementwise kernel for each moment of a sequence.
 
-Elsewhere PyTorch runs them moment by moment, as hundreds of operations. Here a layer is three: the products of all its
-inputs at once, then the recurrence, which has to read its weights at every moment, and in the backward pass the
-gradient of these weights, at once again.
+A layer is three operations: the products of all its inputs at once, the recurrence, which reads its weights at every
+moment, and in the backward pass the gradient of these weights, at once again.
 
     x (T, B, I) ── product with w_ih ──> gates (T, B, G H) ── recurrence with w_hh ──> y (T, B, H)
 """

@@ -1,8 +1,7 @@
 """Layers that are made alike leave the same trace: a signature says so, and each kind of layer is traced once.
 
 Two layers have one signature if they are of one class and agree in every attribute, in the shapes of parameters and
-buffers, in what is trained, and in the layers inside. An attribute whose value has no plain form counts by identity,
-so layers that share no such object are told apart rather than confused.
+buffers, in what is trained, and in the layers inside. An attribute without a plain form counts by identity.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-KERNEL_CLASSES: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul", "memory_bound")
-"""What bounds a kernel; the names are those of a profile's efficiencies."""
-
 NO_BLOCK: Final = -1
 """In place of a block: there is no such tensor, as for a gradient that nobody needs."""
 
@@ -21,7 +18,8 @@ class Kernel(NamedTuple):
 
     Attributes:
         op: name of the operation.
-        kernel_class: one of :data:`KERNEL_CLASSES`.
+        kernel_class: ``conv3x3_stride1``, ``spatial_conv``, ``other_conv_matmul`` or ``memory_bound``, the names of a
+            profile's efficiencies.
         arithmetic: ``convolution``, ``matmul`` or ``elementwise``; on some devices they run on different units.
         dtype: of its result, such as ``float32``.
         launches: kernels that the host launches for it.

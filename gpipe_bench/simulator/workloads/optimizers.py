@@ -1,8 +1,7 @@
 """What the step of an optimizer costs, traced on one parameter of each type: everything in it is elementwise.
 
-State has the type of its parameter, as PyTorch makes it. In mixed precision the optimizer has a master copy of each
-parameter in float32, and state of that type: with Adam and the gradient 16 bytes for each element (Rajbhandari et al.,
-arXiv 1910.02054, section 3.1).
+In mixed precision the optimizer has a master copy of each parameter in float32, and state of that type (Rajbhandari et
+al., arXiv 1910.02054, section 3.1).
 """
 
 from __future__ import annotations
