@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpipe_bench.simulator.tracing import fused_kernels
 from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.layer_trace import trace_layer
 from gpipe_bench.simulator.tracing.operations import tensors_of
@@ -113,11 +112,6 @@ def test_an_rms_norm_without_a_weight_has_no_gradient_of_one(function):
 def test_an_rms_norm_whose_weight_has_another_type_is_written_out():
     norm = nn.RMSNorm(WIDTH, device="meta")
     assert "rsqrt" in ops(trace(norm, ROWS, WIDTH, dtype=BF16), "forward")
-
-
-def test_an_rms_norm_is_written_out_where_pytorch_has_no_kernel(monkeypatch):
-    monkeypatch.setattr(fused_kernels, "_aten", object())
-    assert "rsqrt" in ops(trace(nn.RMSNorm(WIDTH, device="meta"), ROWS, WIDTH), "forward")
 
 
 def test_a_shape_that_does_not_fit_has_the_error_of_pytorch():

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from gpipe_bench.simulator.tracing.attention import attention
-from gpipe_bench.simulator.tracing.fused_kernels import dropout, gru_cell, lstm_cell, mish, rms_norm
+from gpipe_bench.simulator.tracing.fused_kernels import dropout, gru_cell, lstm_cell, mish_backward, rms_norm
 from gpipe_bench.simulator.tracing.recurrent import RECURRENT, fused
 
 _aten: Final[Any] = torch.ops.aten
@@ -35,19 +34,18 @@ def register_fused(library: Any, *keys: str) -> None:
 
     Args:
         library: keeps the registrations, as long as it lives.
-        keys: dispatch keys; the first one must be that of autograd for the device.
+        keys: dispatch keys of the device.
     """
     for operator, one in (
         (_aten.scaled_dot_product_attention.default, attention),
         (_aten.rms_norm.default, rms_norm),
+        (_aten.mish_backward.default, mish_backward),
         (_aten.lstm_cell.default, lstm_cell),
         (_aten.gru_cell.default, gru_cell),
         *((operator, _recurrent(operator)) for operator in RECURRENT),
     ):
         for key in keys:
             library.impl(operator, _tried(one, operator), key)
-    library.impl(_aten.mish.default, _mish, keys[0])
-    library.impl(_aten.mish_.default, _mish_in_place, keys[0])
 
 
 def _tried(one: Any, operator: Any) -> Callable[..., Any]:
@@ -63,15 +61,3 @@ def _tried(one: Any, operator: Any) -> Callable[..., Any]:
 
 def _recurrent(operator: Any) -> Callable[..., Any]:
     return lambda *args: fused(operator, args)
-
-
-def _mish(x: Tensor, inplace: bool = False) -> Tensor:
-    if torch.is_grad_enabled() and x.requires_grad:
-        return mish(x, inplace)
-    with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as PyTorch's own kernels do
-        result: Tensor = (_aten.mish_ if inplace else _aten.mish).default(x)
-        return result
-
-
-def _mish_in_place(x: Tensor) -> Tensor:
-    return _mish(x, inplace=True)

@@ -82,13 +82,13 @@ def rms_norm(
     """``functional.rms_norm``; ``eps`` does not matter here.
 
     Returns:
-        None where PyTorch writes it out on accelerators too: before it had the kernel, with a weight of another data
-        type, with channels last, for complex numbers; and for shapes that it refuses.
+        None where PyTorch writes it out on accelerators too: with a weight of another data type, with channels last,
+        for complex numbers; and for shapes that it refuses.
     """
     del eps
     shape = tuple(normalized_shape)
     fits = 0 < len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == shape
-    if not (hasattr(_aten, "_fused_rms_norm_backward") and fits and x.is_floating_point()):
+    if not (fits and x.is_floating_point()):
         return None
     if weight is not None and (weight.dtype is not x.dtype or tuple(weight.shape) != shape):
         return None
@@ -99,9 +99,9 @@ def rms_norm(
     return result
 
 
-def mish(x: Tensor, inplace: bool = False) -> Tensor:
-    """``functional.mish`` of a tensor that requires grad."""
-    result: Tensor = _Mish.apply(x, inplace)  # type: ignore[no-untyped-call]  # likewise
+def mish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """``torch.ops.aten.mish_backward``."""
+    result: Tensor = torch.ops.gpipe_bench.mish_backward(grad, x)
     return result
 
 
@@ -150,21 +150,6 @@ class _RmsNorm(torch.autograd.Function):
         operation = torch.ops.gpipe_bench._fused_rms_norm_backward  # noqa: SLF001 - likewise
         found = operation(grad, x, rstd, weight, trained)
         return found[0], found[1] if trained else None, None
-
-
-class _Mish(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
-        ctx.save_for_backward(x.clone() if inplace else x)
-        if inplace:
-            ctx.mark_dirty(x)
-        result: Tensor = _aten.mish_(x) if inplace else _aten.mish(x)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return torch.ops.gpipe_bench.mish_backward(grad, x), None
 
 
 class _GruCell(torch.autograd.Function):
