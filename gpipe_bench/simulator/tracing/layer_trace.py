@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -109,19 +109,9 @@ def trace_layer(
         wanted: for each tensor that leaves, whether a gradient comes back for it; for all by default.
     """
     give_gradients(layer)
-    stashes, pops = declared_skips(layer)
     with no_collection(), accelerator_kernels():
-        plain, plain_ports, writes = _trace_plain(layer, inputs, skips)
-        found, output, stashed = _trace_with_graph(LayerTracing(layer, inputs, skips), wanted)
-    trace = LayerTrace(
-        **found,
-        plain=plain,
-        plain_outputs=plain_ports,
-        writes=writes,
-        stashed=tuple(stashes.index(key) for key in stashed),
-        popped=tuple(pops.index(key) for key in skips),
-    )
-    return LayerRun(trace, output, stashed, tuple(block != NO_BLOCK for block in trace.input_gradients))
+        plain = _trace_plain(layer, inputs, skips)
+        return _trace_with_graph(LayerTracing(layer, inputs, skips), plain, wanted)
 
 
 def give_gradients(layer: nn.Module) -> None:
@@ -130,10 +120,15 @@ def give_gradients(layer: nn.Module) -> None:
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
 
 
-def _trace_plain(
-    layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None]
-) -> tuple[tuple[Step, ...], tuple[Port, ...], tuple[int, ...]]:
+class _Plain(NamedTuple):
     """The pass without graph: its steps, what leaves it, and the inputs that it writes to."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[Port, ...]
+    writes: tuple[int, ...]
+
+
+def _trace_plain(layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None]) -> _Plain:
     recorder = Recorder()
     entered: list[Tensor] = []
 
@@ -146,7 +141,7 @@ def _trace_plain(
         output, stashed = _run_layer(layer, recorder, map_specs(enter, (inputs, skips)))
     ports = _ports(recorder, [*flat(output), *stashed.values()])
     writes = tuple(place for place, tensor in enumerate(entered) if tensor._version)  # noqa: SLF001 - its count of writes
-    return recorder.take(), ports, writes
+    return _Plain(recorder.take(), ports, writes)
 
 
 def _run_layer(layer: nn.Module, recorder: Recorder, entered: Any) -> tuple[Any, dict[SkipKey, Tensor | None]]:
@@ -161,6 +156,8 @@ class LayerTracing:
     """The pass with graph, between the node by which inputs enter and those by which outputs leave.
 
     Attributes:
+        layer: what is traced.
+        structure: specs of inputs and skips, as they enter.
         recorder: watches it.
         specs: of the inputs, popped skips last.
         leading: places of the inputs that need a gradient.
@@ -175,13 +172,13 @@ class LayerTracing:
         self.recorder = Recorder()
         self.specs = [*specs_in(inputs), *specs_in(skips)]
         self.leading = [place for place, spec in enumerate(self.specs) if spec.requires_grad]
-        self._layer, self._structure = layer, (inputs, skips)
+        self.layer, self.structure = layer, (inputs, skips)
         self._made: list[int] = []
 
     def forward(self) -> tuple[Any, dict[SkipKey, Tensor | None]]:
         """Run the layer; gives its output and the skips that it stashed."""
         waiting = self._enter()
-        return _run_layer(self._layer, self.recorder, map_specs(lambda _: waiting.pop(), self._structure))
+        return _run_layer(self.layer, self.recorder, map_specs(lambda _: waiting.pop(), self.structure))
 
     def _enter(self) -> list[Tensor]:
         """What enters, in reversed order."""
@@ -204,7 +201,7 @@ class LayerTracing:
         """Where the backward pass begins for each tensor that leaves; None if it does not. See :func:`trace_layer`."""
         leaving = tensors_of([*flat(output), *stashed.values()])
         asked = [True] * len(leaving) if wanted is None else wanted
-        self.recorder.accumulate(parameter.grad for parameter in self._layer.parameters())
+        self.recorder.accumulate(parameter.grad for parameter in self.layer.parameters())
         return [self._exit(tensor) if ask else None for tensor, ask in zip(leaving, asked, strict=True)]
 
     def _exit(self, tensor: Tensor) -> Any:
@@ -232,10 +229,8 @@ class LayerTracing:
         return [found.get(place) for place in range(len(self.specs))]
 
 
-def _trace_with_graph(
-    tracing: LayerTracing, wanted: Sequence[bool] | None
-) -> tuple[dict[str, Any], object, dict[SkipKey, TensorSpec | None]]:
-    """Run both passes; gives what they leave in the trace, and specs of the output and of the skips stashed."""
+def _trace_with_graph(tracing: LayerTracing, plain: _Plain, wanted: Sequence[bool] | None) -> LayerRun:
+    """Run the passes with graph; ``plain``: what the one without gave."""
     recorder, specs = tracing.recorder, tracing.specs
     first_node = _next_node()
     output, stashed = tracing.forward()
@@ -256,20 +251,26 @@ def _trace_with_graph(
         with recorder:
             torch.autograd.backward(edges, ones)
     received = tracing.spread(tracing.received)
-    found = {
-        "inputs": len(specs),
-        "outputs": ports,
-        "forward": forward,
-        "backward": recorder.take(),
-        "kept": tuple(sorted(kept)),
-        "output_gradients": tracing.output_gradients(roots),
-        "input_gradients": tuple(map(recorder.block, received)),
-        "nodes": nodes,
-        "needs": tuple(spec.requires_grad for spec in specs),
-        "fits": tuple(tensor is None or spec.fits(tensor) for tensor, spec in zip(received, specs, strict=True)),
-        "views": tuple(tensor is not None and tensor._is_view() for tensor in received),  # noqa: SLF001 - its word
-    }
-    return found, left, left_skips
+    stashes, pops = declared_skips(tracing.layer)
+    trace = LayerTrace(
+        inputs=len(specs),
+        outputs=ports,
+        plain_outputs=plain.outputs,
+        stashed=tuple(stashes.index(key) for key in left_skips),
+        popped=tuple(pops.index(key) for key in tracing.structure[1]),
+        forward=forward,
+        plain=plain.steps,
+        backward=recorder.take(),
+        kept=tuple(sorted(kept)),
+        output_gradients=tracing.output_gradients(roots),
+        input_gradients=tuple(map(recorder.block, received)),
+        nodes=nodes,
+        writes=plain.writes,
+        needs=tuple(spec.requires_grad for spec in specs),
+        fits=tuple(tensor is None or spec.fits(tensor) for tensor, spec in zip(received, specs, strict=True)),
+        views=tuple(tensor is not None and tensor._is_view() for tensor in received),  # noqa: SLF001 - its word
+    )
+    return LayerRun(trace, left, left_skips, tuple(block != NO_BLOCK for block in trace.input_gradients))
 
 
 def _ports(recorder: Recorder, leaving: Sequence[object]) -> tuple[Port, ...]:
