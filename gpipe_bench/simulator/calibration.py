@@ -9,7 +9,6 @@ models, since what one class of kernels loses another one gains.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -39,21 +38,10 @@ _PRIOR: Final = log(3)
 _SIGMAS: Final = 1.96
 
 
-@dataclass(frozen=True, slots=True)
-class RowFit(Calibration):
-    """Efficiencies fitted to rows; ``spread`` has intervals of 95 %.
-
-    Attributes:
-        ignored: rows that were not of one device, or failed.
-    """
-
-    ignored: int
-
-
 def calibrate_rows(
     rows: Sequence[Row], profile: Profile, *, optimizer: str = "sgd", name: str = "", cache: Path | None = None
-) -> RowFit:
-    """Fit the efficiencies of ``profile`` to measured rows.
+) -> Calibration:
+    """Fit the efficiencies of ``profile`` to measured rows; ``spread`` has intervals of 95 %.
 
     Of the repeats of a cell the median counts. Only rows of one partition on one device are used: nothing overlaps in
     them, so their time is that of their kernels.
@@ -88,12 +76,8 @@ def calibrate_rows(
     origin = f"fitted to {len(seen)} cells measured on {devices[0]}, from the efficiencies of {profile.name}"
     update = {"name": name or profile.name, "sources": {**profile.sources, "efficiency": origin}}
     fitted = fitted_profile(profile, _with_tied(profile, shares)).model_copy(update=update)
-    return RowFit(
-        fitted,
-        errors_of(seen, fitted),
-        dict(zip(SHARES, spread, strict=True)),
-        len(rows) - len(used),
-    )
+    intervals = dict(zip(SHARES, spread, strict=True))
+    return Calibration(fitted, errors_of(seen, fitted), intervals, ignored=len(rows) - len(used))
 
 
 def _usable(row: Row) -> bool:
