@@ -12,7 +12,7 @@ from gpipe_bench.cli.progress import progress
 from gpipe_bench.files import check_writable, write_files
 
 if TYPE_CHECKING:
-    from gpipe_bench.simulator.calibration import RowFit
+    from gpipe_bench.simulator.fit import Calibration
     from gpipe_bench.simulator.hardware.profile import Profile
 
 
@@ -59,7 +59,7 @@ def _yaml(profile: Profile) -> str:
     return text
 
 
-def _report(fit: RowFit, start: Profile) -> None:
+def _report(fit: Calibration, start: Profile) -> None:
     from gpipe_bench.simulator.calibration import SHARES
 
     typer.echo(f"efficiencies from {len(fit.errors)} cells; {fit.ignored} rows were of no use")

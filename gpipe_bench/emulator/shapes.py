@@ -20,16 +20,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpipe_bench.emulator.functions import register_fused
 from gpipe_bench.emulator.library import MOST, backend, load
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
+from gpipe_bench.simulator.tracing.accelerator import register_fused
+from gpipe_bench.simulator.tracing.meta_results import evaluate
 from gpipe_bench.simulator.tracing.operations import kernels_of
 from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes
 
 __all__ = ["load_shapes", "price_by"]
 
 _profiles: Final[list[Profile]] = []
+# Kernels stay registered as long as their library lives.
+_libraries: Final[list[Any]] = []
 
 
 def load_shapes(count: int, profile: Profile) -> None:
@@ -47,7 +49,10 @@ def load_shapes(count: int, profile: Profile) -> None:
     """
     price_by(profile)
     load(count, watch=_watch)
-    register_fused()
+    if not _libraries:
+        make: Any = torch.library.Library
+        _libraries.append(make("aten", "IMPL"))
+        register_fused(_libraries[0], "AutogradPrivateUse1", "PrivateUse1")
 
 
 def price_by(profile: Profile) -> None:
@@ -84,7 +89,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch lea
 
 
 def _asked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    result = evaluate(func, args, kwargs, operation_key(func, args, kwargs))
+    result = evaluate(func, args, kwargs)
     profile = _profiles[0]
     for kernel in kernels_of(func, args, kwargs, _written(args) if result is None else result):
         backend().vd_say_kernel(

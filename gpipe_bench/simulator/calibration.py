@@ -1,16 +1,14 @@
 """Makes the efficiencies of a profile from rows that were measured on one device.
 
-Three shares of a peak are fitted, by least squares of relative errors. What the rows do not tell stays what the profile
-says: a departure from it costs as much as an error does, but for rows that agree to a few percent it hardly counts. So
-one row is enough, and rows of different models tell more. The spread of a share is an interval of 95 %, by linear
-propagation of the errors that rows and the profile's shares may have. Rows of similar models may agree to a tenth of a
-percent and leave the spread wide, since what one class of kernels loses another one gains.
+Three shares of a peak are fitted, by least squares of relative errors. A departure from the profile costs as much as an
+error does, so that what the rows do not tell stays what the profile says. The spread of a share is an interval of 95 %,
+by linear propagation of the errors that rows and the profile's shares may have. It is wide where rows are of similar
+models, since what one class of kernels loses another one gains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -26,9 +24,7 @@ from gpipe_bench.rows import Row
 from gpipe_bench.simulator.fit import Calibration, Observation, errors_of, fitted_profile, observe, with_shares
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
-from gpipe_bench.simulator.published.settings import Setting
-
-__all__ = ["SHARES", "RowFit", "calibrate_rows"]
+from gpipe_bench.simulator.published.settings import UNCUT, Setting
 
 SHARES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
 """The efficiencies, in the order of the fit; other ones keep their ratio to ``other_conv_matmul``."""
@@ -40,24 +36,12 @@ _ROW: Final = 0.03
 _PRIOR: Final = log(3)
 # Of a normal distribution, 95 % lie as many standard deviations about the mean.
 _SIGMAS: Final = 1.96
-_ALL_LAYERS: Final = 10**6
-
-
-@dataclass(frozen=True, slots=True)
-class RowFit(Calibration):
-    """Efficiencies fitted to rows; ``spread`` has intervals of 95 %.
-
-    Attributes:
-        ignored: rows that were not of one device, or failed.
-    """
-
-    ignored: int
 
 
 def calibrate_rows(
     rows: Sequence[Row], profile: Profile, *, optimizer: str = "sgd", name: str = "", cache: Path | None = None
-) -> RowFit:
-    """Fit the efficiencies of ``profile`` to measured rows.
+) -> Calibration:
+    """Fit the efficiencies of ``profile`` to measured rows; ``spread`` has intervals of 95 %.
 
     Of the repeats of a cell the median counts. Only rows of one partition on one device are used: nothing overlaps in
     them, so their time is that of their kernels.
@@ -92,12 +76,8 @@ def calibrate_rows(
     origin = f"fitted to {len(seen)} cells measured on {devices[0]}, from the efficiencies of {profile.name}"
     update = {"name": name or profile.name, "sources": {**profile.sources, "efficiency": origin}}
     fitted = fitted_profile(profile, _with_tied(profile, shares)).model_copy(update=update)
-    return RowFit(
-        fitted,
-        errors_of(seen, fitted),
-        dict(zip(SHARES, spread, strict=True)),
-        len(rows) - len(used),
-    )
+    intervals = dict(zip(SHARES, spread, strict=True))
+    return Calibration(fitted, errors_of(seen, fitted), intervals, ignored=len(rows) - len(used))
 
 
 def _usable(row: Row) -> bool:
@@ -116,7 +96,7 @@ def _setting(row: Row, optimizer: str) -> Setting:
         chunks=chunks,
         checkpoint=row.checkpoint,
         batch_size=batch_size,
-        balance=(_ALL_LAYERS,),
+        balance=UNCUT,
         full_steps=1,
         rest_batch_size=0,
         optimizer=optimizer,

@@ -2,9 +2,8 @@
 
     python -m gpipe_bench.simulator.fit          prints the constants of profiles/p40.yaml, and every row's error
 
-The rows are those of one device, and AmoebaNet-D n2m1: one micro-batch on two devices, one after the other. Three
-constants are fitted, the shares of the peak that the three classes of computing kernels reach. The share of the memory
-bandwidth is not, since these rows hardly tell it from the others: it stays what the profile says.
+The rows are those of one device, and AmoebaNet-D n2m1: one micro-batch on two devices, one after the other. Fitted are
+the shares of the peak of the three classes of computing kernels. These rows hardly tell the share of the bandwidth.
 """
 
 from __future__ import annotations
@@ -27,20 +26,8 @@ from gpipe_bench.simulator.published.settings import Setting, published_settings
 from gpipe_bench.simulator.tracing.steps import Kernel
 from gpipe_bench.simulator.workloads.build import microbatch_sizes
 from gpipe_bench.simulator.workloads.cost import duration_ns
-from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
+from gpipe_bench.simulator.workloads.optimizers import optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.workloads.sources import ModelSource
-
-__all__ = [
-    "FITTED",
-    "Calibration",
-    "Observation",
-    "calibrate",
-    "errors_of",
-    "fit_rows",
-    "fitted_profile",
-    "observe",
-    "with_shares",
-]
 
 FITTED: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul")
 """The fitted efficiencies."""
@@ -90,11 +77,13 @@ class Calibration:
         profile: the profile with the fitted efficiencies.
         errors: row -> simulated over measured, minus 1.
         spread: efficiency -> (smallest, largest) when each row in turn is left out.
+        ignored: measured rows that were not of one device, or failed.
     """
 
     profile: Profile
     errors: dict[str, float]
     spread: dict[str, tuple[float, float]]
+    ignored: int = 0
 
 
 def calibrate(observations: Sequence[Observation], profile: Profile) -> Calibration:
@@ -211,10 +200,8 @@ def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None
     loss = source.loss(batch_size)
     if loss is not None:
         kernels.update((*loss.kernels("forward"), *loss.kernels("backward")))
-    parameters = [parameter for facts in source.facts for parameter in facts.parameters]
-    optimizer = trace_optimizer(row.optimizer, {parameter.dtype for parameter in parameters}, cache)
-    for parameter in parameters:
-        kernels.update(optimizer[parameter.dtype].scaled(parameter.elements))
+    dtypes = {parameter.dtype for facts in source.facts for parameter in facts.parameters}
+    kernels.update(optimizer_kernels(trace_optimizer(row.optimizer, dtypes, cache), source.facts))
     return kernels
 
 

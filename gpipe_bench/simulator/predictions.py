@@ -26,8 +26,6 @@ from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitt
 from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
 from gpipe_bench.tables import lines_text
 
-__all__ = ["COLUMNS", "TABLES", "Prediction", "main", "predictions", "print_predictions", "summary", "write"]
-
 COLUMNS: Final = (
     *("table", "experiment", "metric", "published", "simulated", "error_fraction", "role"),
     *("evidence", "profile", "commit", "dirty", "config_sha256", "schema_version"),

@@ -13,7 +13,7 @@ from gpipe_bench.simulator.tracing.recorder import Recorder
 from gpipe_bench.simulator.tracing.steps import Kernel
 
 
-def test_kernels_are_known_by_which_operands_are_one():
+def test_an_operand_that_is_given_twice_is_read_once():
     x, y = (torch.empty(4, 3, device="meta") for _ in range(2))
     with Recorder() as recorder:
         for other in (y, x, y):

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpipe_bench.simulator.tracing import fused_kernels
+from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.layer_trace import trace_layer
 from gpipe_bench.simulator.tracing.operations import tensors_of
-from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions
 from gpipe_bench.simulator.tracing.specs import TensorSpec
 from gpipe_bench.simulator.tracing.steps import Alloc
 
@@ -115,11 +114,6 @@ def test_an_rms_norm_whose_weight_has_another_type_is_written_out():
     assert "rsqrt" in ops(trace(norm, ROWS, WIDTH, dtype=BF16), "forward")
 
 
-def test_an_rms_norm_is_written_out_where_pytorch_has_no_kernel(monkeypatch):
-    monkeypatch.setattr(fused_kernels, "_aten", object())
-    assert "rsqrt" in ops(trace(nn.RMSNorm(WIDTH, device="meta"), ROWS, WIDTH), "forward")
-
-
 def test_a_shape_that_does_not_fit_has_the_error_of_pytorch():
     with pytest.raises(RuntimeError, match="normalized_shape"):
         trace(lambda x: functional.rms_norm(x, (WIDTH + 1,)), ROWS, WIDTH)
@@ -162,7 +156,7 @@ def test_a_cell_of_a_gru_is_two_products_and_one_kernel():
 def test_cells_give_the_shapes_of_pytorch(kind, bias):
     cell = kind(WIDTH, 2 * WIDTH, bias=bias)
     expected = cell(torch.ones(ROWS, WIDTH))
-    with AcceleratorFunctions():
+    with accelerator_kernels():
         found = cell.to("meta")(torch.ones(ROWS, WIDTH, device="meta"))
     assert [state.shape for state in tensors_of([found])] == [state.shape for state in tensors_of([expected])]
     sum(state.sum() for state in tensors_of([found])).backward()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions
+from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from tests.simulator_costs.layers import F32, flop, ops, trace
 
 B, T, I, H = 4, 6, 5, 8  # noqa: E741 - sizes as the module under test names them
@@ -54,7 +54,7 @@ def test_results_and_gradients_have_the_shapes_of_pytorch(kind, options):
     layer = kind(I, H, **options)
     rows = (B, T) if layer.batch_first else (T, B)
     expected = _flat(layer(torch.ones(*rows, I)))
-    with torch.device("meta"), AcceleratorFunctions():
+    with torch.device("meta"), accelerator_kernels():
         found = _flat(layer.to("meta")(torch.ones(*rows, I)))
     assert [one.shape for one in found] == [one.shape for one in expected]
     sum(one.sum() for one in found).backward()
@@ -64,11 +64,11 @@ def test_results_and_gradients_have_the_shapes_of_pytorch(kind, options):
 
 
 def test_projections_and_packed_sequences_are_left_to_pytorch():
-    with torch.device("meta"), AcceleratorFunctions():
+    with torch.device("meta"), accelerator_kernels():
         projected = LSTM(I, H, proj_size=3)(torch.ones(T, B, I))
     assert [one.shape[-1] for one in _flat(projected)] == [3, 3, H]
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, I), torch.ones(2, I)])
-    with AcceleratorFunctions():
+    with accelerator_kernels():
         assert GRU(I, H)(packed)[0].data.shape == (5, H)
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.meta_results import Shape, evaluate, operation_key, plain_result
+from gpipe_bench.simulator.tracing.meta_results import evaluate, plain_result
 from gpipe_bench.simulator.tracing.recorder import Recorder
+from gpipe_bench.simulator.tracing.specs import TensorSpec
 
 aten = torch.ops.aten
 CASES = 400
@@ -76,7 +77,7 @@ def call_of_batch_norm(random: Random):
 
 def shape_of(value):
     if isinstance(value, Tensor):
-        return Shape(tuple(value.shape), value.stride(), value.dtype)
+        return TensorSpec.of(value)
     return tuple(map(shape_of, value)) if isinstance(value, tuple | list) else value
 
 
@@ -125,9 +126,9 @@ def test_a_single_value_has_no_variance():
 def test_an_error_is_that_of_the_operation():
     x = torch.empty(2, 3, device="meta")
     with pytest.raises(RuntimeError, match="dim"):
-        evaluate(aten.mm.default, (x, x), {}, operation_key(aten.mm.default, (x, x), {}))
+        evaluate(aten.mm.default, (x, x), {})
     fits = x, x.t()
-    assert evaluate(aten.mm.default, fits, {}, operation_key(aten.mm.default, fits, {})).shape == (2, 2)
+    assert evaluate(aten.mm.default, fits, {}).shape == (2, 2)
 
 
 def test_one_channel_keeps_the_order_of_its_gradient():

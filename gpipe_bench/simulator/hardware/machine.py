@@ -1,7 +1,6 @@
 """A machine of devices of one kind, as the event simulation asks for it.
 
-Where its numbers come from is said by :mod:`gpipe_bench.simulator.hardware.profile`. A machine on disk is used without
-reading the profile again, which takes longer than many simulations.
+A machine on disk is used without reading the profile again, which takes longer than many simulations.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from gpipe_bench.simulator.hardware.profile import Link, Profile
-
-__all__ = ["PROFILES", "WAYS", "HardwareMachine"]
 
 PROFILES: Final = Path(__file__).parents[1] / "profiles"
 """Folder of the profiles that come with the package."""

@@ -9,16 +9,6 @@ from typing import Any, Final
 
 from gpipe_bench.models.arguments import nearest
 
-__all__ = [
-    "DIRECT_SHARE",
-    "FASTEST",
-    "FAST_SHARE",
-    "is_of_device",
-    "rate_problems",
-    "slip",
-    "unknown_links",
-]
-
 DIRECT_SHARE: Final = 1.0
 """Largest share of a peak: no device does more than its peak."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gpipe_bench.simulator.hardware.profile import Profile
     from gpipe_bench.simulator.workloads.sources import ModelSource
 
-__all__ = ["METRICS", "Outcome", "PublishedRuns", "is_fitted", "published_source"]
-
 T = TypeVar("T")
 
 _THROUGHPUT: Final = "throughput_samples_per_s"
@@ -82,7 +80,7 @@ def published_source(row: Setting, cache: Path | None = None) -> ModelSource:
 
 
 class PublishedRuns:
-    """Runs published rows; rows that differ in components only share their work.
+    """Runs published rows; those that differ in components only share their work.
 
     Args:
         profile: the devices, or the name of a profile of the package: then workloads are kept in ``cache``, too.

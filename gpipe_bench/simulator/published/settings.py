@@ -17,16 +17,7 @@ from gpipe_bench.tables import plain_records, read_table
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "Setting",
-    "published_cells",
-    "published_settings",
-    "published_tables",
-    "published_value",
-]
-
-
-_UNCUT: Final = (10**6,)
+UNCUT: Final = (10**6,)
 """Layers of a model that was not partitioned: more than it has."""
 
 
@@ -68,7 +59,7 @@ class Setting:
 
     def configuration(self, profile: str) -> str:
         """All that decides its simulation on a hardware profile; see :mod:`gpipe_bench.configurations`."""
-        balance = "" if self.balance == _UNCUT else "-".join(map(str, self.balance))
+        balance = "" if self.balance == UNCUT else "-".join(map(str, self.balance))
         return canonical({**asdict(self), "balance": balance, "profile": profile, "flavour": "published"})
 
 
@@ -106,14 +97,14 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
 
 
 @cache
-def _records(folder: Path) -> dict[str, list[dict[str, Any]]]:
+def _records() -> dict[str, list[dict[str, Any]]]:
     """The lines of both tables as plain data, stored until a file changes: checking takes longer than simulating."""
-    paths = (folder / "published.csv", folder / "settings.csv")
+    paths = (PUBLISHED_FOLDER / "published.csv", PUBLISHED_FOLDER / "settings.csv")
     # What is not there has no lines stored, and reading it says so.
     key = {str(path): hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest() for path in paths}
 
     def read() -> dict[str, list[dict[str, Any]]]:
-        values, settings = published_tables(folder)
+        values, settings = published_tables()
         settings = settings[[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0})
         return {"values": plain_records(values[[*_CELL, "metric", "value"]]), "settings": plain_records(settings)}
 
@@ -121,33 +112,34 @@ def _records(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 @cache
-def published_settings(folder: Path = PUBLISHED_FOLDER) -> tuple[Setting, ...]:
+def published_settings() -> tuple[Setting, ...]:
     """All rows of torchgpipe's benchmarks.
 
     Raises:
         ConfigError: as :func:`published_tables`.
     """
-    return tuple(Setting(**{**line, "balance": _layers(line["balance"])}) for line in _records(folder)["settings"])
+    return tuple(Setting(**{**line, "balance": _layers(line["balance"])}) for line in _records()["settings"])
 
 
 def _layers(balance: str) -> tuple[int, ...]:
-    return tuple(int(count) for count in balance.split("-")) if balance else _UNCUT
+    return tuple(int(count) for count in balance.split("-")) if balance else UNCUT
 
 
-def published_cells(row: Setting, folder: Path = PUBLISHED_FOLDER) -> dict[str, float | None]:
+def published_cells(row: Setting) -> dict[str, float | None]:
     """What torchgpipe's benchmarks print for a row: metric -> value, None for out of memory."""
     cell = (row.table, row.experiment)
-    values = _records(folder)["values"]
-    return {line["metric"]: line["value"] for line in values if (line["table"], line["experiment"]) == cell}
+    return {
+        line["metric"]: line["value"] for line in _records()["values"] if (line["table"], line["experiment"]) == cell
+    }
 
 
-def published_value(row: Setting, metric: str, folder: Path = PUBLISHED_FOLDER) -> float:
+def published_value(row: Setting, metric: str) -> float:
     """The value that torchgpipe's benchmarks print for a row.
 
     Raises:
         KeyError: it prints none.
     """
-    value = published_cells(row, folder)[metric]
+    value = published_cells(row)[metric]
     if value is None:
         raise KeyError(metric)
     return value

@@ -17,11 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["define", "dropout", "gru_cell", "has_no_values", "lstm_cell", "mish", "rms_norm"]
-
 _aten: Final = torch.ops.aten
-# Called by their names, they may be replaced while one of them runs.
-_DROPOUT: Final = functional.dropout
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LAST: Final = (torch.channels_last, torch.channels_last_3d)
 
@@ -75,17 +71,9 @@ define(
 define("_thnn_fused_gru_cell_backward(Tensor grad, Tensor workspace) -> (Tensor, Tensor, Tensor)", _gru_cell_backward)
 
 
-def has_no_values(x: Tensor) -> bool:
-    """Whether a tensor is a shape alone: on the meta device, or on a virtual one."""
-    return x.device.type in {"meta", "virtual"}
-
-
-def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """``functional.dropout``; one kernel where it drops some of the elements, and not in place."""
-    if not training or inplace or not 0 < p < 1:
-        return _DROPOUT(x, p, training, inplace)
-    dropped: Tensor = torch.native_dropout(x, p, True)[0]
-    return dropped
+def dropout(x: Tensor, p: float, training: bool) -> Tensor | None:
+    """``torch.dropout``; None where it drops nothing or everything."""
+    return torch.native_dropout(x, p, True)[0] if training and 0 < p < 1 else None
 
 
 def rms_norm(
@@ -94,13 +82,13 @@ def rms_norm(
     """``functional.rms_norm``; ``eps`` does not matter here.
 
     Returns:
-        None where PyTorch writes it out on accelerators too: before it had the kernel, with a weight of another data
-        type, with channels last, for complex numbers; and for shapes that it refuses.
+        None where PyTorch writes it out on accelerators too: with a weight of another data type, with channels last,
+        for complex numbers; and for shapes that it refuses.
     """
     del eps
     shape = tuple(normalized_shape)
     fits = 0 < len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == shape
-    if not (hasattr(_aten, "_fused_rms_norm_backward") and fits and has_no_values(x) and x.is_floating_point()):
+    if not (fits and x.is_floating_point()):
         return None
     if weight is not None and (weight.dtype is not x.dtype or tuple(weight.shape) != shape):
         return None
@@ -111,11 +99,9 @@ def rms_norm(
     return result
 
 
-def mish(x: Tensor, inplace: bool = False) -> Tensor | None:
-    """``functional.mish``; None without a graph, where PyTorch runs one kernel anyway."""
-    if not (has_no_values(x) and torch.is_grad_enabled() and x.requires_grad):
-        return None
-    result: Tensor = _Mish.apply(x, inplace)  # type: ignore[no-untyped-call]  # likewise
+def mish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """``torch.ops.aten.mish_backward``."""
+    result: Tensor = torch.ops.gpipe_bench.mish_backward(grad, x)
     return result
 
 
@@ -132,7 +118,7 @@ def lstm_cell(  # noqa: PLR0917 - the signature of PyTorch's function
     Returns:
         None without biases, for which PyTorch's operation on meta fails.
     """
-    if not has_no_values(x) or b_ih is None or b_hh is None:
+    if b_ih is None or b_hh is None:
         return None
     h, c = states
     gates = functional.linear(x, w_ih), functional.linear(h, w_hh)
@@ -142,10 +128,8 @@ def lstm_cell(  # noqa: PLR0917 - the signature of PyTorch's function
 
 def gru_cell(  # noqa: PLR0917 - likewise
     x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> Tensor | None:
-    """``torch.gru_cell``: the hidden state (B, H); None for operands off the meta device."""
-    if not has_no_values(x):
-        return None
+) -> Tensor:
+    """``torch.gru_cell``: the hidden state (B, H)."""
     gates = functional.linear(x, w_ih), functional.linear(h, w_hh)
     result: Tensor = _GruCell.apply(*gates, h, b_ih, b_hh)  # type: ignore[no-untyped-call]  # likewise
     return result
@@ -166,21 +150,6 @@ class _RmsNorm(torch.autograd.Function):
         operation = torch.ops.gpipe_bench._fused_rms_norm_backward  # noqa: SLF001 - likewise
         found = operation(grad, x, rstd, weight, trained)
         return found[0], found[1] if trained else None, None
-
-
-class _Mish(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
-        ctx.save_for_backward(x.clone() if inplace else x)
-        if inplace:
-            ctx.mark_dirty(x)
-        result: Tensor = _aten.mish_(x) if inplace else _aten.mish(x)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return torch.ops.gpipe_bench.mish_backward(grad, x), None
 
 
 class _GruCell(torch.autograd.Function):

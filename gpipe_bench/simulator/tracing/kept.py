@@ -16,8 +16,6 @@ from typing import Any, Final, TypeVar
 from gpipe_bench.cache import cache_folder
 from gpipe_bench.sealed import read_sealed, write_sealed
 
-__all__ = ["TRACING", "default_folder", "kept"]
-
 T = TypeVar("T")
 
 TRACING: Final = ("tracing/*.py", "workloads/optimizer*.py", "workloads/sources.py")
@@ -67,12 +65,8 @@ def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T], sou
 def _torch_version() -> str:
     """What the installed PyTorch says of itself: read, since to load even the reader of metadata takes longer."""
     found = find_spec("torch")
-    path = Path(found.origin).with_name("version.py") if found is not None and found.origin is not None else None
-    if path is not None and path.is_file():
-        return path.read_text(encoding="utf-8")
-    from importlib.metadata import version
-
-    return version("torch")
+    assert found is not None  # noqa: S101 - the package needs it
+    return Path(str(found.origin)).with_name("version.py").read_text(encoding="utf-8")
 
 
 @cache

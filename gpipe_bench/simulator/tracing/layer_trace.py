@@ -1,33 +1,34 @@
 """Traces one layer on the meta device, forward and backward, as autograd really runs it.
 
-Inputs enter by a node that notes the gradient that arrives; outputs leave by a node that makes a gradient out of
-nothing, which then belongs to autograd alone. In between nobody but layer and graph hold a tensor:
+Inputs enter by a node that notes the gradients that arrive; outputs leave by a node that makes a gradient out of
+nothing, which then belongs to autograd alone. In between only the layer and its graph hold a tensor:
 
     block 0..k-1 ─ Enter ─ layer ─ Exit        forward: births, deaths, kernels; blocks left at the end are saved
          ▲                           │
-         └── noted gradient ◄────────┘         backward
+         └── noted gradients ◄───────┘         backward
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
 from gpipe_bench.collection import no_collection
+from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.operations import tensors_of
-from gpipe_bench.simulator.tracing.recorder import AcceleratorFunctions, Recorder
+from gpipe_bench.simulator.tracing.recorder import Recorder
 from gpipe_bench.simulator.tracing.specs import TensorSpec, flat, map_specs, specs_in
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 from gpipe_bench.skip import Skippable
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import use_tracker
 
-__all__ = ["LayerRun", "LayerTracing", "declared_skips", "give_gradients", "trace_layer"]
+Grads = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,17 @@ class LayerRun:
 
 
 class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, _phony: Tensor, x: Tensor, note: Callable[[Tensor], None]) -> Tensor:
-        ctx.note = note
-        return x.detach()
+    """(phony, note, tensors) -> these tensors, as outputs of one node, which notes their gradients."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        ctx.note(grad)
+    def forward(ctx: Any, _phony: Tensor, note: Callable[[Grads], None], tensors: Sequence[Tensor]) -> Grads:
+        ctx.set_materialize_grads(False)
+        ctx.note = note
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        ctx.note(grads)
         return None, None, None
 
 
@@ -105,9 +109,9 @@ def trace_layer(
         wanted: for each tensor that leaves, whether a gradient comes back for it; for all by default.
     """
     give_gradients(layer)
-    with no_collection():
-        plain, plain_ports, writes = _trace_plain(layer, inputs, skips)
-        return LayerTracing(layer, inputs, skips, writes).run(plain, plain_ports, wanted)
+    with no_collection(), accelerator_kernels():
+        plain = _trace_plain(layer, inputs, skips)
+        return _trace_with_graph(LayerTracing(layer, inputs, skips), plain, wanted)
 
 
 def give_gradients(layer: nn.Module) -> None:
@@ -116,10 +120,15 @@ def give_gradients(layer: nn.Module) -> None:
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
 
 
-def _trace_plain(
-    layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None]
-) -> tuple[tuple[Step, ...], tuple[Port, ...], tuple[int, ...]]:
+class _Plain(NamedTuple):
     """The pass without graph: its steps, what leaves it, and the inputs that it writes to."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[Port, ...]
+    writes: tuple[int, ...]
+
+
+def _trace_plain(layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None]) -> _Plain:
     recorder = Recorder()
     entered: list[Tensor] = []
 
@@ -132,116 +141,136 @@ def _trace_plain(
         output, stashed = _run_layer(layer, recorder, map_specs(enter, (inputs, skips)))
     ports = _ports(recorder, [*flat(output), *stashed.values()])
     writes = tuple(place for place, tensor in enumerate(entered) if tensor._version)  # noqa: SLF001 - its count of writes
-    return recorder.take(), ports, writes
+    return _Plain(recorder.take(), ports, writes)
 
 
 def _run_layer(layer: nn.Module, recorder: Recorder, entered: Any) -> tuple[Any, dict[SkipKey, Tensor | None]]:
     """Run a layer on what entered, inputs and skips; gives its output and the skips that it stashed."""
     inputs, skips = entered
     tracker = _Skips(skips)
-    with recorder, AcceleratorFunctions(), use_tracker(tracker):
+    with recorder, use_tracker(tracker):
         return layer(inputs), tracker.stashed
 
 
 class LayerTracing:
-    """The pass with graph, and the backward pass."""
+    """The pass with graph, between the node by which inputs enter and those by which outputs leave.
 
-    def __init__(
-        self, layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None], writes: tuple[int, ...]
-    ) -> None:
+    Attributes:
+        layer: what is traced.
+        structure: specs of inputs and skips, as they enter.
+        recorder: watches it.
+        specs: of the inputs, popped skips last.
+        leading: places of the inputs that need a gradient.
+        end: the node by which these enter, if there are any.
+        received: their gradients, once they have arrived there.
+    """
+
+    end: Node
+    received: Grads = ()
+
+    def __init__(self, layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None]) -> None:
         self.recorder = Recorder()
-        self.layer, self.writes = layer, writes
-        self.input_specs = [*specs_in(inputs), *specs_in(skips)]
-        self.received: list[Tensor | None] = [None] * len(self.input_specs)
-        self.made: list[int] = []
-        self._places = iter(range(len(self.input_specs)))
-        self._structure = inputs, skips
+        self.specs = [*specs_in(inputs), *specs_in(skips)]
+        self.leading = [place for place, spec in enumerate(self.specs) if spec.requires_grad]
+        self.layer, self.structure = layer, (inputs, skips)
+        self._made: list[int] = []
 
-    def run(self, plain: tuple[Step, ...], plain_ports: tuple[Port, ...], wanted: Sequence[bool] | None) -> LayerRun:
-        """Run both; ``plain`` and its ports: the pass without graph, ``wanted``: see :func:`trace_layer`."""
-        recorder = self.recorder
-        first_node = _next_node()
-        output, stashed = self._forward()
-        entered = sum(spec.requires_grad + spec.view for spec in self.input_specs)
-        nodes = _next_node() - first_node - 1 - entered
-        # The caller of the layer frees an input that nothing needs; ``kept`` tells which.
-        inside = range(len(self.input_specs))
-        forward = tuple(step for step in recorder.take() if not (isinstance(step, Free) and step.block in inside))
+    def forward(self) -> tuple[Any, dict[SkipKey, Tensor | None]]:
+        """Run the layer; gives its output and the skips that it stashed."""
+        waiting = self._enter()
+        return _run_layer(self.layer, self.recorder, map_specs(lambda _: waiting.pop(), self.structure))
+
+    def _enter(self) -> list[Tensor]:
+        """What enters, in reversed order."""
+        tensors = [spec.empty() for spec in self.specs]
+        for tensor in tensors:
+            self.recorder.adopt(tensor)
+        if self.leading:
+            phony = torch.empty(0, device="meta", requires_grad=True)
+            leading = [tensors[place] for place in self.leading]
+            entered = _Enter.apply(phony, self._note, leading)  # type: ignore[no-untyped-call]  # PyTorch's
+            self.end = entered[0].grad_fn
+            for place, tensor in zip(self.leading, entered, strict=True):
+                tensors[place] = tensor.view_as(tensor) if self.specs[place].view else tensor
+        return tensors[::-1]
+
+    def _note(self, gradients: Grads) -> None:
+        self.received = gradients
+
+    def leave(self, output: object, stashed: dict[SkipKey, Any], wanted: Sequence[bool] | None) -> list[Any]:
+        """Where the backward pass begins for each tensor that leaves; None if it does not. See :func:`trace_layer`."""
         leaving = tensors_of([*flat(output), *stashed.values()])
-        ports = _ports(recorder, leaving)
-        output_specs, stashed_specs = map_specs(TensorSpec.leaving, output), map_specs(TensorSpec.leaving, stashed)
         asked = [True] * len(leaving) if wanted is None else wanted
-        roots = [self._exit(tensor) if ask else None for tensor, ask in zip(leaving, asked, strict=True)]
-        del output, stashed, leaving
-        kept = recorder.alive()
-        recorder.take()
-        gradients = self._backward(roots)
-        backward = recorder.take()
-        arrived = tuple(recorder.block(tensor) for tensor in self.received)
-        stashes, pops = declared_skips(self.layer)
-        trace = LayerTrace(
-            inputs=len(self.input_specs),
-            outputs=ports,
-            plain_outputs=plain_ports,
-            stashed=tuple(stashes.index(key) for key in stashed_specs),
-            popped=tuple(pops.index(key) for key in self._structure[1]),
-            forward=forward,
-            plain=plain,
-            backward=backward,
-            kept=tuple(sorted(kept)),
-            output_gradients=gradients,
-            input_gradients=arrived,
-            nodes=nodes,
-            writes=self.writes,
-            needs=tuple(spec.requires_grad for spec in self.input_specs),
-            fits=tuple(
-                tensor is None or spec.fits(tensor)
-                for tensor, spec in zip(self.received, self.input_specs, strict=True)
-            ),
-            views=tuple(tensor is not None and tensor._is_view() for tensor in self.received),  # noqa: SLF001 - its word
-        )
-        return LayerRun(trace, output_specs, stashed_specs, tuple(block != NO_BLOCK for block in arrived))
-
-    def _forward(self) -> tuple[Any, dict[SkipKey, Tensor | None]]:
-        return _run_layer(self.layer, self.recorder, map_specs(self._enter, self._structure))
-
-    def _enter(self, spec: TensorSpec) -> Tensor:
-        tensor = spec.empty()
-        self.recorder.adopt(tensor)
-        place = next(self._places)
-        if not spec.requires_grad:
-            return tensor
-        phony = torch.empty(0, device="meta", requires_grad=True)
-
-        def note(gradient: Tensor) -> None:
-            self.received[place] = gradient
-
-        entered: Tensor = _Enter.apply(phony, tensor, note)  # type: ignore[no-untyped-call]  # PyTorch's
-        return entered.view_as(entered) if spec.view else entered
+        self.recorder.accumulate(parameter.grad for parameter in self.layer.parameters())
+        return [self._exit(tensor) if ask else None for tensor, ask in zip(leaving, asked, strict=True)]
 
     def _exit(self, tensor: Tensor) -> Any:
         if not tensor.requires_grad:
             return None
-        place = len(self.made)
-        self.made.append(NO_BLOCK)
+        place = len(self._made)
+        self._made.append(NO_BLOCK)
 
         def make(spec: TensorSpec) -> Tensor:
             with torch._C._DisableTorchDispatch():  # noqa: SLF001 - it is the tracer that makes it, not the layer
                 gradient = spec.empty()
-            self.made[place] = self.recorder.adopt(gradient)
+            self._made[place] = self.recorder.adopt(gradient)
             return gradient
 
         return get_gradient_edge(_Exit.apply(tensor, make))  # type: ignore[no-untyped-call]  # likewise
 
-    def _backward(self, roots: Sequence[Any]) -> tuple[int, ...]:
-        self.recorder.accumulate(parameter.grad for parameter in self.layer.parameters())
-        edges = [root for root in roots if root is not None]
-        if edges:
-            ones = [torch.ones((), device="meta") for _ in edges]
-            with self.recorder, AcceleratorFunctions():
-                torch.autograd.backward(edges, ones)
-        made = iter(self.made)
+    def output_gradients(self, roots: Sequence[object]) -> tuple[int, ...]:
+        """The block of the gradient that each root got."""
+        made = iter(self._made)
         return tuple(NO_BLOCK if root is None else next(made) for root in roots)
+
+    def spread(self, gradients: Grads) -> list[Tensor | None]:
+        """For each input its gradient; ``gradients``: of those that lead, nothing if none has arrived."""
+        found = dict(zip(self.leading, gradients, strict=bool(gradients)))
+        return [found.get(place) for place in range(len(self.specs))]
+
+
+def _trace_with_graph(tracing: LayerTracing, plain: _Plain, wanted: Sequence[bool] | None) -> LayerRun:
+    """Run the passes with graph; ``plain``: what the one without gave."""
+    recorder, specs = tracing.recorder, tracing.specs
+    first_node = _next_node()
+    output, stashed = tracing.forward()
+    entered = bool(tracing.leading) + sum(specs[place].view for place in tracing.leading)
+    nodes = _next_node() - first_node - 1 - entered
+    # The caller of the layer frees an input that nothing needs; ``kept`` tells which.
+    inside = range(len(specs))
+    forward = tuple(step for step in recorder.take() if not (isinstance(step, Free) and step.block in inside))
+    ports = _ports(recorder, [*flat(output), *stashed.values()])
+    left, left_skips = map_specs(TensorSpec.leaving, output), map_specs(TensorSpec.leaving, stashed)
+    roots = tracing.leave(output, stashed, wanted)
+    del output, stashed
+    kept = recorder.alive()
+    recorder.take()
+    edges = [root for root in roots if root is not None]
+    if edges:
+        ones = [torch.ones((), device="meta") for _ in edges]
+        with recorder:
+            torch.autograd.backward(edges, ones)
+    received = tracing.spread(tracing.received)
+    stashes, pops = declared_skips(tracing.layer)
+    trace = LayerTrace(
+        inputs=len(specs),
+        outputs=ports,
+        plain_outputs=plain.outputs,
+        stashed=tuple(stashes.index(key) for key in left_skips),
+        popped=tuple(pops.index(key) for key in tracing.structure[1]),
+        forward=forward,
+        plain=plain.steps,
+        backward=recorder.take(),
+        kept=tuple(sorted(kept)),
+        output_gradients=tracing.output_gradients(roots),
+        input_gradients=tuple(map(recorder.block, received)),
+        nodes=nodes,
+        writes=plain.writes,
+        needs=tuple(spec.requires_grad for spec in specs),
+        fits=tuple(tensor is None or spec.fits(tensor) for tensor, spec in zip(received, specs, strict=True)),
+        views=tuple(tensor is not None and tensor._is_view() for tensor in received),  # noqa: SLF001 - its word
+    )
+    return LayerRun(trace, left, left_skips, tuple(block != NO_BLOCK for block in trace.input_gradients))
 
 
 def _ports(recorder: Recorder, leaving: Sequence[object]) -> tuple[Port, ...]:

@@ -1,9 +1,7 @@
 """Runs operations on the meta device, each with given operands once.
 
-PyTorch computes the shapes of many results in Python, three milliseconds for a batch norm, and a model asks for the
-same shapes again and again. So results are remembered as shapes, and made anew from them. Shapes of elementwise
-operations and batch norms are plain to see for contiguous tensors of one shape and one precise type, and PyTorch is
-not asked for them at all.
+PyTorch computes many shapes in Python, which takes half of the time to trace a model. So results are remembered as
+specs. Elementwise operations and batch norms of contiguous tensors are plain to see, and PyTorch is not asked at all.
 """
 
 from __future__ import annotations
@@ -13,12 +11,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-__all__ = ["Shape", "evaluate", "operation_key", "plain_result"]
+from gpipe_bench.simulator.tracing.specs import TensorSpec, flat, map_specs
 
 _aten: Final = torch.ops.aten
 _PRECISE: Final = (torch.float32, torch.float64)
@@ -39,47 +37,34 @@ _results: Final[dict[Hashable, Any]] = {}
 _tried: Final[set[Any]] = set()
 
 
-class Shape(NamedTuple):
-    """A result without its values.
-
-    Attributes:
-        shape: lengths.
-        stride: elements from one to the next, for each dimension.
-        dtype: type of an element.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Hashable | None) -> Any:
-    """What ``func(*args, **kwargs)`` gives; ``key``: as :func:`operation_key` has it."""
+def evaluate(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What ``func(*args, **kwargs)`` gives."""
     if func is _aten.col2im.default:
         return _in_memory_of(args[0], func(*args, **kwargs))
+    key = _key_of_call(func, args, kwargs)
     if key is None:
         if func not in _tried:
             _tried.add(func)
             # Only for what PyTorch imports at the first call.
             with suppress(RuntimeError, TypeError, ValueError):
-                _elsewhere(func, _copied(args), _copied(dict(kwargs)))
+                _elsewhere(func, _copied(args), _copied(kwargs))
         return func(*args, **kwargs)
     if key not in _results:
         _results[key] = _recipe_of(func, args, kwargs)
     recipe = _results[key]
-    return func(*args, **kwargs) if recipe is None else _make(recipe[0])
+    return func(*args, **kwargs) if recipe is None else map_specs(TensorSpec.empty, recipe)
 
 
-def _recipe_of(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-    """The recipe of an operation's results; the operation is called if the recipe is not known."""
+def _recipe_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operation's results with specs in the place of tensors; None if they cannot be made anew from these."""
     plain = plain_result(func, args, kwargs)
     if plain is not None:
-        return (plain,)
-    copies, named = _copied(args), _copied(dict(kwargs))
+        return plain
+    copies, named = _copied(args), _copied(kwargs)
     result = _elsewhere(func, copies, named)
     if func is _aten.convolution.default:
         result = _like_operands(result, copies[:2])
-    return _recipe(result, {_key_of(tensor.untyped_storage()) for tensor in _tensors([*copies, *named.values()])})
+    return _recipe(result, {_key_of(tensor.untyped_storage()) for tensor in _tensors([copies, named])})
 
 
 def _like_operands(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
@@ -113,19 +98,11 @@ def _thread(_process: int) -> ThreadPoolExecutor:
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return type(value)(_copied(item) for item in value) if isinstance(value, list | tuple) else value
+    return map_specs(lambda tensor: TensorSpec.of(tensor).empty(), value)
 
 
-def operation_key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
-    """What the result of a call depends on.
-
-    None if the operation writes to its operands or gives views of them, and if it takes other things than tensors on
-    the meta device and plain values.
-    """
+def _key_of_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """What the result depends on; None for an operation that writes to operands, views them, or takes other objects."""
     if func.is_view or func._schema.is_mutable:  # noqa: SLF001 - what PyTorch declares of the operation
         return None
     try:
@@ -149,21 +126,18 @@ def _plain(value: Any) -> Hashable:
     raise TypeError
 
 
-def _recipe(result: Any, operands: set[int]) -> tuple[Any] | None:
-    """How to make the result again, in a tuple; None if that is not possible.
-
-    Results that share memory with operands or among each other, or that do not fill their storage, are not.
-    """
+def _recipe(result: Any, operands: set[int]) -> Any:
+    """The specs of results; None if they share memory with operands or each other, or do not fill their storage."""
     tensors = _tensors(result)
     storages = [tensor.untyped_storage() for tensor in tensors]
     keys = {_key_of(storage) for storage in storages}
     if len(keys) < len(storages) or keys & operands:
         return None
     for tensor, storage in zip(tensors, storages, strict=True):
-        full = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        full = TensorSpec.of(tensor).empty()
         if full.untyped_storage().nbytes() != storage.nbytes() or tensor.device.type != "meta":
             return None
-    return (_spec(result),)
+    return map_specs(TensorSpec.of, result)
 
 
 def _key_of(storage: torch.UntypedStorage) -> int:
@@ -171,26 +145,13 @@ def _key_of(storage: torch.UntypedStorage) -> int:
     return key
 
 
-def _spec(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return Shape(tuple(value.shape), value.stride(), value.dtype)
-    return type(value)(_spec(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _make(value: Any) -> Any:
-    if isinstance(value, Shape):
-        shape, stride, dtype = value
-        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return type(value)(_make(item) for item in value) if isinstance(value, list | tuple) else value
-
-
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
+    return [item for item in flat(value) if isinstance(item, Tensor)]
 
 
-def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shape | tuple[Shape | None, ...] | None:
+def plain_result(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> TensorSpec | tuple[TensorSpec | None, ...] | None:
     """What an aten overload gives, with shapes in the place of tensors; None where that is not plain to see."""
     if kwargs:
         return None
@@ -208,7 +169,7 @@ def plain_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> S
     return None
 
 
-def _common(args: Sequence[Any]) -> Shape | None:
+def _common(args: Sequence[Any]) -> TensorSpec | None:
     """The shape of all tensors among numbers and tensors on the meta device."""
     if not all(isinstance(value, Tensor | _Number) for value in args):
         return None
@@ -216,17 +177,17 @@ def _common(args: Sequence[Any]) -> Shape | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _of_channels(x: Tensor, others: Sequence[Tensor | None]) -> Shape | None:
+def _of_channels(x: Tensor, others: Sequence[Tensor | None]) -> TensorSpec | None:
     """The shape of a number for each channel of x, if the others, as far as there are any, have it."""
     whole = _of(x)
     # Of a single value there is no variance.
     if whole is None or len(whole.shape) < 2 or x.numel() <= whole.shape[1]:
         return None
-    expected = Shape(whole.shape[1:2], (1,), whole.dtype)
+    expected = TensorSpec(whole.shape[1:2], (1,), whole.dtype)
     return expected if all(value is None or _of(value) == expected for value in others) else None
 
 
-def _of(tensor: Tensor) -> Shape | None:
+def _of(tensor: Tensor) -> TensorSpec | None:
     """The shape of a contiguous tensor of single or double precision on the meta device; None for others."""
     if not (tensor.is_meta and tensor.layout is torch.strided and tensor.dtype in _PRECISE and tensor.is_contiguous()):
         return None
@@ -235,4 +196,4 @@ def _of(tensor: Tensor) -> Shape | None:
         steps.append(step)
         step *= max(length, 1)
     strides = tuple(reversed(steps))
-    return Shape(shape, strides, tensor.dtype) if tensor.stride() == strides else None
+    return TensorSpec(shape, strides, tensor.dtype) if tensor.stride() == strides else None

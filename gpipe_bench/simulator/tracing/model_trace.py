@@ -25,8 +25,6 @@ from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, Paramete
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.namespace import SkipKey
 
-__all__ = ["Trace", "Tracer", "trace_loss"]
-
 _Skips = dict[SkipKey, TensorSpec | None]
 _Call = tuple[object, _Skips]
 """What enters a layer."""
@@ -98,9 +96,7 @@ class Tracer:
             others = [*(p for p in own if not p.requires_grad), *layer.buffers()]
             facts.append(
                 LayerFacts(
-                    parameters=tuple(
-                        Parameter(item.numel(), str(item.dtype).removeprefix("torch."), item.nbytes) for item in trained
-                    ),
+                    tuple(Parameter(p.numel(), str(p.dtype).removeprefix("torch."), p.nbytes) for p in trained),
                     others=tuple(tensor.nbytes for tensor in others),
                     stashes=tuple(numbers[key] for key in stashes),
                     pops=tuple(numbers[key] for key in pops),
@@ -133,7 +129,7 @@ class Tracer:
         return Trace(layers, firsts, value)
 
     def _with_gradients(self, calls: Sequence[tuple[_Call, _Runs]]) -> list[tuple[LayerTrace, LayerTrace]]:
-        """Traces with the gradients that really arrive; of each layer among others, and as the first of a partition."""
+        """Traces with the gradients that really arrive, of each layer among others and as the first of a partition."""
         traces: list[tuple[LayerTrace, LayerTrace]] = []
         arriving: tuple[bool, ...] | None = None
         skips: dict[SkipKey, bool] = {}
@@ -153,22 +149,16 @@ class Tracer:
         return traces[::-1]
 
     def _run(self, place: int, call: _Call, wanted: tuple[bool, ...] | None) -> _Runs:
-        """The run of a layer, and the same were it the first of a partition: between partitions there are no views.
-
-        That a layer takes views matters only if it writes to them.
-        """
+        """The run of a layer, and as the first of a partition, which takes no views; they matter where it writes."""
         views = [spec.view for spec in specs_in(call)]
         if not any(views):
             run = self._layer(place, call, wanted)
             return run, run
-        alone: _Call = map_specs(lambda spec: replace(spec, view=False), call)
-        first = self._layer(place, alone, wanted)
+        first = self._layer(place, map_specs(lambda spec: replace(spec, view=False), call), wanted)
         if not any(views[at] for at in first.trace.writes):
             return _passing_on(first, views), first
         places = iter(range(len(views)))
-        written: _Call = map_specs(
-            lambda spec: replace(spec, view=next(places) in first.trace.writes and spec.view), call
-        )
+        written = map_specs(lambda spec: replace(spec, view=next(places) in first.trace.writes and spec.view), call)
         return self._layer(place, written, wanted), first
 
     def _layer(self, place: int, call: _Call, wanted: tuple[bool, ...] | None) -> LayerRun:
@@ -187,11 +177,10 @@ class Tracer:
 
     def _arguments(self, place: int, call: _Call) -> tuple[nn.Module, object, _Skips]:
         """The layer on the meta device with its inputs, under its own names of skips."""
-        kind = self._kinds[place]
-        twin = self._twins.get(kind)
-        if twin is None:
-            own = self.module[place]
-            twin = self._twins[kind] = own if self._owned else meta_twin(own)
+        kind, own = self._kinds[place], self.module[place]
+        if kind not in self._twins:
+            self._twins[kind] = own if self._owned else meta_twin(own)
+        twin = self._twins[kind]
         value, popped = call
         _, theirs = declared_skips(twin)
         return twin, value, dict(zip(theirs, popped.values(), strict=True))

@@ -7,17 +7,16 @@ each result written once, unless a table below knows better. Views and allocatio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from gpipe_bench.simulator.tracing.attention import seen_pairs
 from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
 from gpipe_bench.simulator.tracing.steps import Kernel
-
-__all__ = ["kernels_of", "tensors_of"]
 
 _aten: Final = torch.ops.aten
 
@@ -56,7 +55,7 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     if name in _FREE_OF_CHARGE or func.is_view:
         return []
     if func is _aten.convolution.default:
-        return [_convolution(args, kwargs, result)]
+        return [_convolution(args, result)]
     if func is _aten.convolution_backward.default:
         return _convolution_backward(args, result)
     recurrence = recurrent_kernel(func, args, result)
@@ -83,11 +82,10 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
 
 def _bytes(tensor: Tensor) -> int:
     """Bytes that reading the whole tensor touches: an expanded dimension counts once."""
-    numel = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if stride or not size:
-            numel *= size
-    return numel * tensor.element_size()
+    strides = tensor.stride()
+    if 0 not in strides:
+        return tensor.nbytes
+    return prod(size for size, stride in zip(tensor.shape, strides, strict=True) if stride) * tensor.element_size()
 
 
 def tensors_of(value: object) -> list[Tensor]:
@@ -132,30 +130,22 @@ def _dtype(results: Sequence[Tensor]) -> str:
     return str(results[0].dtype).removeprefix("torch.") if results else "float32"
 
 
-def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Kernel:
-    x = args[0]
-    flop = int(flop_registry[_aten.convolution](*args, **kwargs, out_val=result))
+def _convolution(args: Sequence[Any], result: Tensor) -> Kernel:
     read = sum(_bytes(tensor) for tensor in tensors_of(args[:3]))
-    written = _bytes(result)
-    return _convolution_kernel("convolution", args[1:], (x, result), flop=flop, read=read, written=written)
+    return _convolution_kernel("convolution", args[1:], (args[0], result), read, _bytes(result))
 
 
 def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) -> list[Kernel]:
     """A kernel for the gradient of the data, one for that of the weight, one for that of the bias, as far as asked."""
-    grad, x, weight = args[0], args[1], args[2]
+    grad, x, weight = args[:3]
     # (grad, input, weight, bias sizes, stride, ...) as (weight, bias, stride, ...) of the forward convolution.
     geometry = (weight, None, *args[4:10])
-    # Each gradient takes as many products as the forward pass. PyTorch's own count of them leaves groups out.
-    flop = int(flop_registry[_aten.convolution](x, *geometry[:8], out_val=grad))
     kernels = []
-    for index, (name, other) in enumerate((("data", weight), ("weight", x))):
-        gradient = result[index]
-        if gradient is None:
-            continue
-        read = _bytes(grad) + _bytes(other)
-        op = f"convolution_backward_{name}"
-        written = _bytes(gradient)
-        kernels.append(_convolution_kernel(op, geometry, (x, grad), flop=flop, read=read, written=written))
+    # Each takes as many products as the forward pass. PyTorch's own count of them leaves groups out.
+    for name, other, gradient in (("data", weight, result[0]), ("weight", x, result[1])):
+        if gradient is not None:
+            op, read = f"convolution_backward_{name}", _bytes(grad) + _bytes(other)
+            kernels.append(_convolution_kernel(op, geometry, (x, grad), read, _bytes(gradient)))
     bias = result[2]
     if bias is not None:
         sizes = _bytes(grad), _bytes(bias)
@@ -164,7 +154,7 @@ def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) 
 
 
 def _convolution_kernel(
-    op: str, geometry: Sequence[Any], planes: tuple[Tensor, Tensor], *, flop: int, read: int, written: int
+    op: str, geometry: Sequence[Any], planes: tuple[Tensor, Tensor], read: int, written: int
 ) -> Kernel:
     """A convolution from x to y, or one of its gradients, which have its shapes.
 
@@ -172,12 +162,13 @@ def _convolution_kernel(
         op: its name in the trace.
         geometry: (weight, bias, stride, padding, dilation, transposed, output padding, groups).
         planes: x and y, or anything of their shapes.
-        flop: operations of the direct algorithm.
         read: bytes read.
         written: bytes written.
     """
     weight, _, stride, _, dilation, transposed, _, groups = geometry[:8]
     dtype = _dtype(planes[1:])
+    x, y = planes
+    flop = int(conv_flop_count(list(x.shape), list(weight.shape), list(y.shape), transposed=transposed))
     plain = not transposed and groups == 1 and set(stride) == {1} and set(dilation) == {1}
     if plain and tuple(weight.shape[2:]) == (3, 3):
         tiles = _TILE_GROWTH[0] * sum(_bytes(plane) for plane in planes) // _TILE_GROWTH[1]

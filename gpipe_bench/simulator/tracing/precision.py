@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["HALVES", "PRECISIONS", "in_precision"]
-
 HALVES: Final = ("float16", "bfloat16")
 """Types of two bytes that models are trained in."""
 

@@ -6,38 +6,17 @@ It holds no tensor that it sees, so storages die exactly when the layer and its 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpipe_bench.simulator.tracing.attention import attention, fused_inside
-from gpipe_bench.simulator.tracing.fused_kernels import dropout, gru_cell, lstm_cell, mish, rms_norm
-from gpipe_bench.simulator.tracing.meta_results import evaluate, operation_key
+from gpipe_bench.simulator.tracing.meta_results import evaluate
 from gpipe_bench.simulator.tracing.operations import kernels_of, tensors_of
-from gpipe_bench.simulator.tracing.recurrent import RECURRENT, fused
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, Step
-
-__all__ = ["AcceleratorFunctions", "Recorder"]
-
-# Each gives None where PyTorch's own is right.
-_FUSED: Final[Mapping[Any, Callable[..., Any]]] = {
-    functional.dropout: dropout,
-    functional.scaled_dot_product_attention: attention,
-    functional.rms_norm: rms_norm,
-    torch.rms_norm: rms_norm,
-    functional.mish: mish,
-    torch.lstm_cell: lstm_cell,
-    torch.gru_cell: gru_cell,
-}
-
-# By what is known of a call.
-_known: Final[dict[Hashable, list[Kernel]]] = {}
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Step
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
@@ -72,23 +51,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         kwargs = kwargs or {}
         # Below autograd the modes above it have no say, but every look at a tensor would ask them.
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
-            known_as = operation_key(func, args, kwargs)
-            result = evaluate(func, args, kwargs, known_as)
-            self._account(known_as, func, args, kwargs, result)
+            result = evaluate(func, args, kwargs)
+            self._account(func, args, kwargs, result)
         return result
 
-    def _account(
-        self, known_as: Hashable, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        operands = tensors_of([*args, *kwargs.values()])
-        keys = set(map(_key, operands))
+    def _account(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        keys = set(map(_key, tensors_of([*args, *kwargs.values()])))
         for tensor in tensors_of(result):
             key = _key(tensor)
             if key not in keys and key not in self._blocks:
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
-        self.steps += _kernels_of(known_as, operands, func, args, kwargs, result)
+        self.steps += kernels_of(func, args, kwargs, result)
         if func is torch.ops.aten.add_.Tensor and _key(args[0]) in self._sums and args[1].is_contiguous():
             self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
 
@@ -123,43 +98,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         """The steps since the last call."""
         steps, self.steps = tuple(self.steps), []
         return steps
-
-
-class AcceleratorFunctions(TorchFunctionMode):
-    """Chooses the operation that PyTorch runs on an accelerator where it runs another one on the meta device.
-
-    Dropout is one fused kernel there, which keeps a mask of one byte per element; attention, recurrent layers and
-    their cells, RMS norms and the backward pass of Mish are fused, too.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        found: Any = None
-        if func in RECURRENT:
-            found = fused(func, args)
-        elif func in _FUSED:
-            found = _FUSED[func](*args, **kwargs)
-        elif func is functional.multi_head_attention_forward:
-            with fused_inside():
-                found = func(*args, **kwargs)
-        if found is not None:
-            return found
-        return func(*args, **kwargs)
-
-
-def _kernels_of(known_as: Hashable, operands: Sequence[Tensor], func: Any, *call: Any) -> list[Kernel]:
-    """Kernels of a call, looked up where one with equal operands was seen, of which the same ones are one tensor."""
-    names = list(map(id, operands))
-    key = known_as, tuple(map(names.index, names))
-    if known_as is None or key not in _known:
-        _known[key] = kernels_of(func, *call)
-    return _known[key]
 
 
 def _key(tensor: Tensor) -> int:

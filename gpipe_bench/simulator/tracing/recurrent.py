@@ -1,8 +1,7 @@
 """Recurrent layers as cuDNN runs them: fused, with a product and an elementwise kernel for each moment of a sequence.
 
-Elsewhere PyTorch runs them moment by moment, as hundreds of operations. Here a layer is three: the products of all its
-inputs at once, then the recurrence, which has to read its weights at every moment, and in the backward pass the
-gradient of these weights, at once again.
+A layer is three operations: the products of all its inputs at once, the recurrence, which reads its weights at every
+moment, and in the backward pass the gradient of these weights, at once again.
 
     x (T, B, I) ── product with w_ih ──> gates (T, B, G H) ── recurrence with w_hh ──> y (T, B, H)
 """
@@ -19,10 +18,15 @@ from torch.nn import functional
 from gpipe_bench.simulator.tracing.fused_kernels import define
 from gpipe_bench.simulator.tracing.steps import Kernel
 
-__all__ = ["RECURRENT", "fused", "recurrent_kernel"]
+_aten: Final = torch.ops.aten
 
-RECURRENT: Final[Mapping[Any, int]] = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
-"""Functions that run on an accelerator as one, and the gates of each."""
+RECURRENT: Final[Mapping[Any, int]] = {
+    _aten.lstm.input: 4,
+    _aten.gru.input: 3,
+    _aten.rnn_tanh.input: 1,
+    _aten.rnn_relu.input: 1,
+}
+"""Operators that run on an accelerator as one, and the gates of each."""
 
 
 # What is not used here is part of the operations' signatures.
@@ -46,10 +50,8 @@ def fused(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
         args: (input, states, weights, has biases, layers, dropout, training, bidirectional, batch first).
 
     Returns:
-        None for packed sequences, and for an LSTM with projections, which stay what PyTorch makes of them.
+        None for an LSTM with projections, which stays what PyTorch makes of it.
     """
-    if len(args) != 9 or isinstance(args[3], Sequence):
-        return None
     x, states, weights, biased, layers, dropout, training, bidirectional, batch_first = args
     first = states[0] if isinstance(states, list | tuple) else states
     if weights[1].shape[1] * RECURRENT[func] != weights[1].shape[0] or first.shape[-1] != weights[1].shape[1]:
@@ -62,13 +64,13 @@ def fused(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
             own = weights[count * len(ends) : count * (len(ends) + 1)]
             gates = functional.linear(x, own[0], own[2] if biased else None)
             operands = gates, own[1], own[3] if biased else None, x.shape[time]
-            outputs.append(_Recurrence.apply(*operands))  # type: ignore[no-untyped-call]  # likewise
+            outputs.append(_Recurrence.apply(*operands))  # type: ignore[no-untyped-call]  # PyTorch's
             ends.append(outputs[-1].select(time, 0 if way else -1))
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if training and 0 < dropout < 1 and layer < layers - 1:
             x = torch.native_dropout(x, dropout, True)[0]
     last = torch.stack(ends)
-    return (x, last, last.clone()) if func is torch.lstm else (x, last)
+    return (x, last, last.clone()) if func is _aten.lstm.input else (x, last)
 
 
 class _Recurrence(torch.autograd.Function):

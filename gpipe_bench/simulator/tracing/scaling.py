@@ -6,13 +6,11 @@ steps differ between the sizes, or whose numbers do not lie on one line, has no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gpipe_bench.simulator.tracing.steps import Alloc, Kernel, LayerTrace, Port, Step
-
-__all__ = ["PROBES", "ScalableTrace", "fit_line"]
 
 PROBES: Final = (4, 6, 4098)
 """Batch sizes that are traced; even ones, since some layers halve the batch, and one that is larger than the parts into
@@ -28,15 +26,14 @@ class ScalableTrace:
 
     def at(self, size: int) -> LayerTrace:
         """The trace for a micro-batch of ``size`` samples."""
-        more = size - PROBES[0]
-        moved = iter(number + slope * more for number, slope in zip(_numbers(self.base), self.slopes, strict=True))
-        return _with_numbers(self.base, moved)
+        more, slopes = size - PROBES[0], iter(self.slopes)
+        return _mapped(self.base, lambda number: number + next(slopes) * more)
 
 
 def fit_line(traces: Sequence[LayerTrace]) -> ScalableTrace | None:
     """The scalable trace through traces at :data:`PROBES`; None if no line goes through all of them."""
     low, high, check = traces
-    numbers = [list(_numbers(trace)) for trace in traces]
+    numbers = [_numbers(trace) for trace in traces]
     if len({len(row) for row in numbers}) > 1:
         return None
     rises = [(after - before, PROBES[1] - PROBES[0]) for before, after in zip(numbers[0], numbers[1], strict=True)]
@@ -46,29 +43,30 @@ def fit_line(traces: Sequence[LayerTrace]) -> ScalableTrace | None:
     return line if line.at(PROBES[1]) == high and line.at(PROBES[2]) == check else None
 
 
-def _numbers(trace: LayerTrace) -> Iterator[int]:
-    for port in (*trace.outputs, *trace.plain_outputs):
-        yield port.bytes
-    for step in (*trace.forward, *trace.plain, *trace.backward):
-        if isinstance(step, Kernel):
-            yield from (step.flop, step.bytes_read, step.bytes_written, step.workspace)
-        elif isinstance(step, Alloc):
-            yield step.bytes
+def _numbers(trace: LayerTrace) -> list[int]:
+    found: list[int] = []
+
+    def note(number: int) -> int:
+        found.append(number)
+        return number
+
+    _mapped(trace, note)
+    return found
 
 
-def _with_numbers(trace: LayerTrace, numbers: Iterator[int]) -> LayerTrace:
-    """The trace with its numbers replaced, in the order of :func:`_numbers`."""
+def _mapped(trace: LayerTrace, change: Callable[[int], int]) -> LayerTrace:
+    """The trace with its numbers changed, one after the other."""
 
     def ports(old: Sequence[Port]) -> tuple[Port, ...]:
-        return tuple(Port(port.block, next(numbers)) for port in old)
+        return tuple(Port(port.block, change(port.bytes)) for port in old)
 
     def steps(old: Sequence[Step]) -> tuple[Step, ...]:
-        return tuple(map(step_with, old))
+        return tuple(map(changed, old))
 
-    def step_with(old: Step) -> Step:
+    def changed(old: Step) -> Step:
         if isinstance(old, Kernel):
-            return Kernel(*old[:-4], next(numbers), next(numbers), next(numbers), next(numbers))
-        return Alloc(old.block, next(numbers)) if isinstance(old, Alloc) else old
+            return Kernel(*old[:-4], *map(change, old[-4:]))
+        return Alloc(old.block, change(old.bytes)) if isinstance(old, Alloc) else old
 
     return replace(
         trace,

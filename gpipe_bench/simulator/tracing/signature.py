@@ -1,8 +1,7 @@
 """Layers that are made alike leave the same trace: a signature says so, and each kind of layer is traced once.
 
 Two layers have one signature if they are of one class and agree in every attribute, in the shapes of parameters and
-buffers, in what is trained, and in the layers inside. An attribute whose value has no plain form counts by identity,
-so layers that share no such object are told apart rather than confused.
+buffers, in what is trained, and in the layers inside. An attribute without a plain form counts by identity.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
-
-__all__ = ["signature"]
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, type)
 # Names of skips matter, the namespaces that tell equal names apart do not.

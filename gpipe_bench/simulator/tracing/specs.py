@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-
-__all__ = ["TensorSpec", "flat", "map_specs", "meta_twin", "specs_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +62,12 @@ class TensorSpec:
         return True
 
 
+_LEAVES: Final = (Tensor, TensorSpec)
+
+
 def map_specs(function: Callable[[Any], Any], value: Any) -> Any:
     """Nested tuples, lists and dictionaries with every tensor or spec replaced; anything else stays as it is."""
-    if isinstance(value, Tensor | TensorSpec):
+    if isinstance(value, _LEAVES):
         return function(value)
     if isinstance(value, tuple | list):
         # A named tuple takes its items one by one, or together by `_make`.

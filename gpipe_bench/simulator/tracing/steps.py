@@ -9,23 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = [
-    "KERNEL_CLASSES",
-    "NO_BLOCK",
-    "Alloc",
-    "Free",
-    "Kernel",
-    "LayerFacts",
-    "LayerTrace",
-    "Parameter",
-    "Port",
-    "SplitTrace",
-    "Step",
-]
-
-KERNEL_CLASSES: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul", "memory_bound")
-"""What bounds a kernel; the names are those of a profile's efficiencies."""
-
 NO_BLOCK: Final = -1
 """In place of a block: there is no such tensor, as for a gradient that nobody needs."""
 
@@ -35,7 +18,8 @@ class Kernel(NamedTuple):
 
     Attributes:
         op: name of the operation.
-        kernel_class: one of :data:`KERNEL_CLASSES`.
+        kernel_class: ``conv3x3_stride1``, ``spatial_conv``, ``other_conv_matmul`` or ``memory_bound``, the names of a
+            profile's efficiencies.
         arithmetic: ``convolution``, ``matmul`` or ``elementwise``; on some devices they run on different units.
         dtype: of its result, such as ``float32``.
         launches: kernels that the host launches for it.
@@ -66,7 +50,7 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Nobody inside the layer or its graph holds the storage any more.
+    """The layer and its graph hold the storage no more.
 
     Attributes:
         block: the storage.
@@ -100,8 +84,7 @@ class _Trace:
 
     def kernels(self, direction: str) -> Iterator[Kernel]:
         """The kernels of one of its passes, by the attribute's name."""
-        steps: tuple[Step, ...] = getattr(self, direction)
-        return (step for step in steps if isinstance(step, Kernel))
+        return (step for step in getattr(self, direction) if isinstance(step, Kernel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +132,7 @@ class LayerTrace(_Trace):
 class SplitTrace(_Trace):
     """The backward pass of one layer in two parts: I, the gradients of the inputs, and W, those of the weights.
 
-    Blocks of the forward pass have the numbers that they have in its :class:`LayerTrace`. All inputs that need a
-    gradient lead to the inputs of the partition.
+    Blocks of the forward pass have the numbers of its :class:`LayerTrace`.
 
     Attributes:
         inputs: I.

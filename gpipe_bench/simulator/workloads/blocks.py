@@ -12,8 +12,6 @@ from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, L
 from gpipe_bench.simulator.workloads.cost import scratch_bytes, total
 from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp
 
-__all__ = ["Blocks", "Costs"]
-
 
 @dataclass(slots=True)
 class Blocks:

@@ -16,14 +16,13 @@ from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
+from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
 from gpipe_bench.simulator.workloads.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite, module_source
 from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, StaticMemory, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-__all__ = ["Model", "build_workload", "microbatch_sizes", "workload_of"]
 
 _Update = Mapping[str, OptimizerTrace]
 """Type of parameters -> the optimizer's step for one of them."""
@@ -123,7 +122,9 @@ def workload_of(
                 if number in largest[route[0]].departing
             ),
             loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
-            optimizer=() if update is None else tuple(_update(facts[span], update, profile) for span in spans),
+            optimizer=()
+            if update is None
+            else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans),
             static_bytes=tuple(part.total for part in static),
             static=static,
         )
@@ -179,17 +180,9 @@ def _partitions(
             if end == j and number in works[begin].departing
         }
         departing = tuple(number for number, route in routes.items() if route[0] == j)
-        make = partial(
-            compose,
-            source.partition(size, span),
-            source.facts[span],
-            input_bytes=entering,
-            arriving=arriving,
-            departing=departing,
-            first=j == 0,
-            costs=costs,
-            split=source.splits(size, span) if split else None,
-        )
+        layers, facts = source.partition(size, span), source.facts[span]
+        passes = partial(LayerPasses, layers, facts, input_bytes=entering, arriving=arriving, departing=departing)
+        make = partial(compose, passes, costs, source.splits(size, span) if split else None, first=j == 0)
         key = size, span.start, span.stop, entering, tuple(arriving), departing, split
         works.append(source.composed.partition(costs, key, make))
         entering = works[-1].task.output_bytes
@@ -202,10 +195,6 @@ def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: i
     gather = Kernel("cat", "memory_bound", "elementwise", "float32", 1, 0, moved, moved)
     steps = () if loss is None else (*loss.kernels("forward"), *loss.kernels("backward"))
     return total((*((gather,) if size < batch else ()), *steps), profile)
-
-
-def _update(facts: Sequence[LayerFacts], traces: _Update, profile: Profile) -> Kernels:
-    return optimizer_kernels(traces, (parameter for layer in facts for parameter in layer.parameters), profile)
 
 
 def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:

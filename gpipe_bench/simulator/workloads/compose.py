@@ -1,14 +1,13 @@
 """Puts traces of layers together to the work of a partition: kernels in a row, blocks that layers share.
 
-Where a checkpoint does otherwise than a task without one, it has a work of its own: it copies what layers write to in
-place, and of gradients what it does not have for itself or in the layout of its input.
+A checkpoint has a work of its own where it copies inputs that layers write to, and gradients that others hold too or
+that are not laid out as its inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from gpipe_bench.simulator.hardware.profile import Profile
@@ -18,8 +17,6 @@ from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
 from gpipe_bench.simulator.workloads.split import SplitLayers, split_work
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork
-
-__all__ = ["Composed", "PartitionWork", "compose"]
 
 _MOST: Final = 2**19
 """Requests to allocators, of all that is kept; some 70 MB."""
@@ -41,29 +38,16 @@ class PartitionWork:
 
 
 def compose(
-    layers: Sequence[LayerTrace],
-    facts: Sequence[LayerFacts],
-    *,
-    input_bytes: Sequence[int],
-    arriving: Mapping[int, int],
-    departing: Sequence[int],
-    first: bool,
-    costs: Costs,
-    split: SplitLayers | None = None,
+    passes: Callable[..., LayerPasses], costs: Costs, split: SplitLayers | None = None, *, first: bool
 ) -> PartitionWork:
     """The work of a partition for micro-batches of one size.
 
     Args:
-        layers: trace of each layer.
-        facts: of each layer.
-        input_bytes: of the tensors that enter, skips aside.
-        arriving: numbers of the skips that come from other partitions, and their bytes.
-        departing: numbers of the skips that go to others.
-        first: whether the partition is the first one, whose inputs need no gradient.
+        passes: makes those of its layers, with ``apart`` and ``copies`` as :class:`LayerPasses` has them.
         costs: of the layers on the device.
         split: I and W of the layers, if the backward pass is split.
+        first: whether the partition is the first one, whose inputs need no gradient.
     """
-    passes = partial(LayerPasses, layers, facts, input_bytes=input_bytes, arriving=arriving, departing=departing)
     partition = passes()
     task, returning = _task(partition, costs, split, first=first)
     if task.learns and (partition.writes or partition.cloned):

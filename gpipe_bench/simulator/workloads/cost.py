@@ -17,8 +17,6 @@ from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import Kernel
 from gpipe_bench.simulator.workloads.workload import Kernels
 
-__all__ = ["duration_ns", "scratch_bytes", "total"]
-
 
 def duration_ns(kernel: Kernel, profile: Profile) -> int:
     """Device time of one kernel."""

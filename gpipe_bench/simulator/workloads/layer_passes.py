@@ -13,8 +13,6 @@ from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerFacts, Laye
 from gpipe_bench.simulator.workloads.blocks import Blocks
 from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
 
-__all__ = ["LayerPasses", "name_gradients", "pass_on"]
-
 T = TypeVar("T")
 
 
@@ -27,8 +25,8 @@ class LayerPasses:
         input_bytes: of the tensors that enter, skips aside.
         arriving: numbers of the skips that come from other partitions, and their bytes.
         departing: numbers of the skips that go to others.
-        apart: whether inputs are leaves, as in a checkpoint: then gradients that they do not have for themselves, or
-            that are laid out otherwise, are copied (``AccumulateGrad``).
+        apart: whether inputs are leaves, as in a checkpoint: gradients that are shared or laid out otherwise are copied
+            (``AccumulateGrad``).
         copies: whether the layers get copies of their inputs, because they write to them.
 
     Attributes:

@@ -1,14 +1,10 @@
-"""Traces the step of an optimizer on one parameter, or on its master copy.
-
-With a master copy a step is that of mixed-precision training. The gradient is cast to float32, and in float16 divided
-by the scale of the loss. The optimizer updates the copy, which is then rounded into the parameter.
-"""
+"""Traces the step of an optimizer on one parameter, or on its master copy as in mixed-precision training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import MappingProxyType
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +13,19 @@ from gpipe_bench.simulator.tracing.recorder import Recorder
 from gpipe_bench.simulator.tracing.steps import Alloc, Free, Kernel, Step
 from gpipe_bench.simulator.workloads.optimizers import PROBE, OptimizerTrace
 
-__all__ = ["make_optimizer", "trace_step"]
-
-_MAKERS: Final = MappingProxyType(
-    {
-        "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),
-        "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
-        "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=False),
-        "adam": lambda parameters: torch.optim.Adam(parameters, foreach=False),
-    }
-)
+_MAKERS: Final[dict[str, Any]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, foreach=False),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=False),
+    "rmsprop": partial(torch.optim.RMSprop, foreach=False),
+    "adam": partial(torch.optim.Adam, foreach=False),
+}
 
 _LOSS_SCALE: Final = 2.0**16
 
 
 def make_optimizer(name: str, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The optimizer of one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`."""
-    made: torch.optim.Optimizer = _MAKERS[name](list(parameters))  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
+    made: torch.optim.Optimizer = _MAKERS[name](list(parameters))
     return made
 
 
@@ -56,7 +48,7 @@ def trace_step(name: str, dtype: str, *, master: bool = False) -> OptimizerTrace
         _step(optimizer, parameter, own)
     steps = recorder.take()
     kernels = tuple(step for step in steps if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes)
-    tensors = [value for value in optimizer.state[own].values() if isinstance(value, torch.Tensor)]
+    tensors = [value for value in optimizer.state[own].values() if isinstance(value, Tensor)]
     state = tuple(tensor.nbytes // PROBE for tensor in tensors if tensor.shape == own.shape)
     return OptimizerTrace(kernels, state, _peak_bytes(steps) // PROBE, own.element_size() if master else 0)
 
@@ -66,7 +58,11 @@ def _parameter(dtype: torch.dtype) -> nn.Parameter:
 
 
 def _step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, own: nn.Parameter) -> None:
-    """Update a parameter by the one that the optimizer has, its master copy or itself, and zero its gradient."""
+    """Update a parameter by the one that the optimizer has, its master copy or itself, and zero its gradient.
+
+    A gradient is cast to float32 for the copy, and in float16 divided by the scale of the loss; the copy is rounded
+    into the parameter.
+    """
     gradient = parameter.grad
     if own is parameter or gradient is None:
         optimizer.step()

@@ -1,26 +1,20 @@
 """What the step of an optimizer costs, traced on one parameter of each type: everything in it is elementwise.
 
-State has the type of its parameter, as PyTorch makes it. In mixed precision the optimizer has a master copy of each
-parameter in float32, and state of that type: with Adam and the gradient 16 bytes for each element (Rajbhandari et al.,
-arXiv 1910.02054, section 3.1).
+In mixed precision the optimizer has a master copy of each parameter in float32, and state of that type (Rajbhandari et
+al., arXiv 1910.02054, section 3.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.precision import HALVES
-from gpipe_bench.simulator.tracing.steps import Kernel, Parameter
-from gpipe_bench.simulator.workloads.cost import total
-from gpipe_bench.simulator.workloads.workload import Kernels
-
-__all__ = ["OPTIMIZERS", "PROBE", "OptimizerTrace", "optimizer_kernels", "trace_optimizer"]
+from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts
 
 PROBE: Final = 1000
 """Elements of the parameter that is traced."""
@@ -83,9 +77,8 @@ def _kept_trace(name: str, dtype: str, folder: Path, *, master: bool) -> Optimiz
     return kept(folder, {"optimizer": name, "dtype": dtype, "master": master}, trace)
 
 
-def optimizer_kernels(
-    traces: Mapping[str, OptimizerTrace], parameters: Iterable[Parameter], profile: Profile
-) -> Kernels:
-    """A step for these parameters; ``traces``: by their types."""
-    kernels = (kernel for item in parameters for kernel in traces[item.dtype].scaled(item.elements))
-    return total(kernels, profile)
+def optimizer_kernels(traces: Mapping[str, OptimizerTrace], layers: Iterable[LayerFacts]) -> Iterator[Kernel]:
+    """The kernels of a step for the parameters of layers; ``traces``: by their types."""
+    for layer in layers:
+        for item in layer.parameters:
+            yield from traces[item.dtype].scaled(item.elements)

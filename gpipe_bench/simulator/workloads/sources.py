@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.simulator.tracing.model_trace import Tracer
 
-__all__ = ["ModelSource", "model_of_suite", "module_source", "resnet101_source"]
-
 T = TypeVar("T")
 
 _Traces = tuple[tuple[LayerTrace, ...], tuple[LayerTrace, ...]]
@@ -84,11 +82,7 @@ class ModelSource:
     @cached_property
     def facts(self) -> list[LayerFacts]:
         """Parameters, buffers and skips of each layer."""
-
-        def found() -> list[LayerFacts]:
-            return self._tracer.facts()
-
-        return self._kept(found, part="facts")
+        return self._kept(lambda: self._tracer.facts(), part="facts")  # noqa: PLW0108 - stored ones need no tracer
 
     def layers(self, size: int) -> tuple[LayerTrace, ...]:
         """The trace of each layer for a micro-batch of ``size`` samples."""
@@ -173,10 +167,7 @@ class ModelSource:
 
 
 def _each(function: Callable[..., T], *traces: tuple[tuple[Any, ...], ...]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Call a function with the first items of all traces, then with the second ones, and so on.
-
-    Equal arguments give one call, whose result is used again.
-    """
+    """Call a function with the first items of all traces, then with the second ones, and so on; once for the same."""
     known: dict[tuple[int, ...], T] = {}
 
     def once(*items: Any) -> T:

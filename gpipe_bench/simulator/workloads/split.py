@@ -4,8 +4,7 @@
     W    layer 3 ─► layer 2 ─► layer 1      at its end go the gradients that I noted, and all other nodes
 
 A partition without gradients for its inputs has all of the backward pass in W; one that the engine does not cut has it
-in I. So has one in which gradients of weights mix with each other on the way, as where a layer makes values of weights
-alone and a later one joins them with others: there the engine cuts, and the simulation does not.
+in I. So has one in which a layer makes values of weights alone: there the engine cuts, and the simulation does not.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from gpipe_bench.simulator.tracing.steps import NO_BLOCK, LayerTrace, SplitTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, name_gradients, pass_on
 from gpipe_bench.simulator.workloads.workload import NOTHING, SplitWork, TaskWork
-
-__all__ = ["SplitLayers", "split_work"]
 
 SplitLayers = Callable[[int, tuple[bool, ...]], SplitTrace]
 """(layer of the partition, for each of its outputs whether W keeps the nodes that made it) -> I and W of the layer."""

@@ -1,7 +1,6 @@
 """What a pipeline has to do, in nanoseconds and bytes: the input of the event simulation.
 
-A workload says nothing about order. Which tasks exist, which wait for which and who issues them comes from the forward
-program and the autograd model; how long a copy takes comes from the machine.
+Order comes from the forward program and the autograd model, the time of copies from the machine.
 """
 
 from __future__ import annotations
@@ -9,21 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, Protocol
-
-__all__ = [
-    "HOST",
-    "NOTHING",
-    "Kernels",
-    "Machine",
-    "MemoryOp",
-    "SkipWork",
-    "SplitWork",
-    "StaticMemory",
-    "TaskWork",
-    "Workload",
-    "gradient_name",
-    "input_name",
-]
 
 HOST: Final = -1
 """Host memory, as source or target of :meth:`Machine.copy_ns`."""
@@ -49,11 +33,10 @@ class MemoryOp(NamedTuple):
     """One request to the allocator, in the order of the host's calls.
 
     Attributes:
-        kind: ``alloc`` or ``free``; ``scratch`` for memory that one kernel asks for and gives back, and can do without;
-            ``gradient`` for a free that does not happen while its parameter has no gradient: then the block becomes it;
-            ``view`` for such a gradient that is a view.
-        block: names the block within its task, or what came to it: :func:`input_name`, :func:`gradient_name`; for
-            ``scratch`` the kind of kernel, throughout the workload.
+        kind: ``alloc`` or ``free``; ``scratch``: one kernel asks for memory and gives it back, and can do without;
+            ``gradient``: a free, unless its parameter has no gradient yet, which the block then becomes; ``view``: the
+            same for a gradient that is a view.
+        block: number within its task, :func:`input_name` or :func:`gradient_name`; for ``scratch`` the kind of kernel.
         bytes: requested size; 0 for frees.
     """
 
@@ -76,15 +59,14 @@ def gradient_name(place: int) -> int:
 class SplitWork:
     """The backward pass of a task in two parts: I gives the gradients of its inputs, W those of its weights.
 
-    Block ids are of the space of :attr:`TaskWork.graph_memory`. What the backward pass as a whole frees is freed by I
-    or by W; until then it stays, gradients of outputs included, and so do gradients that I makes and W needs.
+    Blocks are numbered as in :attr:`TaskWork.graph_memory`.
 
     Attributes:
-        inputs: I; no launches: there is no gradient to compute.
+        inputs: I; without launches there is nothing to compute.
         weights: W; likewise.
         inputs_memory: requests of I.
         weights_memory: requests of W.
-        returning: as :attr:`TaskWork.returning`, after I; W holds those too that its requests free.
+        returning: as :attr:`TaskWork.returning`, after I; W also holds those that its requests free.
     """
 
     inputs: Kernels
@@ -98,32 +80,29 @@ class SplitWork:
 class TaskWork:
     """Partition j for one micro-batch size.
 
-    Block ids of ``graph_memory`` and ``backward_memory`` are of one space: backward frees what the graph kept. That
-    may be an input or an output of the task; one that the backward pass does not free is not kept, and goes when the
-    pipeline has passed it on. Everything else that a pass leaves is freed with its backward pass, or, where no graph
-    was kept, at the end of the pass.
+    ``graph_memory`` and ``backward_memory`` share their block numbers: backward frees what the graph kept. An input or
+    output that it does not free goes when the pipeline has passed it on. Everything else that a pass leaves is freed
+    with its backward pass, or, without a graph, at the end of the pass.
 
     Attributes:
         forward: with or without a graph.
         recompute: the second forward pass of a checkpoint.
         backward: all of the backward pass.
         forward_memory: without a graph (a checkpoint's first pass).
-        graph_memory: with a graph (plain forward, or recomputation); what stays is what backward needs.
+        graph_memory: with a graph (plain forward, or recomputation).
         backward_memory: the backward pass.
         output_bytes: tensors that leave for the next partition, without skips.
         input_bytes: tensors that come from the one before, without skips.
-        leaving: blocks of the outputs, in the order of ``output_bytes``, then of the skips that depart from this
-            partition, in the order of :attr:`Workload.skips`; ids of ``forward_memory`` and ``graph_memory`` alike. An
-            input that is passed on keeps its name. -1: the simulation allocates the tensor itself when the pass has
-            ended. Empty: all of them are -1.
-        returning: blocks that hold the gradients of the inputs, then of the skips that arrive, in the same order: of
-            ``backward_memory``, or the gradient of an output that is passed on. -1 and empty: as above.
-        nodes: autograd nodes that the task makes when it is not checkpointed: among tasks without checkpoint, their
-            sequence numbers decide.
+        leaving: blocks of the outputs, then of the skips that depart, in the order of :attr:`Workload.skips`; for both
+            forward passes. An input that is passed on keeps its name. -1: the simulation allocates the tensor when the
+            pass has ended. Empty: all are -1.
+        returning: blocks of the gradients of the inputs, then of the skips that arrive, of ``backward_memory``, or the
+            gradient of an output that is passed on. -1 and empty: as above.
+        nodes: autograd nodes that the task makes without a checkpoint; their sequence numbers order such tasks.
         learns: whether there is any gradient to compute; else no checkpoint is made and nothing runs backward.
         returns: for each of ``input_bytes``, whether a gradient goes back for it. Empty: for all of them.
-        checkpointed: the work with a checkpoint, where that is another one: of inputs that layers write to it makes
-            copies, and of gradients that others hold too or that are laid out otherwise.
+        checkpointed: the work with a checkpoint, where it differs: it copies inputs that layers write to, and gradients
+            that others hold too or that are laid out otherwise.
         split: the backward pass in two parts, if it was asked for.
     """
 
@@ -238,9 +217,9 @@ class Workload:
         return replace(self, partitions=tuple(parts))
 
     def chosen(self, checkpointed: int) -> Workload:
-        """The same in a run of which the first micro-batches, ``checkpointed`` of them, have checkpoints.
+        """The same with checkpoints for the first ``checkpointed`` micro-batches.
 
-        Where these are another work, the micro-batches go under the negative of their size.
+        If their work differs, they go under the negative of their size.
         """
         if all(work.checkpointed is None for works in self.partitions for work in works.values()):
             return self
