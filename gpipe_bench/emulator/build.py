@@ -14,8 +14,6 @@ from gpipe_bench.errors import CompilerError
 from gpipe_bench.native.build import compile_into, digest
 from gpipe_bench.native.compiler import find_cxx_compiler, identity
 
-__all__ = ["built", "obstacle"]
-
 _SOURCES: Final = Path(__file__).parent / "csrc"
 # PyTorch's headers warn; more optimisation takes longer than it saves.
 _FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w")

@@ -9,8 +9,6 @@ from gpipe_bench.emulator.replay.run import Replayed
 from gpipe_bench.emulator.trace import Record
 from gpipe_bench.emulator.use import started_ns
 
-__all__ = ["chrome_trace"]
-
 _NS_PER_US = 1000
 
 

@@ -35,6 +35,7 @@ from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.schedules import named_schedule
+from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.runs.simulation import GIB, Simulation, device_uses, gib_texts
 from gpipe_bench.simulator.workloads.build import Model, microbatch_sizes
@@ -43,8 +44,6 @@ from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
-__all__ = ["Emulation", "emulate", "prepare"]
 
 _MARK: Final = KINDS.index("mark")
 

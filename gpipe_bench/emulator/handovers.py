@@ -27,8 +27,6 @@ from torch.autograd import Variable
 
 from gpipe_bench.emulator.library import backend
 
-__all__ = ["replaced", "seen"]
-
 _ENGINE: Final = "gpipe_bench.engine"
 _PLAIN: Final = queue.SimpleQueue
 _QUEUES: Final = (queue.Queue, queue.LifoQueue, queue.PriorityQueue)

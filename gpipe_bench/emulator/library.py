@@ -15,19 +15,6 @@ import torch
 from gpipe_bench.emulator import device_module
 from gpipe_bench.emulator.build import built
 
-__all__ = [
-    "ELAPSED",
-    "MOST",
-    "NAME",
-    "backend",
-    "capacity",
-    "devices",
-    "each_row",
-    "leave",
-    "load",
-    "thread_index",
-]
-
 NAME = "virtual"
 MOST = 16
 WATCHER = ctypes.CFUNCTYPE(None, ctypes.c_int64)

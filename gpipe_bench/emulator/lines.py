@@ -20,8 +20,6 @@ import torch
 import gpipe_bench
 from gpipe_bench.emulator.library import each_row
 
-__all__ = ["Lines"]
-
 _LIBRARIES: Final = tuple(str(Path(module.__file__ or "").parent) for module in (torch, gpipe_bench))
 _INTERNAL: Final = ("<frozen", "<string>")
 _TRACED: Final = re.compile(r'File "(.+?)", line (\d+)')

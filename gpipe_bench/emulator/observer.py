@@ -16,8 +16,6 @@ from gpipe_bench.engine.observer import Task
 from gpipe_bench.simulator.clock.tasks import Busy
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["EmulatedWork", "Span", "TaskRows", "issued_rows", "task_events"]
-
 _KERNEL, _COPY, _BACKWARD = (KINDS.index(kind) for kind in ("kernel", "copy", "backward"))
 _NS_PER_US = 1e3
 

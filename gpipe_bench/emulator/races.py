@@ -31,8 +31,6 @@ from typing import Final
 
 from gpipe_bench.emulator.trace import HOST, Record
 
-__all__ = ["Race", "find_races"]
-
 Queue = tuple[int, int]
 Clock = dict[Queue, int]
 Span = tuple[int, int]

@@ -32,8 +32,6 @@ from gpipe_bench.emulator.trace import Record, Trace, mark, recording
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile
 
-__all__ = ["ScriptRun", "run_script", "script_traceback"]
-
 _OWN: Final = str(Path(__file__).parent)
 
 

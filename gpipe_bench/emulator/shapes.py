@@ -27,8 +27,6 @@ from gpipe_bench.simulator.tracing.meta_results import evaluate
 from gpipe_bench.simulator.tracing.operations import kernels_of
 from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes
 
-__all__ = ["load_shapes", "price_by"]
-
 _profiles: Final[list[Profile]] = []
 # Kernels stay registered as long as their library lives.
 _libraries: Final[list[Any]] = []

@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 
 from gpipe_bench.emulator.library import backend
 
-__all__ = ["HOST", "KINDS", "Record", "Row", "Trace", "mark", "recording"]
-
 HOST = -1
 
 KINDS: Final = (

@@ -23,8 +23,6 @@ from gpipe_bench.simulator.tracing.specs import meta_twin
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer
 
-__all__ = ["Plan", "Training", "Work", "work_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Work:

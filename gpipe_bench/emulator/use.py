@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from gpipe_bench.breakdown import covered
 from gpipe_bench.emulator.trace import Record
 
-__all__ = ["DeviceTime", "device_times", "operator_times", "started_ns"]
-
 _Span = tuple[float, float]
 
 

@@ -26,8 +26,6 @@ from torch import nn
 from gpipe_bench.files import write_files
 from gpipe_bench.simulator.api import Model, simulate
 
-__all__ = ["main"]
-
 _SIZES: Final = ((8, 32), (8, 128), (8, 512), (32, 128), (64, 64), (64, 128), (64, 256), (256, 1024))
 _PROFILE: Final = "h100"
 _SAMPLES, _FEATURES = 8, 1024

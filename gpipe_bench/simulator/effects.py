@@ -26,19 +26,6 @@ from gpipe_bench.simulator.published.runs import PublishedRuns
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload
 
-__all__ = [
-    "COLUMNS",
-    "DOCUMENT",
-    "MARKERS",
-    "MECHANISMS",
-    "Mechanism",
-    "effects",
-    "main",
-    "table",
-    "with_table",
-    "without_scratch",
-]
-
 T = TypeVar("T")
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator.md"

@@ -38,8 +38,6 @@ from gpipe_bench.schedule import CHECKPOINT_MODES
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
 
-__all__ = ["Advice", "AdviceRequest", "advise"]
-
 _MOST_CHUNKS: Final = 128
 _MOVES: Final = 12
 _BOUNDLESS_GIB: Final = 1e9

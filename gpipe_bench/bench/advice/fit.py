@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult
     from gpipe_bench.rows import Row
 
-__all__ = ["Fitter", "balance_of", "busy_shares", "needed_gib", "worth_fitting"]
-
 _PROBES: Final = 8
 """Simulations without limit to fit one cell, and as many to make it faster."""
 

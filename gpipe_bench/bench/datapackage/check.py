@@ -22,8 +22,6 @@ from gpipe_bench.tables import header_of, read_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["check_folder"]
-
 _AT_MOST: Final = 20
 _ORIGIN: Final = {
     "published": ("source",),

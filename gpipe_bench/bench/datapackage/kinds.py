@@ -17,8 +17,6 @@ from gpipe_bench.rows import Row
 from gpipe_bench.transparency_rows import GROUP, LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
 from gpipe_bench.transparency_rows import KEYS as RUN_KEYS
 
-__all__ = ["CONFIGURATIONS_BESIDE", "KINDS", "ROWS_BESIDE", "Link", "TableKind", "kind_of"]
-
 _GLOSSARY: Final = "columns.yaml"
 ROWS_BESIDE: Final = ""
 """Target of a link: the table of rows that this one is a companion of."""

@@ -11,8 +11,6 @@ from gpipe_bench.bench.datapackage.descriptor import table_schema
 from gpipe_bench.bench.datapackage.kinds import KINDS
 from gpipe_bench.columns import check_value
 
-__all__ = ["record_problems", "table_problems"]
-
 _AT_MOST: Final = 20
 _RULES: Final = {"integer": "a whole number", "number": "a finite number", "boolean": "true or false", "string": "text"}
 

@@ -22,8 +22,6 @@ from gpipe_bench.tables import csv_text, read_table, read_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["place_name", "result_tables", "take_reference"]
-
 _TAKEN: Final = ("simulated", "emulated", "measured")
 _PREDICTIONS: Final = "predictions"
 _PUBLISHED_ON: Final = "p40"  # the hardware of the published runs

@@ -17,8 +17,6 @@ from gpipe_bench.files import write_files
 from gpipe_bench.rows import Row
 from gpipe_bench.tables import csv_text
 
-__all__ = ["collect", "read_raw", "write_tables"]
-
 _SHARED: Final = ("simulated-", "emulated-")
 """Starts of the names of cells that several experiments take from one file."""
 

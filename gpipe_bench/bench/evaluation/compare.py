@@ -32,9 +32,6 @@ from gpipe_bench.models.arguments import nearest
 from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.rows import Record, Row
 
-__all__ = ["CELL_KEYS", "EXACT", "METRICS", "CellComparison", "cells_tested", "common_scatter", "compare_rows",
-           "distinct_rows", "key_of", "repeats_wanted", "shifted", "usual_metrics", "whole_shift"]  # fmt: skip
-
 AnyRow = Row | PeerRow
 
 CELL_KEYS: Final = (

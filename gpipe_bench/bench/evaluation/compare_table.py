@@ -25,8 +25,6 @@ from gpipe_bench.bench.evaluation.compare import (
 from gpipe_bench.console import Column, Grid
 from gpipe_bench.intervals import Interval
 
-__all__ = ["RECORD_COLUMNS", "comparison_records", "comparison_view", "differ", "undecided", "verdict_view"]
-
 RECORD_COLUMNS: Final = (
     *CELL_KEYS,
     *("profile", "metric", "status_reference", "status_new", "n_reference", "n_new", "median_reference", "median_new"),

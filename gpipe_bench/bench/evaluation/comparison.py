@@ -11,8 +11,6 @@ from gpipe_bench.console import Column, Grid
 from gpipe_bench.outcomes import THROUGHPUT, Group
 from gpipe_bench.shapley import Share, shapley_shares
 
-__all__ = ["comparison_table", "shares_table"]
-
 _METRICS: Final[Mapping[str, tuple[str, str]]] = {
     THROUGHPUT: ("samples/s", ".1f"),
     "peak_reserved_gib": ("memory GiB", ".1f"),

@@ -25,8 +25,6 @@ import numpy as np
 from gpipe_bench.bench.evaluation.statistics import Comparison
 from gpipe_bench.intervals import Interval
 
-__all__ = ["FEWEST_CELLS", "Pool", "compare_pooled", "pool_of"]
-
 FEWEST_CELLS: Final = 6
 """With fewer, the scatter between runs cannot be seen."""
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from gpipe_bench.intervals import Interval, ratio_interval
 
-__all__ = ["Comparison", "Shift", "compare_samples", "differ", "enough_repeats", "holm", "repeats_needed", "shift"]
-
 _LEVEL: Final = 0.05
 _DRAWS: Final = 9999
 _SEED: Final = 20200421

@@ -20,8 +20,6 @@ from gpipe_bench.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
 from gpipe_bench.outcomes import Group as OutcomeGroup
 from gpipe_bench.rows import Row
 
-__all__ = ["print_summary", "result_files", "summary"]
-
 _SMALL_GIB: Final = 0.25
 _SHARES: Final = {
     "busy": "utilization_fraction",

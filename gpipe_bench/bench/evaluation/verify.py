@@ -19,19 +19,6 @@ from gpipe_bench.tables import plain_records
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "CHECK_COLUMNS",
-    "Check",
-    "Tolerance",
-    "checks_of_emulations",
-    "checks_of_rows",
-    "judge",
-    "lacking",
-    "missing_cells",
-    "origin_of",
-    "records",
-]
-
 _METRICS: Final = ("throughput_samples_per_s", "step_time_ms", "peak_allocated_gib", "peak_reserved_gib",
                    "utilization_fraction", "bubble_fraction", "copy_fraction", "recompute_fraction",
                    "imbalance_fraction", "microbatches", "device_count")  # fmt: skip

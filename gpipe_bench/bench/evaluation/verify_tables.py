@@ -18,9 +18,6 @@ from gpipe_bench.transparency_rows import GROUP
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["changed_predictions", "check_configurations", "checks_of_claims", "checks_of_predictions", "missing_claims",
-           "missing_predictions", "read_tolerances"]  # fmt: skip
-
 _TOLERANCES: Final = ("against", "table", "cell", "metric", "tolerance", "reason")
 _PREDICTIONS: Final = ("table", "experiment", "metric", "published", "simulated")
 _CLAIM: Final = ("model", *(name for name in GROUP if name != "model"), "quantity", "reference")

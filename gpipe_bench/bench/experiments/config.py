@@ -24,8 +24,6 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.yaml_text import read_yaml_file
 
-__all__ = ["SuiteConfig", "load_config", "parse_config", "read_config"]
-
 DeviceChoice = Annotated[
     Literal["auto", "cpu", "cuda"],
     Field(description="where to measure; auto: on the GPUs where there are some, else on the CPU"),

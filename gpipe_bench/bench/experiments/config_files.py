@@ -10,8 +10,6 @@ from pydantic import BaseModel
 
 from gpipe_bench.bench.experiments.config import SuiteConfig
 
-__all__ = ["CONFIG_PATH", "SCHEMA_PATH", "default_config_yaml", "json_schema", "json_schema_text"]
-
 CONFIG_PATH: Final = "config/config.yaml"
 SCHEMA_PATH: Final = "config/schema.json"
 

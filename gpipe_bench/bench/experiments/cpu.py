@@ -37,8 +37,6 @@ from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.models.table import model_spec, parse_arguments
 from gpipe_bench.processes import usable_processes
 
-__all__ = ["CpuWorkload"]
-
 _MOST: Final = 8
 _VARIANT: Final = "dep-x-ptl"
 """Every component that does something on a CPU."""

@@ -24,8 +24,6 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkl
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import PUBLISHED
 
-__all__ = ["Ablation", "Sweeps", "Workload"]
-
 Repeats = Annotated[
     int,
     Field(strict=True, ge=1, le=1000, description="runs of each published variant, each in a fresh process"),

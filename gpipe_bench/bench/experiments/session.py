@@ -35,8 +35,6 @@ from gpipe_bench.files import DRAFT_PREFIX, json_text, staging, write_files
 from gpipe_bench.rows import Row
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["TINY", "Session", "SessionPlan", "check_unused", "session_runs"]
-
 TINY: Final = Workload(
     model_args="depth=2;B=1;C=4;size=16",
     batch_size=4,

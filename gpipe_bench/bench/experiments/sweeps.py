@@ -37,8 +37,6 @@ from gpipe_bench.bench.spec.settings import (
 )
 from gpipe_bench.bench.spec.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
 
-__all__ = ["CpuSweep", "CudaSweep", "MeasuredSweep", "SimulatedSweep"]
-
 _Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Counts = Annotated[
     tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, one device each")

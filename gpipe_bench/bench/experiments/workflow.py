@@ -19,8 +19,6 @@ from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest
 
-__all__ = ["REDRAWN", "TABLE_PATTERN", "TRANSPARENCY_PATTERN", "Plan", "make_plan"]
-
 REDRAWN: Final = Path("figures/redrawn")
 """Where figures of the reference tables are drawn."""
 

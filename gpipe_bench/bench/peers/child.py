@@ -29,8 +29,6 @@ from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import CONTENDERS, Contender
 from gpipe_bench.bench.running.failures import status_of
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str]) -> None:
     """Fork a server for each contender, and wait for all of them."""

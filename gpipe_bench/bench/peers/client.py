@@ -15,8 +15,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-__all__ = ["Child", "PeerError", "children"]
-
 _START_S: Final = 120.0
 _ENVIRONMENT: Final = {
     # A fork has only the threads that it starts itself: NumPy's would be lost.

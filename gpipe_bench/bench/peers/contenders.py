@@ -22,8 +22,6 @@ from typing import Final
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 
-__all__ = ["BASELINES", "CONTENDERS", "REFERENCE", "Contender", "contenders_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Contender:

@@ -26,8 +26,6 @@ from gpipe_bench.processes import Child
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.published.settings import published_settings
 
-__all__ = ["EmulatedCase", "emulated_cases", "run_cases"]
-
 _GIB: Final = 2**30
 _PROFILE: Final = "p40"
 _STEPS: Final = 6

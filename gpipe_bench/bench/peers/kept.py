@@ -21,8 +21,6 @@ from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.sources import source_digest
 from gpipe_bench.measure.host import cpu_count
 
-__all__ = ["KeptCases", "race_key"]
-
 _FACTS: Final = "facts"
 """Name of the first part; no case has it."""
 

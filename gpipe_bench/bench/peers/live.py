@@ -23,8 +23,6 @@ from gpipe_bench.measure.ledger import Ledger
 from gpipe_bench.measure.memory import has_memory_statistics, peak_memory, reset_peak_memory
 from gpipe_bench.measure.watch import switch_on
 
-__all__ = ["AllocatorPeak", "LiveBytesOfAll", "Peak", "peak_counter"]
-
 
 class Peak(Protocol):
     """Counts from its making on."""

@@ -23,8 +23,6 @@ from gpipe_bench.bench.peers.skips import Stage, make_stages
 from gpipe_bench.bench.peers.split import makespan
 from gpipe_bench.bench.peers.workloads import make_work
 
-__all__ = ["FEWEST_ROUNDS", "Times", "even_balance", "partition_times"]
-
 FEWEST_ROUNDS: Final = 3
 """Rounds of a measurement, however long they take."""
 

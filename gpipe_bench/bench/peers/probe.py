@@ -25,8 +25,6 @@ from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.measure.environment import environment_facts
 
-__all__ = ["balance", "facts", "partitions", "transfers"]
-
 
 def facts(case: PeerCase, seconds: float) -> dict[str, Any]:  # noqa: ARG001 - all take the same arguments
     """``facts``: machine and software, as columns of rows."""

@@ -21,8 +21,6 @@ from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.client import Child, PeerError, children
 from gpipe_bench.bench.peers.contenders import REFERENCE, Contender
 
-__all__ = ["Kept", "Outcome", "Raced", "Visit", "run_race"]
-
 _MOST_STEPS: Final = 50
 _COUNTED_STEPS: Final = 2
 Report = Callable[[str], None]

@@ -39,8 +39,6 @@ from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.errors import UnsupportedError
 
-__all__ = ["RankError", "Ranks", "Seat", "start_group"]
-
 _TIMEOUT: Final = timedelta(seconds=60)
 _LOOPBACK: Final = Path("/sys/class/net/lo")
 

@@ -22,9 +22,6 @@ from gpipe_bench.components import Components
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.schedule import checkpoint_stop
 
-__all__ = ["Runner", "TrainingStep", "loop_step", "make_step", "recomputed", "synchronize"]
-
-
 _ALL: Final = slice(None)
 
 

@@ -21,8 +21,6 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
 from gpipe_bench.models.arguments import nearest
 
-__all__ = ["QUICK", "SHORT", "CellsRace", "CombinationsRace", "ModelRace", "PeersSettings"]
-
 _Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Contenders = Annotated[
     tuple[str, ...], Field(min_length=1, max_length=64, description="who takes part; all: everybody")

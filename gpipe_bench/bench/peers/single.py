@@ -11,8 +11,6 @@ from gpipe_bench.bench.peers.contenders import Contender
 from gpipe_bench.bench.peers.live import Peak, peak_counter
 from gpipe_bench.bench.peers.runners import TrainingStep, make_step
 
-__all__ = ["SingleProcess"]
-
 
 class SingleProcess:
     """Runs the steps of a contender here.

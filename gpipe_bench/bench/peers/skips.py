@@ -18,8 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench.skip import Skippable, stash
 
-__all__ = ["Stage", "carried", "make_stages", "translated"]
-
 
 def translated(model: nn.Sequential, rival: Any) -> nn.Sequential:
     """``model`` with its skippable layers in the language of ``rival``; a model without any comes back as it is.

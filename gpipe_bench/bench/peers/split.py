@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Gap", "limit_s", "makespan", "split_gap"]
-
 Times = Sequence[Sequence[float]]
 
 

@@ -24,8 +24,6 @@ from gpipe_bench.intervals import Interval, median_interval
 from gpipe_bench.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
 from gpipe_bench.tables import csv_text
 
-__all__ = ["peer_rows", "ratio_records", "round_ratios", "step_records", "write_race"]
-
 _MIB: Final = 2**20
 _PLAIN: Final = "loop"
 _TOGETHER: Final = "loop-processes"

@@ -22,8 +22,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-__all__ = ["PACKAGES", "on_virtual_devices"]
-
 PACKAGES: Final = {"torchgpipe": "torchgpipe.stream", "fairscale": "fairscale.nn.pipe.stream"}
 """Package -> its module of streams."""
 

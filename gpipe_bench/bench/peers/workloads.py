@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gpipe_bench.bench.peers.cases import PeerCase
     from gpipe_bench.models.spec import Device
 
-__all__ = ["RACED", "Work", "make_work", "raced_arguments"]
-
 
 def _tiny(arguments: Values) -> nn.Sequential:
     from torch import nn

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gpipe_bench.simulator.clock.run import Run
     from gpipe_bench.simulator.published.settings import Setting
 
-__all__ = ["simulate_table"]
-
 _PROFILE: Final = "p40"
 _NOT_SIMULATED: Final[dict[str, Any]] = {
     "source": "",

@@ -17,8 +17,6 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.simulator.published.settings import published_settings
 
-__all__ = ["MemoryTables", "SpeedTables"]
-
 Table = Literal["unet-speed", "amoebanet-d-speed", "resnet101-speed", "unet-memory", "amoebanet-d-memory"]
 Tables = Annotated[
     tuple[Table, ...], Field(min_length=1, max_length=64, description="published tables to simulate as they were run")

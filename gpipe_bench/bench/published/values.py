@@ -21,8 +21,6 @@ from gpipe_bench.tables import plain_records
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["published_for", "published_rows"]
-
 _DEVICE: Final = "cuda Tesla P40"
 # Every other benchmark of torchgpipe ran with all of its components.
 _COMPLETE: Final = PUBLISHED[-1]

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["run_child"]
-
 
 def run_child(command: Sequence[str], log: Path, timeout_s: float, cwd: Path | None = None) -> int | None:
     """Run ``command`` and append what it prints to ``log``.

@@ -17,8 +17,6 @@ from gpipe_bench.rows import Row
 if TYPE_CHECKING:
     from gpipe_bench.emulator.emulate import Emulation
 
-__all__ = ["emulate_cells"]
-
 
 def emulate_cells(
     cells: Iterable[EmulatedCell],

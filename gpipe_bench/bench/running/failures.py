@@ -8,8 +8,6 @@ from typing import Final
 
 from gpipe_bench.errors import BalanceError, ConfigError, UnsupportedError
 
-__all__ = ["BAD_ARGUMENTS", "status_of"]
-
 BAD_ARGUMENTS: Final = (ConfigError, BalanceError)
 """Exceptions that blame the arguments: nothing was measured and no row is written."""
 

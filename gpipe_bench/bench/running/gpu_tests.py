@@ -12,8 +12,6 @@ from xml.etree import ElementTree as ET
 
 from gpipe_bench.bench.running.children import run_child
 
-__all__ = ["run_gpu_tests"]
-
 _MARK: Final = "mark.gpu"
 # The project's own pytest settings ask for plug-ins of development; a file whose imports are missing must not keep the
 # others from running.

@@ -13,8 +13,6 @@ from gpipe_bench.simulator.workloads.build import Model
 if TYPE_CHECKING:
     from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 
-__all__ = ["simulated_balance"]
-
 
 def simulated_balance(cell: SimulatedCell) -> list[int]:
     """Layers per partition such that the slowest partition is as fast as it can be on the cell's profile.

@@ -30,8 +30,6 @@ from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.measure.utilization import NvmlUtilization, busy_share
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["measure_cell"]
-
 _GIB: Final = 2**30
 _TIMELINE_STEPS: Final = 3
 # The driver averages over up to a second: shorter records are noise.

@@ -20,8 +20,6 @@ from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.raw import RawResult, result_of
 from gpipe_bench.processes import FORKS, Child
 
-__all__ = ["run_repeats"]
-
 _MEASURING: Final = "gpipe_bench.bench.running.measured"
 
 

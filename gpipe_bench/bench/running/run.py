@@ -25,8 +25,6 @@ from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 from gpipe_bench.models.own import own_line
 
-__all__ = ["Measure", "failed_result", "run_cell"]
-
 Measure = Callable[[Cell, int], RawResult]
 
 

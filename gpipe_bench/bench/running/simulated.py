@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gpipe_bench.simulator import DeviceUse, Simulation
     from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
-__all__ = ["device_records", "simulate_cells", "simulation_facts"]
-
 # Of the host's facts those that decide a simulation; the same cell is the same row on every machine and day.
 _FACTS: Final = ("commit", "dirty")
 

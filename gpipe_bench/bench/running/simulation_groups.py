@@ -17,8 +17,6 @@ from gpipe_bench.bench.spec.names import model_word, readable
 from gpipe_bench.bench.spec.settings import options
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedSettings
 
-__all__ = ["EMULATED_PATTERN", "GROUP_PATTERN", "OWN", "SIMULATED_PATTERN", "CellGroup", "cell_word", "group_cells"]
-
 SIMULATED_PATTERN: Final = "results/simulated/{group}.json"
 """Where the raw results of a job that simulates lie."""
 

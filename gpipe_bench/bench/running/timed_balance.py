@@ -11,8 +11,6 @@ from gpipe_bench.balance.kept import default_folder
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.models.table import model_digest
 
-__all__ = ["timed_balance"]
-
 _SECONDS: Final = 2.0
 
 

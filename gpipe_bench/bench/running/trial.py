@@ -16,8 +16,6 @@ from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import ConfigError, DeviceCountError
 from gpipe_bench.models.table import MODELS, parse_arguments
 
-__all__ = ["Trial", "prepare_process"]
-
 _LEARNING_RATE = 0.1
 
 

@@ -20,8 +20,6 @@ from gpipe_bench.bench.spec.standins import stand_in
 from gpipe_bench.components import Components
 from gpipe_bench.models.arguments import nearest
 
-__all__ = ["CELL_PATTERN", "RAW_PATTERN", "Cell", "CellRun", "distinct_runs"]
-
 RAW_PATTERN: Final = "results/raw/{cell}.json"
 """Where the raw results of a cell lie, one per repeat, whatever experiments asked for it."""
 

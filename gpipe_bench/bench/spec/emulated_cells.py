@@ -15,8 +15,6 @@ from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCe
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 
-__all__ = ["MOST_DEVICES", "EmulatedCell", "EmulatedSettings", "EmulatedWorkload"]
-
 MOST_DEVICES: Final = 16
 """Virtual devices of a process."""
 

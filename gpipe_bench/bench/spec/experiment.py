@@ -11,8 +11,6 @@ from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 
-__all__ = ["Experiment"]
-
 
 class Experiment(Section):
     """A section of the configuration that asks for runs."""

@@ -16,8 +16,6 @@ from typing import Final
 
 from gpipe_bench.errors import DeviceCountError
 
-__all__ = ["DEVICES", "Machine", "find_machine", "visible_gpus"]
-
 DEVICES: Final = ("cpu", "cuda")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["model_word", "readable"]
-
 _MOST = 60
 
 

@@ -19,9 +19,6 @@ from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.schedules import named_schedule
 
-__all__ = ["AUTO", "BALANCE_SCHEMA", "TWO_PER_DEVICE", "AutoBalance", "CellSettings", "PipelineSettings", "Section",
-           "Variant", "each_valid", "no_boolean", "options", "read_balance", "with_own_arguments"]  # fmt: skip
-
 T = TypeVar("T")
 
 AUTO: Final = "auto"

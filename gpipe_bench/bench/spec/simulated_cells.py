@@ -18,8 +18,6 @@ from gpipe_bench.files import is_file
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
-__all__ = ["HardwareSettings", "SimulatedCell", "SimulatedSettings", "SimulatedWorkload"]
-
 
 def _hardware(profile: str) -> Hardware:
     """The profile of a name or path, read again only when its file changed."""

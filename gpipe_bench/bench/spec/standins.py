@@ -7,8 +7,6 @@ from typing import Any
 
 from gpipe_bench.components import Components
 
-__all__ = ["stand_in"]
-
 
 def stand_in(variant: str, *, device: str, backward: str) -> str:
     """The label of the variant that runs in place of ``variant``: itself where it can run.

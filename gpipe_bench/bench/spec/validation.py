@@ -18,8 +18,6 @@ from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 
-__all__ = ["Path", "validated"]
-
 Path = tuple[str, ...]
 SectionT = TypeVar("SectionT", bound=Section)
 

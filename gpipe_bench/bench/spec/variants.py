@@ -11,8 +11,6 @@ from gpipe_bench.bench.spec.settings import each_valid
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.models.arguments import nearest
 
-__all__ = ["Variants", "labels_of"]
-
 _SETS: Final = {
     "published": PUBLISHED,
     "factorial": tuple(components.label for components in Components.factorial()),

@@ -15,8 +15,6 @@ from gpipe_bench.errors import OutputError
 from gpipe_bench.files import write_files
 from gpipe_bench.sealed import seal, unseal
 
-__all__ = ["KeptParts"]
-
 
 class KeptParts:
     """Finished parts of one result; a file with another key, or of another kind, is not used.

@@ -19,8 +19,6 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import json_text
 from gpipe_bench.rows import Row
 
-__all__ = ["DEVICE_COLUMNS", "STEP_COLUMNS", "RawResult", "cell_row", "read_results", "result_of", "results_json"]
-
 DEVICE_COLUMNS: Final = (
     "partition",
     "device",

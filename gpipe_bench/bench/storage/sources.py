@@ -17,8 +17,6 @@ from typing import Final
 
 from gpipe_bench.imports import imported_names
 
-__all__ = ["PACKAGES", "imported_modules", "source_digest", "source_files"]
-
 PACKAGES: Final = ("gpipe_bench",)
 _C_SUFFIXES: Final = (".c", ".cpp", ".def", ".h")
 

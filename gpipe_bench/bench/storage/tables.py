@@ -9,8 +9,6 @@ from typing import Final
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["COMPANIONS", "companion_path"]
-
 COMPANIONS: Final[Mapping[str, Sequence[str]]] = {
     "devices": ("cell", "variant", "repeat", *DEVICE_COLUMNS),
     "steps": ("cell", "variant", "repeat", *STEP_COLUMNS),

@@ -9,8 +9,6 @@ from gpipe_bench.files import json_text, write_files
 from gpipe_bench.rows import Row
 from gpipe_bench.timeline import TimelineEvent, chrome_trace
 
-__all__ = ["write_trace"]
-
 
 def write_trace(out: Path, variant: str, row: Row, events: Iterable[TimelineEvent], remark: str = "") -> None:
     """Write one step of one run.

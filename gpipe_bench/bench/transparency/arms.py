@@ -20,8 +20,6 @@ from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.schedule import CHECKPOINT_MODES
 
-__all__ = ["ACCUMULATED", "ARMS", "PLAIN", "Arm", "Runner"]
-
 
 @dataclass(frozen=True, slots=True)
 class Arm:

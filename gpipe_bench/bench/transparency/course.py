@@ -17,8 +17,6 @@ from gpipe_bench.bench.transparency.data import Images
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.models.table import MODELS
 
-__all__ = ["Course", "Norm", "Training", "train"]
-
 _WARMUP = 3
 
 Array = NDArray[np.floating]

@@ -18,8 +18,6 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.models.table import parse_arguments
 
-__all__ = ["Images", "load_images"]
-
 
 class Images(NamedTuple):
     """Training images in the order of training, and held-out ones.

@@ -19,8 +19,6 @@ from gpipe_bench.bench.transparency.data import Images
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.processes import spread
 
-__all__ = ["Record", "largest_difference", "train_arms"]
-
 _REFERENCES = (PLAIN, ACCUMULATED)
 
 

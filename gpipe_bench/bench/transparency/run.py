@@ -21,8 +21,6 @@ from gpipe_bench.measure.host import host_facts
 from gpipe_bench.tables import csv_text
 from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
 
-__all__ = ["collect_transparency", "run_seeds", "run_transparency"]
-
 Raw = dict[str, list[dict[str, Any]]]
 _KINDS: Final = {
     "rows": "transparency",

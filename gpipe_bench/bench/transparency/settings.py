@@ -26,8 +26,6 @@ from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest, model_spec
 
-__all__ = ["TransparencyCell", "TransparencySettings", "TransparencyWorkload"]
-
 Steps = Annotated[
     int, Field(strict=True, ge=1, le=10**6, description="training steps of each run, at most one pass over the images")
 ]

@@ -25,8 +25,6 @@ from gpipe_bench.intervals import median_interval
 from gpipe_bench.rows import SCHEMA_VERSION
 from gpipe_bench.transparency_rows import CLAIM_COLUMNS, GROUP, VERDICT_COLUMNS
 
-__all__ = ["Margins", "claim_configurations", "paired_verdict", "size_verdict", "verdicts"]
-
 # Sums over thousands of elements, in another order, through tens of layers.
 _ROUNDING: Final = {"float32": 1e-5, "float64": 1e-11}
 _OPEN: Final = "not established"

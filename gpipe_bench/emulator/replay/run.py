@@ -22,8 +22,6 @@ from gpipe_bench.native import packaged
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.workloads.workload import Machine
 
-__all__ = ["Replayed", "replay"]
-
 _ADDRESS: Final = ctypes.c_void_p
 _COPY, _MARK = (KINDS.index(kind) for kind in ("copy", "mark"))
 _MOST_SHOWN: Final = 5

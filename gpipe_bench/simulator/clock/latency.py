@@ -12,8 +12,6 @@ from itertools import repeat
 from math import log
 from random import Random
 
-__all__ = ["latencies"]
-
 
 def latencies(mean_ns: int, seed: int | None) -> Iterator[int]:
     """Latencies without end, in whole microseconds.

@@ -12,8 +12,6 @@ from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Action, Schedule, merged_order, named_schedule, with_recomputation
 from gpipe_bench.simulator.clock.shared import ACTIONS
 
-__all__ = ["chosen_schedule", "list_rows", "lists_of", "reversed_lists"]
-
 _DOUBLE: Final = frozenset({"interleaved", "zb_v", "v_half"})
 """Schedules with two partitions on each device."""
 

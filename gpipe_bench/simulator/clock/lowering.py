@@ -16,8 +16,6 @@ from gpipe_bench.simulator.clock.shared import filled
 from gpipe_bench.simulator.clock.transfers import Transfers
 from gpipe_bench.simulator.workloads.workload import NOTHING, Machine, SplitWork, TaskWork, Workload
 
-__all__ = ["Lowered"]
-
 _Columns = dict[str, Sequence[int]]
 
 

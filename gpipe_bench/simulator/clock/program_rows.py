@@ -15,8 +15,6 @@ from gpipe_bench.program import PHASES, Lanes, Plan
 from gpipe_bench.schedules import Action
 from gpipe_bench.simulator.clock.shared import STEPS
 
-__all__ = ["cell_rows", "program_rows"]
-
 
 class _Steps:
     """Lanes that note the steps of a task, a bit each; every task is launched and collected."""

@@ -9,8 +9,6 @@ from gpipe_bench.components import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import Schedule
 
-__all__ = ["CHOICES", "FLAVOURS", "MECHANISMS", "Settings", "enough_steps"]
-
 MECHANISMS: Final = frozenset({"barrier", "rank", "zeros"})
 """What :attr:`Settings.left_out` may name."""
 

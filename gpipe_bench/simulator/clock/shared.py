@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-__all__ = ["ACTIONS", "KINDS", "STEPS", "Input", "filled"]
-
 _TABLE: Final = (Path(__file__).parent / "table.h").read_text(encoding="utf-8")
 _ROWS: Final = re.findall(r"^([A-Z]+)\((?:(\w+), )?(\w+)\)", _TABLE, re.MULTILINE)
 # C types, and those of the module `array`.

@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpipe_bench.simulator.clock.shared import KINDS
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["TASK_ROW", "Busy", "Task", "Tasks", "Timeline"]
-
 TASK_ROW: Final = Struct("4q3i2b0q")
 """``TaskRow`` of ``clock.h``."""
 

@@ -8,8 +8,6 @@ from itertools import compress
 
 from gpipe_bench.simulator.workloads.workload import HOST, Machine, SkipWork, TaskWork, Workload
 
-__all__ = ["Transfers"]
-
 _Sizes = tuple[int, ...]
 _Way = tuple[int, int, int, int, int]
 _NAMES = ("way_tensors", "way_bytes", "way_ns", "way_bus", "way_staged")

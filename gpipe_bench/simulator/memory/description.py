@@ -10,8 +10,6 @@ from itertools import chain
 from gpipe_bench.simulator.memory.lowering import lowered_task, record
 from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, StaticMemory, TaskWork, Workload
 
-__all__ = ["Places", "describe"]
-
 
 @dataclass(frozen=True, slots=True)
 class Places:

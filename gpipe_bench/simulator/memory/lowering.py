@@ -22,8 +22,6 @@ from gpipe_bench.program import HANDED_OVER_BYTES
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
 from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, TaskWork
 
-__all__ = ["CODES", "CODE_BITS", "LoweredTask", "lowered_task", "record"]
-
 CODES: Final = ("alloc", "drop", "brief", "scratch", "let_go", "gradient", "view", "leaving", "kept")
 """What a row asks for, by its code; ``state.h`` has the same ones as ``ROW_ALLOC`` and so on."""
 

@@ -13,8 +13,6 @@ from gpipe_bench.simulator.clock.run import DeviceMemory, Run
 from gpipe_bench.simulator.clock.tasks import Busy, Timeline
 from gpipe_bench.timeline import TimelineEvent
 
-__all__ = ["DeviceUse", "Shortage", "Simulation", "device_uses", "gib_texts", "step_events", "summed_gib"]
-
 GIB: Final = 2**30
 
 
