@@ -5,6 +5,7 @@
 
 struct BlockTable {
     Allocators all;
+    int64_t devices;
     int64_t first, count; /* numbers of blocks that the trace allocates */
     int32_t *held;        /* by number from the first on: the allocator's block, or NONE */
     MemoryShortage shortage; /* the first; of no capacity: there was none */
@@ -30,6 +31,7 @@ BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32
     for (int64_t place = 0; place < blocks->count; place++) {
         blocks->held[place] = NONE;
     }
+    blocks->devices = input->devices;
     allocators_begin(&blocks->all, (int32_t)input->devices, device_of, streams, input->capacity);
     blocks->all.record = record;
     blocks->all.context = context;
@@ -97,7 +99,7 @@ bool blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream) {
 }
 
 void blocks_told(BlockTable *blocks) {
-    for (Device *device = blocks->all.devices; device < blocks->all.devices + blocks->all.device_count; device++) {
+    for (Device *device = blocks->all.devices; device < blocks->all.devices + blocks->devices; device++) {
         MemoryUse *use = &device->use;
         int64_t *peaks[] = {&use->peak_live, &use->peak_allocated, &use->peak_reserved};
         for (int peak = 0; device->capacity && peak < 3; peak++) {

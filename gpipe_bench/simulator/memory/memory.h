@@ -29,7 +29,7 @@ typedef void MemoryRecord(void *context, int32_t stream, int32_t event);
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
 /* Make the memory from its description: integers that description.py writes, and that stay where they are until
-   memory_free. NULL: the description is not understood, as that of another version. */
+   memory_free. NULL: the description is longer or shorter than it says. */
 Memory *memory_new(const int64_t *description, int64_t length);
 
 /* Who is asked to record events. Before memory_start. */
