@@ -124,7 +124,7 @@ const char* vd_trace_names() {
 }
 
 int64_t vd_signal() {
-  return virtual_devices::trace().add_version({ROW_signal});
+  return virtual_devices::trace_signal();
 }
 
 void vd_await(int64_t version) {

@@ -132,8 +132,14 @@ inline std::shared_ptr<const Outcome> ask(
   t_said = {};
   {
     struct Watched {
-      Watched() { g_watch.load()(1); }
-      ~Watched() { g_watch.load()(0); }
+      Watched() {
+        t_asks = true;
+        g_watch.load()(1);
+      }
+      ~Watched() {
+        g_watch.load()(0);
+        t_asks = false;
+      }
     } watched;
     op.callBoxed(&copies);
   }

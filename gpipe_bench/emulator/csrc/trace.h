@@ -58,6 +58,9 @@ inline int64_t current_pass() {
 // Whether this thread adds gradients up.
 inline thread_local bool t_sums = false;
 
+// Whether this thread asks what an operator gives: what it hands over to do so is not the program's.
+inline thread_local bool t_asks = false;
+
 // Adds the row of the node that this thread evaluates, if it has none yet: see nodes.h.
 inline void note_node();
 
@@ -225,7 +228,15 @@ inline void trace_barrier(int from, int64_t from_stream, int to, int64_t to_stre
   trace_wait(to, to_stream, trace_event(from, from_stream));
 }
 
+// A hand-over to another thread; 0 if it is none of the program's.
+inline int64_t trace_signal() {
+  return t_asks ? 0 : trace().add_version({ROW_signal});
+}
+
 inline void trace_await(int64_t version) {
+  if (t_asks || version == 0) {
+    return;
+  }
   Record row{ROW_await};
   row.version = version;
   trace().add(row);

@@ -143,6 +143,14 @@ def test_the_engine_runs(count):
     assert all(record.duration is not None and record.duration > 0 for record in kernels)
 
 
+def test_asking_what_an_operator_gives_is_no_hand_over_of_the_program():
+    x = torch.ones(3, 4, 19, 23, device=FIRST)
+    with seen(), recording() as trace:
+        nn.functional.conv2d(x, x[:, :, :3, :5])
+    assert len(trace.of("kernel")) == 1
+    assert trace.of("await") == []
+
+
 def test_a_process_has_one_kind_of_devices():
     with pytest.raises(ValueError, match="one kind of virtual devices"):
         load(16)
