@@ -214,7 +214,8 @@ def test_a_chosen_transfer_is_kept():
 
 
 def test_experiments_that_ask_for_one_cell_share_its_path():
-    same = {"batch_size": 8, "chunks": 4, "partitions": 2, "balance": "25-28", "steps": 5, "schedules": []}
+    network = {"model_args": "depth=4;B=1;C=16;size=64", "batch_size": 8, "chunks": 4}
+    same = {**network, "partitions": 2, "balance": "25-28", "steps": 5, "schedules": []}
     config = parse_config({"ablation": {"cpu": same}, "sweep": {"measured": {"cpu": {"balances": ["53", "25-28"]}}}})
     ablation, sweep = (config.runs(name, CPU) for name in ("ablation", "sweep_measured"))
     shared = {run.path for run in ablation} & {run.path for run in sweep}

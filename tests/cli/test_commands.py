@@ -190,4 +190,4 @@ def test_the_default_configuration_is_written_and_checked(tmp_path, capsys, monk
     call("config", "check")
     text = capsys.readouterr().out
     assert "device: cpu, 1 here" in text
-    assert "ablation: 9 cells, 0 of them unsupported here; 45 runs; 64 cells simulated; 32 cells emulated" in text
+    assert "ablation: 9 cells, 0 of them unsupported here; 27 runs; 64 cells simulated; 32 cells emulated" in text

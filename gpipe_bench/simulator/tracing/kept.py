@@ -65,8 +65,12 @@ def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T], sou
 def _torch_version() -> str:
     """What the installed PyTorch says of itself: read, since to load even the reader of metadata takes longer."""
     found = find_spec("torch")
-    assert found is not None  # noqa: S101 - the package needs it
-    return Path(str(found.origin)).with_name("version.py").read_text(encoding="utf-8")
+    path = Path(found.origin).with_name("version.py") if found is not None and found.origin is not None else None
+    if path is not None and path.is_file():
+        return path.read_text(encoding="utf-8")
+    from importlib.metadata import version
+
+    return version("torch")
 
 
 @cache
