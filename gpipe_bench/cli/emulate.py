@@ -72,7 +72,7 @@ def emulate(
 
 
 def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
-    from gpipe_bench.simulator.runs.simulation import gib_texts
+    from gpipe_bench.simulator.clock.simulation import gib_texts
 
     device = shortage.device
     needed, capacity = gib_texts(memory[device].peak_reserved / _GIB, shortage.capacity / _GIB)

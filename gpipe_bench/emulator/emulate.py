@@ -36,8 +36,8 @@ from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.schedules import named_schedule
 from gpipe_bench.simulator.clock.run import DeviceMemory
+from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.runs.simulation import GIB, Simulation, device_uses, gib_texts
 from gpipe_bench.simulator.workloads.build import Model, microbatch_sizes
 from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 

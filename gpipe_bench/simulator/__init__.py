@@ -8,16 +8,16 @@ from gpipe_bench.lazy import lazy
 
 if TYPE_CHECKING:
     from gpipe_bench.simulator.api import simulate
-    from gpipe_bench.simulator.runs.simulation import DeviceUse, Simulation
+    from gpipe_bench.simulator.clock.simulation import DeviceUse, Simulation
     from gpipe_bench.simulator.workloads.build import Model
 
 __all__ = ["DeviceUse", "Model", "Simulation", "simulate"]
 
 # Loaded when first used: the simulator needs PyTorch, and its parts import each other.
 _LAZY = {
-    "DeviceUse": "gpipe_bench.simulator.runs.simulation",
+    "DeviceUse": "gpipe_bench.simulator.clock.simulation",
     "Model": "gpipe_bench.simulator.workloads.build",
-    "Simulation": "gpipe_bench.simulator.runs.simulation",
+    "Simulation": "gpipe_bench.simulator.clock.simulation",
     "simulate": "gpipe_bench.simulator.api",
 }
 

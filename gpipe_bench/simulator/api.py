@@ -26,8 +26,7 @@ from gpipe_bench.simulator.arguments import ScheduleLike, check_request
 from gpipe_bench.simulator.clock.list_rows import chosen_schedule
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.runs.simulation import (
+from gpipe_bench.simulator.clock.simulation import (
     GIB,
     DeviceUse,
     Shortage,
@@ -36,6 +35,7 @@ from gpipe_bench.simulator.runs.simulation import (
     step_events,
     summed_gib,
 )
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model, build_workload, microbatch_sizes
 from gpipe_bench.simulator.workloads.workload import Workload
 

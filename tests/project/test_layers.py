@@ -57,7 +57,7 @@ EXCEPTIONAL = {
 }
 # Folders of what is large, each above what it may import; the calls and commands beside them are above all.
 FOLDERS = {
-    "simulator": (*("tracing", "hardware", "workloads", "memory", "clock", "runs", "published"),),
+    "simulator": (*("tracing", "hardware", "workloads", "memory", "clock", "published"),),
     "bench": (
         *("spec", "storage", "running", "published", "datapackage", "evaluation", "transparency", "peers", "advice"),
         "experiments",

@@ -10,7 +10,7 @@ import pytest
 from gpipe_bench.breakdown import Breakdown, split_device_time
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.runs.simulation import device_uses, step_events
+from gpipe_bench.simulator.clock.simulation import device_uses, step_events
 from tests.simulator.support import Plain, task, workload
 
 

@@ -17,8 +17,8 @@ import gpipe_bench.simulator.hardware.profile
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator import Model, simulate
+from gpipe_bench.simulator.clock.simulation import gib_texts
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.runs.simulation import gib_texts
 from gpipe_bench.timeline import COMPUTE_KINDS
 from tests.simulator_api.layers import linear
 
@@ -265,7 +265,7 @@ def test_names_of_the_package():
     assert sorted(gpipe_bench.simulator.__all__) == ["DeviceUse", "Model", "Simulation", "simulate"]
     assert callable(gpipe_bench.simulator.simulate)
     with pytest.raises(AttributeError, match="no attribute 'simulation_of'"):
-        _ = gpipe_bench.simulator.simulation_of
+        _ = gpipe_bench.simulator.clock.simulation_of
 
 
 def test_devices_beyond_a_socket_have_slower_links():

@@ -69,7 +69,7 @@ def _result(setting: Setting, row: Row, runs: Any) -> RawResult:
     try:
         done: Run = runs.run_of(setting, setting.batch_size, memory=True)
     except OutOfMemory as error:
-        from gpipe_bench.simulator.runs.simulation import GIB, gib_texts
+        from gpipe_bench.simulator.clock.simulation import GIB, gib_texts
 
         asked, capacity = gib_texts((error.reserved + error.needed) / GIB, error.capacity / GIB, 2)
         reason = f"device {error.device} asks for {asked} and has {capacity}"
@@ -79,7 +79,7 @@ def _result(setting: Setting, row: Row, runs: Any) -> RawResult:
 
 def _values(setting: Setting, row: Row, runs: Any, done: Run) -> tuple[Row, list[dict[str, Any]]]:
     from gpipe_bench.breakdown import Breakdown, mean_breakdown
-    from gpipe_bench.simulator.runs.simulation import GIB, device_uses, step_events
+    from gpipe_bench.simulator.clock.simulation import GIB, device_uses, step_events
 
     events, length_us = step_events(done)
     uses = device_uses(done, events, length_us, range(setting.partitions))

@@ -21,9 +21,9 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
+from gpipe_bench.simulator.clock.simulation import GIB, device_uses, gib_texts, step_events
 from gpipe_bench.simulator.hardware.machine import PROFILES, HardwareMachine
 from gpipe_bench.simulator.published.settings import Setting, published_cells
-from gpipe_bench.simulator.runs.simulation import GIB, device_uses, gib_texts, step_events
 from gpipe_bench.simulator.tracing.kept import TRACING, default_folder, kept
 from gpipe_bench.simulator.workloads.workload import Workload
 

@@ -1,1 +1,0 @@
-"""A whole run of a workload on a machine: by the clock, or a shorter way where there is one."""
