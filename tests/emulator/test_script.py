@@ -187,6 +187,50 @@ def test_a_script_that_catches_a_full_device_goes_on(tmp_path):
     assert re.search(r"steps after the first: \d+\.\d+ ms per step", run.stdout)
 
 
+FAILING = """
+import torch
+from torch import nn
+from gpipe_bench import Pipe
+
+kind = torch.accelerator.current_accelerator().type
+places = [torch.device(kind, index) for index in range(torch.accelerator.device_count())]
+passes = 0
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        global passes
+        passes += 1
+        if passes % 40 == 0:
+            raise ValueError("not a number")
+        return 2 * grad
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        return Double.apply(super().forward(x))
+
+pipe = Pipe(nn.Sequential(*(Layer(64, 64, device=place) for place in places)), chunks=4)
+for _ in range(40):
+    try:
+        pipe(torch.ones(256, 64, device=places[0])).local_value().sum().backward()
+    except ValueError as error:
+        print("without this batch:", error)
+"""
+
+
+def test_training_goes_on_after_backward_passes_that_fail(tmp_path):
+    path = tmp_path / "failing.py"
+    path.write_text(FAILING)
+    run = emulate(path, "--devices", 4, folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("without this batch: not a number") > 5
+    assert "steps after the first" in run.stdout
+
+
 def test_segments_that_do_not_fit_are_one_line(tmp_path):
     end = "kept = [torch.empty(10 * 2**20 + 1, dtype=torch.uint8, device=places[0]) for _ in range(2000)]"
     run = emulate(script(tmp_path, end=end), "--devices", 1, "--profile", "p40", folder=tmp_path)

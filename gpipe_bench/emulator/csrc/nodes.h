@@ -6,38 +6,48 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <map>
+#include <tuple>
+
 namespace virtual_devices {
 
 using torch::autograd::Node;
 
+// Tells nodes apart, also one from an earlier one at the same address: by the thread that made it, and its place there.
+using NodeKey = std::tuple<const Node*, uint64_t, uint64_t>;
+
+inline NodeKey key_of(const Node& node) {
+  return {&node, node.thread_id(), node.sequence_nr()};
+}
+
 // The node that this thread evaluates for a pass that is not nested, and whether its function was called.
-thread_local const Node* t_node = nullptr;
+thread_local NodeKey t_node{};
 thread_local bool t_called = false;
 // Passes that this thread runs inside of nodes.
 thread_local int t_nested = 0;
 
-// Numbers of nodes that wait for others, until they are evaluated.
+// Numbers of nodes that wait for others, until they are evaluated: those of a backward pass that has failed never are.
 class NodeNumbers {
  public:
-  int64_t of(const Node* node) {
+  int64_t of(const Node& node) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto [found, added] = numbers_.try_emplace(node, 0);
+    const auto [found, added] = numbers_.try_emplace(key_of(node), 0);
     if (added) {
       found->second = ++g_numbered;
     }
     return found->second;
   }
 
-  int64_t take(const Node* node) {
+  int64_t take(const Node& node) {
     const int64_t number = of(node);
     std::lock_guard<std::mutex> lock(mutex_);
-    numbers_.erase(node);
+    numbers_.erase(key_of(node));
     return number;
   }
 
  private:
   std::mutex mutex_;
-  std::unordered_map<const Node*, int64_t> numbers_;
+  std::map<NodeKey, int64_t> numbers_;
 };
 
 inline NodeNumbers& node_numbers() {
@@ -48,10 +58,10 @@ inline NodeNumbers& node_numbers() {
 inline void add_node(const Node& node) {
   Record row{ROW_node};
   row.bytes = static_cast<int64_t>(std::min<uint64_t>(node.sequence_nr(), INT64_MAX));
-  row.writes.push_back(whole(node_numbers().take(&node)));
+  row.writes.push_back(whole(node_numbers().take(node)));
   for (const auto& edge : node.next_edges()) {
     if (edge.is_valid()) {
-      row.reads.push_back(whole(node_numbers().of(edge.function.get())));
+      row.reads.push_back(whole(node_numbers().of(*edge.function)));
     }
   }
   trace().add_node(row);
@@ -63,8 +73,8 @@ inline void note_node() {
     return;
   }
   const auto node = torch::autograd::get_current_node();
-  if (node && node.get() != t_node) {
-    t_node = node.get();
+  if (node && key_of(*node) != t_node) {
+    t_node = key_of(*node);
     t_called = false;
     add_node(*node);
   }
@@ -74,8 +84,8 @@ inline std::unique_ptr<at::ObserverContext> call_node(const at::RecordFunction&)
   const auto node = torch::autograd::get_current_node();
   t_sums = node && node->name() == "torch::autograd::AccumulateGrad";
   if (t_nested == 0 && node && trace().on()) {
-    // Another node may have had the same address.
-    t_node = t_called ? nullptr : t_node;
+    // The same node may run once more, in another backward pass.
+    t_node = t_called ? NodeKey{} : t_node;
     note_node();
     t_called = true;
   }
