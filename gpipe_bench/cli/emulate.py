@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -65,9 +65,9 @@ def emulate(
     if run.replayed.shortage:
         typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)
         leave(1)
-    _print(run, devices, hardware, races=races)
+    _print(run, devices, hardware, races=races, host_time=host_time)
     if trace is not None:
-        _write(trace, run, hardware)
+        _write(trace, run, {"profile": hardware.name, "host_time": host_time})
     leave(0)
 
 
@@ -82,11 +82,13 @@ def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
     )
 
 
-def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool) -> None:
+def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool, host_time: bool) -> None:
     from gpipe_bench.emulator.use import device_times, operator_times
 
     console = output()
-    console.print(f"emulated on {devices} x {profile.device} ({profile.name}); values are not computed", style="bold")
+    launches = "" if host_time else "; launches cost nothing"
+    title = f"emulated on {devices} x {profile.device} ({profile.name}); values are not computed{launches}"
+    console.print(title, style="bold")
     if not any(record.kind == "kernel" for record in run.records):
         console.print("no virtual device was used: the script must take its devices from torch.accelerator")
         return
@@ -105,7 +107,7 @@ def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool) -> No
     steps = max(1, len(run.step_times_ms))
     for name, spent, count in operator_times(run.records, begin, end, window)[:_OPERATORS]:
         table.add(name, f"{spent / steps:.3f}", f"{count / steps:.0f}")
-    console.print("in a step, on all devices together:")
+    console.print(f"in {'a step' if run.step_times_ms else 'the whole script'}, on all devices together:")
     console.print(table)
     if races:
         _print_races(run.races, run)
@@ -149,8 +151,8 @@ def _line(run: ScriptRun, row: int) -> str:
     return "at an unknown line" if place is None else f"after {run.lines[place]}"
 
 
-def _write(path: Path, run: ScriptRun, profile: Profile) -> None:
+def _write(path: Path, run: ScriptRun, metadata: Mapping[str, Any]) -> None:
     from gpipe_bench.emulator.chrome import chrome_trace
 
-    write_files({path: json_text(chrome_trace(run.records, run.replayed, {"profile": profile.name}))})
+    write_files({path: json_text(chrome_trace(run.records, run.replayed, metadata))})
     typer.echo(f"wrote {path}")

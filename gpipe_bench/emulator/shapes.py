@@ -105,7 +105,7 @@ def _reason(func: Any, error: Exception) -> str:
     if isinstance(error, NotImplementedError):
         return (
             "an operator must tell the shapes of its results without values while only shapes are emulated, got "
-            f"{func}; replace it in the model"
+            f"{func}; use another operator"
         )
     return str(error)
 

@@ -104,6 +104,13 @@ def test_the_same_script_takes_the_same_virtual_time(tmp_path):
     assert emulate(path, folder=tmp_path).stdout == emulate(path, folder=tmp_path).stdout
 
 
+def test_launches_that_cost_nothing_are_told(tmp_path):
+    trace = tmp_path / "trace.json"
+    run = emulate(script(tmp_path), "--devices", 2, "--no-host-time", "--trace", trace, folder=tmp_path)
+    assert run.stdout.splitlines()[0].endswith("values are not computed; launches cost nothing")
+    assert json.loads(trace.read_text())["otherData"]["host_time"] is False
+
+
 def test_a_timeline_for_perfetto(tmp_path):
     run = emulate(script(tmp_path), "--devices", 2, "--trace", tmp_path / "out.json", folder=tmp_path)
     assert run.returncode == 0, run.stderr
