@@ -113,9 +113,10 @@ class Trace:
 
     def fetch(self) -> None:
         """Fetch the rows recorded since the last call, if the recording still goes on."""
-        library = backend()
-        if not self._open or library.vd_trace_size() == len(self.rows):
+        # A trace that was not recorded must not load the library, which changes the process.
+        if not self._open or backend().vd_trace_size() == len(self.rows):
             return
+        library = backend()
         count = ctypes.c_int64()
         place = library.vd_trace_rows(ctypes.byref(count))
         self.rows = (Row * count.value).from_buffer_copy(_bytes(place, count.value * ctypes.sizeof(Row)))
