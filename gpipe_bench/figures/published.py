@@ -115,7 +115,9 @@ def label(axes: Axes, value: float, y: int, text: str) -> None:
     low, high = axes.get_xlim()
     half = (text_width_pt(text) / 2 + 2) / (COLUMN_IN * 72)
     place = min(max((value - low) / (high - low), half), 1 - half) if half < 0.5 else 0.5
-    axes.text(low + place * (high - low), y - 0.12, text, ha="center", va="bottom", fontsize=FONT_PT)
+    # In front of a white box, so that no line runs through the digits.
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+    axes.text(low + place * (high - low), y - 0.12, text, ha="center", va="bottom", fontsize=FONT_PT, bbox=box)
 
 
 def draw_absence(axes: Axes, y: int, outcome: Outcome) -> None:
