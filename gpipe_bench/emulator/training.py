@@ -1,8 +1,7 @@
 """The emulated training: a pipeline of the engine on virtual devices, its batch, and the repeated step.
 
 Model and batch never have values: they are made on the meta device, and their memory on the virtual devices is none of
-the host's. Loss and optimizer are those that the simulator counts: after each step of the optimizer, gradients are
-zeroed in place.
+the host's. Loss and optimizer are those that the simulator counts. A step begins without gradients, as in measured cells.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class Training:
         self._optimizer = make_optimizer(plan.optimizer, self.pipe.parameters()) if plan.optimizer else None
 
     def step(self) -> None:
-        """Train on the batch once: gradients are dropped, as in measured cells."""
+        """Train on the batch once."""
         self.pipe.zero_grad()
         if self._whole:
             self._backward(self.pipe(self._inputs))
