@@ -21,7 +21,7 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
-from gpipe_bench.simulator.clock.simulation import GIB, device_uses, gib_texts, step_events
+from gpipe_bench.simulator.clock.simulation import GIB, gib_texts, step_uses
 from gpipe_bench.simulator.hardware.machine import PROFILES, HardwareMachine
 from gpipe_bench.simulator.published.settings import Setting, published_cells
 from gpipe_bench.simulator.tracing.kept import TRACING, default_folder, kept
@@ -197,6 +197,5 @@ def _components(row: Setting) -> Components:
 
 
 def _utilization(row: Setting, done: Run) -> float:
-    events, length_us = step_events(done, len(done.step_ends_ns) - 1)
-    uses = device_uses(done, events, length_us, range(row.partitions))
+    uses = step_uses(done, range(row.partitions), len(done.step_ends_ns) - 1)
     return sum(use.utilization_fraction for use in uses) / row.partitions

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -63,13 +63,6 @@ def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T], sou
 
 @cache
 def _torch_version() -> str:
-    """What the installed PyTorch says of itself: read, since to load even the reader of metadata takes longer."""
-    found = find_spec("torch")
-    path = Path(found.origin).with_name("version.py") if found is not None and found.origin is not None else None
-    if path is not None and path.is_file():
-        return path.read_text(encoding="utf-8")
-    from importlib.metadata import version
-
     return version("torch")
 
 

@@ -22,7 +22,6 @@ from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
 from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, SplitTrace
-from gpipe_bench.simulator.workloads.compose import Composed
 from gpipe_bench.simulator.workloads.split import SplitLayers
 
 if TYPE_CHECKING:
@@ -50,9 +49,6 @@ class ModelSource:
         folder: where traces are kept; None to keep them in memory alone.
         key: what names the model there.
         precision: what the traces are in; an attribute, too.
-
-    Attributes:
-        composed: what partitions were made of them.
     """
 
     def __init__(
@@ -73,7 +69,6 @@ class ModelSource:
         self._losses: dict[int, LayerTrace] = {}
         self._traces: dict[int, _Traces] = {}
         self._splits: dict[tuple[int, tuple[bool, ...]], SplitTrace] = {}
-        self.composed = Composed()
 
     def input_bytes(self, size: int) -> tuple[int, ...]:
         """Bytes of each tensor that enters with ``size`` samples."""
