@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpipe_bench.collection import retire_collection
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 
@@ -29,3 +30,4 @@ def predictions(
             hint = nearest(name, TABLES)
             raise ConfigError([f"--table must be one of {', '.join(TABLES)}, got {name!r}; {hint}"])
     print_predictions(out, table or TABLES, cache)
+    retire_collection()

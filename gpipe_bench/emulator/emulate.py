@@ -15,7 +15,6 @@ import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -28,15 +27,16 @@ from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import MOST, capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
-from gpipe_bench.emulator.observer import EmulatedWork, Span, TaskRows, issued_rows, task_events
+from gpipe_bench.emulator.observer import Span, TaskRows, busy_devices, issued_rows, task_events
 from gpipe_bench.emulator.replay.run import Replayed, replay
 from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.schedules import named_schedule
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.clock.run import DeviceMemory
-from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts
+from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model, microbatch_sizes
 from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
@@ -169,8 +169,7 @@ def _emulated(work: Work, plan: Plan, hardware: Profile, size: tuple[int, int], 
 
 def _homes(schedule: str | None, n: int) -> tuple[int, ...]:
     """For each partition its device of the schedule."""
-    two = schedule in ("interleaved", "zb_v", "v_half")
-    return named_schedule(schedule or "gpipe", 1, n, n // 2 if two else n).placement
+    return named_schedule(schedule or "gpipe", 1, n, n // 2 if schedule in TWO_PER_DEVICE else n).placement
 
 
 def _trained(work: Work, plan: Plan, steps: int) -> tuple[Trace, list[Span]]:
@@ -215,24 +214,19 @@ def _step(training: Training) -> None:
 
 def _facts(work: Work, plan: Plan, hardware: Profile, batch_size: int) -> dict[str, Any]:
     """The columns of a row that describe model, pipeline and hardware."""
-    components = plan.components
-    return {
-        **work.facts,
-        "variant": components.label,
-        **{name: getattr(components, name) for name in components.__slots__},
-        "backward": "scheduled" if plan.schedule else "autograd",
-        "schedule": plan.schedule or "gpipe",
-        "transfer": plan.transfer,
-        "partitions": len(plan.balance),
-        "chunks": plan.chunks,
-        "checkpoint": plan.checkpoint,
-        "batch_size": batch_size,
-        "balance": "-".join(map(str, plan.balance)),
-        "device": f"cuda {hardware.device}",
-        "device_count": len({*plan.places}),
-        "profile": hardware.name,
-        "torch": version("torch").partition("+")[0],
-    }
+    own = pipeline_facts(
+        plan.components,
+        plan.balance,
+        hardware,
+        backward="scheduled" if plan.schedule else "autograd",
+        schedule=plan.schedule or "gpipe",
+        transfer=plan.transfer,
+        chunks=plan.chunks,
+        checkpoint=plan.checkpoint,
+        batch_size=batch_size,
+        device_count=len({*plan.places}),
+    )
+    return {**work.facts, **own}
 
 
 def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Sequence[int]) -> list[Emulation]:
@@ -247,7 +241,7 @@ def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Seq
             base,
             throughput_samples_per_s=base.settings["batch_size"] / length_us * 1e6,
             step_time_ms=length_us / 1e3,
-            devices=device_uses(replayed, EmulatedWork(events, used), length_us, used),
+            devices=device_uses(replayed.memory, busy_devices(events, used, length_us), length_us, used),
             events=events,
             peak_allocated_gib=sum(device.peak_allocated for device in replayed.memory) / GIB,
             peak_reserved_gib=sum(device.peak_reserved for device in replayed.memory) / GIB,

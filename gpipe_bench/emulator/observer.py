@@ -85,37 +85,33 @@ def task_events(
     return sorted(events, key=lambda event: (event.start_us, event.end_us, event.partition))
 
 
-class EmulatedWork:
-    """What devices did in a step.
+def busy_devices(events: Sequence[TimelineEvent], devices: Sequence[int], length_us: float) -> list[Busy]:
+    """The use of each device, by its number, in a step of that length.
 
     Args:
         events: of the step, whose start is zero.
         devices: device of each partition.
+        length_us: of the step.
     """
+    length_ns = round(length_us * _NS_PER_US)
+    own = [replace(event, partition=devices[event.partition]) for event in events]
+    shares = split_device_time(own, max(devices) + 1, 0, length_us)
+    return [
+        Busy(
+            round(share.compute_fraction * length_ns),
+            round(share.recompute_fraction * length_ns),
+            round(share.copy_fraction * length_ns),
+            round(covered(_running(events, device, length_us)) * _NS_PER_US),
+        )
+        for device, share in enumerate(shares)
+    ]
 
-    def __init__(self, events: Sequence[TimelineEvent], devices: Sequence[int]) -> None:
-        self._events, self._devices = events, devices
 
-    def busy(self, length_ns: int) -> list[Busy]:
-        """The use of each device, by its number, from zero to ``length_ns``."""
-        length_us = length_ns / _NS_PER_US
-        own = [replace(event, partition=self._devices[event.partition]) for event in self._events]
-        shares = split_device_time(own, max(self._devices) + 1, 0, length_us)
-        return [
-            Busy(
-                round(share.compute_fraction * length_ns),
-                round(share.recompute_fraction * length_ns),
-                round(share.copy_fraction * length_ns),
-                round(covered(self._running(device, length_us)) * _NS_PER_US),
-            )
-            for device, share in enumerate(shares)
-        ]
-
-    def _running(self, device: int, length_us: float) -> Iterator[tuple[float, float]]:
-        """When a device ran a task, or a copy that it sends."""
-        for event in self._events:
-            if event.device == f"cuda:{device}":
-                yield max(event.start_us, 0.0), min(event.end_us, length_us)
+def _running(events: Sequence[TimelineEvent], device: int, length_us: float) -> Iterator[tuple[float, float]]:
+    """When a device ran a task, or a copy that it sends."""
+    for event in events:
+        if event.device == f"cuda:{device}":
+            yield max(event.start_us, 0.0), min(event.end_us, length_us)
 
 
 @dataclass(slots=True)

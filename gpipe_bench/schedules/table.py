@@ -21,6 +21,10 @@ SCHEDULES: Final = (*_PLAIN, "interleaved", *_V)
 """Names of the schedules."""
 
 
+TWO_PER_DEVICE: Final = ("interleaved", *_V)
+"""Schedules that put two partitions on each device; ``interleaved`` may put more."""
+
+
 def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
     """The schedule of that name.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,8 +30,9 @@ from gpipe_bench.simulator.clock.simulation import (
     DeviceUse,
     Shortage,
     Simulation,
-    device_uses,
+    pipeline_facts,
     step_events,
+    step_uses,
     summed_gib,
 )
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
@@ -125,7 +125,15 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
     cache = Path(request["cache"]) if request["cache"] else None
     workload = build_workload(model, profile=hardware, cache=cache, **work)
     steps = request["steps"] or enough_steps(settings, workload.m * workload.n)
-    facts = _facts(model, balance, request["chunks"], settings)
+    facts = _model_facts(model) | pipeline_facts(
+        settings.components,
+        balance,
+        hardware,
+        **{name: getattr(settings, name) for name in ("backward", "transfer", "flavour", "checkpoint")},
+        chunks=request["chunks"],
+        batch_size=request["batch_size"],
+        device_count=len(set(settings.devices)) or len(balance),
+    )
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
     return _simulated(workload, hardware, replace(settings, steps=steps), facts)
@@ -158,26 +166,6 @@ def _check_module(model: nn.Sequential | Model) -> None:
         raise ConfigError([str(error)]) from error
 
 
-def _facts(model: nn.Sequential | Model, balance: Sequence[int], chunks: int, settings: Settings) -> dict[str, Any]:
-    """The columns of a row that describe model, pipeline and settings."""
-    components = settings.components
-    return {
-        **_model_facts(model),
-        "variant": components.label,
-        **{name: getattr(components, name) for name in components.__slots__},
-        "backward": settings.backward,
-        "transfer": settings.transfer,
-        "flavour": settings.flavour,
-        "partitions": len(balance),
-        "chunks": chunks,
-        "checkpoint": settings.checkpoint,
-        "balance": "-".join(map(str, balance)),
-        "device_count": len(set(settings.devices)) or len(balance),
-        # Traces depend on it; how it was built does not matter.
-        "torch": version("torch").partition("+")[0],
-    }
-
-
 def _model_facts(model: nn.Sequential | Model) -> dict[str, str]:
     if not isinstance(model, Model):
         return {"model": type(model).__name__}
@@ -189,23 +177,19 @@ def _model_facts(model: nn.Sequential | Model) -> dict[str, str]:
 # What a simulation makes lives until its end, and the collector would go through it again and again.
 @no_collection()
 def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any]) -> Simulation:
-    batch_size = sum(workload.microbatch_sizes)
-    facts |= {"batch_size": batch_size, "device": f"cuda {profile.device}", "profile": profile.name}
     try:
         done = run(workload, HardwareMachine(profile), settings)
     except OutOfMemory as error:
         return _out_of_memory(workload, profile, settings, facts, error)
     if not done.step_ns:
         raise ConfigError(["model must have something to compute, got a step without kernels; simulate more layers"])
-    last = step_events(done)
-    counted = last if settings.steps <= 2 else step_events(done, settings.steps - 1)
     return Simulation(
         status="ok",
-        throughput_samples_per_s=batch_size / done.step_ns * 1e9,
+        throughput_samples_per_s=facts["batch_size"] / done.step_ns * 1e9,
         step_time_ms=done.step_ns / 1e6,
         microbatches=workload.m,
-        devices=device_uses(done, *counted, done.devices),
-        events=last[0],
+        devices=step_uses(done, done.devices, max(1, settings.steps - 1)),
+        events=step_events(done)[0],
         peak_allocated_gib=summed_gib(done.peak_allocated_bytes),
         peak_reserved_gib=summed_gib(done.peak_reserved_bytes),
         settings=facts,

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.simulator.clock.settings import CHOICES
+from gpipe_bench.simulator.clock.settings import FLAVOURS
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.precision import PRECISIONS
 from gpipe_bench.simulator.workloads.build import Model
@@ -22,7 +23,10 @@ ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
 
 _MOST_DEVICES: Final = 2**16
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
-    **CHOICES,
+    "checkpoint": CHECKPOINT_MODES,
+    "backward": ("autograd", "scheduled"),
+    "transfer": ("direct", "host"),
+    "flavour": FLAVOURS,
     "optimizer": (*OPTIMIZERS, None),
     "precision": PRECISIONS,
 }

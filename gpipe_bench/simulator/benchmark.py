@@ -72,7 +72,7 @@ def _predictions(times: int = 3) -> tuple[float, float]:
     """Seconds of the predictions from a cold start, and from traces on disk."""
     found = []
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "gpipe_bench.simulator.predictions", "--cache", folder]
+        command = [sys.executable, "-m", "gpipe_bench", "predictions", "--cache", folder]
         command += ["--out", f"{folder}/predictions.csv"]
         # From the second time on modules are compiled, wherever the interpreter is told to leave them.
         compiled = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{folder}/compiled"}

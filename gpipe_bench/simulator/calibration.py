@@ -8,6 +8,7 @@ models, since what one class of kernels loses another one gains.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
@@ -22,8 +23,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.fit import Calibration, Observation, errors_of, fitted_profile, observe, with_shares
-from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.hardware.profile_rules import DIRECT_SHARE, FAST_SHARE, is_of_device
+from gpipe_bench.simulator.hardware.profile import DIRECT_SHARE, FAST_SHARE, Profile
 from gpipe_bench.simulator.published.settings import UNCUT, Setting
 
 SHARES: Final = ("conv3x3_stride1", "other_conv_matmul", "memory_bound")
@@ -34,6 +34,7 @@ _TIED: Final = MappingProxyType({"spatial_conv": FAST_SHARE, "matmul": DIRECT_SH
 # A row is trusted to 3 %; a share may well be three times what the profile assumes.
 _ROW: Final = 0.03
 _PRIOR: Final = log(3)
+_SIZE_OR_FORM: Final = re.compile(r"\b\d+ ?gi?b\b|\b(sxm|hbm|gddr|pcie)\d*e?\b")
 # Of a normal distribution, 95 % lie as many standard deviations about the mean.
 _SIGMAS: Final = 1.96
 
@@ -78,6 +79,20 @@ def calibrate_rows(
     fitted = fitted_profile(profile, _with_tied(profile, shares)).model_copy(update=update)
     intervals = dict(zip(SHARES, spread, strict=True))
     return Calibration(fitted, errors_of(seen, fitted), intervals, ignored=len(rows) - len(used))
+
+
+def is_of_device(measured: str, device: str) -> bool:
+    """Whether ``measured``, as the driver names a device, may be ``device``, as a profile names it.
+
+    They differ in brand, form and memory; what counts are words such as A100 or 4090. Without one in ``device``, or
+    with nothing in ``measured``, there is no telling.
+    """
+    models = {word for word in _words(device) if re.search(r"\d", word)}
+    return not models or not measured or bool(models & _words(measured))
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", _SIZE_OR_FORM.sub(" ", name.lower())))
 
 
 def _usable(row: Row) -> bool:

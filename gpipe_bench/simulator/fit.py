@@ -94,13 +94,8 @@ def calibrate(observations: Sequence[Observation], profile: Profile) -> Calibrat
         profile: the device; its share of the memory bandwidth is kept.
 
     Raises:
-        ValueError: fewer than three observations.
         ConfigError: profiles refuse a fitted share, such as one above 1.
     """
-    if len(observations) < len(FITTED):
-        raise ValueError(
-            f"observations must be at least {len(FITTED)} for as many constants, got {len(observations)}; add rows"
-        )
     fitted = fitted_profile(profile, dict(zip(FITTED, _shares(observations, profile), strict=True)))
     # What is fitted to fewer rows is no profile, so it may be any number.
     others = [_shares([row for row in observations if row is not left_out], profile) for left_out in observations]

@@ -1,6 +1,6 @@
 """Every published throughput, memory and utilisation of the eight P40s, beside what the simulator says of it.
 
-    python -m gpipe_bench.simulator.predictions --out results/predictions.csv
+    gpipe-bench predictions --out results/predictions.csv
 
 writes a row per published cell and prints the table and its mean error. In the file a cell without a number ran out of
 memory; then it has no error either, and the printed table says which of the two ran out. Beside it lies
@@ -9,17 +9,14 @@ memory; then it has no error either, and the printed table says which of the two
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gpipe_bench.checkout import checkout
-from gpipe_bench.collection import no_collection, retire_collection
+from gpipe_bench.collection import no_collection
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
-from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.files import write_files
 from gpipe_bench.rows import SCHEMA_VERSION
 from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
@@ -193,35 +190,3 @@ def print_predictions(out: Path, tables: Sequence[str] = TABLES, cache: Path | N
             rows.append(row)
     write(rows, out)
     print(f"\n{summary(rows)}\n\nwritten: {out}")
-
-
-def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m gpipe_bench.simulator.predictions",
-        description="Simulate every published throughput, memory and utilisation of the Tesla P40s; compare.",
-        epilog="In the file, a cell without a number ran out of memory. Traces are kept for the next time.",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/predictions.csv"), help="the file (default: %(default)s)"
-    )
-    parser.add_argument("--table", action="append", choices=TABLES, help="only this one; may be given again")
-    parser.add_argument("--cache", type=Path, help="folder of stored traces (default: below ~/.cache)")
-    return parser.parse_args(words)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Write the file and print the table; gives the exit status, 2 if the file cannot be written."""
-    arguments = _arguments(words)
-    try:
-        print_predictions(arguments.out, arguments.table or TABLES, arguments.cache)
-    except GpipeBenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    with no_collection():
-        status = main()
-        retire_collection()
-    sys.exit(status)

@@ -35,20 +35,23 @@ class LocalTracker:
 
     Args:
         values: skips that were stashed elsewhere.
+
+    Attributes:
+        values: what is stashed and was not popped.
     """
 
     def __init__(self, values: Iterable[tuple[SkipKey, Tensor | None]] = ()) -> None:
-        self._values: dict[SkipKey, Tensor | None] = dict(values)
+        self.values: dict[SkipKey, Tensor | None] = dict(values)
 
     def save(self, key: SkipKey, value: Tensor | None) -> None:
         """Keep the value until its pop, or until another value replaces it."""
-        self._values[key] = value
+        self.values[key] = value
 
     def load(self, key: SkipKey) -> Tensor | None:
         """Give the value and keep it no longer; see :meth:`Tracker.load`."""
-        if key not in self._values:
+        if key not in self.values:
             raise SkipUsageError(f"skip {key[1]!r} must be stashed before it is popped, got no stash; order the layers")
-        return self._values.pop(key)
+        return self.values.pop(key)
 
 
 class _ThreadState(threading.local):

@@ -89,31 +89,9 @@ def test_a_lost_column_is_refused(folder):
         published_rows(folder)
 
 
-@pytest.mark.parametrize("name", ["published.csv", "settings.csv"])
-def test_published_values_that_were_cut_at_the_end_of_a_line_are_refused(folder, name):
-    lines = (folder / name).read_text().splitlines(keepends=True)
-    (folder / name).write_text("".join(lines[:20]))
-    with pytest.raises(ConfigError, match=r"must have the same cells, got .* in only one of them"):
-        published_rows(folder)
-
-
-def test_a_published_value_that_is_ok_and_not_there_is_refused(folder):
-    text = (folder / "published.csv").read_text()
-    (folder / "published.csv").write_text(text.replace(",30.662,", ",,"))
-    with pytest.raises(ConfigError, match="line 2: value must be given where status is ok, got nothing"):
-        published_rows(folder)
-
-
 def test_a_published_line_that_is_there_twice_is_refused(folder):
     """It would count twice: the parts of a memory are added up."""
     lines = (folder / "published.csv").read_text().splitlines(keepends=True)
     (folder / "published.csv").write_text("".join([*lines[:2], *lines[1:]]))
     with pytest.raises(ConfigError, match=r"line 3: line must differ in .* from those above, got the same"):
-        published_rows(folder)
-
-
-def test_a_negative_published_value_is_refused(folder):
-    text = (folder / "published.csv").read_text()
-    (folder / "published.csv").write_text(text.replace(",30.662,", ",-30.662,"))
-    with pytest.raises(ConfigError, match=r"line 2: value must be greater than 0, got -30\.662; restore the file"):
         published_rows(folder)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels
 from tests.simulator.support import MS, Plain, task, workload
 
@@ -88,7 +89,7 @@ def test_everything_runs_once_and_nothing_twice_at_a_time(m, n, components, chec
     machine = Plain(launch_ns=10_000, queue_depth=3)
     found = run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen)
     recomputed = {"always": m, "except_last": m - 1, "never": 0}[checkpoint]
-    events = found.events()
+    events = Timeline(found.issued)
     assert [sum(event.kind == kind for event in events) for kind in ("forward", "recompute", "backward")] == [
         m * n,
         recomputed * n,
@@ -101,7 +102,7 @@ def test_everything_runs_once_and_nothing_twice_at_a_time(m, n, components, chec
             if event.device == f"cuda:{device}" and event.kind in {"forward", "recompute", "backward"}
         )
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
-    assert run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen).events() == events
+    assert Timeline(run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen).issued) == events
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class OneBus(Plain):
 def test_transfers_of_different_devices_take_turns_on_a_bus_that_they_share(machine, shared):
     # Portals 0 -> 3 and 1 -> 2, and copies 1 -> 2, of free tasks.
     work = workload(4, [task(0, 0)] * 4, [(0, 3), (1, 2)])
-    events = run(work, machine, Settings(checkpoint="never")).events()
+    events = Timeline(run(work, machine, Settings(checkpoint="never")).issued)
     across = sorted(
         (event.start_us, event.end_us)
         for event in events
@@ -152,10 +153,3 @@ def test_a_second_step_begins_when_its_first_device_is_free():
     assert two.step_ends_ns[0] == one.step_ends_ns[0]
     assert two.makespan_ns == 2 * one.makespan_ns == 2 * (one.step_ends_ns[0] + MS)
     assert len(two.issued) == 2 * len(one.issued)
-
-
-def test_settings_name_what_is_wrong():
-    with pytest.raises(ValueError, match="flavour must be one of current, published, got 'old'"):
-        Settings(flavour="old")
-    with pytest.raises(ValueError, match="devices must be one per partition, got 1 for 2"):
-        run(workload(1, [task()] * 2), Plain(), Settings(devices=(0,)))

@@ -62,8 +62,3 @@ def test_nothing_is_left_behind():
     )
     assert one.peak_live_bytes == three.peak_live_bytes
     assert max(one.peak_live_bytes) > 0
-
-
-def test_an_unknown_way():
-    with pytest.raises(ValueError, match="backward must be one of autograd, scheduled, got 'reversed'"):
-        Settings(backward="reversed")

@@ -10,7 +10,7 @@ import pytest
 from gpipe_bench.breakdown import Breakdown, split_device_time
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.clock.simulation import device_uses, step_events
+from gpipe_bench.simulator.clock.simulation import step_events, step_uses
 from tests.simulator.support import Plain, task, workload
 
 
@@ -26,7 +26,7 @@ def test_shares_are_those_of_the_events(devices, label, steps):
     # A breakdown is of partitions; here of devices.
     placed = [replace(event, partition=used.index(devices[event.partition])) for event in events]
     expected = split_device_time(placed, len(used), 0, length_us)
-    for use, share in zip(device_uses(done, events, length_us, devices), expected, strict=True):
+    for use, share in zip(step_uses(done, devices), expected, strict=True):
         names = Breakdown.__slots__
         assert [getattr(use, name) for name in names] == pytest.approx([getattr(share, name) for name in names])
         own = [event for event in events if event.device == f"cuda:{use.device}"]

@@ -8,12 +8,13 @@ from collections import Counter
 
 import pytest
 
+from gpipe_bench.cli import main
 from gpipe_bench.configurations import digest
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.predictions import TABLES, Prediction, main, predictions, summary, write
+from gpipe_bench.simulator.predictions import TABLES, Prediction, predictions, print_predictions, summary, write
 from gpipe_bench.simulator.published import runs as published_runs
 from gpipe_bench.simulator.published.runs import METRICS, Outcome, PublishedRuns, is_fitted
 from gpipe_bench.simulator.published.settings import published_settings
@@ -172,7 +173,7 @@ def test_utilisation_and_memory_are_of_the_ablation(traces):
 
 
 def test_the_command_writes_the_file_and_prints_the_table(instant, tmp_path, capsys):
-    assert main(["--out", str(tmp_path / "predictions.csv"), "--table", "ablation"]) == 0
+    print_predictions(tmp_path / "predictions.csv", ["ablation"])
     printed = capsys.readouterr().out
     assert "dep-str-ptl" in printed
     assert "mean absolute error" in printed
@@ -181,7 +182,8 @@ def test_the_command_writes_the_file_and_prints_the_table(instant, tmp_path, cap
 
 def test_a_file_that_cannot_be_written_is_one_line_and_status_2(instant, tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert main(["--out", str(tmp_path / "file" / "predictions.csv"), "--table", "ablation"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["predictions", "--out", str(tmp_path / "file" / "predictions.csv"), "--table", "ablation"])
     assert capsys.readouterr().err.startswith("error: ")
 
 

@@ -17,4 +17,4 @@ rule predictions:
         sources=source_digest("gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench.simulator.predictions --out {output.rows:q} > {log:q} 2>&1"
+        "python -m gpipe_bench predictions --out {output.rows:q} > {log:q} 2>&1"

@@ -18,7 +18,6 @@ from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     AUTO,
-    TWO_PER_DEVICE,
     AutoBalance,
     BatchSize,
     Checkpoint,
@@ -36,6 +35,7 @@ from gpipe_bench.bench.spec.settings import (
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.models.table import model_spec, parse_arguments
 from gpipe_bench.processes import usable_processes
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 _MOST: Final = 8
 _VARIANT: Final = "dep-x-ptl"

@@ -78,12 +78,11 @@ def _result(setting: Setting, row: Row, runs: Any) -> RawResult:
 
 
 def _values(setting: Setting, row: Row, runs: Any, done: Run) -> tuple[Row, list[dict[str, Any]]]:
-    from gpipe_bench.breakdown import Breakdown, mean_breakdown
-    from gpipe_bench.simulator.clock.simulation import GIB, device_uses, step_events
+    from gpipe_bench.simulator.clock.simulation import GIB, mean_share, step_events, step_uses
 
-    events, length_us = step_events(done)
-    uses = device_uses(done, events, length_us, range(setting.partitions))
-    share = mean_breakdown([Breakdown(*(getattr(use, name) for name in Breakdown.__slots__)) for use in uses])
+    _, length_us = step_events(done)
+    uses = step_uses(done, range(setting.partitions))
+    share = mean_share(uses)
     speed = runs.throughput(setting, done) if setting.full_steps else setting.batch_size / length_us * 1e6
     row = replace(
         row,

@@ -18,6 +18,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.schedules import named_schedule
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 T = TypeVar("T")
 
@@ -109,9 +110,6 @@ BALANCE_SCHEMA: Final = {
         {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
     ]
 }
-
-TWO_PER_DEVICE: Final = ("interleaved", "zb_v", "v_half")
-"""Schedules that put two partitions on each device."""
 
 Model = Annotated[
     str,

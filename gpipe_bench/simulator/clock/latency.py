@@ -8,20 +8,12 @@ show one order only; the mean of many steps and their largest memory come from a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import repeat
 from math import log
 from random import Random
 
 
-def latencies(mean_ns: int, seed: int | None) -> Iterator[int]:
-    """Latencies without end, in whole microseconds.
-
-    Args:
-        mean_ns: their mean.
-        seed: of exponentially distributed ones; None: each is the mean, to the nanosecond.
-    """
-    if seed is None:
-        yield from repeat(mean_ns)
+def latencies(mean_ns: int, seed: int) -> Iterator[int]:
+    """Exponentially distributed latencies of that mean without end, in whole microseconds."""
     numbers = Random(seed)  # noqa: S311 - a reproducible sequence is what is wanted, not a secret one
     while True:
         yield round(-mean_ns / 1000 * log(1 - numbers.random())) * 1000

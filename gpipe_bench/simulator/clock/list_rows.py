@@ -6,14 +6,11 @@ from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import Final
 
 from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Action, Schedule, merged_order, named_schedule, with_recomputation
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.clock.shared import ACTIONS
-
-_DOUBLE: Final = frozenset({"interleaved", "zb_v", "v_half"})
-"""Schedules with two partitions on each device."""
 
 
 def chosen_schedule(schedule: str | Schedule, m: int, n: int, devices: Sequence[int]) -> Schedule:
@@ -42,7 +39,7 @@ def _rows_of(name: str, n: int, devices: Sequence[int]) -> int:
     """How many devices a named schedule is for."""
     if name == "interleaved" and len(set(devices)) > 1:
         return len(set(devices))
-    return max(n // 2, 1) if name in _DOUBLE else n
+    return max(n // 2, 1) if name in TWO_PER_DEVICE else n
 
 
 def lists_of(

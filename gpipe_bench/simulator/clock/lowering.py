@@ -13,7 +13,7 @@ from gpipe_bench.simulator.clock.list_rows import chosen_schedule, list_rows, li
 from gpipe_bench.simulator.clock.program_rows import cell_rows, program_rows
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import filled
-from gpipe_bench.simulator.clock.transfers import Transfers
+from gpipe_bench.simulator.clock.transfers import transfer_columns
 from gpipe_bench.simulator.workloads.workload import NOTHING, Machine, SplitWork, TaskWork, Workload
 
 _Columns = dict[str, Sequence[int]]
@@ -50,19 +50,20 @@ class Lowered:
         self._plan = Plan[int](m, n, settings.components, settings.checkpoint, dict(enumerate(incoming)))
         self._workers = settings.workers and settings.components.clock_cycle and n > 1
         riding = [[] for _ in range(n)] if settings.components.portals else incoming
-        transfers = Transfers(workload, machine, self.devices, self._rows, riding, staged=settings.transfer == "host")
+        staged = settings.transfer == "host"
+        transfers, buses = transfer_columns(workload, machine, self.devices, self._rows, riding, staged=staged)
         order, ahead = self._order()
         columns = {
             **self._work_columns(),
             **_flat("incoming", incoming),
             **_flat("outgoing", outgoing),
-            **transfers.columns,
+            **transfers,
             **order,
             "latencies": self._latencies(),
         }
         numbers = {
             **self._numbers(),
-            "buses": transfers.buses,
+            "buses": buses,
             "lists": len(columns["list_first"]) - 1,
             "latency_count": len(columns["latencies"]),
             "ahead": ahead,
@@ -76,10 +77,6 @@ class Lowered:
         if self._schedule is not None and self._schedule.splits and not _is_split(self._work):
             rule = "workload must be split into I and W, as the schedule is, got whole backward passes"
             raise ValueError(f"{rule}; build it with split=True")
-        if len(self.devices) != self._work.n:
-            raise ValueError(
-                f"devices must be one per partition, got {len(self.devices)} for {self._work.n}; name each"
-            )
         if len({*zip(self._rows, self.devices, strict=True)}) > len({*self._rows}):
             got = f"{[*self.devices]} for {[*self._rows]}"
             raise ValueError(f"devices must be one for each row of the schedule, got {got}; move partitions")

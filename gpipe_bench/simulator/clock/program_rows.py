@@ -31,15 +31,7 @@ class _Steps:
 
 def program_rows(plan: Plan[int]) -> dict[str, Sequence[int]]:
     """The columns of the forward program, see ``table.h``; skips of ``plan`` are numbers."""
-    known: dict[tuple[bool, ...], int] = {}
-
-    def steps(i: int, j: int) -> int:
-        key = (i > 0, i < plan.m - 1, plan.checkpoints(i), j > 0, j < plan.n - 1, bool(plan.arrivals.get(j)))
-        if key not in known:
-            known[key] = _steps(plan, i, j)
-        return known[key]
-
-    return _rows(plan, [(i > 0, i < plan.m - 1, plan.checkpoints(i)) for i in range(plan.m)], steps)
+    return _rows(plan, [(i > 0, i < plan.m - 1, plan.checkpoints(i)) for i in range(plan.m)], partial(_steps, plan))
 
 
 def cell_rows(plan: Plan[int], lists: Sequence[Sequence[Action]]) -> dict[str, Sequence[int]]:

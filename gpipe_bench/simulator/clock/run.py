@@ -22,7 +22,7 @@ from gpipe_bench.native import packaged
 from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.simulator.clock.lowering import Lowered
 from gpipe_bench.simulator.clock.settings import Settings
-from gpipe_bench.simulator.clock.tasks import TASK_ROW, Busy, Tasks, Timeline
+from gpipe_bench.simulator.clock.tasks import TASK_ROW, Busy, Tasks
 from gpipe_bench.simulator.memory.description import Places, describe
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
 
@@ -84,10 +84,6 @@ class Run:
         ends = self.step_ends_ns
         return round((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else self.makespan_ns
 
-    def events(self) -> Timeline:
-        """The timeline, in the order of starts."""
-        return Timeline(self.issued)
-
 
 _ADDRESS: Final = ctypes.c_void_p
 _SIGNATURES: Final = {
@@ -130,7 +126,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
     """
     settings = settings or Settings()
     workload = workload.chosen(checkpoint_stop(settings.checkpoint, workload.m))
-    clock = _Clock(Lowered(workload, machine, settings))
+    clock = Clock(Lowered(workload, machine, settings))
     if not settings.memory:
         return clock.run(None)
     description = describe(
@@ -150,7 +146,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         library().memory_free(memory)
 
 
-class _Clock:
+class Clock:
     """A clock in C, which lives as long as somebody may ask for its tasks."""
 
     def __init__(self, lowered: Lowered) -> None:

@@ -6,22 +6,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpipe_bench.components import Components
-from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import Schedule
-
-MECHANISMS: Final = frozenset({"barrier", "rank", "zeros"})
-"""What :attr:`Settings.left_out` may name."""
 
 FLAVOURS: Final = ("current", "published")
 """Autograd engines, see ``autograd.c``."""
-
-CHOICES: Final = {
-    "checkpoint": CHECKPOINT_MODES,
-    "backward": ("autograd", "scheduled"),
-    "transfer": ("direct", "host"),
-    "flavour": FLAVOURS,
-}
-"""What these settings may be."""
 
 # Where threads race: an epoch of the published ablation twice over, after a first step; of large runs fewer steps.
 _RACING_STEPS: Final = 33
@@ -67,17 +55,6 @@ class Settings:
     steps: int = 1
     backward: str = "autograd"
     schedule: str | Schedule | None = None
-
-    def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                got = getattr(self, name)
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {got!r}; choose one of them")
-        unknown = sorted(self.left_out - MECHANISMS)
-        if unknown:
-            raise ValueError(f"left_out must be of {', '.join(sorted(MECHANISMS))}, got {unknown}; correct it")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}; simulate one step or more")
 
     @property
     def races(self) -> bool:

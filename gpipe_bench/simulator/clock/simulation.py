@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import count
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_busy_time
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.clock.run import DeviceMemory, Run
-from gpipe_bench.simulator.clock.tasks import Busy, Timeline
+from gpipe_bench.simulator.clock.tasks import Busy, Tasks, Timeline
 from gpipe_bench.timeline import TimelineEvent
+
+if TYPE_CHECKING:
+    from gpipe_bench.components import Components
+    from gpipe_bench.simulator.hardware.profile import Profile
 
 GIB: Final = 2**30
 
@@ -128,10 +133,7 @@ class Simulation:
     @property
     def share(self) -> Breakdown | None:
         """The mean split of the step over devices; None when there is none."""
-        if not self.devices:
-            return None
-        names = Breakdown.__slots__
-        return mean_breakdown([Breakdown(*(getattr(use, name) for name in names)) for use in self.devices])
+        return mean_share(self.devices) if self.devices else None
 
     def row(self, **columns: Any) -> Row:
         """The result as a row with its kind of evidence.
@@ -158,56 +160,69 @@ class Simulation:
         return Row(**{**values, **columns})
 
 
+def pipeline_facts(components: Components, balance: Sequence[int], profile: Profile, **others: Any) -> dict[str, Any]:
+    """The columns of a row that describe pipeline and hardware, and ``others``."""
+    return {
+        "variant": components.label,
+        **{name: getattr(components, name) for name in components.__slots__},
+        "partitions": len(balance),
+        "balance": "-".join(map(str, balance)),
+        "device": f"cuda {profile.device}",
+        "profile": profile.name,
+        # Traces depend on it; how it was built does not matter.
+        "torch": version("torch").partition("+")[0],
+        **others,
+    }
+
+
 def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
     """Events of the last ``steps`` steps, and how long these took, in microseconds; zero is their start."""
     count = len(run.step_ends_ns)
     start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
     # A single step ends when the device is idle, with the update; others with what the next ones wait for.
     end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
-    tasks = run.issued.last(len(run.issued) // count * min(steps, count))
-    return Timeline(tasks, start_ns), (end_ns - start_ns) / 1e3
+    tasks = run.issued
+    first = tasks.last - len(tasks) // count * min(steps, count)
+    return Timeline(Tasks(tasks.clock, first, tasks.last), start_ns), (end_ns - start_ns) / 1e3
 
 
-class Remembered(Protocol):
-    """A run that knows the memory of each device, or of none."""
-
-    @property
-    def memory(self) -> Sequence[DeviceMemory]:
-        """By the numbers of the devices; empty without memory."""
+def step_uses(run: Run, devices: Sequence[int], steps: int = 1) -> tuple[DeviceUse, ...]:
+    """The use of each device in the last ``steps`` steps; ``devices``: of each partition."""
+    events, length_us = step_events(run, steps)
+    return device_uses(run.memory, events.busy(length_us), length_us, devices)
 
 
-class Work(Protocol):
-    """What devices do."""
-
-    def busy(self, length_ns: int) -> Sequence[Busy]:
-        """The use of each device, by its number, from zero to ``length_ns``."""
-
-
-def device_uses(done: Remembered, work: Work, length_us: float, devices: Sequence[int]) -> tuple[DeviceUse, ...]:
+def device_uses(
+    memory: Sequence[DeviceMemory], busy: Sequence[Busy], length_us: float, devices: Sequence[int]
+) -> tuple[DeviceUse, ...]:
     """The use of each device that has a partition.
 
     Args:
-        done: the run.
-        work: what the devices did in one step or several, whose start is zero.
+        memory: of each device; empty without memory.
+        busy: the use of each device in one step or several.
         length_us: of these steps.
         devices: device of each partition.
     """
     used = sorted(set(devices))
     total = round(length_us * 1000)
-    busy = work.busy(total)
     rows = [busy[device] for device in used]
     shares = split_busy_time([(row.compute_ns, row.recompute_ns, row.copy_ns) for row in rows], total)
     return tuple(
         DeviceUse(
             device=device,
-            peak_live_gib=done.memory[device].peak_live / GIB if done.memory else None,
-            peak_allocated_gib=done.memory[device].peak_allocated / GIB if done.memory else None,
-            peak_reserved_gib=done.memory[device].peak_reserved / GIB if done.memory else None,
+            peak_live_gib=memory[device].peak_live / GIB if memory else None,
+            peak_allocated_gib=memory[device].peak_allocated / GIB if memory else None,
+            peak_reserved_gib=memory[device].peak_reserved / GIB if memory else None,
             utilization_fraction=row.occupied_ns / total,
             **asdict(share),
         )
         for device, share, row in zip(used, shares, rows, strict=True)
     )
+
+
+def mean_share(uses: Sequence[DeviceUse]) -> Breakdown:
+    """The mean split of the step over devices."""
+    return mean_breakdown([Breakdown(*(getattr(use, name) for name in Breakdown.__slots__)) for use in uses])
 
 
 def summed_gib(bytes_of_devices: Sequence[int]) -> float | None:

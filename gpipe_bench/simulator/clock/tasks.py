@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpipe_bench.simulator.clock.shared import KINDS
 from gpipe_bench.timeline import TimelineEvent
 
+if TYPE_CHECKING:
+    from gpipe_bench.simulator.clock.run import Clock
+
 TASK_ROW: Final = Struct("4q3i2b0q")
 """``TaskRow`` of ``clock.h``."""
-
-_AT_ONCE: Final = 2**16
-"""Tasks that are fetched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,50 +61,28 @@ class Busy(NamedTuple):
     occupied_ns: int
 
 
-class Source(Protocol):
-    """Where tasks are."""
-
-    def rows(self, first: int, last: int) -> Iterator[tuple[Any, ...]]:
-        """The tasks from a number to before another, as :data:`TASK_ROW` has them."""
-
-    def busy(self, first: int, last: int, start_ns: int, end_ns: int) -> list[Busy]:
-        """The use of each device by these tasks from one time to another."""
-
-
 class Tasks(Sequence[Task]):
     """Tasks in the order in which host threads issued them, made when somebody asks for them.
 
     Args:
-        source: where they are.
+        clock: has them.
         first: number of the first one.
         last: number after the last one.
     """
 
-    def __init__(self, source: Source, first: int, last: int) -> None:
-        self._source, self._first, self._last = source, first, last
+    def __init__(self, clock: Clock, first: int, last: int) -> None:
+        self.clock, self.first, self.last = clock, first, last
 
     def __len__(self) -> int:
-        return self._last - self._first
+        return self.last - self.first
 
     def __iter__(self) -> Iterator[Task]:
-        for first in range(self._first, self._last, _AT_ONCE):
-            for row in self._source.rows(first, min(first + _AT_ONCE, self._last)):
-                issue, start, end, nbytes, i, j, device, kind, aside = row
-                yield Task(KINDS[kind], i, j, device, "copy" if aside else "compute", issue, start, end, nbytes)
+        for row in self.clock.rows(self.first, self.last):
+            issue, start, end, nbytes, i, j, device, kind, aside = row
+            yield Task(KINDS[kind], i, j, device, "copy" if aside else "compute", issue, start, end, nbytes)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [*self][index]
-        number = range(self._first, self._last)[index]
-        return next(iter(Tasks(self._source, number, number + 1)))
-
-    def last(self, count: int) -> Tasks:
-        """The last tasks, so many."""
-        return Tasks(self._source, self._last - count, self._last)
-
-    def busy(self, start_ns: int, end_ns: int) -> list[Busy]:
-        """The use of each device from one time to another by these tasks."""
-        return self._source.busy(self._first, self._last, start_ns, end_ns)
+        return [*self][index]
 
 
 class Timeline(Sequence[TimelineEvent]):
@@ -130,9 +108,10 @@ class Timeline(Sequence[TimelineEvent]):
     def __getitem__(self, index: Any) -> Any:
         return self._events[index]
 
-    def busy(self, length_ns: int) -> list[Busy]:
+    def busy(self, length_us: float) -> list[Busy]:
         """The use of each device from the start of the events' clock on."""
-        return self._tasks.busy(self._zero_ns, self._zero_ns + length_ns)
+        end_ns = self._zero_ns + round(length_us * 1000)
+        return self._tasks.clock.busy(self._tasks.first, self._tasks.last, self._zero_ns, end_ns)
 
     @cached_property
     def _events(self) -> list[TimelineEvent]:

@@ -14,8 +14,16 @@ _NAMES = ("way_tensors", "way_bytes", "way_ns", "way_bus", "way_staged")
 _NOTHING: _Way = (0, 0, 0, -1, 0)
 
 
-class Transfers:
-    """All transfers of a workload.
+def transfer_columns(
+    workload: Workload,
+    machine: Machine,
+    devices: Sequence[int],
+    rows: Sequence[int],
+    riding: Sequence[Sequence[int]],
+    *,
+    staged: bool,
+) -> tuple[dict[str, Sequence[int]], int]:
+    """The columns of all transfers, see ``table.h``, and how many buses copies take turns on.
 
     Args:
         workload: sizes.
@@ -24,53 +32,31 @@ class Transfers:
         rows: of the schedule, of each partition.
         riding: for each partition the skips that travel to it with their micro-batch.
         staged: whether tensors go through the host's memory.
-
-    Attributes:
-        columns: see ``table.h``.
-        buses: how many buses copies take turns on.
     """
+    buses: dict[tuple[int, int], int] = {}
+    lengths = array("q")
 
-    def __init__(
-        self,
-        workload: Workload,
-        machine: Machine,
-        devices: Sequence[int],
-        rows: Sequence[int],
-        riding: Sequence[Sequence[int]],
-        *,
-        staged: bool,
-    ) -> None:
-        self._machine, self._devices, self._rows, self._staged = machine, devices, rows, staged
-        self._buses: dict[tuple[int, int], int] = {}
-        self._known: dict[tuple[int, int, _Sizes], _Way] = {}
-        self._lengths = array("q")
-        made = [way for transfer in _transfers(workload, riding) for way in self._both_ways(*transfer)]
-        self.columns: dict[str, Sequence[int]] = dict(zip(_NAMES, zip(*made, strict=True), strict=True))
-        self.columns["staged_ns"] = self._lengths
-        self.buses = len(self._buses)
-
-    def _both_ways(self, source: int, target: int, sizes: _Sizes, returned: _Sizes) -> tuple[_Way, _Way]:
-        here, there = self._devices[target], self._devices[source]
-        if source < 0 or (here == there and not (self._staged and self._rows[source] != self._rows[target])):
-            return _NOTHING, _NOTHING
-        return self._way(there, here, sizes), self._way(here, there, returned)
-
-    def _way(self, *way: *tuple[int, int, _Sizes]) -> _Way:
-        if way not in self._known:
-            self._known[way] = self._new_way(*way)
-        return self._known[way]
-
-    def _new_way(self, source: int, target: int, sizes: _Sizes) -> _Way:
-        copy_ns, first = self._machine.copy_ns, len(self._lengths)
-        if self._staged:
+    def way(source: int, target: int, sizes: _Sizes) -> _Way:
+        if staged:
+            first = len(lengths)
             for nbytes in sizes:
-                self._lengths.extend((copy_ns(source, HOST, nbytes), copy_ns(HOST, target, nbytes)))
+                lengths.extend((machine.copy_ns(source, HOST, nbytes), machine.copy_ns(HOST, target, nbytes)))
             if not sizes:
-                self._lengths.extend((0, 0))
+                lengths.extend((0, 0))
             return len(sizes), sum(sizes), 0, -1, first
-        bus = self._machine.bus(source, target)
-        number = -1 if bus is None else self._buses.setdefault(bus, len(self._buses))
-        return len(sizes), sum(sizes), sum(copy_ns(source, target, nbytes) for nbytes in sizes), number, 0
+        bus = machine.bus(source, target)
+        number = -1 if bus is None else buses.setdefault(bus, len(buses))
+        return len(sizes), sum(sizes), sum(machine.copy_ns(source, target, nbytes) for nbytes in sizes), number, 0
+
+    ways: list[_Way] = []
+    for source, target, sizes, returned in _transfers(workload, riding):
+        here, there = devices[target], devices[source]
+        if source < 0 or (here == there and not (staged and rows[source] != rows[target])):
+            ways += (_NOTHING, _NOTHING)
+        else:
+            ways += (way(there, here, sizes), way(here, there, returned))
+    columns: dict[str, Sequence[int]] = dict(zip(_NAMES, zip(*ways, strict=True), strict=True))
+    return columns | {"staged_ns": lengths}, len(buses)
 
 
 def _transfers(workload: Workload, riding: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, _Sizes, _Sizes]]:

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import is_file
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.simulator.hardware.machine import PROFILES, WAYS, HardwareMachine
-from gpipe_bench.simulator.hardware.profile_rules import (
-    DIRECT_SHARE,
-    FAST_SHARE,
-    FASTEST,
-    rate_problems,
-    slip,
-    unknown_links,
-)
 from gpipe_bench.yaml_text import read_yaml_file
 
 __all__ = [
+    "DIRECT_SHARE",
+    "FAST_SHARE",
     "PROFILES",
     "Efficiency",
     "HardwareMachine",
@@ -38,7 +33,20 @@ __all__ = [
     "profile_names",
 ]
 
+DIRECT_SHARE: Final = 1.0
+"""Largest share of a peak: no device does more than its peak."""
+
+FAST_SHARE: Final = 4.0
+"""Largest share of convolutions that Winograd's algorithm may compute: of the direct algorithm's FLOPs, which are
+counted, its usual tiles need a quarter."""
+
+_FASTEST: Final = 1e5
+"""Largest rate in a profile, 10^17 FLOP or 10^14 bytes per second: what is faster was written in another unit."""
+
 _GIB: Final = 2**30
+_ORDINARY: Final = ("bfloat16", "float16", "float32", "float64")
+_MATRIX: Final = (*_ORDINARY, "float8_e4m3fn", "float8_e5m2", "int8", "tensorfloat32")
+_TYPES: Final = MappingProxyType({"peak_tflops": _ORDINARY, "matrix_tflops": _MATRIX})
 _CONVOLUTION_UNITS: Final = {"float32": "tensorfloat32", "float64": ""}
 _PARTS: Final = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
@@ -50,7 +58,7 @@ class _Section(BaseModel):
 class Link(_Section):
     """A way between two memories."""
 
-    gb_per_s: float = Field(gt=0, le=FASTEST, description="usable bandwidth per direction, 10^9 bytes per second")
+    gb_per_s: float = Field(gt=0, le=_FASTEST, description="usable bandwidth per direction, 10^9 bytes per second")
     latency_us: float = Field(ge=0, description="time of an empty transfer, microseconds")
     shared: bool = Field(
         default=False, description="whether transfers between the same two groups, in one direction, take turns"
@@ -101,7 +109,7 @@ class Profile(_Section):
     device: str = Field(min_length=1, description="name of the device")
     memory_gib: float = Field(gt=0, description="memory that the driver reports, GiB")
     context_gib: float = Field(ge=0, description="taken by the context before the first tensor, GiB")
-    bandwidth_gb_per_s: float = Field(gt=0, le=FASTEST, description="memory bandwidth, 10^9 bytes per second")
+    bandwidth_gb_per_s: float = Field(gt=0, le=_FASTEST, description="memory bandwidth, 10^9 bytes per second")
     peak_tflops: dict[str, float] = Field(description="peak of the ordinary units by dtype, 10^12 FLOP per second")
     matrix_tflops: dict[str, float] = Field(default={}, description="peak of the matrix units by dtype, dense")
     winograd: bool = Field(
@@ -115,21 +123,50 @@ class Profile(_Section):
     topology: Topology
     sources: dict[str, str] = Field(description="where the numbers come from")
 
+    @field_validator("context_gib")
+    @classmethod
+    def _smaller_than_memory(cls, context: float, info: ValidationInfo) -> float:
+        if context >= info.data.get("memory_gib", context + 1):
+            raise ValueError(f"context_gib must be less than memory_gib, got {context}; correct one of them")
+        return context
+
     @field_validator("peak_tflops", "matrix_tflops")
     @classmethod
     def _rates(cls, rates: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        if problems := rate_problems(str(info.field_name), rates):
+        table, problems = str(info.field_name), []
+        if table == "peak_tflops" and "float32" not in rates:
+            problems.append(f"peak_tflops must have float32, got {sorted(rates)}; add it")
+        for dtype, value in rates.items():
+            name = f"{table}.{dtype}"
+            if dtype not in _TYPES[table]:
+                hint = nearest(dtype, _TYPES[table])
+                problems.append(f"{name} must be the rate of a known type, got {dtype!r}; {hint}")
+            if value <= 0:
+                problems.append(f"{name} must be positive, got {value:g}; leave it out if the device has no such units")
+            if value > _FASTEST:
+                problems.append(f"{name} must be at most {_FASTEST:g}, got {value:g}; write 10^12 FLOP per second")
+        if problems:
             raise ValueError("\n".join(problems))
         return rates
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Profile:
-        problems = unknown_links({name: getattr(self.topology, name) for name in WAYS}, self.links)
-        if self.context_gib >= self.memory_gib:
-            problems.append(f"context_gib must be less than memory_gib, got {self.context_gib}; correct one of them")
+    @field_validator("topology")
+    @classmethod
+    def _of_known_links(cls, topology: Topology, info: ValidationInfo) -> Topology:
+        links = info.data.get("links")
+        # Without, they are wrong themselves.
+        problems = (
+            []
+            if links is None
+            else [
+                f"topology.{way} must name one of links, got {link!r}; "
+                + (nearest(link, sorted(links)) if links else "links is empty, add it there")
+                for way in WAYS
+                if (link := getattr(topology, way)) not in links
+            ]
+        )
         if problems:
             raise ValueError("\n".join(problems))
-        return self
+        return topology
 
     @property
     def capacity_bytes(self) -> int:
@@ -214,39 +251,21 @@ def parse_profile(data: object, where: str = "profile") -> Profile:
     try:
         return Profile.model_validate(dict(data))
     except ValidationError as error:
-        lines = [line for item in error.errors() for line in _problems(where, item)]
-        raise ConfigError([*lines, *(line for line in _hidden(where, data) if line not in lines)]) from None
+        raise ConfigError([f"{where}: {line}" for item in error.errors() for line in _problems(item)]) from None
 
 
-def _hidden(where: str, data: Mapping[str, Any]) -> list[str]:
-    """References to links that do not exist, which pydantic looks at only where everything else is right."""
-    topology, links = data.get("topology"), data.get("links")
-    if not isinstance(topology, Mapping) or not isinstance(links, Mapping):
-        return []
-    named = {way: topology[way] for way in WAYS if isinstance(topology.get(way), str)}
-    return [f"{where}: {line}" for line in unknown_links(named, links)]
-
-
-def _known_settings(path: Sequence[str]) -> list[str]:
-    """The settings of the part of a profile at ``path``."""
-    kind: Any = Profile
-    for part in path:
-        field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-        kind = field.annotation if field is not None else Link if path[0] == "links" else None
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
-
-
-def _problems(where: str, error: Any) -> list[str]:
-    name = ".".join(str(part) for part in error["loc"])
+def _problems(error: Any) -> Sequence[str]:
+    name = ".".join(map(str, error["loc"]))
     if error["type"] == "value_error":
-        return [f"{where}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
+        return str(error["ctx"]["error"]).splitlines()
     if error["type"] == "missing":
-        return [f"{where}: {name} must be given, got nothing; add it"]
+        return [f"{name} must be given, got nothing; add it"]
     if error["type"] == "less_than_equal":
-        return [f"{where}: {slip(error['loc'], error['ctx']['le'], float(error['input']))}"]
+        unit = "a share, not percent" if error["loc"][0] == "efficiency" else "10^9 bytes per second"
+        return [f"{name} must be at most {error['ctx']['le']:g}, got {float(error['input']):g}; write {unit}"]
     if error["type"] == "extra_forbidden":
-        *above, own = map(str, error["loc"])
-        hint = nearest(own, _known_settings(above))
+        known = [field for section in (Profile, Link, Topology, Efficiency) for field in section.model_fields]
+        hint = nearest(str(error["loc"][-1]), known)
         hint = "remove it" if hint.startswith("use one of") else hint
-        return [f"{where}: {name} must be a setting of a profile, got an unknown one; {hint}"]
-    return [f"{where}: {name} must satisfy '{error['msg']}', got {error['input']!r}; correct it"]
+        return [f"{name} must be a setting of a profile, got an unknown one; {hint}"]
+    return [f"{name} must satisfy '{error['msg']}', got {error['input']!r}; correct it"]

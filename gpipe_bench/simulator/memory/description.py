@@ -50,9 +50,7 @@ def describe(
             gradients that come to it until it has run, unless they are handed over.
     """
     sizes = {size: number for number, size in enumerate(workload.partitions[0])}
-    firsts = _alike(works[size] for works in workload.partitions for size in sizes)
-    tasks = list({id(first): first for first in firsts}.values())
-    kind_of = {id(work): kind for kind, work in enumerate(tasks)}
+    tasks = [works[size] for works in workload.partitions for size in sizes]
     scratch = dict.fromkeys(op.block for work in tasks for op in _requests(work) if op.kind == "scratch")
     kernels = {block: number for number, block in enumerate(scratch)}
     names = _names(workload, tasks)
@@ -63,7 +61,7 @@ def describe(
         [sizes[size] for size in workload.microbatch_sizes],
         # Micro-batches are views of the tensors of the batch.
         [sum(nbytes) for nbytes in inputs],
-        [kind_of[id(first)] for first in firsts],
+        range(len(tasks)),
     )
     skips = [
         record((skip.source, skip.target, skip.returns), [skip.bytes.get(size, 0) for size in sizes])
@@ -74,22 +72,6 @@ def describe(
     for records in (skips, partitions, kinds):
         found += (len(records), *chain.from_iterable(records))
     return array("q", found)
-
-
-def _alike(works: Iterable[TaskWork]) -> list[TaskWork]:
-    """For each task the first one that is equal to it."""
-    firsts: dict[object, list[TaskWork]] = {}
-    found: list[TaskWork] = []
-    for work in works:
-        # Most are told apart by these, so that few long lists are compared.
-        rows = work.forward_memory, work.graph_memory, work.backward_memory
-        candidates = firsts.setdefault((work.backward, work.input_bytes, *map(len, rows)), [])
-        first = next((one for one in candidates if one == work), None)
-        if first is None:
-            first = work
-            candidates.append(work)
-        found.append(first)
-    return found
 
 
 def _requests(work: TaskWork) -> Iterator[MemoryOp]:

@@ -21,10 +21,10 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
-from gpipe_bench.simulator.clock.simulation import GIB, device_uses, gib_texts, step_events
+from gpipe_bench.simulator.clock.simulation import GIB, gib_texts, step_uses
 from gpipe_bench.simulator.hardware.machine import PROFILES, HardwareMachine
 from gpipe_bench.simulator.published.settings import Setting, published_cells
-from gpipe_bench.simulator.tracing.kept import TRACING, default_folder, kept
+from gpipe_bench.simulator.tracing.kept import kept
 from gpipe_bench.simulator.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ _MODEL: Final = "model_memory_gib"
 
 METRICS: Final = (_THROUGHPUT, _UTILIZATION, _RESERVED, _MODEL, _ACTIVATIONS)
 """What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do."""
-
-_COMPOSING: Final = (*TRACING, "hardware/*.py", "workloads/*.py")
-"""Files that decide what a workload holds."""
 
 _PER_GRADIENT: Final = 3
 """A parameter, its gradient and RMSprop's average."""
@@ -105,15 +102,14 @@ class PublishedRuns:
     @cached_property
     def machine(self) -> HardwareMachine:
         """The machine that has them."""
-        return self._kept({}, lambda: HardwareMachine(self.profile), ("hardware/*.py",))
+        return self._kept({}, lambda: HardwareMachine(self.profile))
 
-    def _kept(self, key: Mapping[str, Any], make: Callable[[], T], sources: tuple[str, ...]) -> T:
+    def _kept(self, key: Mapping[str, Any], make: Callable[[], T]) -> T:
         """What depends on the profile, on disk if that has a name."""
         if not isinstance(self._given, str):
             return make()
-        folder = default_folder() if self._cache is None else self._cache
         text = (PROFILES / f"{self._given}.yaml").read_text(encoding="utf-8")
-        return kept(folder, {**key, "profile": text}, make, sources)
+        return kept(self._cache, {**key, "profile": text}, make)
 
     def outcome(self, row: Setting) -> Outcome:
         """Simulate a row, for the metrics that were published."""
@@ -167,7 +163,7 @@ class PublishedRuns:
             return work if memory else work.without_requests()
 
         if self._last is None or self._last[0] != key:
-            self._last = key, self._kept({"row": key}, make, _COMPOSING)
+            self._last = key, self._kept({"row": key}, make)
         return self._last[1]
 
     def _composed(self, row: Setting, batch_size: int) -> Workload:
@@ -197,6 +193,5 @@ def _components(row: Setting) -> Components:
 
 
 def _utilization(row: Setting, done: Run) -> float:
-    events, length_us = step_events(done, len(done.step_ends_ns) - 1)
-    uses = device_uses(done, events, length_us, range(row.partitions))
+    uses = step_uses(done, range(row.partitions), len(done.step_ends_ns) - 1)
     return sum(use.utilization_fraction for use in uses) / row.partitions

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.configurations import canonical
 from gpipe_bench.data import PUBLISHED_FOLDER
-from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.tracing.kept import default_folder, kept
+from gpipe_bench.simulator.tracing.kept import kept
 from gpipe_bench.tables import plain_records, read_table
 
 if TYPE_CHECKING:
@@ -65,8 +64,6 @@ class Setting:
 
 _SETTINGS: Final = tuple(column.name for column in fields(Setting))
 _CELL: Final = ("table", "experiment")
-_READING: Final = ("published/*.py", "../tables.py", "../columns.*")
-"""Files that decide what is read, below the folder of the simulator."""
 _VALUE: Final = (*_CELL, "source", "metric", "model", "model_args", "partitions", "chunks")
 
 
@@ -75,25 +72,12 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
     """The values that torchgpipe's benchmarks print, and how each of their rows was run.
 
     Raises:
-        ConfigError: a table cannot be read or is not whole, or the two do not belong together.
+        ConfigError: a table cannot be read or is not whole.
     """
     needed = (*_CELL, "source", "metric", "value", "status")
     values = read_table(folder / "published.csv", needed, given=needed[:-2], key=_VALUE)
     values = values[values["source"].str.startswith("torchgpipe:benchmarks")]
-    settings = read_table(folder / "settings.csv", _SETTINGS, given=_SETTINGS[:4], key=_CELL)
-    both = settings[[*_CELL]].merge(values[[*_CELL]].drop_duplicates(), how="outer", indicator=True)
-    if len(lone := both[both["_merge"] != "both"]):
-        cell = " ".join(lone.iloc[0][[*_CELL]])
-        rule = f"published.csv and settings.csv in {folder} must have the same cells"
-        raise ConfigError([f"{rule}, got {cell} in only one of them; restore the folder"])
-    if len(blank := values[(values["status"] == "ok") & values["value"].isna()]):
-        rule = f"{folder / 'published.csv'}, line {blank.index[0] + 2}: value must be given where status is ok"
-        raise ConfigError([f"{rule}, got nothing; restore the file"])
-    if len(wrong := values[values["value"] <= 0]):
-        line, value = wrong.index[0] + 2, wrong["value"].iloc[0]
-        rule = f"{folder / 'published.csv'}, line {line}: value must be greater than 0"
-        raise ConfigError([f"{rule}, got {value:g}; restore the file"])
-    return values, settings
+    return values, read_table(folder / "settings.csv", _SETTINGS, given=_SETTINGS[:4], key=_CELL)
 
 
 @cache
@@ -108,7 +92,7 @@ def _records() -> dict[str, list[dict[str, Any]]]:
         settings = settings[[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0})
         return {"values": plain_records(values[[*_CELL, "metric", "value"]]), "settings": plain_records(settings)}
 
-    return kept(default_folder(), key, read, _READING)
+    return kept(None, key, read)
 
 
 @cache

@@ -9,17 +9,14 @@ import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from gpipe_bench.cache import cache_folder
 from gpipe_bench.sealed import read_sealed, write_sealed
 
 T = TypeVar("T")
-
-TRACING: Final = ("tracing/*.py", "workloads/optimizer*.py", "workloads/sources.py")
-"""The files of the simulator that decide what a trace holds, as patterns."""
 
 
 class _Reader(pickle.Unpickler):
@@ -32,24 +29,17 @@ class _Reader(pickle.Unpickler):
         return found
 
 
-def default_folder() -> Path:
-    """Where values are kept: ``$XDG_CACHE_HOME/gpipe_bench/traces``, by default below ``~/.cache``."""
-    return cache_folder("traces")
-
-
-def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T], sources: tuple[str, ...] = TRACING) -> T:
+def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T]) -> T:
     """The value under ``key``, made and stored where there is none.
 
     Args:
-        folder: where it is kept; None to keep nothing.
+        folder: where it is kept; None: ``$XDG_CACHE_HOME/gpipe_bench/traces``, by default below ``~/.cache``.
         key: all that the value depends on, code aside.
         make: makes it, of plain values and classes of the simulator.
-        sources: patterns of the files of the simulator that it depends on; the models are among them anyway.
     """
-    if folder is None:
-        return make()
-    text = json.dumps({**key, "torch": _torch_version(), "sources": _digest(sources)}, sort_keys=True, default=str)
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.pickle"
+    text = json.dumps({**key, "code": _digest()}, sort_keys=True, default=str)
+    name = f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.pickle"
+    path = (cache_folder("traces") if folder is None else folder) / name
     stored = read_sealed(path)
     if stored is not None:
         value: T = _Reader(io.BytesIO(stored)).load()
@@ -62,23 +52,11 @@ def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T], sou
 
 
 @cache
-def _torch_version() -> str:
-    """What the installed PyTorch says of itself: read, since to load even the reader of metadata takes longer."""
-    found = find_spec("torch")
-    path = Path(found.origin).with_name("version.py") if found is not None and found.origin is not None else None
-    if path is not None and path.is_file():
-        return path.read_text(encoding="utf-8")
-    from importlib.metadata import version
-
-    return version("torch")
-
-
-@cache
-def _digest(sources: tuple[str, ...]) -> str:
-    """A digest of files of the simulator, and of the models."""
-    here = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    found = (path for pattern in sources for path in sorted(here.glob(pattern)))
-    for path in (*found, *sorted((here.parent / "models").glob("*.py"))):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+def _digest() -> str:
+    """A digest of the simulator, of the models, of what reads tables, and of the version of PyTorch."""
+    package = Path(__file__).parents[2]
+    digest = hashlib.sha256(version("torch").encode())
+    for pattern in ("simulator/**/*.py", "models/*.py", "tables.py", "columns.*"):
+        for path in sorted(package.glob(pattern)):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -26,7 +26,7 @@ from gpipe_bench.simulator.tracing.specs import TensorSpec, flat, map_specs, spe
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 from gpipe_bench.skip import Skippable
 from gpipe_bench.skip.namespace import SkipKey
-from gpipe_bench.skip.tracker import use_tracker
+from gpipe_bench.skip.tracker import LocalTracker, use_tracker
 
 Grads = tuple[Tensor | None, ...]
 
@@ -72,20 +72,6 @@ class _Exit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _grad: Tensor) -> tuple[Tensor, None]:
         return ctx.make(ctx.spec), None
-
-
-class _Skips:
-    """The tracker of one run: gives skips that were stashed before, keeps those that stay on board after."""
-
-    def __init__(self, available: dict[SkipKey, Tensor | None]) -> None:
-        self.available = available
-        self.stashed: dict[SkipKey, Tensor | None] = {}
-
-    def save(self, key: SkipKey, value: Tensor | None) -> None:
-        self.stashed[key] = value
-
-    def load(self, key: SkipKey) -> Tensor | None:
-        return self.stashed.pop(key) if key in self.stashed else self.available.pop(key)
 
 
 def declared_skips(layer: nn.Module) -> tuple[list[SkipKey], list[SkipKey]]:
@@ -147,9 +133,11 @@ def _trace_plain(layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSp
 def _run_layer(layer: nn.Module, recorder: Recorder, entered: Any) -> tuple[Any, dict[SkipKey, Tensor | None]]:
     """Run a layer on what entered, inputs and skips; gives its output and the skips that it stashed."""
     inputs, skips = entered
-    tracker = _Skips(skips)
+    tracker = LocalTracker(skips.items())
+    # From here on the tracker alone holds them.
+    skips.clear()
     with recorder, use_tracker(tracker):
-        return layer(inputs), tracker.stashed
+        return layer(inputs), tracker.values
 
 
 class LayerTracing:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpipe_bench.simulator.tracing.meta_results import evaluate
+from gpipe_bench.simulator.tracing.meta_results import evaluate, storage_key
 from gpipe_bench.simulator.tracing.operations import kernels_of, tensors_of
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Step
 
@@ -56,25 +56,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         return result
 
     def _account(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        keys = set(map(_key, tensors_of([*args, *kwargs.values()])))
+        keys = set(map(storage_key, tensors_of([*args, *kwargs.values()])))
         for tensor in tensors_of(result):
-            key = _key(tensor)
+            key = storage_key(tensor)
             if key not in keys and key not in self._blocks:
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
         self.steps += kernels_of(func, args, kwargs, result)
-        if func is torch.ops.aten.add_.Tensor and _key(args[0]) in self._sums and args[1].is_contiguous():
+        if func is torch.ops.aten.add_.Tensor and storage_key(args[0]) in self._sums and args[1].is_contiguous():
             self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
 
     def accumulate(self, gradients: Iterable[Tensor | None]) -> None:
         """Say which tensors are gradients of parameters."""
-        self._sums = {_key(gradient) for gradient in gradients if gradient is not None}
+        self._sums = {storage_key(gradient) for gradient in gradients if gradient is not None}
 
     def adopt(self, tensor: Tensor) -> int:
         """Give the storage of ``tensor``, which appeared without an operation, its block."""
         storage = tensor.untyped_storage()
-        key = _key(tensor)
+        key = storage_key(tensor)
         if key not in self._blocks:
             self._blocks[key] = self._next
             self._watches[key] = weakref.ref(storage, partial(self._died, key))
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
 
     def block(self, tensor: Tensor | None) -> int:
         """The block of a tensor; :data:`NO_BLOCK` for none, an empty one and parameters or buffers."""
-        return NO_BLOCK if tensor is None else self._blocks.get(_key(tensor), NO_BLOCK)
+        return NO_BLOCK if tensor is None else self._blocks.get(storage_key(tensor), NO_BLOCK)
 
     def alive(self) -> set[int]:
         """Blocks that somebody holds."""
@@ -98,8 +98,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         """The steps since the last call."""
         steps, self.steps = tuple(self.steps), []
         return steps
-
-
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - what tells storages apart; it has no public name
-    return key

@@ -14,6 +14,7 @@ from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts, LayerTrace, Parameter
+from gpipe_bench.simulator.workloads.blocks import Costs
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
@@ -54,20 +55,18 @@ def build_workload(
     """The work of one training step; ``options``: those of :func:`workload_of`, all else as in :func:`.api.simulate`.
 
     Raises:
-        BalanceError: as there.
-        ValueError: as there, or what belongs to the model is missing.
+        BalanceError, ValueError: as there.
     """
     if isinstance(model, Model):
         source = model_of_suite(model.name, model.arguments, cache, precision=precision)
-    elif sample is None:
-        raise ValueError("sample must be given with an nn.Sequential, got None; pass a batch as the model takes it")
-    elif loss is not None and target is None:
-        raise ValueError("target must be given with a loss, got None; pass the targets of a mini-batch")
     else:
+        assert sample is not None  # noqa: S101 - arguments are checked before
         source = module_source(model, sample, loss, target, precision=precision)
     return workload_of(source, cache=cache, **options)
 
 
+# A trace is many small objects without cycles, which the collector would go through again and again.
+@no_collection()
 def workload_of(
     source: ModelSource,
     *,
@@ -96,38 +95,37 @@ def workload_of(
         ValueError: batch size, chunks or optimizer.
     """
     sizes = microbatch_sizes(batch_size, chunks)
-    # A trace is many small objects without cycles, which the collector would go through again and again.
-    with no_collection():
-        facts = source.facts
-        _check_balance(balance, len(facts))
-        spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
-        routes = _routes(facts, spans)
-        per_size = {size: _partitions(source, size, spans, routes, profile, split=split) for size in sorted(set(sizes))}
-        largest = per_size[sizes[0]]
-        dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
-        masters = source.precision in HALVES
-        update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
-        static = tuple(_static_of(facts[span], update) for span in spans)
-        return Workload(
-            partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
-            microbatch_sizes=sizes,
-            skips=tuple(
-                SkipWork(
-                    f"skip{number}",
-                    *route,
-                    {size: works[route[0]].departing[number] for size, works in per_size.items()},
-                    number in largest[route[1]].returning,
-                )
-                for number, route in routes.items()
-                if number in largest[route[0]].departing
-            ),
-            loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
-            optimizer=()
-            if update is None
-            else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans),
-            static_bytes=tuple(part.total for part in static),
-            static=static,
-        )
+    facts = source.facts
+    _check_balance(balance, len(facts))
+    spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
+    routes = _routes(facts, spans)
+    costs = Costs(profile)
+    per_size = {size: _partitions(source, size, spans, routes, costs, split=split) for size in sorted(set(sizes))}
+    largest = per_size[sizes[0]]
+    dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
+    masters = source.precision in HALVES
+    update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
+    static = tuple(_static_of(facts[span], update) for span in spans)
+    return Workload(
+        partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
+        microbatch_sizes=sizes,
+        skips=tuple(
+            SkipWork(
+                f"skip{number}",
+                *route,
+                {size: works[route[0]].departing[number] for size, works in per_size.items()},
+                number in largest[route[1]].returning,
+            )
+            for number, route in routes.items()
+            if number in largest[route[0]].departing
+        ),
+        loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
+        optimizer=()
+        if update is None
+        else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans),
+        static_bytes=tuple(part.total for part in static),
+        static=static,
+    )
 
 
 def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:
@@ -164,12 +162,11 @@ def _partitions(
     size: int,
     spans: Sequence[slice],
     routes: Mapping[int, tuple[int, int]],
-    profile: Profile,
+    costs: Costs,
     *,
     split: bool,
 ) -> list[PartitionWork]:
     """The work of each partition for micro-batches of ``size`` samples; ``routes``: of the skips, by number."""
-    costs = source.composed.costs(profile)
     works: list[PartitionWork] = []
     entering = source.input_bytes(size)
     for j, span in enumerate(spans):
@@ -182,9 +179,7 @@ def _partitions(
         departing = tuple(number for number, route in routes.items() if route[0] == j)
         layers, facts = source.partition(size, span), source.facts[span]
         passes = partial(LayerPasses, layers, facts, input_bytes=entering, arriving=arriving, departing=departing)
-        make = partial(compose, passes, costs, source.splits(size, span) if split else None, first=j == 0)
-        key = size, span.start, span.stop, entering, tuple(arriving), departing, split
-        works.append(source.composed.partition(costs, key, make))
+        works.append(compose(passes, costs, source.splits(size, span) if split else None, first=j == 0))
         entering = works[-1].task.output_bytes
     return works
 

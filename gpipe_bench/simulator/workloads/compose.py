@@ -6,20 +6,15 @@ that are not laid out as its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
-from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Kernel, LayerFacts, LayerTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
 from gpipe_bench.simulator.workloads.split import SplitLayers, split_work
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork
-
-_MOST: Final = 2**19
-"""Requests to allocators, of all that is kept; some 70 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +49,6 @@ def compose(
         apart = passes(apart=True, copies=partition.writes)
         task = replace(task, checkpointed=_task(apart, costs, split, first=first)[0])
     return PartitionWork(task, partition.skip_bytes, returning)
-
-
-class Composed:
-    """The work of partitions of one model; when it is too much, it is made anew."""
-
-    def __init__(self) -> None:
-        self._costs: dict[str, Costs] = {}
-        self._works: dict[Hashable, PartitionWork] = {}
-        self._requests = 0
-
-    def costs(self, profile: Profile) -> Costs:
-        """Durations of the layers on a device."""
-        return self._costs.setdefault(repr(profile), Costs(profile))
-
-    def partition(self, costs: Costs, key: Hashable, make: Callable[[], PartitionWork]) -> PartitionWork:
-        """The work of a partition, made if it is not there; ``key``: all that it depends on but the costs."""
-        place = id(costs), key
-        if place not in self._works:
-            if self._requests > _MOST:
-                self._works, self._requests = {}, 0
-            work = self._works[place] = make()
-            task = work.task
-            self._requests += len(task.forward_memory) + len(task.graph_memory) + len(task.backward_memory)
-        return self._works[place]
 
 
 def _task(partition: LayerPasses, costs: Costs, split: SplitLayers | None, *, first: bool) -> tuple[TaskWork, set[int]]:

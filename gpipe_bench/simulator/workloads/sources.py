@@ -1,14 +1,10 @@
-"""Where traces come from: a module that is traced now, or a model of the suite whose traces are kept on disk.
-
-A micro-batch of one sample is traced as it is, since a dimension of size 1 changes which operations run; the others
-come from a line through three traces, where there is one.
-"""
+"""Where traces come from: a module that is traced now, or a model of the suite whose traces are kept on disk."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,11 +14,9 @@ from gpipe_bench.models.arguments import Argument, Values, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.spec import ModelSpec
 from gpipe_bench.models.table import check_arguments, format_arguments, model_digest, model_spec
-from gpipe_bench.simulator.tracing.kept import default_folder, kept
+from gpipe_bench.simulator.tracing.kept import kept
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
-from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, SplitTrace
-from gpipe_bench.simulator.workloads.compose import Composed
 from gpipe_bench.simulator.workloads.split import SplitLayers
 
 if TYPE_CHECKING:
@@ -35,9 +29,6 @@ T = TypeVar("T")
 _Traces = tuple[tuple[LayerTrace, ...], tuple[LayerTrace, ...]]
 """Traces of all layers: of each among others, and of each as the first of a partition."""
 
-_Lines = tuple[tuple[ScalableTrace, ...], tuple[ScalableTrace, ...]]
-"""The same at any batch size."""
-
 
 class ModelSource:
     """Traces of one model.
@@ -47,12 +38,9 @@ class ModelSource:
         sample_bytes: of each tensor that enters, per sample.
         loss: (output, target) -> scalar, or None.
         target: batch size -> targets.
-        folder: where traces are kept; None to keep them in memory alone.
-        key: what names the model there.
+        folder: where traces are kept; the user's cache folder by default.
+        key: what names the model there; None to keep them in memory alone.
         precision: what the traces are in; an attribute, too.
-
-    Attributes:
-        composed: what partitions were made of them.
     """
 
     def __init__(
@@ -73,7 +61,6 @@ class ModelSource:
         self._losses: dict[int, LayerTrace] = {}
         self._traces: dict[int, _Traces] = {}
         self._splits: dict[tuple[int, tuple[bool, ...]], SplitTrace] = {}
-        self.composed = Composed()
 
     def input_bytes(self, size: int) -> tuple[int, ...]:
         """Bytes of each tensor that enters with ``size`` samples."""
@@ -132,52 +119,20 @@ class ModelSource:
         return self._losses[batch_size]
 
     def _at(self, size: int) -> _Traces:
-        if size not in self._traces:
-            lines = self._lines if size > 1 else None
-            if lines is None:
-                self._traces[size] = self._kept(partial(self._trace, size), size=size)
-            else:
-                self._traces[size] = _each(lambda line: line.at(size), lines)
-        return self._traces[size]
+        def trace() -> _Traces:
+            made = self._tracer.trace(size)
+            return made.layers, made.firsts
 
-    def _trace(self, size: int) -> _Traces:
-        trace = self._tracer.trace(size)
-        return trace.layers, trace.firsts
+        if size not in self._traces:
+            self._traces[size] = self._kept(trace, size=size)
+        return self._traces[size]
 
     @cached_property
     def _tracer(self) -> Tracer:
         return self._make()
 
-    @cached_property
-    def _lines(self) -> _Lines | None:
-        return self._kept(self._fit, part="lines")
-
-    def _fit(self) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-        """Traces at any size; None if there is a layer through whose traces no line goes."""
-        try:
-            probes = [self._trace(size) for size in PROBES]
-        except (RuntimeError, ValueError):
-            # The model does not take these sizes: each size is traced when it is needed, and says what is wrong.
-            return None
-        lines = _each(lambda *traces: fit_line(traces), *probes)
-        return lines if all(line is not None for part in lines for line in part) else None
-
     def _kept(self, make: Callable[[], T], **part: str | int) -> T:
-        return kept(self._folder, {**self._key, **part}, make)
-
-
-def _each(function: Callable[..., T], *traces: tuple[tuple[Any, ...], ...]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Call a function with the first items of all traces, then with the second ones, and so on; once for the same."""
-    known: dict[tuple[int, ...], T] = {}
-
-    def once(*items: Any) -> T:
-        key = tuple(map(id, items))
-        if key not in known:
-            known[key] = function(*items)
-        return known[key]
-
-    layers, firsts = (tuple(map(once, *part)) for part in zip(*traces, strict=True))
-    return layers, firsts
+        return kept(self._folder, {**self._key, **part}, make) if self._key else make()
 
 
 def module_source(
@@ -220,7 +175,7 @@ _RESNET101: Final = ModelSpec(
 
 def resnet101_source(folder: Path | None = None) -> ModelSource:
     """Traces of the published runs' ResNet-101, kept as those of the suite's models are."""
-    return _kept_source(_RESNET101.name, "", "", default_folder() if folder is None else folder, "float32")
+    return _kept_source(_RESNET101.name, "", "", folder, "float32")
 
 
 def model_of_suite(
@@ -232,11 +187,11 @@ def model_of_suite(
         ConfigError: there is no such model, or its arguments are wrong.
     """
     text = format_arguments(check_arguments(name, given))
-    return _kept_source(name, text, model_digest(name), default_folder() if folder is None else folder, precision)
+    return _kept_source(name, text, model_digest(name), folder, precision)
 
 
 @cache
-def _kept_source(name: str, text: str, digest: str, folder: Path, precision: str) -> ModelSource:
+def _kept_source(name: str, text: str, digest: str, folder: Path | None, precision: str) -> ModelSource:
     """Traces of a model on disk; PyTorch is loaded only when something has to be traced.
 
     ``text`` has its arguments, ``digest`` is that of the files of a model of the user's own; for others it is empty.

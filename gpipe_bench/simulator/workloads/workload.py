@@ -242,19 +242,17 @@ def _variant(work: TaskWork, key: int) -> TaskWork:
 
 
 class Machine(Protocol):
-    """What the event simulation needs of the hardware."""
+    """What the event simulation needs of the hardware.
 
-    @property
-    def launch_ns(self) -> int:
-        """Host time per kernel or copy."""
+    Attributes:
+        launch_ns: host time per kernel or copy.
+        queue_depth: launches that a stream holds before the host that issues the next one waits; 0 for no limit.
+        capacity_bytes: usable memory of a device; 0 for no limit.
+    """
 
-    @property
-    def queue_depth(self) -> int:
-        """Launches that a stream holds before the host that issues the next one waits; 0 for no limit."""
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Usable memory of a device; 0 for no limit."""
+    launch_ns: int
+    queue_depth: int
+    capacity_bytes: int
 
     def copy_ns(self, source: int, target: int, nbytes: int) -> int:
         """Time of a transfer from device ``source`` to ``target``, either of which may be :data:`HOST`."""

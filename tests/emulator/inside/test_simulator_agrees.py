@@ -25,6 +25,7 @@ from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import recording
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork
 from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS, TimelineEvent
@@ -106,7 +107,7 @@ def simulated(
     work = workload(m, [task(3 + sum(j in skip for skip in skips)) for j in range(n)], skips)
     chosen = Settings(components, checkpoint, transfer=transfer, memory=False, backward=backward)
     found = run(work, machine, chosen)
-    return found.makespan_ns / MS, orders(found.events(), n)
+    return found.makespan_ns / MS, orders(Timeline(found.issued), n)
 
 
 PLACES = pytest.mark.parametrize("transfer", ["direct", "host"])

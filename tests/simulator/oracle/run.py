@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import NamedTuple
 
 from gpipe_bench.collection import no_collection
@@ -92,7 +92,8 @@ class _Simulation:
         self.done: set[Node] = set()
         self.collecting: Node | None = None
         self.step_starts: list[int] = []
-        self.latencies = latencies(settings.nesting_ns[1], settings.seed)
+        mean = settings.nesting_ns[1]
+        self.latencies = repeat(mean) if settings.seed is None else latencies(mean, settings.seed)
         self.caller = self._caller()
 
     def run(self) -> OracleRun:
