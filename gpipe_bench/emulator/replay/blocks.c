@@ -11,7 +11,7 @@ struct BlockTable {
     MemoryShortage shortage; /* the first; of no capacity: there was none */
     struct {
         TraceRow *items;
-        int64_t count, room;
+        uint32_t count, room;
     } without; /* allocations of scratch memory that failed */
 };
 

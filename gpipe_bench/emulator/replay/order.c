@@ -19,7 +19,7 @@ typedef struct {
 
 typedef struct {
     Touch *items;
-    int64_t count, room;
+    uint32_t count, room;
     int32_t unused;
 } Touches;
 

@@ -72,7 +72,7 @@ typedef struct {
     uint32_t *first_later;  /* by row: the rows that wait for it, a list, or NO_ROW */
     struct {
         Later *items;
-        int64_t count, room;
+        uint32_t count, room;
     } later;
     Version *versions; /* ascending */
     int64_t version_count;

@@ -61,14 +61,16 @@ uint32_t graph_pass(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, u
 /* The graph as it is before a backward pass: every step makes the same one. */
 void graph_rewind(Clock *clock) {
     Graph *graph = &clock->graph;
-    for (int64_t node = 0; node < graph->nodes.count; node++) {
-        graph->nodes.items[node].filled = graph->nodes.items[node].issued = false;
-        graph->nodes.items[node].waiting = 0;
-    }
-    for (int64_t edge = 0; edge < graph->edges.count; edge++) {
-        Node *producer = &graph->nodes.items[graph->edges.items[edge] & ~LANE_BIT];
-        assert(producer->waiting < UINT16_MAX);
-        producer->waiting++;
+    uint32_t edge = 0;
+    for (Node *node = graph->nodes.items; node < graph->nodes.items + graph->nodes.count; node++) {
+        node->filled = node->issued = false;
+        node->waiting = 0;
+        /* Producers come before their consumers. */
+        for (; edge < node[1].first_edge; edge++) {
+            Node *producer = &graph->nodes.items[graph->edges.items[edge] & ~LANE_BIT];
+            assert(producer->waiting < UINT16_MAX);
+            producer->waiting++;
+        }
     }
 }
 

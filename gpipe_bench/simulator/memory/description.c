@@ -37,11 +37,11 @@ static void read_record(Reader *reader, void *record, int integers, int lists) {
 }
 
 /* Reads as many structs as follow. */
-static void *read_records(Reader *reader, int64_t *count, int64_t size, int integers, int lists) {
+static void *read_records(Reader *reader, int64_t *count, size_t size, int integers, int lists) {
     *count = counted(reader);
     char *made = zeros(*count, size);
     for (int64_t place = 0; place < *count; place++)
-        read_record(reader, made + place * size, integers, lists);
+        read_record(reader, made + (size_t)place * size, integers, lists);
     return made;
 }
 
