@@ -131,7 +131,7 @@ static void nest(Clock *clock, Thread *own) {
     TAKE_PLACE(autograd->frames, checkpoint, place);
     uint32_t made = (uint32_t)place;
     PUSH(queue->frames, made);
-    autograd->frames.items[made] = (Frame){own->node, (uint32_t)queue->frames.count, false, false};
+    autograd->frames.items[made] = (Frame){own->node, queue->frames.count, false, false};
     Time latency = clock->input->latencies[autograd->latency++ % clock->input->latency_count];
     agenda_add(clock, clock->now + latency, SUBJECT_ROOT, made);
 }

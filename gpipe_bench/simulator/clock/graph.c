@@ -4,11 +4,11 @@
 
 uint32_t graph_node_new(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, uint32_t stream) {
     Graph *graph = recorder->graph;
-    assert(graph->nodes.count < 1 << NODE_BITS && graph->edges.count < NONE && recorder->made < INT32_MAX);
+    assert(graph->nodes.count < 1 << NODE_BITS && recorder->made < INT32_MAX);
     int32_t rank = kind == NODE_task || kind == NODE_checkpoint ? 0 : recorder->made++;
-    uint32_t first = (uint32_t)graph->edges.count;
-    PUSH(graph->nodes, (Node){.i = i, .j = j, .stream = stream, .kind = kind, .rank = rank, .first_edge = first});
-    return (uint32_t)graph->nodes.count - 1;
+    PUSH(graph->nodes, (Node){.i = i, .j = j, .stream = stream, .kind = kind, .rank = rank,
+                              .first_edge = graph->edges.count});
+    return graph->nodes.count - 1;
 }
 
 void graph_take(Recorder *recorder, uint32_t producer) {

@@ -69,7 +69,7 @@ void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread) {
 uint32_t stream_add(Clock *clock, uint32_t device) {
     PUSH(clock->streams, (Stream){.tail = {NONE, 0}, .queued = {NONE, NONE}});
     PUSH(clock->device_of, device);
-    return (uint32_t)clock->streams.count - 1;
+    return clock->streams.count - 1;
 }
 
 /* Drops what has ended from what the next operation of a stream waits for; the tail joins the others. */
