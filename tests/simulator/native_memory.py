@@ -13,7 +13,7 @@ from tests.simulator.oracle.memory import Memory
 from tests.simulator.oracle.streams import Event
 
 FOLDER = Path(__file__).parents[2] / "gpipe_bench" / "simulator" / "memory"
-RECORD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+RECORD = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 OPEN, TIED, CHECKPOINT = range(3)
 
 
@@ -65,18 +65,25 @@ class NativeMemory:
         self._c.memory_shortage(self._memory, found)
         return tuple(found)
 
-    def _recorded(self, _, stream: int, event: int) -> None:
-        self._clock.record(stream, Event(_Passing(self, event)))
+    def _recorded(self, _, stream: int, event: int) -> int:
+        passing = _Passing(self, event)
+        self._clock.record(stream, Event(passing))
+        passing.is_recorded = True
+        return passing.pending
 
 
 class _Passing:
-    """In place of a list of events that have passed: tells the memory at once."""
+    """In place of a list of events that have passed: tells the memory, unless there was nothing to wait for."""
 
     def __init__(self, memory: NativeMemory, event: int) -> None:
         self._memory, self._event = memory, event
+        self.is_recorded, self.pending = False, 1
 
     def append(self, _: Event) -> None:
-        self._memory.passed(self._event)
+        if self.is_recorded:
+            self._memory.passed(self._event)
+        else:
+            self.pending = 0
 
 
 class BothMemories:

@@ -9,10 +9,7 @@ struct BlockTable {
     int64_t first, count; /* numbers of blocks that the trace allocates */
     int32_t *held;        /* by number from the first on: the allocator's block, or NONE */
     MemoryShortage shortage; /* the first; of no capacity: there was none */
-    struct {
-        TraceRow *items;
-        int64_t count, room;
-    } without; /* allocations of scratch memory that failed */
+    VECTOR(TraceRow) without; /* allocations of scratch memory that failed */
 };
 
 BlockTable *blocks_new(const ReplayInput *input, const int64_t *device_of, int32_t streams, MemoryRecord *record,
@@ -91,8 +88,7 @@ bool blocks_alloc(BlockTable *blocks, const TraceRow *row, int32_t stream) {
     if (made == NONE && !row->scratch) {
         made = exceed(blocks, row, stream, device);
     } else if (made == NONE) {
-        GROW(blocks->without);
-        blocks->without.items[blocks->without.count++] = *row;
+        PUSH(blocks->without, *row);
     }
     *place_of(blocks, row->block) = made;
     return device->use.flushes > flushes;

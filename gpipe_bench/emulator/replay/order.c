@@ -17,11 +17,7 @@ typedef struct {
     int32_t next;
 } Touch;
 
-typedef struct {
-    Touch *items;
-    int64_t count, room;
-    int32_t unused;
-} Touches;
+typedef PLACES(Touch) Touches;
 
 /* Who touched a block: who wrote it last, and since. */
 typedef struct {
@@ -131,9 +127,8 @@ static void come_after(Finder *finder, uint32_t row, uint32_t earlier) {
     if (own->thread == other->thread && finder->input->rows[row].kind != ROW_free) {
         row = own->first;
     }
-    GROW(order->later);
-    order->later.items[order->later.count] = (Later){row, order->first_later[earlier]};
-    order->first_later[earlier] = (uint32_t)order->later.count++;
+    PUSH(order->later, (Later){row, order->first_later[earlier]});
+    order->first_later[earlier] = order->later.count - 1;
     order->missing[row]++;
 }
 

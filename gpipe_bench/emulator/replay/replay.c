@@ -31,7 +31,7 @@ static void add_streams(Replay *replay)
         if (row->kind == ROW_copy && row->peer >= 0)
             add_stream(replay, row->peer, row->peer_stream);
     }
-    replay->first_own = (uint32_t)replay->clock.streams.count;
+    replay->first_own = replay->clock.streams.count;
     for (uint32_t thread = 0; thread < replay->order.threads; thread++)
         stream_add(&replay->clock, (uint32_t)input->devices);
 }

@@ -70,10 +70,7 @@ typedef struct {
     uint32_t *next;         /* by row: the next one of the strand, or NO_ROW */
     uint32_t *missing;      /* by row: how many rows it waits for */
     uint32_t *first_later;  /* by row: the rows that wait for it, a list, or NO_ROW */
-    struct {
-        Later *items;
-        int64_t count, room;
-    } later;
+    VECTOR(Later) later;
     Version *versions; /* ascending */
     int64_t version_count;
 } HostOrder;

@@ -14,7 +14,7 @@
 
 /* What happens now. */
 static Bucket *present(Agenda *agenda, Time now) {
-    return &agenda->buckets[0][now % DIGITS];
+    return &agenda->buckets[0][(uint64_t)now % DIGITS];
 }
 
 static void put(Clock *clock, Appointment one) {

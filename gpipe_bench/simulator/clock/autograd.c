@@ -131,7 +131,7 @@ static void nest(Clock *clock, Thread *own) {
     TAKE_PLACE(autograd->frames, checkpoint, place);
     uint32_t made = (uint32_t)place;
     PUSH(queue->frames, made);
-    autograd->frames.items[made] = (Frame){own->node, (uint32_t)queue->frames.count, false, false};
+    autograd->frames.items[made] = (Frame){own->node, queue->frames.count, false, false};
     Time latency = clock->input->latencies[autograd->latency++ % clock->input->latency_count];
     agenda_add(clock, clock->now + latency, SUBJECT_ROOT, made);
 }
@@ -207,7 +207,7 @@ static bool choose(Clock *clock, uint32_t thread, Thread *own) {
 bool autograd_step(Clock *clock, uint32_t thread) {
     Thread *own = &clock->threads[thread];
     switch (own->state) {
-    case CHOOSE: return choose(clock, thread, own);
+    case CHOOSE: break;
     case BACKWARD: own->state = PASS_ON; return host_pass(clock, thread, own->node, KIND_backward);
     case NEST: own->state = NESTED; return thread_pause(clock, thread, clock->now + clock->input->prepare_ns);
     case NESTED: nest(clock, own); break;
@@ -218,5 +218,5 @@ bool autograd_step(Clock *clock, uint32_t thread) {
     default: pass_on(clock, own->node);
     }
     own->state = CHOOSE;
-    return false;
+    return choose(clock, thread, own);
 }

@@ -210,7 +210,6 @@ struct Clock {
     uint32_t last_number;
     PLACES(Link) links;
     OperationRefs found;     /* by stream_record */
-    VECTOR(uint32_t) events; /* operations that each event waits for */
     VECTOR(Stream) streams;
     VECTOR(uint32_t) device_of;
     Engine *engines;

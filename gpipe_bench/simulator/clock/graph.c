@@ -4,11 +4,11 @@
 
 uint32_t graph_node_new(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, uint32_t stream) {
     Graph *graph = recorder->graph;
-    assert(graph->nodes.count < 1 << NODE_BITS && graph->edges.count < NONE && recorder->made < INT32_MAX);
+    assert(graph->nodes.count < 1 << NODE_BITS && recorder->made < INT32_MAX);
     int32_t rank = kind == NODE_task || kind == NODE_checkpoint ? 0 : recorder->made++;
-    uint32_t first = (uint32_t)graph->edges.count;
-    PUSH(graph->nodes, (Node){.i = i, .j = j, .stream = stream, .kind = kind, .rank = rank, .first_edge = first});
-    return (uint32_t)graph->nodes.count - 1;
+    PUSH(graph->nodes, (Node){.i = i, .j = j, .stream = stream, .kind = kind, .rank = rank,
+                              .first_edge = graph->edges.count});
+    return graph->nodes.count - 1;
 }
 
 void graph_take(Recorder *recorder, uint32_t producer) {
@@ -61,14 +61,16 @@ uint32_t graph_pass(Recorder *recorder, uint32_t kind, uint32_t i, uint32_t j, u
 /* The graph as it is before a backward pass: every step makes the same one. */
 void graph_rewind(Clock *clock) {
     Graph *graph = &clock->graph;
-    for (int64_t node = 0; node < graph->nodes.count; node++) {
-        graph->nodes.items[node].filled = graph->nodes.items[node].issued = false;
-        graph->nodes.items[node].waiting = 0;
-    }
-    for (int64_t edge = 0; edge < graph->edges.count; edge++) {
-        Node *producer = &graph->nodes.items[graph->edges.items[edge] & ~LANE_BIT];
-        assert(producer->waiting < UINT16_MAX);
-        producer->waiting++;
+    uint32_t edge = 0;
+    for (Node *node = graph->nodes.items; node < graph->nodes.items + graph->nodes.count; node++) {
+        node->filled = node->issued = false;
+        node->waiting = 0;
+        /* Producers come before their consumers. */
+        for (; edge < node[1].first_edge; edge++) {
+            Node *producer = &graph->nodes.items[graph->edges.items[edge] & ~LANE_BIT];
+            assert(producer->waiting < UINT16_MAX);
+            producer->waiting++;
+        }
     }
 }
 

@@ -68,9 +68,8 @@ bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns) {
 
 /* A row for a task; it is known where it starts and where it ends. */
 static uint32_t new_record(Clock *clock, uint32_t node, int kind) {
-    assert(clock->records.count < NONE);
     PUSH(clock->records, (Record){clock->now, UNKNOWN, UNKNOWN, node, (uint32_t)kind});
-    return (uint32_t)clock->records.count - 1;
+    return clock->records.count - 1;
 }
 
 /* Says that an operation is the first, or the last, of a task. */
@@ -177,7 +176,7 @@ static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32
             if (clock->device_of.items[stream] == device)
                 PUSH(streams, stream);
         Order idle = {0};
-        uint32_t operation = stream_issue(clock, streams.items, (uint32_t)streams.count, &idle);
+        uint32_t operation = stream_issue(clock, streams.items, streams.count, &idle);
         free(streams.items);
         operation_after_start(clock, operation, thread);
         own->pending = node;

@@ -218,7 +218,7 @@ static void add_root(Recorder *recorder) {
     graph->root = graph_node_new(recorder, NODE_loss, 0, last, stream);
     for (int64_t i = 0; i < input->microbatches; i++)
         graph_take_flat(recorder, (uint32_t)i, (Skips){NULL, 0});
-    PUSH(graph->nodes, (Node){.first_edge = (uint32_t)graph->edges.count});
+    PUSH(graph->nodes, (Node){.first_edge = graph->edges.count});
     graph->nodes.count--;
 }
 

@@ -69,7 +69,7 @@ void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread) {
 uint32_t stream_add(Clock *clock, uint32_t device) {
     PUSH(clock->streams, (Stream){.tail = {NONE, 0}, .queued = {NONE, NONE}});
     PUSH(clock->device_of, device);
-    return (uint32_t)clock->streams.count - 1;
+    return clock->streams.count - 1;
 }
 
 /* Drops what has ended from what the next operation of a stream waits for; the tail joins the others. */
@@ -124,20 +124,15 @@ void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited) {
     stream_await(clock, waiter, &source->tail, 1);
 }
 
-/* Lets an event pass when everything issued to a stream so far has run; perhaps at once. As a MemoryRecord. */
-void stream_record(void *context, int32_t stream, int32_t event) {
+/* Says how many operations an event waits for: all that are pending on a stream. As a MemoryRecord. */
+int32_t stream_record(void *context, int32_t stream, int32_t event) {
     Clock *clock = context;
     OperationRefs *found = &clock->found;
-    uint32_t number = (uint32_t)event;
     found->count = 0;
     stream_pending(clock, (uint32_t)stream, found);
     for (int64_t place = 0; place < found->count; place++)
-        append(clock, &clock->operations.items[found->items[place].place].followers, number | EVENT_BIT);
-    while (clock->events.count <= number)
-        PUSH(clock->events, 0);
-    clock->events.items[number] = (uint32_t)found->count;
-    if (!found->count)
-        event_passed(clock->allocators, event);
+        append(clock, &clock->operations.items[found->items[place].place].followers, (uint32_t)event | EVENT_BIT);
+    return (int32_t)found->count;
 }
 
 /* --- launch queues ------------------------------------------------------------------------------------------------ */
@@ -217,29 +212,27 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
 
 /* Ends an operation: what waits for it may be ready, events may pass, and its engines are free. */
 void operation_ends(Clock *clock, uint32_t place) {
-    Operation ended = clock->operations.items[place];
-    clock->operations.items[place].number = 0;
-    if (ended.begins)
-        clock->records.items[ended.record].start = ended.start;
-    if (ended.ends)
-        clock->records.items[ended.record].end = clock->now;
-    if (ended.queue != NONE)
-        leave_queue(clock, &ended, place);
-    while (ended.followers.first != NONE) {
-        uint32_t subject = take_first(clock, &ended.followers);
+    Operation *ended = &clock->operations.items[place];
+    ended->number = 0;
+    if (ended->begins)
+        clock->records.items[ended->record].start = ended->start;
+    if (ended->ends)
+        clock->records.items[ended->record].end = clock->now;
+    if (ended->queue != NONE)
+        leave_queue(clock, ended, place);
+    while (ended->followers.first != NONE) {
+        uint32_t subject = take_first(clock, &ended->followers);
         if (subject & EVENT_BIT) {
-            uint32_t event = subject & ~EVENT_BIT;
-            if (!--clock->events.items[event])
-                event_passed(clock->allocators, (int32_t)event);
+            event_passed(clock->allocators, (int32_t)(subject & ~EVENT_BIT));
             continue;
         }
         Operation *follower = &clock->operations.items[subject];
         if (!--follower->missing)
             PUSH(clock->ready, (Turn){clock->now, follower->number, subject});
     }
-    if (ended.duration)
-        for (uint32_t engine = 0; engine < ended.engine_count; engine++)
-            engine_release(clock, ended.engines[engine]);
+    if (ended->duration)
+        for (uint32_t engine = 0; engine < ended->engine_count; engine++)
+            engine_release(clock, ended->engines[engine]);
     LEAVE_PLACE(clock->operations, queued, (int32_t)place);
 }
 
@@ -262,7 +255,6 @@ void streams_free(Clock *clock) {
     free(clock->device_of.items);
     free(clock->operations.items);
     free(clock->links.items);
-    free(clock->events.items);
     free(clock->found.items);
     free(clock->ready.items);
 }

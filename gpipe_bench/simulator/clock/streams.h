@@ -129,7 +129,7 @@ uint32_t stream_add(Clock *clock, uint32_t device);
 void stream_pending(Clock *clock, uint32_t stream, OperationRefs *found);
 void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, int64_t count);
 void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited);
-void stream_record(void *clock, int32_t stream, int32_t event);
+int32_t stream_record(void *clock, int32_t stream, int32_t event);
 uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, const Order *order);
 bool stream_room(Clock *clock, uint32_t stream, Time *until, uint32_t *operation);
 void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread);

@@ -42,8 +42,7 @@ static void flush(Allocators *all, int32_t number) {
         int32_t block = event->block;
         if (block != NONE && all->pools[all->blocks.items[block].pool].device == number) {
             event->block = NONE;
-            if (--all->blocks.items[block].awaited == 0)
-                give_block(all, block);
+            give_block(all, block);
         }
     }
     for (int32_t pool = device->first_pool; pool != NONE; pool = all->pools[pool].next)
@@ -118,7 +117,6 @@ int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
     one->slack = (uint32_t)(one->units * UNIT - bytes);
     one->holders = 1;
     one->uses = NONE;
-    one->awaited = 0;
     count(&all->devices[all->pools[number].device].use, bytes, one->units * UNIT);
     return block;
 }
@@ -145,19 +143,17 @@ void discount(Allocators *all, int32_t device, int64_t live, int64_t allocated) 
     use->allocated += allocated;
 }
 
-/* Take a block back that others used: it waits for an event on each of their streams. */
+/* Take a block back that others used: it waits for what is pending on their streams. */
 static void await_uses(Allocators *all, int32_t block) {
-    int32_t use = all->blocks.items[block].uses, next, event;
-    for (next = use; next != NONE; next = all->uses.items[next].next)
-        all->blocks.items[block].awaited++;
-    for (; use != NONE; use = next) {
+    int32_t event, next;
+    TAKE_PLACE(all->events, pending, event);
+    all->events.items[event] = (Event){block, 1};
+    for (int32_t use = all->blocks.items[block].uses; use != NONE; use = next) {
+        all->events.items[event].pending += all->record(all->context, all->uses.items[use].stream, event);
         next = all->uses.items[use].next;
         LEAVE_PLACE(all->uses, next, use);
-        TAKE_PLACE(all->events, next, event);
-        all->events.items[event] = (Event){block, NONE};
-        /* The event may pass before this returns. */
-        all->record(all->context, all->uses.items[use].stream, event);
     }
+    event_passed(all, event);
 }
 
 void drop(Allocators *all, int32_t block) {
@@ -188,10 +184,13 @@ void use_on_stream(Allocators *all, int32_t block, int32_t stream) {
 }
 
 void event_passed(Allocators *all, int32_t event) {
-    int32_t block = all->events.items[event].block;
-    all->events.items[event].block = NONE;
-    LEAVE_PLACE(all->events, next, event);
-    if (block != NONE && --all->blocks.items[block].awaited == 0)
+    Event *passed = &all->events.items[event];
+    int32_t block = passed->block;
+    if (--passed->pending)
+        return;
+    passed->block = NONE;
+    LEAVE_PLACE(all->events, pending, event);
+    if (block != NONE)
         give_block(all, block);
 }
 

@@ -28,7 +28,6 @@ typedef struct {
     int32_t pool;           /* where it is free: twice its stream, plus one if it is large */
     int32_t holders;        /* how many hold it; 0: it waits for events; -1: it is free */
     int32_t uses;           /* other streams that used it: a place in Allocators.uses, or NONE */
-    int32_t awaited;        /* events that have not passed */
 } Block;
 
 /* A free block in the sorted row of its pool. */
@@ -41,7 +40,7 @@ typedef struct {
 /* The free blocks of one stream and one class of sizes, in the order in which the allocator chooses. */
 typedef struct {
     Free *items;
-    int64_t count, room;
+    uint32_t count, room;
     uint32_t keep;   /* least units that are split off */
     int32_t device;
     int32_t next;    /* next pool of the same device, or NONE */
@@ -61,9 +60,10 @@ typedef struct {
     int32_t stream, next;
 } Use;
 
-/* A block waits for an event; NONE if a flush has freed it, or if the event is unused. */
+/* A block waits for operations. */
 typedef struct {
-    int32_t block, next;
+    int32_t block;   /* NONE if a flush has freed it, or if the event is unused */
+    int32_t pending; /* operations that have not ended; of an unused event the next one */
 } Event;
 
 struct Allocators {

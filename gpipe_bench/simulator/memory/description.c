@@ -37,11 +37,11 @@ static void read_record(Reader *reader, void *record, int integers, int lists) {
 }
 
 /* Reads as many structs as follow. */
-static void *read_records(Reader *reader, int64_t *count, int64_t size, int integers, int lists) {
+static void *read_records(Reader *reader, int64_t *count, size_t size, int integers, int lists) {
     *count = counted(reader);
     char *made = zeros(*count, size);
     for (int64_t place = 0; place < *count; place++)
-        read_record(reader, made + place * size, integers, lists);
+        read_record(reader, made + (size_t)place * size, integers, lists);
     return made;
 }
 
@@ -73,26 +73,13 @@ Memory *memory_new(const int64_t *description, int64_t length) {
     return memory;
 }
 
-void forget_rows(Memory *memory) {
-    int64_t tasks = memory->microbatch_count * memory->partition_count;
-    for (Task *task = memory->tasks; task != NULL && task < memory->tasks + tasks; task++) {
-        free_row(&task->saved);
-        free_row(&task->table);
-        free_row(&task->lent);
-        free_row(&task->gradients);
-    }
-    for (int64_t i = 0; memory->values != NULL && i < memory->microbatch_count; i++)
-        free_row(&memory->values[i]);
-}
-
 void memory_free(Memory *memory) {
-    forget_rows(memory);
-    for (int64_t j = 0; j < memory->partition_count; j++)
-        free_row(&memory->partitions[j].own);
-    free_row(&memory->held_batch);
+    for (uint32_t chunk = 0; chunk < memory->chunks.count; chunk++)
+        free(memory->chunks.items[chunk]);
     void *parts[] = {
         memory->kinds, memory->partitions, memory->skips, memory->tasks, memory->values, memory->passing,
-        memory->skip_gradients, memory->sent.items, memory->without, memory->table, memory->lent,
+        memory->skip_gradients, memory->sent.items, memory->without, memory->table, memory->lent, memory->unused.items,
+        memory->chunks.items,
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
         free(parts[part]);

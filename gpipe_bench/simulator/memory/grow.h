@@ -13,36 +13,37 @@ static inline void give_up(const char *what) {
     abort();
 }
 
-/* Memory that is all zero; like malloc, but it never fails. */
-static inline void *zeros(int64_t count, int64_t size) {
-    void *made = calloc((size_t)(count ? count : 1), (size_t)size);
+/* What malloc has given, unless it has failed. */
+static inline void *given(void *made) {
     if (made == NULL)
         give_up("no memory left on the host");
     return made;
 }
 
+/* Memory that is all zero; like malloc, but it never fails. */
+static inline void *zeros(int64_t count, size_t size) {
+    return given(calloc((size_t)(count ? count : 1), size));
+}
+
 /* `items` with more room: half as much again. */
-static inline void *grown(void *items, int64_t *room, int64_t size) {
+static inline void *grown(void *items, uint32_t *room, size_t size) {
     *room += *room / 2 + 8;
     if (*room > INT32_MAX)
         give_up("more than 2^31 items of one sort");
-    void *made = realloc(items, (size_t)(*room * size));
-    if (made == NULL)
-        give_up("no memory left on the host");
-    return made;
+    return given(realloc(items, *room * size));
 }
 
 #define VECTOR(type) \
     struct { \
         type *items; \
-        int64_t count, room; \
+        uint32_t count, room; \
     }
 
 /* The same with places that are used again: a field of the items chains those that are unused. */
 #define PLACES(type) \
     struct { \
         type *items; \
-        int64_t count, room; \
+        uint32_t count, room; \
         int32_t unused; /* -1: none */ \
     }
 
@@ -50,7 +51,7 @@ static inline void *grown(void *items, int64_t *room, int64_t size) {
 #define GROW(vector) \
     do { \
         if ((vector).count == (vector).room) \
-            (vector).items = grown((vector).items, &(vector).room, (int64_t)sizeof *(vector).items); \
+            (vector).items = grown((vector).items, &(vector).room, sizeof *(vector).items); \
     } while (0)
 
 /* Append an item. */

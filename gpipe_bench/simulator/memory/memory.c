@@ -9,16 +9,31 @@ void memory_connect(Memory *memory, MemoryRecord *record, void *context) {
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-Row *new_row(int64_t count) {
-    Row *row = malloc(sizeof(Row) + (size_t)count * sizeof(int32_t));
-    if (row == NULL)
-        give_up("no memory left on the host");
+Row *new_row(Memory *memory, int64_t count) {
+    while (memory->unused.count <= count)
+        PUSH(memory->unused, NULL);
+    Row *row = memory->unused.items[count];
+    if (row != NULL) {
+        memory->unused.items[count] = row->next;
+    } else {
+        size_t size = (sizeof(Row) + (size_t)count * sizeof(int32_t) + 7) / 8 * 8;
+        if (memory->room < size) {
+            memory->room = size + ((size_t)1 << 16 << memory->chunks.count);
+            PUSH(memory->chunks, zeros(1, memory->room));
+        }
+        memory->room -= size;
+        row = (Row *)(memory->chunks.items[memory->chunks.count - 1] + memory->room);
+    }
     row->count = count;
     return row;
 }
 
-void free_row(Row **row) {
-    free(*row);
+void free_row(Memory *memory, Row **row) {
+    if (*row == NULL)
+        return;
+    Row **unused = &memory->unused.items[(*row)->count];
+    (*row)->next = *unused;
+    *unused = *row;
     *row = NULL;
 }
 
@@ -26,7 +41,7 @@ void drop_row(Memory *memory, Row **row) {
     for (int64_t place = 0; *row != NULL && place < (*row)->count; place++)
         if ((*row)->items[place] != NONE)
             drop(&memory->all, (*row)->items[place]);
-    free_row(row);
+    free_row(memory, row);
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------------- */
@@ -42,11 +57,19 @@ static int settle(Memory *memory) {
     return MEMORY_OK;
 }
 
-/* A batch comes in, of which micro-batches are views. */
+/* A batch comes in, of which micro-batches are views. What is known of tasks is forgotten; what their blocks still take
+   is in use for ever. */
 static void begin_batch(Memory *memory) {
-    forget_rows(memory);
+    int64_t tasks = memory->microbatch_count * memory->partition_count;
+    for (Task *task = memory->tasks; task < memory->tasks + tasks; task++) {
+        free_row(memory, &task->saved);
+        free_row(memory, &task->table);
+        free_row(memory, &task->lent);
+        free_row(memory, &task->gradients);
+    }
     for (int64_t i = 0; i < memory->microbatch_count; i++) {
-        Row *values = memory->values[i] = new_row(memory->given.batch.count);
+        free_row(memory, &memory->values[i]);
+        Row *values = memory->values[i] = new_row(memory, memory->given.batch.count);
         for (int64_t place = 0; place < values->count; place++)
             values->items[place] = hold(&memory->all, memory->held_batch->items[place]);
     }
@@ -59,7 +82,7 @@ int memory_start(Memory *memory) {
         memory->lent[name] = NONE;
     if (settle(memory))
         return MEMORY_FULL;
-    Row *batch = memory->held_batch = new_row(memory->given.batch.count);
+    Row *batch = memory->held_batch = new_row(memory, memory->given.batch.count);
     for (int64_t place = 0; place < batch->count; place++) {
         batch->items[place] = new_on(memory, 0, memory->given.batch.items[place]);
         if (batch->items[place] == NONE)
@@ -108,7 +131,7 @@ int make_gradients(Memory *memory, const Back *back, int64_t j, Way way) {
     int64_t made = way.is_made ? back->made.count : 0, missing = memory->given.is_static ? partition->gradients : 0;
     for (int64_t place = 0; place < made; place++)
         missing -= requested(&memory->all, memory->table[back->made.items[place]]);
-    Row *own = partition->own = new_row(made + (missing > 0));
+    Row *own = partition->own = new_row(memory, made + (missing > 0));
     for (int64_t place = 0; place < made; place++)
         own->items[place] = memory->table[back->made.items[place]];
     if (missing > 0) {
@@ -153,18 +176,18 @@ int memory_loss(Memory *memory) {
     }
     memory->all.blocks.items[gradient].holders = (int32_t)m;
     for (int64_t i = 0; i < m; i++) {
-        Row *row = new_row(1);
+        Row *row = new_row(memory, 1);
         row->items[0] = gradient;
-        free_row(&task_at(memory, i, last)->gradients);
+        free_row(memory, &task_at(memory, i, last)->gradients);
         task_at(memory, i, last)->gradients = row;
     }
     return MEMORY_OK;
 }
 
 int memory_microbatch_loss(Memory *memory, int32_t i) {
-    Row *outputs = memory->values[i], *row = new_row(outputs->count);
+    Row *outputs = memory->values[i], *row = new_row(memory, outputs->count);
     Task *last = task_at(memory, i, memory->partition_count - 1);
-    free_row(&last->gradients);
+    free_row(memory, &last->gradients);
     last->gradients = row;
     for (int64_t place = 0; place < row->count; place++) {
         row->items[place] = new_on(memory, memory->partition_count - 1, requested(&memory->all, outputs->items[place]));

@@ -5,7 +5,7 @@
 
        clock --> memory   memory_forward, ..., memory_flushed
        memory --> clock   record(context, stream, event)
-       clock --> memory   event_passed(allocators, event)     perhaps at once, inside record
+       clock --> memory   event_passed(allocators, event)
 
    Numbers: i micro-batch, j partition, k skip (its place in Workload.skips); devices and streams as in Places: stream d
    below the number of devices is the default stream of device d. All are int32_t; bytes are int64_t. */
@@ -21,10 +21,9 @@ typedef struct Allocators Allocators;
 /* What functions that make requests return. After MEMORY_FULL the run is over: read memory_shortage, and free all. */
 enum { MEMORY_OK = 0, MEMORY_FULL = 1 };
 
-/* Let `event` pass when everything issued to `stream` so far has run. The clock calls event_passed(allocators, event)
-   once, as soon as the last of these operations has ended; if there are none, before record returns. Events of a run
-   that is over need not pass. */
-typedef void MemoryRecord(void *context, int32_t stream, int32_t event);
+/* The clock calls event_passed(allocators, event) as soon as any operation ends that is pending on `stream` now, after
+   record has returned how many there are. Once a run is over it need not. */
+typedef int32_t MemoryRecord(void *context, int32_t stream, int32_t event);
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
@@ -87,7 +86,7 @@ int memory_flushed(Memory *memory, int32_t device);
 
 /* --- what streams have done --------------------------------------------------------------------------------------- */
 
-/* An event of the memory's allocators has passed: the last operation before it has ended. */
+/* One of the operations before an event of the memory's allocators has ended. */
 void event_passed(Allocators *all, int32_t event);
 Allocators *memory_allocators(Memory *memory);
 

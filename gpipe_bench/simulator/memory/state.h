@@ -61,8 +61,11 @@ typedef struct {
 } Kind;
 
 /* Blocks, in order. */
-typedef struct {
-    int64_t count;
+typedef struct Row {
+    union {
+        int64_t count;
+        struct Row *next; /* of a row that is not used */
+    };
     int32_t items[];
 } Row;
 
@@ -121,6 +124,9 @@ struct Memory {
     int32_t *passing;   /* of each micro-batch and skip, a skip on its way, or NONE */
     int32_t *skip_gradients;
     Row *held_batch;    /* the caller holds the batch all the time */
+    VECTOR(Row *) unused;         /* rows, by how many blocks they have room for */
+    VECTOR(char *) chunks;        /* where rows lie, each chunk larger than the one before */
+    size_t room;                  /* of the newest chunk, from its beginning */
     VECTOR(int32_t) sent;         /* what the last copy has sent */
     int has_state;      /* whether there is an optimizer's state */
     char *without;      /* kinds of kernels that do without scratch memory from now on */
@@ -146,14 +152,11 @@ Way backward_way(const Memory *memory, const Back *back, const Partition *partit
 /* A step's first backward pass of a partition makes the gradients of its parameters. */
 int make_gradients(Memory *memory, const Back *back, int64_t j, Way way);
 
-/* Forget all that is known of tasks; what their blocks still take is in use for ever. */
-void forget_rows(Memory *memory);
-
 /* A row for some blocks, whose items are yet to be set. */
-Row *new_row(int64_t count);
+Row *new_row(Memory *memory, int64_t count);
 
 /* Forget a row, if there is one. */
-void free_row(Row **row);
+void free_row(Memory *memory, Row **row);
 
 /* Drop the blocks of a row, and forget it. */
 void drop_row(Memory *memory, Row **row);

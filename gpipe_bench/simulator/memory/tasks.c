@@ -47,7 +47,7 @@ static Row *take(Memory *memory, Row *row, int32_t *table, int64_t i, Numbers sk
     if (row != NULL && !skips.count)
         return row;
     int64_t own = row == NULL ? 0 : row->count;
-    Row *taken = new_row(own + skips.count);
+    Row *taken = new_row(memory, own + skips.count);
     for (int64_t place = 0; place < own; place++)
         taken->items[place] = row->items[place];
     for (int64_t place = 0; place < skips.count; place++) {
@@ -55,7 +55,7 @@ static Row *take(Memory *memory, Row *row, int32_t *table, int64_t i, Numbers sk
         taken->items[own + place] = *skip;
         *skip = NONE;
     }
-    free_row(&row);
+    free_row(memory, &row);
     return taken;
 }
 
@@ -69,7 +69,7 @@ static void name_inputs(Memory *memory, int64_t j, const Row *taken) {
 
 /* The graph of a task keeps some of its inputs. */
 static Row *lend_inputs(Memory *memory, const Kind *kind) {
-    Row *lent = new_row(kind->kept_inputs.count);
+    Row *lent = new_row(memory, kind->kept_inputs.count);
     for (int64_t place = 0; place < lent->count; place++) {
         int32_t block = memory->lent[2 * kind->kept_inputs.items[place]];
         lent->items[place] = block == NONE ? NONE : hold(&memory->all, block);
@@ -97,7 +97,7 @@ static void forget_names(Memory *memory) {
 
 /* The first slots of the pass that has run. */
 static Row *keep_table(Memory *memory, int64_t slots) {
-    Row *table = new_row(slots);
+    Row *table = new_row(memory, slots);
     memcpy(table->items, memory->table, (size_t)slots * sizeof *table->items);
     return table;
 }
@@ -116,7 +116,7 @@ static void keep_leaving(Memory *memory, const Kind *kind, Row *table, int goes_
 /* What a task gives goes to its micro-batch; skips that go further ride on. */
 static int give_outputs(Memory *memory, const Kind *kind, int64_t i, int64_t j, const Row *taken) {
     const Partition *partition = &memory->partitions[j];
-    Row *values = memory->values[i] = new_row(kind->outputs.count);
+    Row *values = memory->values[i] = new_row(memory, kind->outputs.count);
     for (int64_t place = 0; place < values->count + partition->departing.count; place++) {
         int is_skip = place >= values->count;
         int64_t skip = is_skip ? partition->departing.items[place - values->count] : NONE;
@@ -201,7 +201,7 @@ static int give_gradients(Memory *memory, const Kind *kind, const Back *back, in
         drop_returning(memory, back->returning);
         return MEMORY_OK;
     }
-    Row *given = task_at(memory, i, j - 1)->gradients = new_row(kind->inputs.count);
+    Row *given = task_at(memory, i, j - 1)->gradients = new_row(memory, kind->inputs.count);
     for (int64_t place = 0; place < given->count + partition->ending; place++) {
         int is_skip = place >= given->count;
         int64_t skip = is_skip ? partition->incoming.items[place - given->count] : NONE;
@@ -249,7 +249,7 @@ static int backward(Memory *memory, int64_t i, int64_t j, const Back *back, int 
         return MEMORY_FULL;
     }
     forget_names(memory);
-    free_row(&task->table);
+    free_row(memory, &task->table);
     if (!makes) {
         task->table = keep_table(memory, kind->later);
         drop_early(memory, kind, task->gradients, 1);
