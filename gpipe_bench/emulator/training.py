@@ -1,7 +1,8 @@
 """The emulated training: a pipeline of the engine on virtual devices, its batch, and the repeated step.
 
 Model and batch never have values: they are made on the meta device, and their memory on the virtual devices is none of
-the host's. Loss and optimizer are those that the simulator counts. A step begins without gradients, as in measured cells.
+the host's. Loss and optimizer are those that the simulator counts. As in measured cells, a step begins without
+gradients.
 """
 
 from __future__ import annotations
