@@ -111,11 +111,13 @@ def emulate_cells(
     with progress("emulating") as task:
         results = emulate(cells, teller(task, sum(one.steps - 1 for one in cells)), timelines)
     write_files({out: results_json(results)})
+    if all(result.row.status == "skipped" for result in results):
+        typer.echo(f"wrote {out}: 0 cells emulated, {len(cells)} skipped")
+        return
     typer.echo(f"wrote {out} with {len(results)} steps of {len(cells)} emulated cells")
-    if any(result.row.status != "skipped" for result in results):
-        from gpipe_bench.emulator.library import leave
+    from gpipe_bench.emulator.library import leave
 
-        leave(0)
+    leave(0)
 
 
 CellT = TypeVar("CellT", SimulatedCell, EmulatedCell)

@@ -92,7 +92,10 @@ class _SimpleQueue:
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         del block, timeout  # a queue without limit never blocks
-        self._items.put((backend().vd_signal(), item))
+        entries = [(backend().vd_signal(), item)]
+        # The thread that takes the item is the last to hold it, as with a plain queue: it frees the item's memory.
+        del item
+        self._items.put(entries.pop())
 
     def put_nowait(self, item: Any) -> None:
         self.put(item)

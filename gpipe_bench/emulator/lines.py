@@ -42,7 +42,9 @@ class Lines:
             # That it takes time is known.
             warnings.simplefilter("ignore", UserWarning)
             detection = torch.autograd.detect_anomaly(check_nan=False)
-        with detection, each_row(self._note):
+        with warnings.catch_warnings(), detection, each_row(self._note):
+            # The script may catch what a backward pass raises.
+            warnings.filterwarnings("ignore", "Error detected in ", UserWarning)
             yield
 
     def _note(self, row: int) -> None:

@@ -2,8 +2,8 @@
 
     script ── real threads, autograd, streams ──> trace ──> replay ──> times of steps, memory, races
 
-A step ends with the optimizer's step. In a script without one of PyTorch's optimizers it ends with a backward pass that
-the script's own thread calls, and that is inside no other.
+A step ends with the step of an optimizer of PyTorch: of the first one that makes a step, where there are several. In a
+script without one it ends with a backward pass that the script's own thread calls, and that is inside no other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import runpy
 import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpipe_bench.emulator.handovers import replaced, seen
 from gpipe_bench.emulator.library import thread_index
@@ -138,8 +139,16 @@ def _uncompiled(model: Any = None, **_options: Any) -> Any:
 
 @contextmanager
 def _steps_marked() -> Iterator[None]:
-    """Mark the trace after each step of an optimizer of PyTorch."""
-    handle = register_optimizer_step_post_hook(lambda *_: mark())
+    """Mark the trace after each step of the first optimizer of PyTorch; of the next one when that is gone."""
+    first: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def stepped(optimizer: Optimizer, *_: Any) -> None:
+        if not first:
+            first.add(optimizer)
+        if optimizer in first:
+            mark()
+
+    handle = register_optimizer_step_post_hook(stepped)
     try:
         yield
     finally:

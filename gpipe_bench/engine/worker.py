@@ -133,8 +133,7 @@ class Workers:
     def _serve(self, index: int) -> None:
         inbox, outbox = self._inboxes[index], self._outboxes[index]
         while (job := inbox.get()) is not None:
-            result = result_of(job)
-            # Nothing of a finished task may stay alive until the next one comes.
+            results = [result_of(job)]
+            # Nothing of a finished task may stay alive here once its result is out: the thread that takes it frees it.
             job = None
-            outbox.put(result)
-            del result
+            outbox.put(results.pop())

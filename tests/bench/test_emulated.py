@@ -11,6 +11,7 @@ from gpipe_bench.bench.running.emulated import emulate_cells
 from gpipe_bench.bench.running.simulation_groups import cell_word, group_cells
 from gpipe_bench.bench.spec.cells import CELL_PATTERN
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
+from gpipe_bench.cli import simulations as command
 from gpipe_bench.cli.simulations import cells_of
 from gpipe_bench.components import Components
 from gpipe_bench.emulator import build
@@ -101,3 +102,14 @@ def test_without_a_compiler_a_cell_is_a_row_that_says_so(monkeypatch):
     assert (row.evidence, row.status, row.reason) == ("emulated", "skipped", "no compiler here")
     assert (row.balance, row.profile, row.device_count, row.cell) == ("8-9", "p40", 2, cell().id)
     assert result.configuration == cell().configuration
+
+
+def test_without_a_compiler_no_cell_counts_as_emulated(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(build, "obstacle", lambda: "no compiler here")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    command.emulate_cells(
+        out=tmp_path / "cells.json",
+        cell=["partitions=2,chunks=2,balance=8-9,batch_size=4", "partitions=2,chunks=4,balance=8-9,batch_size=4"],
+        model_args=TINY["model_args"],
+    )
+    assert "0 cells emulated, 2 skipped" in capsys.readouterr().out

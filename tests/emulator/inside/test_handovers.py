@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 
 import pytest
 import torch
@@ -119,6 +120,27 @@ def test_a_step_of_the_engine_is_ordered():
     assert {record.thread for record in trace.of("kernel") if not record.backward} <= {
         record.thread for record in trace.of("await")
     } | {thread_index()}
+
+
+class Taken:
+    """Stands in for a plain queue: another thread takes each item and drops it before the one that puts it goes on."""
+
+    def __init__(self):
+        self.freed = False
+
+    def put(self, entry):
+        (_, item), entry = entry, None
+        found = weakref.ref(item)
+        del item
+        self.freed = found() is None
+
+
+def test_a_queue_does_not_hold_what_was_put_into_it():
+    with seen():
+        box, plain = worker.SimpleQueue(), Taken()
+        box._items = plain
+        box.put(nn.Identity())
+    assert plain.freed
 
 
 def test_everything_is_restored():
