@@ -116,7 +116,7 @@ def test_traces_survive_the_disk(tmp_path):
 def test_a_loss_survives_the_disk_in_a_file_of_its_own(tmp_path):
     def source(tracer):
         target = partial(torch.empty, dtype=torch.int64, device="meta")
-        return ModelSource(tracer, (C * F32,), functional.cross_entropy, target, folder=tmp_path)
+        return ModelSource(tracer, (C * F32,), functional.cross_entropy, target, folder=tmp_path, key={"model": "x"})
 
     first = source(lambda: Tracer(nn.Sequential(nn.Linear(C, C)), torch.empty(1, C)))
     found = first.loss(6), first.loss(9)
