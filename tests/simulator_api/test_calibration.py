@@ -190,7 +190,7 @@ def test_rows_that_no_device_is_as_slow_as(rows, cache):
 
 
 def test_the_command_writes_a_profile_that_simulate_takes(rows, cache, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gpipe_bench.simulator.tracing.kept.cache_folder", lambda _: cache)
+    monkeypatch.setattr("gpipe_bench.simulator.workloads.sources.default_folder", lambda: cache)
     table, out = tmp_path / "rows.csv", tmp_path / "mine.yaml"
     table.write_text(csv_text(Row.columns(), [row.to_dict() for row in rows]))
     with pytest.raises(SystemExit) as caught:

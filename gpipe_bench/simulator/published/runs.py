@@ -24,7 +24,7 @@ from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.clock.simulation import GIB, gib_texts, step_uses
 from gpipe_bench.simulator.hardware.machine import PROFILES, HardwareMachine
 from gpipe_bench.simulator.published.settings import Setting, published_cells
-from gpipe_bench.simulator.tracing.kept import kept
+from gpipe_bench.simulator.tracing.kept import TRACING, default_folder, kept
 from gpipe_bench.simulator.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ _MODEL: Final = "model_memory_gib"
 
 METRICS: Final = (_THROUGHPUT, _UTILIZATION, _RESERVED, _MODEL, _ACTIVATIONS)
 """What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do."""
+
+_COMPOSING: Final = (*TRACING, "hardware/*.py", "workloads/*.py")
+"""Files that decide what a workload holds."""
 
 _PER_GRADIENT: Final = 3
 """A parameter, its gradient and RMSprop's average."""
@@ -102,14 +105,15 @@ class PublishedRuns:
     @cached_property
     def machine(self) -> HardwareMachine:
         """The machine that has them."""
-        return self._kept({}, lambda: HardwareMachine(self.profile))
+        return self._kept({}, lambda: HardwareMachine(self.profile), ("hardware/*.py",))
 
-    def _kept(self, key: Mapping[str, Any], make: Callable[[], T]) -> T:
+    def _kept(self, key: Mapping[str, Any], make: Callable[[], T], sources: tuple[str, ...]) -> T:
         """What depends on the profile, on disk if that has a name."""
         if not isinstance(self._given, str):
             return make()
+        folder = default_folder() if self._cache is None else self._cache
         text = (PROFILES / f"{self._given}.yaml").read_text(encoding="utf-8")
-        return kept(self._cache, {**key, "profile": text}, make)
+        return kept(folder, {**key, "profile": text}, make, sources)
 
     def outcome(self, row: Setting) -> Outcome:
         """Simulate a row, for the metrics that were published."""
@@ -163,7 +167,7 @@ class PublishedRuns:
             return work if memory else work.without_requests()
 
         if self._last is None or self._last[0] != key:
-            self._last = key, self._kept({"row": key}, make)
+            self._last = key, self._kept({"row": key}, make, _COMPOSING)
         return self._last[1]
 
     def _composed(self, row: Setting, batch_size: int) -> Workload:

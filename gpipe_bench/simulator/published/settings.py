@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.configurations import canonical
 from gpipe_bench.data import PUBLISHED_FOLDER
-from gpipe_bench.simulator.tracing.kept import kept
+from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.tables import plain_records, read_table
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Setting:
 
 _SETTINGS: Final = tuple(column.name for column in fields(Setting))
 _CELL: Final = ("table", "experiment")
+_READING: Final = ("published/*.py", "../tables.py", "../columns.*")
+"""Files that decide what is read, below the folder of the simulator."""
 _VALUE: Final = (*_CELL, "source", "metric", "model", "model_args", "partitions", "chunks")
 
 
@@ -92,7 +94,7 @@ def _records() -> dict[str, list[dict[str, Any]]]:
         settings = settings[[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0})
         return {"values": plain_records(values[[*_CELL, "metric", "value"]]), "settings": plain_records(settings)}
 
-    return kept(None, key, read)
+    return kept(default_folder(), key, read, _READING)
 
 
 @cache

@@ -11,12 +11,15 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpipe_bench.cache import cache_folder
 from gpipe_bench.sealed import read_sealed, write_sealed
 
 T = TypeVar("T")
+
+TRACING: Final = ("tracing/*.py", "workloads/optimizer*.py", "workloads/sources.py")
+"""The files of the simulator that decide what a trace holds, as patterns."""
 
 
 class _Reader(pickle.Unpickler):
@@ -29,17 +32,24 @@ class _Reader(pickle.Unpickler):
         return found
 
 
-def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T]) -> T:
+def default_folder() -> Path:
+    """Where values are kept: ``$XDG_CACHE_HOME/gpipe_bench/traces``, by default below ``~/.cache``."""
+    return cache_folder("traces")
+
+
+def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T], sources: tuple[str, ...] = TRACING) -> T:
     """The value under ``key``, made and stored where there is none.
 
     Args:
-        folder: where it is kept; None: ``$XDG_CACHE_HOME/gpipe_bench/traces``, by default below ``~/.cache``.
+        folder: where it is kept; None to keep nothing.
         key: all that the value depends on, code aside.
         make: makes it, of plain values and classes of the simulator.
+        sources: patterns of the files of the simulator that it depends on; the models are among them anyway.
     """
-    text = json.dumps({**key, "code": _digest()}, sort_keys=True, default=str)
-    name = f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.pickle"
-    path = (cache_folder("traces") if folder is None else folder) / name
+    if folder is None:
+        return make()
+    text = json.dumps({**key, "torch": _torch_version(), "sources": _digest(sources)}, sort_keys=True, default=str)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.pickle"
     stored = read_sealed(path)
     if stored is not None:
         value: T = _Reader(io.BytesIO(stored)).load()
@@ -52,11 +62,16 @@ def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T]) -> 
 
 
 @cache
-def _digest() -> str:
-    """A digest of the simulator, of the models, of what reads tables, and of the version of PyTorch."""
-    package = Path(__file__).parents[2]
-    digest = hashlib.sha256(version("torch").encode())
-    for pattern in ("simulator/**/*.py", "models/*.py", "tables.py", "columns.*"):
-        for path in sorted(package.glob(pattern)):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+def _torch_version() -> str:
+    return version("torch")
+
+
+@cache
+def _digest(sources: tuple[str, ...]) -> str:
+    """A digest of files of the simulator, and of the models."""
+    here = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    found = (path for pattern in sources for path in sorted(here.glob(pattern)))
+    for path in (*found, *sorted((here.parent / "models").glob("*.py"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.simulator.tracing.kept import kept
+from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts
 
@@ -62,11 +62,12 @@ def trace_optimizer(
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one of them")
-    return {dtype: _kept_trace(name, dtype, folder, master=masters and dtype in HALVES) for dtype in dtypes}
+    place = default_folder() if folder is None else folder
+    return {dtype: _kept_trace(name, dtype, place, master=masters and dtype in HALVES) for dtype in dtypes}
 
 
 @cache
-def _kept_trace(name: str, dtype: str, folder: Path | None, *, master: bool) -> OptimizerTrace:
+def _kept_trace(name: str, dtype: str, folder: Path, *, master: bool) -> OptimizerTrace:
     def trace() -> OptimizerTrace:
         # A first optimizer loads PyTorch's compiler, which takes longer than many simulations.
         from gpipe_bench.simulator.workloads.optimizer_trace import trace_step

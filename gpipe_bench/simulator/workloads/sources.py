@@ -14,7 +14,7 @@ from gpipe_bench.models.arguments import Argument, Values, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.spec import ModelSpec
 from gpipe_bench.models.table import check_arguments, format_arguments, model_digest, model_spec
-from gpipe_bench.simulator.tracing.kept import kept
+from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, SplitTrace
 from gpipe_bench.simulator.workloads.split import SplitLayers
@@ -38,8 +38,8 @@ class ModelSource:
         sample_bytes: of each tensor that enters, per sample.
         loss: (output, target) -> scalar, or None.
         target: batch size -> targets.
-        folder: where traces are kept; the user's cache folder by default.
-        key: what names the model there; None to keep them in memory alone.
+        folder: where traces are kept; None to keep them in memory alone.
+        key: what names the model there.
         precision: what the traces are in; an attribute, too.
     """
 
@@ -132,7 +132,7 @@ class ModelSource:
         return self._make()
 
     def _kept(self, make: Callable[[], T], **part: str | int) -> T:
-        return kept(self._folder, {**self._key, **part}, make) if self._key else make()
+        return kept(self._folder, {**self._key, **part}, make)
 
 
 def module_source(
@@ -175,7 +175,7 @@ _RESNET101: Final = ModelSpec(
 
 def resnet101_source(folder: Path | None = None) -> ModelSource:
     """Traces of the published runs' ResNet-101, kept as those of the suite's models are."""
-    return _kept_source(_RESNET101.name, "", "", folder, "float32")
+    return _kept_source(_RESNET101.name, "", "", default_folder() if folder is None else folder, "float32")
 
 
 def model_of_suite(
@@ -187,11 +187,11 @@ def model_of_suite(
         ConfigError: there is no such model, or its arguments are wrong.
     """
     text = format_arguments(check_arguments(name, given))
-    return _kept_source(name, text, model_digest(name), folder, precision)
+    return _kept_source(name, text, model_digest(name), default_folder() if folder is None else folder, precision)
 
 
 @cache
-def _kept_source(name: str, text: str, digest: str, folder: Path | None, precision: str) -> ModelSource:
+def _kept_source(name: str, text: str, digest: str, folder: Path, precision: str) -> ModelSource:
     """Traces of a model on disk; PyTorch is loaded only when something has to be traced.
 
     ``text`` has its arguments, ``digest`` is that of the files of a model of the user's own; for others it is empty.
