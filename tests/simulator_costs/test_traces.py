@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from gpipe_bench.models.resnet import resnet101
 from gpipe_bench.simulator.tracing.model_trace import Tracer
+from gpipe_bench.simulator.tracing.scaling import PROBES, fit_line
 from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.simulator.tracing.steps import Alloc, Kernel
 from gpipe_bench.simulator.workloads.sources import ModelSource, module_source
@@ -68,6 +69,30 @@ def test_skips_have_numbers_and_gradients():
     traced = tracer.trace(2)
     stash = next(found for found, layer in zip(traced.layers, facts, strict=True) if layer.stashes)
     assert [kernel.op for kernel in stash.kernels("backward")] == ["add"], "both ways back meet at the stash"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("unet", {"depth": 2, "B": 2, "C": 4}), ("amoebanet-d", {"L": 3, "D": 32})]
+)
+def test_traces_lie_on_a_line(name, arguments):
+    tracer = suite_tracer(name, **arguments, size=64)
+    probes = [tracer.trace(size) for size in PROBES]
+    lines = [fit_line(kinds) for kinds in zip(*(traced.layers for traced in probes), strict=True)]
+    for size in (2, 7, 33):
+        assert [line.at(size) for line in lines] == list(tracer.trace(size).layers)
+
+
+def test_what_is_not_linear_has_no_line():
+    class Pairs(nn.Module):
+        def forward(self, x):
+            return x + (x @ x.T).sum(1, keepdim=True)
+
+    source = module_source(nn.Sequential(nn.Linear(C, C), Pairs()).to("meta"), torch.empty(1, C))
+    direct = trace(nn.Sequential(nn.Linear(C, C), Pairs()), 12, C)
+    assert sum(kernel.flop for layer in source.layers(12) for kernel in layer.kernels("forward")) == flop(
+        direct, "forward"
+    )
+    assert fit_line([trace(nn.Sequential(Pairs()), size, C).layers[0] for size in PROBES]) is None
 
 
 def test_a_trace_is_the_same_every_time():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
+from gpipe_bench.simulator.tracing.scaling import PROBES
 from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, meta_twin, specs_in
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, Parameter
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.namespace import SkipKey
-
-_SOME: Final = 4
-"""Samples of a batch whose size does not matter."""
 
 _Skips = dict[SkipKey, TensorSpec | None]
 _Call = tuple[object, _Skips]
@@ -114,7 +112,7 @@ class Tracer:
 
     def output(self) -> object:
         """Specs in the structure of the model's output, at some batch size."""
-        return self.trace(next(iter(self._traces), _SOME)).output
+        return self.trace(next(iter(self._traces), PROBES[0])).output
 
     def _traced(self, size: int) -> Trace:
         value: object = map_specs(lambda spec: _resized(spec, size), self._sample)

@@ -1,10 +1,14 @@
-"""Where traces come from: a module that is traced now, or a model of the suite whose traces are kept on disk."""
+"""Where traces come from: a module that is traced now, or a model of the suite whose traces are kept on disk.
+
+A micro-batch of one sample is traced as it is, since a dimension of size 1 changes which operations run; the others
+come from a line through three traces, where there is one.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -16,6 +20,7 @@ from gpipe_bench.models.spec import ModelSpec
 from gpipe_bench.models.table import check_arguments, format_arguments, model_digest, model_spec
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
+from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, SplitTrace
 from gpipe_bench.simulator.workloads.split import SplitLayers
 
@@ -28,6 +33,9 @@ T = TypeVar("T")
 
 _Traces = tuple[tuple[LayerTrace, ...], tuple[LayerTrace, ...]]
 """Traces of all layers: of each among others, and of each as the first of a partition."""
+
+_Lines = tuple[tuple[ScalableTrace, ...], tuple[ScalableTrace, ...]]
+"""The same at any batch size."""
 
 
 class ModelSource:
@@ -119,20 +127,52 @@ class ModelSource:
         return self._losses[batch_size]
 
     def _at(self, size: int) -> _Traces:
-        def trace() -> _Traces:
-            made = self._tracer.trace(size)
-            return made.layers, made.firsts
-
         if size not in self._traces:
-            self._traces[size] = self._kept(trace, size=size)
+            lines = self._lines if size > 1 else None
+            if lines is None:
+                self._traces[size] = self._kept(partial(self._trace, size), size=size)
+            else:
+                self._traces[size] = _each(lambda line: line.at(size), lines)
         return self._traces[size]
+
+    def _trace(self, size: int) -> _Traces:
+        trace = self._tracer.trace(size)
+        return trace.layers, trace.firsts
 
     @cached_property
     def _tracer(self) -> Tracer:
         return self._make()
 
+    @cached_property
+    def _lines(self) -> _Lines | None:
+        return self._kept(self._fit, part="lines")
+
+    def _fit(self) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+        """Traces at any size; None if there is a layer through whose traces no line goes."""
+        try:
+            probes = [self._trace(size) for size in PROBES]
+        except (RuntimeError, ValueError):
+            # The model does not take these sizes: each size is traced when it is needed, and says what is wrong.
+            return None
+        lines = _each(lambda *traces: fit_line(traces), *probes)
+        return lines if all(line is not None for part in lines for line in part) else None
+
     def _kept(self, make: Callable[[], T], **part: str | int) -> T:
         return kept(self._folder, {**self._key, **part}, make)
+
+
+def _each(function: Callable[..., T], *traces: tuple[tuple[Any, ...], ...]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """Call a function with the first items of all traces, then with the second ones, and so on; once for the same."""
+    known: dict[tuple[int, ...], T] = {}
+
+    def once(*items: Any) -> T:
+        key = tuple(map(id, items))
+        if key not in known:
+            known[key] = function(*items)
+        return known[key]
+
+    layers, firsts = (tuple(map(once, *part)) for part in zip(*traces, strict=True))
+    return layers, firsts
 
 
 def module_source(
