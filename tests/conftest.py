@@ -1,8 +1,16 @@
-"""What holds for every test: tests of accelerators run where there are some, and are skipped elsewhere."""
+"""What holds for every test: those of accelerators are skipped where there are none, and no test depends on a clock."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+
+with suppress(ImportError):  # tests of GPUs run where Hypothesis is not installed
+    from hypothesis import settings
+
+    # The same examples each time, and none is too slow.
+    settings.load_profile("ci")
 
 NEEDED = {"gpu": 1, "multigpu": 2}
 

@@ -1,9 +1,9 @@
-"""The command line. Nothing loads PyTorch until a cell or a device is measured.
+"""The command line. A command loads its own modules only, and PyTorch not until a cell or a device is measured.
 
 Exit status: 0 when the command did what it was asked for, also when a measured cell failed (its row says so); 1 when a
 session's tests failed or nothing could be measured; 2 on bad input, with one clear line per problem and no file left.
 """
 
-from gpipe_bench.cli.app import app, main
+from gpipe_bench.cli.app import application, main
 
-__all__ = ["app", "main"]
+__all__ = ["application", "main"]

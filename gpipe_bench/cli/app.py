@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any, Final, NoReturn, cast
 
 import typer
 
 from gpipe_bench import __version__
-from gpipe_bench.cli import (
-    advise,
-    balance,
-    calibrate,
-    compare,
-    config,
-    datapackage,
-    emulate,
-    figure,
-    measure,
-    peers,
-    predictions,
-    report,
-    results,
-    simulate,
-    simulations,
-    transparency,
-    verify,
-)
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 
 _INTERRUPTED: Final = 130
@@ -42,45 +24,61 @@ _MEASURE: Final = "Measure"
 _RESULTS: Final = "Results and figures"
 _INTERNAL: Final = "Used by the workflow"
 
-app = typer.Typer(
-    name="gpipe-bench",
-    help=(
-        "Simulate and measure pipeline-parallel training, and turn the results into tables, figures and traces.\n\n"
-        "A first simulation: gpipe-bench simulate. All experiments: snakemake --cores 1 ablation. "
-        "One GPU and ten minutes: gpipe-bench gpu --out DIR."
-    ),
-    rich_markup_mode="markdown",
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("simulate", rich_help_panel=_CHOOSE)(simulate.simulate)
-app.command("emulate", rich_help_panel=_CHOOSE)(emulate.emulate)
-app.command("advise", rich_help_panel=_CHOOSE)(advise.advise)
-app.command("balance", rich_help_panel=_CHOOSE)(balance.balance)
-app.command("predictions", rich_help_panel=_CHOOSE)(predictions.predictions)
-app.command("run", rich_help_panel=_MEASURE)(measure.run)
-app.command("gpu", rich_help_panel=_MEASURE)(measure.gpu)
-app.add_typer(peers.app, name="peers", rich_help_panel=_MEASURE)
-app.add_typer(transparency.app, name="transparency", rich_help_panel=_MEASURE)
-app.command("profile", rich_help_panel=_MEASURE)(measure.profile)
-app.command("calibrate", rich_help_panel=_MEASURE)(calibrate.calibrate)
-app.command("table", rich_help_panel=_RESULTS)(results.table)
-app.command("compare", rich_help_panel=_RESULTS)(compare.compare)
-app.command("verify", rich_help_panel=_RESULTS)(verify.verify)
-app.command("report", rich_help_panel=_RESULTS)(report.report)
-app.add_typer(figure.app, name="figure", rich_help_panel=_RESULTS)
-app.add_typer(datapackage.app, name="datapackage", rich_help_panel=_RESULTS)
-app.command("simulate-cells", rich_help_panel=_INTERNAL)(simulations.simulate_cells)
-app.command("simulate-published", rich_help_panel=_INTERNAL)(simulations.simulate_published)
-app.command("emulate-cells", rich_help_panel=_INTERNAL)(simulations.emulate_cells)
-app.command("collect", rich_help_panel=_INTERNAL)(results.collect)
-app.command("published", rich_help_panel=_INTERNAL)(results.published)
-app.command("trace", rich_help_panel=_INTERNAL)(results.trace)
-app.add_typer(config.app, name="config", rich_help_panel=_MEASURE)
+# Of each command its function, below gpipe_bench.cli, and where the help lists it.
+_COMMANDS: Final = {
+    "simulate": ("simulate.simulate", _CHOOSE),
+    "emulate": ("emulate.emulate", _CHOOSE),
+    "advise": ("advise.advise", _CHOOSE),
+    "balance": ("balance.balance", _CHOOSE),
+    "predictions": ("predictions.predictions", _CHOOSE),
+    "run": ("measure.run", _MEASURE),
+    "gpu": ("measure.gpu", _MEASURE),
+    "peers": ("peers.app", _MEASURE),
+    "transparency": ("transparency.app", _MEASURE),
+    "profile": ("measure.profile", _MEASURE),
+    "calibrate": ("calibrate.calibrate", _MEASURE),
+    "config": ("config.app", _MEASURE),
+    "table": ("results.table", _RESULTS),
+    "compare": ("compare.compare", _RESULTS),
+    "verify": ("verify.verify", _RESULTS),
+    "report": ("report.report", _RESULTS),
+    "figure": ("figure.app", _RESULTS),
+    "datapackage": ("datapackage.app", _RESULTS),
+    "simulate-cells": ("simulations.simulate_cells", _INTERNAL),
+    "simulate-published": ("simulations.simulate_published", _INTERNAL),
+    "emulate-cells": ("simulations.emulate_cells", _INTERNAL),
+    "collect": ("results.collect", _INTERNAL),
+    "published": ("results.published", _INTERNAL),
+    "trace": ("results.trace", _INTERNAL),
+}
 
 
-@app.callback()
+def application(words: Sequence[str] = ()) -> typer.Typer:
+    """The application, with the one command that ``words`` begin with, so that no other is loaded; else with all."""
+    app = typer.Typer(
+        name="gpipe-bench",
+        help=(
+            "Simulate and measure pipeline-parallel training, and turn the results into tables, figures and traces.\n\n"
+            "A first simulation: gpipe-bench simulate. All experiments: snakemake --cores 1 ablation. "
+            "One GPU and ten minutes: gpipe-bench gpu --out DIR."
+        ),
+        rich_markup_mode="markdown",
+        invoke_without_command=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in _COMMANDS.keys() & words[:1] or _COMMANDS:
+        place, panel = _COMMANDS[name]
+        module, _, attribute = place.partition(".")
+        command = getattr(import_module(f"gpipe_bench.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
+    return app
+
+
 def _root(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
@@ -100,10 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _status(arguments: Sequence[str] | None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result: Any = app(args=arguments, standalone_mode=False)
+        result: Any = application(words)(args=words, standalone_mode=False)
     except _UsageError as error:
-        return _complain([_usage(error, sys.argv[1:] if arguments is None else arguments)])
+        return _complain([_usage(error, words)])
     except ConfigError as error:
         return _complain(error.problems)
     except GpipeBenchError as error:

@@ -89,7 +89,7 @@ def test_every_command_explains_itself(command, capsys):
 def test_every_option_is_explained():
     import typer
 
-    from gpipe_bench.cli import app
+    from gpipe_bench.cli import application
 
     def options(group, path=()):
         for name, command in group.commands.items():
@@ -98,7 +98,7 @@ def test_every_option_is_explained():
             else:
                 yield from ((*path, name, parameter) for parameter in command.params)
 
-    silent = [entry for entry in options(typer.main.get_command(app)) if not getattr(entry[-1], "help", None)]
+    silent = [entry for entry in options(typer.main.get_command(application())) if not getattr(entry[-1], "help", None)]
     assert silent == []
 
 

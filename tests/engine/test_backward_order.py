@@ -19,7 +19,7 @@ from torch import nn
 from gpipe_bench import Components
 from tests.engine.support import MODES, Affine, InPlace, Watch, numbered, on_cpu, probe_pipe, skip_pair
 
-EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
+EXAMPLES = settings(max_examples=40)
 
 WITH_FORK_JOIN = """
     R3,2 B3,2

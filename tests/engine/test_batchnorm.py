@@ -47,7 +47,7 @@ def assert_equal_statistics(pipe: nn.Module, plain: nn.Module) -> None:
     torch.testing.assert_close(statistics(pipe), statistics(plain), rtol=1e-5, atol=1e-6)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 9),
     chunks=st.integers(1, 5),

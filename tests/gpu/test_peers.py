@@ -8,7 +8,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from gpipe_bench.cli.app import app
+from gpipe_bench.cli.app import application
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,7 @@ def test_the_race_on_accelerators(accelerators, tmp_path):
     names = json.dumps([*engines, "pipelining-gpipe", "pipelining-interleaved", "plain", "loop"])
     out = tmp_path / "peers.csv"
     words = ["peers", "run", "--quick", "--device", "cuda", "--set", f"contenders={names}", "--out", str(out)]
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    done = CliRunner().invoke(application(), words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -12,7 +12,7 @@ from gpipe_bench.bench.peers import race
 from gpipe_bench.bench.peers.kept import KeptCases, race_key
 from gpipe_bench.bench.peers.settings import PeersSettings
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.cli.app import app
+from gpipe_bench.cli.app import application
 from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
 
 FACTS = {"device": "cpu Some CPU"}
@@ -108,9 +108,9 @@ def test_the_command_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
         return whole(case, *rest)
 
     monkeypatch.setattr(race, "_race", cut_off)
-    assert CliRunner().invoke(app, words).exit_code != 0
+    assert CliRunner().invoke(application(), words).exit_code != 0
     assert not (tmp_path / "peers.csv").exists()
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    done = CliRunner().invoke(application(), words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "going on with a race that was cut off: 3 cases are in" in done.output
     assert ran == ["cells", "combinations", "convnet", "unet", "unet"]

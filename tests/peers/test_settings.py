@@ -11,7 +11,7 @@ from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import BASELINES, CONTENDERS, REFERENCE, contenders_of
 from gpipe_bench.bench.peers.settings import QUICK, PeersSettings
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.cli.app import app
+from gpipe_bench.cli.app import application
 from gpipe_bench.cli.peers import _settings
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
@@ -102,7 +102,9 @@ def test_the_plan_has_the_options_of_the_race():
 )
 def test_a_wrong_option_is_one_clear_error(words, said, tmp_path):
     with pytest.raises(ConfigError) as caught:
-        CliRunner().invoke(app, ["peers", "run", "--out", str(tmp_path / "x.csv"), *words], catch_exceptions=False)
+        CliRunner().invoke(
+            application(), ["peers", "run", "--out", str(tmp_path / "x.csv"), *words], catch_exceptions=False
+        )
     assert len(caught.value.problems) == 1
     assert said.split("; did")[0] in caught.value.problems[0]
     assert not (tmp_path / "x.csv").exists()

@@ -94,14 +94,14 @@ def test_examples_run(page, index, clone, monkeypatch):
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_quick_commands_run(page, clone, monkeypatch):
-    from gpipe_bench.cli import app
+    from gpipe_bench.cli import application
 
     monkeypatch.chdir(clone)
     for line in lines(PAGES[page]):
         # What follows a command that is not run may need what it makes.
         for words in takewhile(is_run, parts(line)):
             if words[0] == "gpipe-bench":
-                done = CliRunner().invoke(app, words[1:])
+                done = CliRunner().invoke(application(), words[1:])
                 assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
             elif words != ["source", ".venv/bin/activate"]:
                 subprocess.run(words, check=True)
@@ -124,9 +124,9 @@ def test_the_installed_program_is_the_one_of_the_pages():
 
 @pytest.mark.parametrize("words", all_commands("gpipe-bench"), ids=shlex.join)
 def test_commands_and_options_exist(words):
-    from gpipe_bench.cli import app
+    from gpipe_bench.cli import application
 
-    command: Command = typer.main.get_command(app)
+    command: Command = typer.main.get_command(application())
     while getattr(command, "commands", None) and words[:1] and not words[0].startswith("-"):
         name, *words = words
         assert name in command.commands

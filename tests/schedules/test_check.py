@@ -82,7 +82,7 @@ def test_several_problems_are_told_at_once():
     assert len(caught.value.problems) == 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_order_that_can_run_is_found(data):
     """Random orders that keep dependencies, cut into the lists of random devices."""

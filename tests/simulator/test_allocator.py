@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.simulator.oracle.allocator import MIB, Allocator, OutOfMemory
 from tests.simulator.oracle.clock import Clock
 
-EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
+EXAMPLES = settings(max_examples=100)
 
 
 def allocator(capacity=0):

@@ -19,7 +19,7 @@ from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload
 from tests.simulator.support import Plain
 
-EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
+EXAMPLES = settings(max_examples=100)
 TIMES = st.integers(1, 60)
 CHAINS = st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=6)
 MICROBATCHES = st.integers(1, 9)

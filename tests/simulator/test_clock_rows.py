@@ -67,7 +67,7 @@ def test_rows_are_the_program(components, checkpoint):
         same(Plan(m, n, components, checkpoint, arrivals))
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 @given(
     m=st.integers(1, 40),
     n=st.integers(1, 9),

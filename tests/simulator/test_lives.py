@@ -14,7 +14,7 @@ from gpipe_bench.simulator.workloads.workload import MemoryOp, SkipWork, Workloa
 from tests.simulator.oracle.allocator import MIB, OutOfMemory
 from tests.simulator.support import MS, Plain, task, workload
 
-EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
+EXAMPLES = settings(max_examples=60)
 OUTPUT, GRAPH, GRADIENT, INPUT = 2, 30, 3, 4
 
 

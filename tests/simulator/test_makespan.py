@@ -18,7 +18,7 @@ from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels
 from tests.simulator.support import MS, Plain, task, workload
 
-EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
+EXAMPLES = settings(max_examples=60)
 N = 4
 
 

@@ -24,7 +24,7 @@ from tests.simulator.oracle.run import run_whole
 from tests.simulator.random_workloads import MACHINES, named_skips, workloads
 from tests.simulator.support import Plain, task, workload
 
-EXAMPLES = settings(deadline=None, derandomize=True, max_examples=100)
+EXAMPLES = settings(max_examples=100)
 BOOLEANS = st.booleans()
 MIB = 2**20
 # Everything that a run may be set to, the usual more often.

@@ -21,7 +21,7 @@ from gpipe_bench.simulator.clock.run import Settings, run
 from tests.engine.support import MODES, Watch, on_cpu, skip_pair
 from tests.simulator.support import Plain, order, task, workload
 
-EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
+EXAMPLES = settings(max_examples=60)
 
 
 class Chain(nn.Module):
