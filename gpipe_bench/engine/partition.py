@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from traceback import walk_stack
-from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -79,14 +78,13 @@ class Partition:
         return (*values, *(tracker.load(key) for key in self.outgoing)), structure
 
 
-def is_task(frame: FrameType) -> bool:
-    """Whether a partition computes in this frame."""
-    return frame.f_code is Partition.compute.__code__
+TASK: Final = Partition.compute.__code__
+"""The code of a frame in which a partition computes."""
 
 
 def in_task() -> bool:
     """Whether a partition computes in this thread."""
-    return any(is_task(frame) for frame, _ in walk_stack(None))
+    return any(frame.f_code is TASK for frame, _ in walk_stack(None))
 
 
 def place(

@@ -20,12 +20,13 @@ import ctypes
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gpipe_bench.engine.context import within
 from gpipe_bench.engine.partition import in_task
 from gpipe_bench.engine.redirect import Redirect, default_generator
 from gpipe_bench.errors import RandomnessError
@@ -120,28 +121,24 @@ class Draws:
     way: str = _UNKNOWN
     states: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
-    @contextmanager
-    def first_pass(self, *, again: bool = True) -> Iterator[None]:
+    def first_pass(self, *, again: bool = True) -> AbstractContextManager[None]:
         """For the first pass; ``again`` says whether a recomputation will follow."""
         self.way = self.batch.way(self.j)
-        with ExitStack() as stack:
-            if again and (self.way == _SAVED or self.batch.devices[self.j].type != "cpu"):
-                stack.enter_context(self._saved())
-            if self.way in (_UNKNOWN, _OWN):
-                stack.enter_context(self._own())
-            yield
+        blocks = []
+        if again and (self.way == _SAVED or self.batch.devices[self.j].type != "cpu"):
+            blocks.append(self._saved())
+        if self.way in (_UNKNOWN, _OWN):
+            blocks.append(self._own())
+        return within(blocks)
 
-    @contextmanager
-    def replay(self) -> Iterator[None]:
+    def replay(self) -> AbstractContextManager[None]:
         """For the recomputation: the same numbers once more."""
-        with ExitStack() as stack:
-            if self.states:
-                stack.enter_context(self._restored())
-            if self.way in (_UNKNOWN, _OWN):
-                stack.enter_context(self._own())
-            elif self.way == _NONE and self.batch.suspect:
-                stack.enter_context(self._watched())
-            yield
+        blocks = [self._restored()] if self.states else []
+        if self.way in (_UNKNOWN, _OWN):
+            blocks.append(self._own())
+        elif self.way == _NONE and self.batch.suspect:
+            blocks.append(self._watched())
+        return within(blocks)
 
     def _redirect(self) -> Redirect:
         kind = self.batch.devices[self.j].type

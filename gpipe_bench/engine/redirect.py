@@ -20,7 +20,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpipe_bench.engine.partition import is_task
+from gpipe_bench.engine.partition import TASK
 from gpipe_bench.errors import RandomnessError
 
 _swap_lock = threading.Lock()
@@ -131,7 +131,7 @@ def _check_drawn_once(*, nested: bool) -> None:
     for frame, _ in walk_stack(None):
         if frame.f_code.co_filename == _CHECKPOINT:
             raise RandomnessError(_refusal("torch.utils.checkpoint", "let the pipeline checkpoint instead"))
-        if is_task(frame):
+        if frame.f_code is TASK:
             return
 
 
