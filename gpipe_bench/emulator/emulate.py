@@ -34,7 +34,7 @@ from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.schedules import named_schedule
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import device_count
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
@@ -169,7 +169,7 @@ def _emulated(work: Work, plan: Plan, hardware: Profile, size: tuple[int, int], 
 
 def _homes(schedule: str | None, n: int) -> tuple[int, ...]:
     """For each partition its device of the schedule."""
-    return named_schedule(schedule or "gpipe", 1, n, n // 2 if schedule in TWO_PER_DEVICE else n).placement
+    return named_schedule(schedule or "gpipe", 1, n, device_count(schedule, n)).placement
 
 
 def _trained(work: Work, plan: Plan, steps: int) -> tuple[Trace, list[Span]]:

@@ -118,10 +118,10 @@ class _SimpleQueue:
 def _before(name: str) -> Callable[..., Any]:
     """A method that signals before it runs; ``name``: where the object keeps the versions."""
 
-    def around(plain: Any, owner: Any, *args: Any) -> Any:
+    def around(plain: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         if not vars(owner).get("_left_out"):
             vars(owner).setdefault(name, []).append(backend().vd_signal())
-        return plain(owner, *args)
+        return plain(owner, *args, **kwargs)
 
     return around
 

@@ -32,6 +32,8 @@ class BatchContext:
         observer: told of every task, if any.
         partitions: in place.
         ends: where the copies of each partition begin or end, a list by micro-batch.
+        trained: whether each partition has something to learn. If it has not, and no input of a task needs a gradient,
+            the task is no checkpoint: nothing would be recomputed.
     """
 
     components: Components
@@ -41,6 +43,7 @@ class BatchContext:
     observer: Observer | None
     partitions: list[Partition]
     ends: list[list[Endpoint]]
+    trained: list[bool]
 
     def route(self, kind: str, i: int, source: int, target: int) -> Route | None:
         """How a ``copy`` or ``portal`` takes micro-batch i from partition to partition.

@@ -153,6 +153,7 @@ class Pipeline(Layers):
                     observer=self._observer,
                     partitions=self._places,
                     ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in self._places],
+                    trained=[any(weight.requires_grad for weight in each.layers.parameters()) for each in self._places],
                 )
             finally:
                 randomness.end()

@@ -25,6 +25,11 @@ TWO_PER_DEVICE: Final = ("interleaved", *_V)
 """Schedules that put two partitions on each device; ``interleaved`` may put more."""
 
 
+def device_count(name: str | None, n: int) -> int:
+    """On how many devices a named schedule, or the paper's executor, has n partitions, if nothing else says it."""
+    return -(-n // 2) if name in TWO_PER_DEVICE else n
+
+
 def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
     """The schedule of that name.
 

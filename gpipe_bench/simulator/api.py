@@ -119,7 +119,7 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
     if schedule is not None:
         m = len(microbatch_sizes(request["batch_size"], request["chunks"]))
         settings = _scheduled(settings, schedule, m, len(balance))
-    work = {name: request[name] for name in _WORK}
+    work = {name: request[name] for name in _WORK} | {"leaves": settings.backward == "autograd"}
     if isinstance(settings.schedule, Schedule):
         work["split"] = settings.schedule.splits
     cache = Path(request["cache"]) if request["cache"] else None

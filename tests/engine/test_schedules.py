@@ -251,6 +251,17 @@ def test_frozen_layers(frozen, requires_grad, schedule, checkpoint):
     assert all(found.gradients[name] is None for name, value in pipe.named_parameters() if not value.requires_grad)
 
 
+@every_schedule
+def test_a_partition_without_anything_to_learn_is_not_recomputed(schedule):
+    layers = nn.Sequential(*(Mix() for _ in range(4))).double()
+    layers[0].requires_grad_(requires_grad=False)
+    passes = []
+    layers[0].register_forward_hook(lambda *_: passes.append(is_recomputing()))
+    pipe = scheduled(layers, [1, 1, 1, 1], schedule, chunks=3, checkpoint="always")
+    step(pipe, samples(7, 3, requires_grad=False), targets(7))
+    assert passes == [False] * 3
+
+
 # --- running statistics, random numbers, modes --------------------------------------------------------------------
 
 

@@ -26,9 +26,8 @@ def live_peaks(module, x, balance, *, m, checkpoint, backward="autograd", compon
     pipe.zero_grad(set_to_none=True)
     with LiveBytes(pipe) as live, pipe.observe(live):
         Loss.apply(pipe(x)).backward()
-    work = build_workload(
-        module, balance=balance, batch_size=len(x), chunks=m, profile=load_profile("p40"), sample=x, optimizer=None
-    )
+    sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "leaves": backward == "autograd"}
+    work = build_workload(module, **sizes, profile=load_profile("p40"), sample=x, optimizer=None)
     places = {"devices": (0,) * n, "streams": False, "workers": False}
     found = run(without_scratch(work), Plain(), Settings(**options, **places))
     return live.peak_total_bytes, found.peak_live_bytes[0]

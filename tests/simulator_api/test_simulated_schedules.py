@@ -75,6 +75,10 @@ def test_one_that_does_not_fit_is_refused(schedule, error, said):
         simulated(schedule)
 
 
-def test_two_partitions_per_device_need_an_even_number():
-    with pytest.raises(ScheduleError, match="two partitions for each device"):
-        simulated("zb_v", partitions=3)
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("zb_v", "two partitions for each device"), ("interleaved", "the same number of partitions for each device")],
+)
+def test_two_partitions_per_device_need_an_even_number(name, rule):
+    with pytest.raises(ScheduleError, match=f"{rule}, got 3 partitions for 2 devices"):
+        simulated(name, partitions=3)

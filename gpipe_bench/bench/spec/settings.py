@@ -18,7 +18,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.schedules import named_schedule
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
 
 T = TypeVar("T")
 
@@ -195,7 +195,7 @@ class PipelineSettings(Section):
     @property
     def schedule_devices(self) -> int:
         """p, how many devices the schedule has: one for each partition, or one for two partitions."""
-        return -(-self.partitions // 2) if self.schedule in TWO_PER_DEVICE else self.partitions
+        return device_count(self.schedule, self.partitions)
 
     def homes(self) -> tuple[int, ...]:
         """For each partition its device of the schedule, from 0 to p - 1."""

@@ -45,8 +45,6 @@ class PaperExecutor:
         self._workers, self._stop = workers, stop
         self._holding = Holding(at_end_of_backward)
         self._ends = batch.ends
-        # Partitions with something to learn: a task without any gradient to compute is no checkpoint.
-        self._trained = [any(weight.requires_grad for weight in each.layers.parameters()) for each in batch.partitions]
         # Skips that travel to each partition in the tuple of their micro-batch.
         self._riding = [[] if plan.components.portals else each.incoming for each in batch.partitions]
         # Skips on their way, and which of them share memory with another tensor, per micro-batch.
@@ -105,7 +103,7 @@ class PaperExecutor:
         # The last micro-batch of except_last is no checkpoint, but where its inputs need no gradient it is one node,
         # too: there is nothing else to tie a Join to.
         keep = self._plan.checkpointed > 0 and not checkpoint and not differentiable(flat)
-        if (checkpoint or keep) and (differentiable(flat) or self._trained[j]):
+        if (checkpoint or keep) and (differentiable(flat) or self._batch.trained[j]):
             slot = Slot(task)
             self._running[i, j] = task, () if keep else flat, None if keep else slot
             job = partial(run_checkpointed, slot, flat, self._edge(i, j, phony), keep=keep)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.engine.computation import BatchContext, Computation
-from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.microbatch import MicroBatch, differentiable
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.transfer import Holding, move, move_back, wait_stream
@@ -165,7 +165,8 @@ class Runtime:
         task = Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
         del microbatch, skips
         if self._learning:
-            checkpointed = (i, j) in self.lists.checkpointed
+            gives = self._batch.trained[j] or bool(differentiable(flat))
+            checkpointed = gives and (i, j) in self.lists.checkpointed
             cell = self._cells[i, j] = Cell(task, checkpointed=checkpointed, splits=self.lists.splits)
             flat = cell.forward(flat)
         else:

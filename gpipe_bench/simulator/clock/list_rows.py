@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Action, Schedule, merged_order, named_schedule, with_recomputation
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import device_count
 from gpipe_bench.simulator.clock.shared import ACTIONS
 
 
@@ -39,7 +39,7 @@ def _rows_of(name: str, n: int, devices: Sequence[int]) -> int:
     """How many devices a named schedule is for."""
     if name == "interleaved" and len(set(devices)) > 1:
         return len(set(devices))
-    return max(n // 2, 1) if name in TWO_PER_DEVICE else n
+    return device_count(name, n)
 
 
 def lists_of(

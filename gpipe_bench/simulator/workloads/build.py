@@ -77,6 +77,7 @@ def workload_of(
     optimizer: str | None = "sgd",
     cache: Path | None = None,
     split: bool = False,
+    leaves: bool = True,
 ) -> Workload:
     """The work of one training step of a model whose traces are at hand.
 
@@ -89,6 +90,8 @@ def workload_of(
         optimizer: one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`; None for no update.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.
+        leaves: whether a checkpoint makes leaves of what enters it, as in the paper's executor; with a schedule it
+            does not.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
@@ -100,7 +103,9 @@ def workload_of(
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
     routes = _routes(facts, spans)
     costs = Costs(profile)
-    per_size = {size: _partitions(source, size, spans, routes, costs, split=split) for size in sorted(set(sizes))}
+    per_size = {
+        size: _partitions(source, size, spans, routes, costs, split=split, leaves=leaves) for size in sorted(set(sizes))
+    }
     largest = per_size[sizes[0]]
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
     masters = source.precision in HALVES
@@ -165,6 +170,7 @@ def _partitions(
     costs: Costs,
     *,
     split: bool,
+    leaves: bool,
 ) -> list[PartitionWork]:
     """The work of each partition for micro-batches of ``size`` samples; ``routes``: of the skips, by number."""
     works: list[PartitionWork] = []
@@ -179,7 +185,8 @@ def _partitions(
         departing = tuple(number for number, route in routes.items() if route[0] == j)
         layers, facts = source.partition(size, span), source.facts[span]
         passes = partial(LayerPasses, layers, facts, input_bytes=entering, arriving=arriving, departing=departing)
-        works.append(compose(passes, costs, source.splits(size, span) if split else None, first=j == 0))
+        halves = source.splits(size, span) if split else None
+        works.append(compose(passes, costs, halves, first=j == 0, leaves=leaves))
         entering = works[-1].task.output_bytes
     return works
 

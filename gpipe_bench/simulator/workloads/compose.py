@@ -33,7 +33,7 @@ class PartitionWork:
 
 
 def compose(
-    passes: Callable[..., LayerPasses], costs: Costs, split: SplitLayers | None = None, *, first: bool
+    passes: Callable[..., LayerPasses], costs: Costs, split: SplitLayers | None = None, *, first: bool, leaves: bool
 ) -> PartitionWork:
     """The work of a partition for micro-batches of one size.
 
@@ -42,11 +42,12 @@ def compose(
         costs: of the layers on the device.
         split: I and W of the layers, if the backward pass is split.
         first: whether the partition is the first one, whose inputs need no gradient.
+        leaves: whether a checkpoint makes leaves of its inputs.
     """
     partition = passes()
     task, returning = _task(partition, costs, split, first=first)
-    if task.learns and (partition.writes or partition.cloned):
-        apart = passes(apart=True, copies=partition.writes)
+    if task.learns and (partition.writes or (leaves and partition.cloned)):
+        apart = passes(apart=leaves, copies=partition.writes)
         task = replace(task, checkpointed=_task(apart, costs, split, first=first)[0])
     return PartitionWork(task, partition.skip_bytes, returning)
 

@@ -102,13 +102,13 @@ def test_devices_that_hold_several_partitions_or_one_layer(components, placement
     assert wrong == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < USUAL else 120)
+@pytest.mark.timeout(7200 if STRIDE < USUAL else 600)
 def test_all_numbers_of_devices_and_microbatches():
     wrong = [problem for case in islice(all_cases(), 0, None, STRIDE) for problem in problems(case)]
     assert wrong == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < USUAL else 120)
+@pytest.mark.timeout(7200 if STRIDE < USUAL else 600)
 def test_an_exception_in_the_middle_whatever_the_combination():
     wrong = []
     for number, case in enumerate(islice(all_cases(), 7, None, 2 * STRIDE)):
@@ -117,7 +117,7 @@ def test_an_exception_in_the_middle_whatever_the_combination():
     assert wrong == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < USUAL else 120)
+@pytest.mark.timeout(7200 if STRIDE < USUAL else 600)
 def test_tasks_in_the_calling_thread():
     wrong = []
     for number, case in enumerate(islice(all_cases(), 3, None, 2 * STRIDE)):

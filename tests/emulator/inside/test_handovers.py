@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -45,6 +46,17 @@ def test_what_was_put_before_has_no_signal():
         box.put("y")
         assert [box.get(), box.get()] == ["x", "y"]
     assert [kind for kind, _ in kinds(trace)] == ["signal", "await"]
+
+
+def test_futures_take_their_results_by_name_too():
+    done, failed = Future(), Future()
+    with seen(), recording() as trace:
+        done.set_result(result="x")
+        failed.set_exception(exception=KeyError("y"))
+        assert done.result(timeout=0) == "x"
+        with pytest.raises(KeyError):
+            failed.result(timeout=0)
+    assert [kind for kind, _ in kinds(trace)][:3] == ["signal", "signal", "await"]
 
 
 def test_threads_start_and_end():

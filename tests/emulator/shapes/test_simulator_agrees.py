@@ -1,4 +1,4 @@
-"""The emulated engine against the simulated one: U-Net as in the published speed benchmark, on the same profile.
+"""The emulated engine against the simulated one: U-Net as in the published benchmarks, on the same profile.
 
 Times differ by a launch or two. Memory differs a little more: in the simulation a task makes all its requests when it
 is issued, while here gradients of other tasks arrive amid them.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.emulator.emulate import emulate
+from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.api import simulate
 from gpipe_bench.simulator.published.settings import Setting, published_settings
 from gpipe_bench.simulator.workloads.build import Model
@@ -38,3 +40,17 @@ def test_times_and_memory_of_the_published_pipelines(experiment):
     assert emulated.peak_reserved_gib == pytest.approx(simulated.peak_reserved_gib, rel=0.03)
     for one, other in zip(emulated.devices, simulated.devices, strict=True):
         assert one.peak_reserved_gib == pytest.approx(other.peak_reserved_gib, rel=0.1)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_times_and_memory_of_schedules(name):
+    """A cell keeps of its graph and its gradients what the simulation says, recomputed or not."""
+    balance = [17, 17, 38, 38, 35, 35, 30, 31] if name in TWO_PER_DEVICE else [34, 76, 70, 61]
+    options = {"balance": balance, "batch_size": 128, "chunks": 8, "schedule": name, "profile": "p40"}
+    model = Model("unet", {"B": 5, "C": 64})
+    emulated, simulated = emulate(model, **options), simulate(model, **options)
+    assert emulated.status == simulated.status
+    if simulated.status == "ok":
+        assert emulated.step_time_ms == pytest.approx(simulated.step_time_ms, rel=0.01)
+        assert emulated.peak_allocated_gib == pytest.approx(simulated.peak_allocated_gib, rel=0.01)
+        assert emulated.peak_reserved_gib == pytest.approx(simulated.peak_reserved_gib, rel=0.03)
