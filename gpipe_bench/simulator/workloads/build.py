@@ -90,26 +90,24 @@ def workload_of(
         optimizer: one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`; None for no update.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.
-        leaves: whether a checkpoint makes leaves of what enters it, as in the paper's executor; with a schedule it
-            does not.
+        leaves: whether a checkpoint makes leaves of what enters it, as in the paper's executor alone.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
         ValueError: batch size, chunks or optimizer.
     """
-    sizes = microbatch_sizes(batch_size, chunks)
-    facts = source.facts
+    sizes, facts = microbatch_sizes(batch_size, chunks), source.facts
     _check_balance(balance, len(facts))
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
     routes = _routes(facts, spans)
     costs = Costs(profile)
-    per_size = {
-        size: _partitions(source, size, spans, routes, costs, split=split, leaves=leaves) for size in sorted(set(sizes))
-    }
+    works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=leaves)
+    per_size = {size: works_of(size) for size in sorted(set(sizes))}
     largest = per_size[sizes[0]]
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
     masters = source.precision in HALVES
     update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
+    updates = () if update is None else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans)
     static = tuple(_static_of(facts[span], update) for span in spans)
     return Workload(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
@@ -125,9 +123,7 @@ def workload_of(
             if number in largest[route[0]].departing
         ),
         loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
-        optimizer=()
-        if update is None
-        else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans),
+        optimizer=updates,
         static_bytes=tuple(part.total for part in static),
         static=static,
     )
@@ -164,10 +160,10 @@ def _routes(facts: Sequence[LayerFacts], spans: Sequence[slice]) -> dict[int, tu
 
 def _partitions(
     source: ModelSource,
-    size: int,
     spans: Sequence[slice],
     routes: Mapping[int, tuple[int, int]],
     costs: Costs,
+    size: int,
     *,
     split: bool,
     leaves: bool,
