@@ -19,7 +19,7 @@ from tests.simulator.live import without_scratch
 from tests.simulator.support import Plain
 from tests.simulator.test_live_bytes import LAYERS, ROWS, UNIT, Loss, Scale
 
-MODELS = {name: (make, shape, balance) for name, (make, shape, balance) in test_live_models.MODELS.items()} | {
+MODELS = test_live_models.MODELS | {
     f"{name}, some frozen": (lambda layers=layers: layers, (2 * test_live_frozen.ROWS, 64), balance)
     for name, (layers, balance) in test_live_frozen.MODELS.items()
 }

@@ -165,8 +165,8 @@ class Runtime:
         task = Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
         del microbatch, skips
         if self._learning:
-            gives = self._batch.trained[j] or bool(differentiable(flat))
-            checkpointed = gives and (i, j) in self.lists.checkpointed
+            learns = self._batch.trained[j] or bool(differentiable(flat))
+            checkpointed = learns and (i, j) in self.lists.checkpointed
             cell = self._cells[i, j] = Cell(task, checkpointed=checkpointed, splits=self.lists.splits)
             flat = cell.forward(flat)
         else:

@@ -90,7 +90,7 @@ def workload_of(
         optimizer: one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`; None for no update.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.
-        leaves: whether a checkpoint makes leaves of what enters it, as in the paper's executor alone.
+        leaves: whether the inputs of a checkpoint become leaves of autograd; with a schedule they do not.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.

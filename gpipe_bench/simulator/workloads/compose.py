@@ -42,7 +42,7 @@ def compose(
         costs: of the layers on the device.
         split: I and W of the layers, if the backward pass is split.
         first: whether the partition is the first one, whose inputs need no gradient.
-        leaves: whether a checkpoint makes leaves of its inputs.
+        leaves: whether the inputs of a checkpoint become leaves of autograd.
     """
     partition = passes()
     task, returning = _task(partition, costs, split, first=first)
