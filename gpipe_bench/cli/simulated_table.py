@@ -59,9 +59,7 @@ def _title(row: Row, precision: str) -> str:
 
 def _order(row: Row) -> str:
     """What orders the passes."""
-    if row.schedule != "gpipe":
-        return f"schedule {row.schedule}"
-    return "scheduled backward pass" if row.backward == "scheduled" else f"autograd {row.flavour}"
+    return f"schedule {row.schedule}" if row.backward == "scheduled" else f"autograd {row.flavour}"
 
 
 def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:

@@ -77,10 +77,10 @@ def simulate(
         chunks: how many micro-batches a mini-batch is split into; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
-        backward: what orders the backward pass: ``autograd``, or ``scheduled``, the reversed schedule.
+        backward: what orders the backward pass: ``autograd``, or a schedule: ``scheduled`` is ``schedule="gpipe"``.
         schedule: the name of one of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each
             device. It orders all passes as ``pipe.step`` runs them, with a loss for each micro-batch, whatever
-            ``backward`` is. None: the forward program, then ``backward``.
+            ``backward`` is. None: as ``backward`` says; with ``autograd`` the paper's forward program comes first.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile.
@@ -106,20 +106,22 @@ def simulate(
     return _answer(request)
 
 
-_SETTINGS: Final = ("components", "checkpoint", "flavour", "transfer", "memory", "backward")
+_SETTINGS: Final = ("components", "checkpoint", "flavour", "transfer", "memory")
 _WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "optimizer", "precision")
 
 
 def _answer(request: Mapping[str, Any]) -> Simulation:
     """The simulation of a checked request, by the names of :func:`simulate`."""
     model, balance, schedule, profile = (request[name] for name in ("model", "balance", "schedule", "profile"))
+    if schedule is None and request["backward"] == "scheduled":
+        schedule = "gpipe"
     _check_module(model)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
     settings = Settings(**{name: request[name] for name in _SETTINGS}, devices=tuple(request["devices"]))
     if schedule is not None:
         m = len(microbatch_sizes(request["batch_size"], request["chunks"]))
         settings = _scheduled(settings, schedule, m, len(balance))
-    work = {name: request[name] for name in _WORK} | {"leaves": settings.backward == "autograd"}
+    work = {name: request[name] for name in _WORK} | {"leaves": schedule is None}
     if isinstance(settings.schedule, Schedule):
         work["split"] = settings.schedule.splits
     cache = Path(request["cache"]) if request["cache"] else None
@@ -129,7 +131,8 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
         settings.components,
         balance,
         hardware,
-        **{name: getattr(settings, name) for name in ("backward", "transfer", "flavour", "checkpoint")},
+        **{name: request[name] for name in ("transfer", "flavour", "checkpoint")},
+        backward="autograd" if schedule is None else "scheduled",
         chunks=request["chunks"],
         batch_size=request["batch_size"],
         device_count=len(set(settings.devices)) or len(balance),
@@ -150,7 +153,7 @@ def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> Se
         raise ConfigError([str(error)]) from error
     if not isinstance(schedule, str):
         check(chosen)
-    return replace(settings, schedule=chosen, backward="scheduled", devices=settings.devices or chosen.placement)
+    return replace(settings, schedule=chosen, devices=settings.devices or chosen.placement)
 
 
 def _check_module(model: nn.Sequential | Model) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import torch
+
 from gpipe_bench import Components, GPipe
 from gpipe_bench.measure.live_bytes import LiveBytes
 from gpipe_bench.simulator.clock.run import Settings, run
@@ -14,19 +16,27 @@ from tests.simulator.support import Plain
 from tests.simulator.test_live_bytes import Loss
 
 
-def live_peaks(module, x, balance, *, m, checkpoint, backward="autograd", components=None):
+def live_peaks(module, x, balance, *, m, checkpoint, schedule=None, devices=None, components=None):
     """(real, simulated) in bytes, of a second step: the first one still learns what partitions do to their inputs.
 
-    All tasks are issued in one thread, so that none runs beside another, and every partition is on one device.
+    All tasks are issued in one thread, so that none runs beside another, and every partition is on one device; a
+    schedule is one for ``devices``.
     """
     n, chosen = len(balance), components or Components()
-    options = {"checkpoint": checkpoint, "components": chosen, "transfer": "host", "backward": backward}
-    pipe = GPipe(copy.deepcopy(module), balance, devices=["cpu"] * n, chunks=m, workers="never", **options)
-    Loss.apply(pipe(x)).backward()
+    options = {"checkpoint": checkpoint, "components": chosen, "transfer": "host", "schedule": schedule}
+    pipe = GPipe(copy.deepcopy(module), balance, devices=["cpu"] * (devices or n), chunks=m, workers="never", **options)
+
+    def step():
+        if schedule:
+            pipe.step(x, torch.zeros(len(x), 1), lambda output, _: Loss.apply(output))
+        else:
+            Loss.apply(pipe(x)).backward()
+
+    step()
     pipe.zero_grad(set_to_none=True)
     with LiveBytes(pipe) as live, pipe.observe(live):
-        Loss.apply(pipe(x)).backward()
-    sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "leaves": backward == "autograd"}
+        step()
+    sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "leaves": schedule is None}
     work = build_workload(module, **sizes, profile=load_profile("p40"), sample=x, optimizer=None)
     places = {"devices": (0,) * n, "streams": False, "workers": False}
     found = run(without_scratch(work), Plain(), Settings(**options, **places))

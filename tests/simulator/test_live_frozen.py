@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.simulator import simulate
 from gpipe_bench.simulator.clock.run import Settings, run
@@ -46,19 +43,12 @@ MODELS = {
 }
 
 
-# The simulated scheduled backward pass keeps inputs of checkpoints longer than the engine's.
-WAYS = [*product(["autograd"], CHECKPOINT_MODES), ("scheduled", "never")]
-
-
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("backward", "checkpoint"), WAYS)
-def test_the_peak_is_that_of_the_engine(name, checkpoint, backward):
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
+def test_the_peak_is_that_of_the_engine(name, checkpoint):
     layers, balance = MODELS[name]
-    components = Components() if backward == "autograd" else Components(clock_cycle=False, early_recompute=False)
-    real, simulated = live_peaks(
-        nn.Sequential(*layers), torch.ones(2 * ROWS, 64), balance, m=2,
-        checkpoint=checkpoint, backward=backward, components=components,
-    )  # fmt: skip
+    x = torch.ones(2 * ROWS, 64)
+    real, simulated = live_peaks(nn.Sequential(*layers), x, balance, m=2, checkpoint=checkpoint)
 
     assert simulated == pytest.approx(real, rel=0.002)
 
@@ -72,14 +62,14 @@ def test_a_skip_that_needs_no_gradient(checkpoint):
     assert simulated == pytest.approx(real, rel=0.002)
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-def test_nothing_is_computed_again_and_no_gradient_copied(backward):
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
+def test_nothing_is_computed_again_and_no_gradient_copied(schedule):
     layers, balance = MODELS["frozen"]
     work = build_workload(
         nn.Sequential(*layers), balance=balance, batch_size=4, chunks=2, profile=load_profile("p40"),
         sample=torch.ones(4, 64), optimizer=None,
     )  # fmt: skip
-    names = order(run(work, Plain(), Settings(checkpoint="always", backward=backward)))
+    names = order(run(work, Plain(), Settings(checkpoint="always", schedule=schedule)))
 
     assert sorted(name for name in names if name[0] in "RBc") == ["B0,2", "B1,2", "R0,2", "R1,2"]
     assert len(names) == len("F") * 6 + len("C") * 4 + len("RB") * 2

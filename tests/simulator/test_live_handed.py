@@ -1,7 +1,4 @@
-"""Large gradients are handed over to tasks: nobody else holds them, in the engine and in the simulation.
-
-The engine's checkpoints do the same, and let go of their inputs, which the simulation leaves out.
-"""
+"""With a schedule large gradients are handed over to tasks: nobody else holds them, neither does the simulation."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from torch import nn
 
 from gpipe_bench import Components
 from gpipe_bench.program import HANDED_OVER_BYTES
+from gpipe_bench.schedule import CHECKPOINT_MODES
 from tests.simulator.live import live_peaks
 from tests.simulator.test_live_models import One, Two
 
@@ -27,11 +25,11 @@ def pairs():
 
 
 @pytest.mark.parametrize("rows", [HANDED_OVER_BYTES // (4 * WIDTH) - 1, HANDED_OVER_BYTES // (4 * WIDTH), 512])
-@pytest.mark.parametrize("checkpoint", ["except_last", "never"])
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
 @pytest.mark.parametrize(("make", "balance"), [(chain, [1, 2, 2]), (chain, [1, 1, 1, 2]), (pairs, [2, 2])])
 @pytest.mark.parametrize("m", [1, 2])
 def test_the_peak_is_that_of_the_engine(make, balance, checkpoint, rows, m):
     real, simulated = live_peaks(
-        make(), torch.ones(m * rows, 8), balance, m=m, checkpoint=checkpoint, backward="scheduled", components=IN_ORDER
+        make(), torch.ones(m * rows, 8), balance, m=m, checkpoint=checkpoint, schedule="gpipe", components=IN_ORDER
     )
     assert simulated == pytest.approx(real, rel=0.001)

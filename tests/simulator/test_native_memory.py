@@ -38,7 +38,6 @@ ANY = st.builds(
     workers=BOOLEANS,
     left_out=st.sampled_from([*[frozenset()] * 3, *({name} for name in ("barrier", "rank", "zeros"))]).map(frozenset),
     steps=st.integers(1, 3),
-    backward=st.sampled_from(["autograd", "autograd", "scheduled"]),
 )
 SHARED = st.sampled_from([lambda n: (), lambda n: (), lambda n: (0,) * n, lambda n: tuple(j // 2 for j in range(n))])
 

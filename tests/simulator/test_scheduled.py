@@ -1,4 +1,4 @@
-"""The scheduled backward pass in virtual time; on virtual devices it is held against the engine's own."""
+"""The schedule of GPipe in virtual time, beside autograd; on virtual devices it is held against the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N, M = 3, 4
 
 def scheduled(tasks=None, skips=(), checkpoint="always", machine=None, **switches):
     work = workload(M, tasks or [task()] * N, skips)
-    chosen = Settings(Components(**switches), checkpoint, backward="scheduled")
+    chosen = Settings(Components(**switches), checkpoint, schedule="gpipe")
     return run(work, machine or Plain(), chosen)
 
 
@@ -45,7 +45,7 @@ def test_recomputation_is_early_or_late():
 
 def test_it_takes_as_long_as_autograd_in_order():
     work = workload(M, [task()] * N, ((0, 2),))
-    times = [run(work, Plain(), Settings(Components(), backward=way)).makespan_ns for way in ("autograd", "scheduled")]
+    times = [run(work, Plain(), Settings(Components(), schedule=way)).makespan_ns for way in (None, "gpipe")]
     assert times[0] == times[1]
 
 
@@ -57,7 +57,7 @@ def test_gradients_of_skips_go_home_by_their_portals():
 
 def test_nothing_is_left_behind():
     one, three = (
-        run(workload(M, [heavy()] * N), Plain(), Settings(Components(), "always", backward="scheduled", steps=steps))
+        run(workload(M, [heavy()] * N), Plain(), Settings(Components(), "always", schedule="gpipe", steps=steps))
         for steps in (1, 3)
     )
     assert one.peak_live_bytes == three.peak_live_bytes

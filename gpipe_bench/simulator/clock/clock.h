@@ -2,7 +2,7 @@
 
        record.c    the forward program as nodes of autograd's graph, and what the calling thread does, in order
        step.c      the calling thread and the workers; the loop of the agenda
-       schedule.c  lists of actions: schedules, and the scheduled backward pass
+       schedule.c  lists of actions: what a schedule says, with a loss for each micro-batch
        autograd.c  ready queues of nodes, nested passes
             |      these are host threads: they call
        host.c      issues computations and transfers, and passes the time that this takes

@@ -189,7 +189,7 @@ static bool issue(Clock *clock, uint32_t thread, uint32_t node, int kind, uint32
 static int request_pass(Clock *clock, const Node *node, int kind) {
     int32_t i = (int32_t)node->i, j = (int32_t)node->j;
     int open = node->single ? FORWARD_TIED : FORWARD_OPEN;
-    int closed = clock->input->forward_program ? FORWARD_CHECKPOINT : FORWARD_CELL;
+    int closed = clock->input->lists ? FORWARD_CELL : FORWARD_CHECKPOINT;
     switch (kind) {
     case KIND_forward: return memory_forward(clock->memory, i, j, node->kind == NODE_checkpoint ? closed : open);
     case KIND_recompute: return memory_recompute(clock->memory, i, j);

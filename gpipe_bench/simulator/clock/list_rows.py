@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import itemgetter
 
-from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Action, Schedule, merged_order, named_schedule, with_recomputation
 from gpipe_bench.schedules.table import device_count
 from gpipe_bench.simulator.clock.shared import ACTIONS
@@ -66,14 +65,6 @@ def lists_of(
     for action in merged_order(with_recomputation(schedule, ahead)):
         lists[groups[action.j]].append(action)
     return [*lists.values()], 0
-
-
-def reversed_lists(plan: Plan[int], groups: Sequence[int]) -> list[Sequence[Action]]:
-    """The scheduled backward pass: the tasks of each group in reversed order."""
-    lists: dict[int, list[Action]] = {group: [] for group in groups}
-    for i, j in reversed([task for cycle in plan.cycles() for task in cycle]):
-        lists[groups[j]].append(Action("B", i, j))
-    return [*lists.values()]
 
 
 def list_rows(lists: Sequence[Sequence[Action]]) -> dict[str, Sequence[int]]:

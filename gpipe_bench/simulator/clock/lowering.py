@@ -9,7 +9,7 @@ from itertools import accumulate, chain, islice, pairwise
 from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.simulator.clock.latency import latencies
-from gpipe_bench.simulator.clock.list_rows import chosen_schedule, list_rows, lists_of, reversed_lists
+from gpipe_bench.simulator.clock.list_rows import chosen_schedule, list_rows, lists_of
 from gpipe_bench.simulator.clock.program_rows import cell_rows, program_rows
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import filled
@@ -122,7 +122,6 @@ class Lowered:
             "classes": len({*work.microbatch_sizes}),
             "skips": len(work.skips),
             "steps": settings.steps,
-            "forward_program": self._schedule is None,
             "clock_cycle": self._schedule is None and settings.components.clock_cycle,
             "updates": min(len(work.optimizer), work.n),
             "loss_ns": work.loss.duration_ns,
@@ -138,21 +137,19 @@ class Lowered:
             "zeros_elsewhere": "zeros" in settings.left_out,
             "prepare_ns": settings.nesting_ns[0],
             "checkpointed": self._plan.checkpointed,
-            "loss_per_microbatch": self._schedule is not None,
         }
 
     def _order(self) -> tuple[_Columns, int]:
         """Who does what in which order, and how many micro-batches lists recompute ahead of their gradients."""
+        if self._schedule is None:
+            return program_rows(self._plan) | list_rows([]), 0
         ahead = self._plan.checkpointed if self._settings.components.early_recompute else 0
         # A thread for each accelerator; on the CPU one for each device of the schedule; or one for all.
         groups: Sequence[int] = self.devices if self._settings.streams else self._rows
         if not self._workers:
             groups = (0,) * self._work.n
-        if self._schedule is not None:
-            lists, ahead = lists_of(self._schedule, self._rows, groups, ahead)
-            return cell_rows(self._plan, lists) | list_rows(lists), ahead
-        lists = reversed_lists(self._plan, groups) if self._settings.backward == "scheduled" else []
-        return program_rows(self._plan) | list_rows(lists), ahead
+        lists, ahead = lists_of(self._schedule, self._rows, groups, ahead)
+        return cell_rows(self._plan, lists) | list_rows(lists), ahead
 
     def _latencies(self) -> Sequence[int]:
         """Of the roots of all nested passes that there can be."""

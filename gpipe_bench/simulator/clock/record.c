@@ -144,14 +144,14 @@ static void step_collect(Recorder *recorder, uint32_t i, uint32_t j) {
 }
 
 static void step_recompute(Recorder *recorder, uint32_t i, uint32_t j) {
-    if (recorder->lists || recorder->graph->nodes.items[*task_of(recorder, i, j)].kind != NODE_checkpoint)
+    if (recorder->graph->nodes.items[*task_of(recorder, i, j)].kind != NODE_checkpoint)
         return;
     graph_pass(recorder, NODE_recompute, i, j, leaving(recorder->clock, i, j), outgoing(recorder->input, j), NONE);
 }
 
 /* There is none where no gradient will ever pass. */
 static void step_fork(Recorder *recorder, uint32_t i, uint32_t j) {
-    if (recorder->lists || !host_work(recorder->clock, i, j)[WORK_learns])
+    if (!host_work(recorder->clock, i, j)[WORK_learns])
         return;
     uint32_t stream = leaving(recorder->clock, i, j);
     recorder->forks[j] = graph_pass(recorder, NODE_fork, i, j, stream, outgoing(recorder->input, j), NONE);
@@ -229,11 +229,11 @@ void record_program(Clock *clock) {
     Recorder recorder = recorder_new(clock);
     const Input *input = clock->input;
     int64_t m = input->microbatches, n = input->partitions;
-    for (int64_t j = 0; j < n && !input->forward_program; j++)
+    for (int64_t j = 0; j < n && input->lists; j++)
         copying(clock, (uint32_t)m - 1, (uint32_t)j);
     /* Without clock-cycles, each task is a cycle. */
     for (int64_t cycle = 0; cycle < (input->clock_cycle ? m + n - 1 : m * n); cycle++)
-        for (int phase = 0; phase < (input->forward_program ? 3 : 2); phase++) {
+        for (int phase = 0; phase < (input->lists ? 2 : 3); phase++) {
             int64_t first = cycle < m ? 0 : cycle - m + 1, last = cycle < n ? cycle : n - 1;
             if (!input->clock_cycle)
                 first = last = cycle % n;

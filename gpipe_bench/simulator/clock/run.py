@@ -135,7 +135,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         capacity=machine.capacity_bytes,
         riding=not settings.components.portals,
         published=settings.flavour == "published",
-        scheduled=settings.backward == "scheduled" or settings.schedule is not None,
+        scheduled=settings.schedule is not None,
     )
     memory = library().memory_new(*description.buffer_info())
     if memory is None:

@@ -1,5 +1,5 @@
 /* Lists of actions, each run by a thread: the schedules of gpipe_bench/schedules as gpipe_bench/engine/runtime runs
-   them, and the scheduled backward pass after a forward program.
+   them, with a loss for each micro-batch.
 
        F     until the micro-batch and its skips have come; compute; send what leaves, skips by their portals
        R     compute once more
@@ -165,23 +165,19 @@ static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint3
         return false;
     }
     own->state = ENTER;
-    if (!input->loss_per_microbatch)
-        return false;
     if (clock->memory && host_requested(clock, memory_microbatch_loss(clock->memory, (int32_t)i)))
         return true;
     return host_kernels(clock, thread, clock->computing[j], input->microbatch_loss_ns[i], input->loss_launches);
 }
 
-/* B or I, which is of `kind`. After a forward program, streams wait only where something is copied. */
+/* B or I, which is of `kind`. */
 static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j, int kind) {
-    const Input *input = clock->input;
     uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
     switch (own->state) {
-    case ARRIVE: own->state = AWAIT; return i < input->ahead && recompute(clock, thread, own->node);
+    case ARRIVE: own->state = AWAIT; return i < clock->input->ahead && recompute(clock, thread, own->node);
     case AWAIT: return arrive(clock, thread, own, i, j);
     case ENTER:
-        if (j < input->partitions - 1 || !input->forward_program)
-            stream_wait(clock, computes, copies);
+        stream_wait(clock, computes, copies);
         if (!host_work(clock, i, j)[WORK_learns]) {
             own->state = LEAVE;
             return false;
@@ -190,8 +186,7 @@ static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uin
         return recompute(clock, thread, own->node);
     case BACKWARD: own->state = LEAVE; return host_pass(clock, thread, own->node, kind);
     case LEAVE:
-        if (j || !input->forward_program)
-            stream_wait(clock, copies, computes);
+        stream_wait(clock, copies, computes);
         own->state = j ? SEND_BACK : ARRIVE;
         own->next += !j;
         own->sub = 0;

@@ -23,9 +23,8 @@ class Settings:
     Attributes:
         components: which components are on.
         checkpoint: ``always``, ``except_last`` or ``never``.
-        backward: ``autograd``, or ``scheduled``: workers run the reversed schedule.
         schedule: the name of one of :mod:`gpipe_bench.schedules`, or a schedule, which then orders everything as
-            ``pipe.step`` runs it, with a loss for each micro-batch; None: the forward program, and ``backward``.
+            ``pipe.step`` runs it, with a loss for each micro-batch; None: the forward program, and then autograd.
         flavour: which autograd engine, see ``autograd.c``.
         transfer: ``direct`` or ``host``.
         devices: device of each partition; empty: one each.
@@ -53,13 +52,12 @@ class Settings:
     left_out: frozenset[str] = frozenset()
     memory: bool = True
     steps: int = 1
-    backward: str = "autograd"
     schedule: str | Schedule | None = None
 
     @property
     def races(self) -> bool:
         """Whether host threads race, so that no two steps are alike: checkpoints nest, and nothing orders them."""
-        nests = self.flavour == "published" and self.backward == "autograd" and self.checkpoint != "never"
+        nests = self.flavour == "published" and self.schedule is None and self.checkpoint != "never"
         return nests and not self.components.fork_join
 
 

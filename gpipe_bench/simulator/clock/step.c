@@ -63,7 +63,7 @@ static bool begin_step(Clock *clock, Thread *own) {
         memory_next_step(clock->memory);
     PUSH(clock->step_records, clock->records.count);
     own->next = 0;
-    own->state = clock->input->forward_program ? FORWARD : LISTS;
+    own->state = clock->input->lists ? LISTS : FORWARD;
     return false;
 }
 
@@ -103,15 +103,10 @@ static bool act(Clock *clock, Thread *own) {
     return false;
 }
 
-/* The loss, and then the backward pass by autograd or by lists. */
+/* The loss, and then the backward pass by autograd. */
 static bool loss(Clock *clock, Thread *own) {
-    const Input *input = clock->input;
     if (clock->memory && host_requested(clock, memory_loss(clock->memory)))
         return true;
-    if (input->lists) {
-        own->state = LISTS;
-        return host_kernels(clock, 0, clock->computing[input->partitions - 1], input->loss_ns, input->loss_launches);
-    }
     own->state = UPDATE;
     own->sub = 0;
     autograd_begin(clock);

@@ -30,9 +30,8 @@ NUMBER(classes)            /* of micro-batches whose tasks are alike */
 NUMBER(skips)
 NUMBER(buses)
 NUMBER(steps)              /* of training */
-NUMBER(forward_program)    /* 0: lists of actions run the forward passes, too */
+NUMBER(lists)              /* of actions, each of a thread; 0: the forward program, then autograd */
 NUMBER(clock_cycle)        /* of the forward program */
-NUMBER(lists)              /* of actions, each of a thread; 0: autograd runs the backward pass */
 NUMBER(latency_count)
 NUMBER(updates)            /* partitions with an optimizer */
 
@@ -55,7 +54,6 @@ NUMBER(zeros_elsewhere)    /* recomputations run in the thread of the CPU */
 NUMBER(prepare_ns)
 NUMBER(checkpointed)       /* leading micro-batches */
 NUMBER(ahead)              /* leading micro-batches that are recomputed ahead of their gradients, by lists */
-NUMBER(loss_per_microbatch)
 
 /* Partitions: devices, rows of the schedule, and skips that come in and go out (first of each, and one more). */
 COLUMN(int32_t, device_of)

@@ -44,7 +44,7 @@ typedef struct {
     int64_t left;        /* slots in use after a pass with graph, numbered from 0; first those that leave */
     int64_t splits;      /* whether the backward pass has halves */
     int64_t later;       /* slots in use after I, numbered from 0 */
-    int64_t hand_over;   /* in a scheduled backward pass: least bytes of a gradient that goes amid it */
+    int64_t hand_over;   /* with a schedule: least bytes of a gradient that goes amid a backward pass */
     int64_t passes_back; /* whether a gradient that comes goes on as it is */
     Numbers outputs;     /* bytes */
     Numbers inputs;      /* bytes */
@@ -99,7 +99,7 @@ typedef struct {
 /* What holds for a whole run. */
 typedef struct {
     int64_t published;  /* gradients are set to zero between steps, and checkpoints keep what they recomputed */
-    int64_t scheduled;  /* the backward pass is scheduled */
+    int64_t scheduled;  /* a schedule runs all passes */
     int64_t riding;     /* skips ride through the partitions between */
     int64_t is_static;  /* parameters are known tensor by tensor */
     int64_t devices, capacity;

@@ -101,11 +101,11 @@ def task(nodes: int) -> TaskWork:
 
 
 def simulated(
-    m: int, n: int, skips: Skips = (), machine: Bed = MACHINE, *, components, checkpoint, transfer, backward="autograd"
+    m: int, n: int, skips: Skips = (), machine: Bed = MACHINE, *, components, checkpoint, transfer, schedule=None
 ) -> tuple[float, Orders]:
     # A stash makes one node, and so does a pop; an observer's marks are two more.
     work = workload(m, [task(3 + sum(j in skip for skip in skips)) for j in range(n)], skips)
-    chosen = Settings(components, checkpoint, transfer=transfer, memory=False, backward=backward)
+    chosen = Settings(components, checkpoint, transfer=transfer, memory=False, schedule=schedule)
     found = run(work, machine, chosen)
     return found.makespan_ns / MS, orders(Timeline(found.issued), n)
 
@@ -164,8 +164,8 @@ def test_skips_on_compute_streams_change_no_order_of_tasks(components, checkpoin
 @PLACES
 @MODES
 @pytest.mark.parametrize("components", [one for one in EVERY if one.fork_join and one.copy_streams], ids=name)
-def test_a_scheduled_backward_pass_takes_as_long_and_keeps_its_order(components, checkpoint, transfer):
-    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer, "backward": "scheduled"}
+def test_a_backward_pass_with_a_schedule_takes_as_long_and_keeps_its_order(components, checkpoint, transfer):
+    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer, "schedule": "gpipe"}
     for (m, n), skipping in product(SIZES[1:3], (False, True)):
         skips = SKIPS[n] if skipping else ()
         (length, order), (expected, expected_order) = simulated(m, n, skips, **options), real(m, n, 1, skips, **options)

@@ -30,7 +30,7 @@ full       how often each device gave segments back, if any did; of a run that e
 _DIGITS: Final = 5
 _SETTINGS: Final = (
     *("checkpoint", "flavour", "transfer", "devices", "streams", "workers", "nesting_ns", "seed", "memory", "tally"),
-    *("steps", "backward"),
+    "steps",
 )
 _PASSES: Final = ("forward", "recompute", "backward")
 _REQUESTS: Final = ("forward_memory", "graph_memory", "backward_memory")
@@ -77,6 +77,7 @@ def _settings(settings: Settings) -> Iterator[object]:
     yield sorted(settings.left_out)
     # Only cases have a tally.
     yield from (getattr(settings, name, False) for name in _SETTINGS)
+    yield settings.schedule or "autograd"
 
 
 def _machine(workload: Workload, machine: Machine, settings: Settings) -> Iterator[object]:

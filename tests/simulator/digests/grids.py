@@ -78,21 +78,20 @@ def chain(work: Workload) -> Iterator[Case]:
     )
 
 
-def scheduled() -> Iterator[Case]:
-    """The scheduled backward pass: times alone, with memory, and with bytes of tensors alone."""
-    plain, skipping, turn = CHAINS["chain-2x4"], SKIPPING, count()
-    axes: dict[str, Any] = {"checkpoint": MODES, "components": COMBINATIONS}
-    fixed = {"backward": "scheduled", "steps": 2}
-    for name, work in (("2x4", plain), ("skips", skipping)):
-        found = _cases(work, fixed={**fixed, "memory": False}, transfer=("direct", "host"), **axes)
+def schedules() -> Iterator[Case]:
+    """Two schedules: times alone, with memory, and with bytes of tensors alone."""
+    turn, names = count(), ("gpipe", "1f1b")
+    axes: dict[str, Any] = {"schedule": names, "checkpoint": MODES, "components": COMBINATIONS}
+    for name, work in (("2x4", CHAINS["chain-2x4"]), ("skips", SKIPPING)):
+        found = _cases(work, fixed={"steps": 2, "memory": False}, transfer=("direct", "host"), **axes)
         yield from (replace(case, name=f"{name} times {case.name}") for case in found)
     for name, tally in (("memory", False), ("tally", True)):
-        found = _cases(skipping, fixed={**fixed, "tally": tally}, **axes)
+        found = _cases(SKIPPING, fixed={"steps": 2, "tally": tally}, **axes)
         yield from (replace(case, name=f"{name} {case.name}") for case in found)
     places = ((0, 0, 1, 1, 0), (0,) * 5, (4, 3, 2, 1, 0))
     ways: dict[str, Any] = {"transfer": ("direct", "host"), "devices": places, "workers": (True, False)}
-    ways |= {"streams": (True, False), "checkpoint": MODES, "flavour": FLAVOURS}
-    yield from _cases(skipping, turn=turn, fixed=fixed, **ways)
+    ways |= {"streams": (True, False), "schedule": names, "checkpoint": MODES, "flavour": FLAVOURS}
+    yield from _cases(SKIPPING, turn=turn, fixed={"steps": 2}, **ways)
 
 
 def steps() -> Iterator[Case]:
@@ -133,7 +132,7 @@ def queues() -> Iterator[Case]:
             fixed = {"flavour": flavour, "steps": 2}
             found = _cases(SKIPPING, machine, turn=turn, fixed=fixed, checkpoint=MODES, memory=(True, False))
             yield from (replace(case, name=f"{name} {flavour} {case.name}") for case in found)
-        plain = {"fixed": {"steps": 2}, "checkpoint": MODES, "backward": ("autograd", "scheduled")}
+        plain = {"fixed": {"steps": 2}, "checkpoint": MODES, "schedule": (None, "gpipe")}
         found = _cases(CHAINS["chain-4x8"], machine, components=LABELS[:1], **plain)
         yield from (replace(case, name=f"{name} 4x8 {case.name}") for case in found)
 
@@ -158,7 +157,7 @@ def capacity() -> Iterator[Case]:
     stages, turn = uneven(5, scratch=24 * MIB), count()
     work = with_skips(with_sizes(6, stages, rest=True), WAYS)
     for mib in (130, 160, 180, 200, 220, 240, 260, 280, 310, 340, 400, 500):
-        ways: dict[str, Any] = {"checkpoint": MODES, "flavour": FLAVOURS, "backward": ("autograd", "scheduled")}
+        ways: dict[str, Any] = {"checkpoint": MODES, "flavour": FLAVOURS, "schedule": (None, "gpipe")}
         machine = replace(HOST, capacity_bytes=mib * MIB)
         found = _cases(work, machine, turn=turn, fixed={"steps": 2}, **ways)
         yield from (replace(case, name=f"{mib} {case.name}") for case in found)
@@ -190,7 +189,7 @@ def large() -> Iterator[Case]:
 GRIDS: Final[dict[str, Cases]] = {
     **{name: partial(chain, work) for name, work in CHAINS.items()},
     "skips-5x6": partial(chain, SKIPPING),
-    "scheduled": scheduled,
+    "schedules": schedules,
     "steps": steps,
     "mechanisms": mechanisms,
     "queues": queues,

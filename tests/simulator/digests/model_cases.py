@@ -49,7 +49,7 @@ def suite() -> Iterator[Case]:
             small = hardware.model_copy(update={"memory_gib": gib + hardware.context_gib})
             machine = HardwareMachine(small)
             ways: dict[str, Any] = {"flavour": FLAVOURS, "checkpoint": MODES, "devices": ((), (0, 0, 1, 1))}
-            ways["backward"] = ("autograd", "scheduled")
+            ways["schedule"] = (None, "gpipe")
             for words, values in grid(**ways):
                 number = next(turn)
                 components = some_components(number)
@@ -63,7 +63,7 @@ def layers() -> Iterator[Case]:
     turn = count()
     for name, (modules, balance) in {**WRITING, **SHARING, **FROZEN}.items():
         work = _work(nn.Sequential(*modules), balance)
-        for words, values in grid(flavour=FLAVOURS, checkpoint=MODES, backward=("autograd", "scheduled")):
+        for words, values in grid(flavour=FLAVOURS, checkpoint=MODES, schedule=(None, "gpipe")):
             number = next(turn)
             draw = Draw(_OTHER + number)
             chosen = Settings(**values, components=some_components(number), steps=2)

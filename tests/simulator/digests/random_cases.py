@@ -76,7 +76,7 @@ def _settings(draw: Draw, work: Workload) -> CaseSettings:
         memory=draw.chance(0.85),
         tally=draw.chance(0.1),
         steps=draw.pick((1, 2, 2, 3)),
-        backward=draw.pick(("autograd", "autograd", "autograd", "scheduled")),
+        schedule=draw.pick((None, None, None, "gpipe")),
     )
 
 

@@ -49,7 +49,6 @@ class RecordingLanes:
         components: which components are on.
         places: devices and streams.
         workers: whether workers issue the tasks; else the calling thread does.
-        scheduled: whether the backward pass is scheduled: then no Fork is made.
         published: as the flavour ``published`` of :mod:`tests.simulator.oracle.autograd` has it: no Join before a
             Copy, and a thread of the batch whose numbers are above all others.
 
@@ -66,7 +65,6 @@ class RecordingLanes:
         places: Places,
         *,
         workers: bool,
-        scheduled: bool = False,
         published: bool = False,
     ) -> None:
         m, n = workload.m, workload.n
@@ -74,7 +72,6 @@ class RecordingLanes:
         self._work = workload
         self._places = places
         self._workers = workers
-        self._scheduled = scheduled
         self._published = published
         self._portals = components.portals
         self._sizes = {skip.key: skip.bytes for skip in workload.skips}
@@ -88,7 +85,6 @@ class RecordingLanes:
         self._forks: dict[tuple[int, int], Node] = {}
         self._pending: list[Node | None] = [None] * m
         self.running: dict[tuple[int, int], Node] = {}
-        self.arrived: dict[tuple[int, int], list[Node]] = {}
         # All nodes, with what a backward pass changes of each.
         self._nodes: list[Node] = []
         self._fresh: list[int] = []
@@ -122,7 +118,6 @@ class RecordingLanes:
             node.take(taken)
             node.skip = skip
             self._skips[i][skip] = _passed(node, taken)
-            self.arrived.setdefault((i, j), []).append(node)
 
     def copy(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.copy`."""
@@ -139,7 +134,6 @@ class RecordingLanes:
             phony, self._pending[i] = self._pending[i], None
         node.take(taken, phony)
         self._put(i, _passed(node, taken), riding)
-        self.arrived.setdefault((i, j), []).insert(0, node)
 
     # --- compute -------------------------------------------------------------------------------------------------
 
@@ -153,7 +147,7 @@ class RecordingLanes:
         self._checkpointed = self._checkpointed or checkpoint
         taken, learns = self._flat(i, self._incoming[j]), self._work.task(i, j).learns
         # Without checkpoint it is one node all the same, if others have one and there is nothing else to tie a Join to.
-        tied = self._checkpointed and not any(taken) and not self._published and not self._scheduled
+        tied = self._checkpointed and not any(taken) and not self._published
         single = learns and (checkpoint or tied)
         if phony is not None and (single or self._published):
             join = self._node("join", i, j, self._places.computing[j])
@@ -182,7 +176,7 @@ class RecordingLanes:
 
     def recompute(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.recompute`."""
-        if self._scheduled or self.running[i, j].kind != "checkpoint":
+        if self.running[i, j].kind != "checkpoint":
             return
         node = self._node("recompute", i, j, self._leaving(i, j), self._places.computing[j])
         node.take(self._flat(i, self._outgoing[j]))
@@ -191,7 +185,7 @@ class RecordingLanes:
 
     def fork(self, i: int, j: int) -> None:
         """See :meth:`gpipe_bench.program.Lanes.fork`; there is none where no gradient will ever pass."""
-        if self._scheduled or not self._work.task(i, j).learns:
+        if not self._work.task(i, j).learns:
             return
         node = self._node("fork", i, j, self._leaving(i, j))
         node.take(self._flat(i, self._outgoing[j]))

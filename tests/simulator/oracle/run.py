@@ -28,7 +28,6 @@ from tests.simulator.oracle.host import Host, Issued
 from tests.simulator.oracle.memory import Memory
 from tests.simulator.oracle.places import Places
 from tests.simulator.oracle.recording import COLLECT, COPY, LAUNCH, SYNC, RecordingLanes
-from tests.simulator.oracle.scheduled import ScheduledBackward
 from tests.simulator.oracle.streams import Thread
 
 __all__ = ["OracleRun", "run_whole"]
@@ -80,7 +79,6 @@ class _Simulation:
                 capacity=machine.capacity_bytes,
                 riding=riding,
                 published=settings.flavour == "published",
-                scheduled=settings.backward == "scheduled",
             )
             if settings.memory
             else None
@@ -123,13 +121,11 @@ class _Simulation:
         arrivals = {j: [skip.key for skip in work.skips if skip.target == j != skip.source] for j in range(work.n)}
         plan = Plan(work.m, work.n, settings.components, settings.checkpoint, arrivals)
         workers = settings.workers and settings.components.clock_cycle and work.n > 1
-        scheduled = settings.backward == "scheduled"
         lanes = RecordingLanes(
             work,
             settings.components,
             self.places,
             workers=workers,
-            scheduled=scheduled,
             published=settings.flavour == "published",
         )
         self.workers, self.plan = workers, plan
@@ -155,11 +151,6 @@ class _Simulation:
                 self.memory.update()
 
     def _backward(self) -> Iterator[int | None]:
-        if self.settings.backward == "scheduled":
-            yield from self.host.kernels(self.places.computing[-1], self.workload.loss)
-            tasks = ScheduledBackward(self.plan, self.lanes, self.host, self.places, self.caller)
-            yield from tasks.run(workers=self.workers)
-            return
         autograd = Autograd(
             self.host,
             range(self.places.count) if self.settings.streams else [0] * self.places.count,
