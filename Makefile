@@ -7,7 +7,7 @@ SHELL := /bin/bash
 CORES ?= 1
 # More arguments for snakemake: make ablation ARGS='--configfile my.yaml'
 ARGS ?=
-# Some of the checks only: make test CHECKS='mypy pytest'
+# Some of the checks only: make test CHECKS='mypy wheel'
 CHECKS ?=
 # Folder that `make gpu` writes rows and traces to.
 OUT ?= results/gpu

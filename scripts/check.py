@@ -1,8 +1,10 @@
-"""Run every check of the repository, each by name, also after one failed; then say which passed and how long it took.
+"""Run every check of the repository, two at a time, also after one failed; then say which passed and how long it took.
 
     python -m scripts.check                  all of them
-    python -m scripts.check mypy pytest      only these
+    python -m scripts.check mypy wheel       only these
     python -m scripts.check --list           names and commands
+
+The first check writes here as it goes; the output of every other one follows when it has ended.
 
 Exit status: 0 when all passed, 1 when one failed, 2 for an unknown name, 130 when interrupted.
 """
@@ -12,25 +14,28 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORKFLOW: Final = ("Snakefile", "workflows")
-# As modules of this interpreter: whatever stands first in PATH, the pinned tools run.
+# As modules of this interpreter: whatever stands first in PATH, the pinned tools run. The longest is the first.
 CHECKS: Final[dict[str, tuple[str, ...]]] = {
+    "tests-engine": ("scripts.run_tests", "engine"),
     "ruff": ("ruff", "check", "."),
     "ruff-format": ("ruff", "format", "--check", "."),
     "mypy": ("mypy",),
     "snakefmt": ("snakefmt", "--check", *WORKFLOW),
     "snakemake-lint": ("snakemake", "--lint"),
     "wheel": ("scripts.check_wheel",),
-    "pytest": ("scripts.run_tests",),
+    "tests-suite": ("scripts.run_tests", "suite"),
     "sanitizers": ("scripts.check_native",),
 }
+AT_ONCE: Final = 2
 _RULE: Final = "=" * 78
 
 
@@ -53,18 +58,52 @@ class Outcome:
         return f"{self.name:<16} {self.seconds:6.1f} s  {word}"
 
 
+@dataclass(slots=True)
+class _Running:
+    """A check that has begun."""
+
+    name: str
+    process: subprocess.Popen[str]
+    output: IO[str] | None
+    start: float
+
+    def ended(self, *, interrupted: bool = False) -> Outcome:
+        """Wait for the end, and show what it wrote."""
+        status = self.process.wait()
+        if self.output is not None:
+            self.output.seek(0)
+            print(f"\n{_RULE}\n== {self.name}\n{_RULE}\n{self.output.read()}", flush=True)
+            self.output.close()
+        return Outcome(self.name, None if interrupted else status, time.monotonic() - self.start)
+
+
+def _begin(name: str, *, shown: bool) -> _Running:
+    """Start a check, whose output is ``shown`` as it comes, or kept."""
+    print(f"== {name} begins: {shlex.join(CHECKS[name])}", flush=True)
+    # Closed when the check has ended.
+    output = None if shown else tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+    process = subprocess.Popen(
+        [sys.executable, "-m", *CHECKS[name]], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
+        stderr=None if shown else subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    return _Running(name, process, output, time.monotonic())
+
+
 def run(names: Sequence[str]) -> Iterator[Outcome]:
-    """The outcome of each named check, in order, as it ends; the last one when interrupted."""
-    for number, name in enumerate(names, 1):
-        print(f"\n{_RULE}\n== check {number}/{len(names)}: {name}    {shlex.join(CHECKS[name])}\n{_RULE}", flush=True)
-        start = time.monotonic()
-        try:
-            command = [sys.executable, "-m", *CHECKS[name]]
-            status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
-        except KeyboardInterrupt:
-            yield Outcome(name, None, time.monotonic() - start)
-            return
-        yield Outcome(name, status, time.monotonic() - start)
+    """The outcome of each named check as it ends; when interrupted, those of the checks that ran."""
+    waiting, running = [*names], list[_Running]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                running.append(_begin(waiting[0], shown=waiting[0] == names[0]))
+                waiting.pop(0)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                yield one.ended()
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        # The terminal has interrupted the checks, too.
+        yield from (one.ended(interrupted=True) for one in running)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,9 +116,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     outcomes = list(run(arguments or list(CHECKS)))
     print(f"\n{_RULE}\n" + "\n".join(map(str, outcomes)), flush=True)
-    if outcomes[-1].status is None:
+    if any(outcome.status is None for outcome in outcomes):
         return 130
-    failed = [outcome.name for outcome in outcomes if outcome.status]
+    failed = sorted(outcome.name for outcome in outcomes if outcome.status)
     if failed:
         print(f"FAILED: {', '.join(failed)}; again, these alone: make test CHECKS='{' '.join(failed)}'", flush=True)
         return 1

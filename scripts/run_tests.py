@@ -1,50 +1,35 @@
-"""Run all tests in two processes at once, each with some folders of tests/: the time of one, on two cores.
+"""Run half of the tests, so that two processes take the time of one on two cores: ``python -m scripts.run_tests HALF``.
 
-    python -m scripts.run_tests                    all of them
-    python -m scripts.run_tests tests/engine -x    these arguments of pytest, in one process
-
-The first process writes here as it goes. The output of the second follows when both have ended.
+HALF is ``engine`` or ``suite``. To run some tests, call pytest.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-FIRST: Final = ("engine", "models", "native", "simulator", "simulator_costs", "emulator")
-"""About half of the work; the second process has all other folders."""
+ENGINE: Final = ("bench", "emulator", "engine", "models", "native", "simulator", "simulator_costs")
+"""About half of the work; the other process has all other folders, and the shorter checks."""
 
 
-def halves() -> tuple[list[str], list[str]]:
+def halves() -> dict[str, list[str]]:
     """The folders of each process."""
     folders = sorted(path.name for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py")))
-    first = [f"tests/{name}" for name in folders if name in FIRST]
-    return first, [f"tests/{name}" for name in folders if name not in FIRST]
+    parts: dict[str, list[str]] = {"engine": [], "suite": []}
+    for name in folders:
+        parts["engine" if name in ENGINE else "suite"].append(f"tests/{name}")
+    return parts
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the tests; 0 if all passed, otherwise the status of a process in which some failed."""
-    command = [sys.executable, "-m", "pytest"]
-    if arguments:
-        return subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
-    # Both would write their failures to the same files.
-    command += ["-p", "no:cacheprovider"]
-    first, second = halves()
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-        other = subprocess.Popen([*command, *second], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            status = subprocess.run([*command, *first], cwd=ROOT, check=False).returncode
-        finally:
-            others = other.wait()
-            output.seek(0)
-            print(output.read(), flush=True)
-    return status or others
+def main(half: str) -> int:
+    """Run the tests; the status of pytest."""
+    # Both processes would write their failures to the same files.
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *halves()[half]]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

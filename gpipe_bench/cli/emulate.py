@@ -118,7 +118,8 @@ def _steps(run: ScriptRun) -> str:
     if not times:
         return "no second step: the script must make two steps, of an optimizer or a backward pass, to time one"
     spread = "" if min(times) == max(times) else f" ({min(times):.3f} to {max(times):.3f})"
-    return f"{len(times)} steps after the first: {median(times):.3f} ms per step{spread}"
+    count = "1 step" if len(times) == 1 else f"{len(times)} steps"
+    return f"{count} after the first: {median(times):.3f} ms per step{spread}"
 
 
 def _print_races(races: Iterable[Race], run: ScriptRun) -> None:

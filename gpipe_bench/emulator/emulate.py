@@ -33,13 +33,13 @@ from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
-from gpipe_bench.schedules import named_schedule
+from gpipe_bench.schedules import SCHEDULES, named_schedule
 from gpipe_bench.schedules.table import device_count
+from gpipe_bench.simulator.arguments import check_request
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model, microbatch_sizes
-from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -116,15 +116,13 @@ def emulate(
         host_time: whether launches cost the host what the profile says, and launch queues are limited.
 
     Raises:
-        ConfigError: steps, devices, a model or a profile are wrong.
+        ConfigError: arguments are wrong, all of which it lists.
         BalanceError: the sum of ``balance`` is not the number of layers.
         CompilerError: the virtual devices do not compile.
         ScheduleError: the schedule does not exist for these numbers.
     """
-    if steps < 2:
-        raise ConfigError([f"steps must be at least 2, got {steps}; the first is a warm-up"])
-    if optimizer is not None and optimizer not in OPTIMIZERS:
-        raise ConfigError([f"optimizer must be one of {', '.join(OPTIMIZERS)} or None, got {optimizer!r}"])
+    check_request(locals(), most_devices=MOST, per_partition=False)
+    _check(schedule, steps)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
     homes = _homes(schedule, len(balance))
     numbers = _numbers(devices, max(homes) + 1)
@@ -138,16 +136,22 @@ def emulate(
     return _emulated(work, plan, hardware, (batch_size, steps), host_time=host_time)
 
 
+def _check(schedule: object, steps: int) -> None:
+    """Refuse what can be simulated and not emulated."""
+    if steps < 2:
+        raise ConfigError([f"steps must be at least 2, got {steps}; the first is a warm-up"])
+    if schedule is not None and schedule not in SCHEDULES:
+        raise ConfigError([f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r:.60}; simulate others"])
+
+
 def _numbers(devices: Sequence[int], count: int) -> list[int]:
     """The number of each of ``count`` devices of the schedule."""
     numbers = list(devices) or list(range(count))
-    if len(numbers) < count or min(numbers) < 0:
+    if len(numbers) < count:
         got = ", ".join(map(str, numbers))
-        raise ConfigError(
-            [f"devices must have a number from 0 for each of {count}, got {got}; change devices or balance"]
-        )
-    if max(numbers) >= MOST:
-        raise ConfigError([f"devices must be at most {MOST}, got {max(numbers) + 1}; use fewer partitions"])
+        raise ConfigError([f"devices must have a number for each of {count}, got {got}; change devices or balance"])
+    if count > MOST:
+        raise ConfigError([f"devices must be at most {MOST}, got {count}; use fewer partitions"])
     return numbers
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.gpipe import GPipe
-from gpipe_bench.errors import BalanceError
+from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
 from gpipe_bench.simulator.tracing.specs import meta_twin
 from gpipe_bench.simulator.workloads.build import Model
@@ -53,11 +53,12 @@ def work_of(
     """What :func:`gpipe_bench.emulator.emulate.emulate` was asked to train.
 
     Raises:
-        ConfigError: there is no such model, or its arguments are wrong.
+        ConfigError: there is no such model, its arguments are wrong, or a module comes without a tensor.
     """
     if not isinstance(model, Model):
-        if sample is None:
-            raise ValueError("sample must be given with a module, got None; pass a tensor of shape (samples, ...)")
+        if not isinstance(sample, torch.Tensor):
+            got = type(sample).__name__
+            raise ConfigError([f"sample must be a tensor of shape (samples, ...), got a {got}; pass one batch"])
         inputs = torch.empty(batch_size, *sample.shape[1:], dtype=sample.dtype, device="meta")
         goal = None if target is None else target.to("meta")
         twin = meta_twin(model)

@@ -21,7 +21,6 @@ from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
 """A name, a schedule, or a list of ``(kind, i, j)`` for each device."""
 
-_MOST_DEVICES: Final = 2**16
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "checkpoint": CHECKPOINT_MODES,
     "backward": ("autograd", "scheduled"),
@@ -40,30 +39,37 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
 }
 
 
-def check_request(given: Mapping[str, Any]) -> None:
-    """Check the arguments of :func:`gpipe_bench.simulator.simulate`, by name.
+def check_request(given: Mapping[str, Any], *, most_devices: int = 2**16, per_partition: bool = True) -> None:
+    """Check the arguments of :func:`gpipe_bench.simulator.simulate`, or of a function that shares most of them.
 
     Whether a balance fits the model, and names of models and profiles, show later.
+
+    Args:
+        given: the arguments by name.
+        most_devices: devices are numbered below this.
+        per_partition: whether ``devices`` has one for each partition.
 
     Raises:
         ConfigError: all problems at once.
     """
-    problems = [*_types(given), *_choices(given), *_numbers(given), *_devices(given), *_batch(given)]
-    problems += _schedule(given["schedule"])
+    partitions = given["balance"] if per_partition else None
+    problems = [*_types(given), *_choices(given), *_numbers(given)]
+    problems += [*_devices(given["devices"], most_devices, partitions), *_batch(given), *_schedule(given["schedule"])]
     if problems:
         raise ConfigError(problems)
 
 
 def _types(given: Mapping[str, Any]) -> Iterator[str]:
     for name, (kind, rule) in _TYPES.items():
-        if not isinstance(given[name], kind) and not (name == "model" and _is_of_torch(given[name], "nn.Sequential")):
+        value = given.get(name)
+        if name in given and not isinstance(value, kind) and not (name == "model" and _is_sequential(value)):
             wanted, _, advice = rule.partition("; ")
-            yield f"{name} must be {wanted}, got {_shown(given[name])}; {advice}"
+            yield f"{name} must be {wanted}, got {_shown(value)}; {advice}"
 
 
 def _choices(given: Mapping[str, Any]) -> Iterator[str]:
     for name, allowed in _CHOICES.items():
-        if given[name] not in allowed:
+        if name in given and given[name] not in allowed:
             yield f"{name} must be one of {', '.join(map(str, allowed))}, got {_shown(given[name])}; use one of them"
 
 
@@ -75,14 +81,13 @@ def _numbers(given: Mapping[str, Any]) -> Iterator[str]:
         yield f"balance must be a list of whole numbers of at least 1, got {_shown(given['balance'])}; use e.g. [2, 2]"
 
 
-def _devices(given: Mapping[str, Any]) -> Iterator[str]:
-    devices, balance = given["devices"], given["balance"]
+def _devices(devices: Any, most: int, partitions: Any) -> Iterator[str]:
     if not _is_list(devices) or not all(_is_count(device, least=0) for device in devices):
         yield f"devices must be a list of numbers from 0 on, got {_shown(devices)}; use e.g. [0, 0, 1, 1]"
-    elif max(devices, default=0) >= _MOST_DEVICES:
-        yield f"devices must be numbers below {_MOST_DEVICES}, got {max(devices)}; number them from 0 on"
-    elif devices and _is_list(balance) and len(devices) != len(balance):
-        yield f"devices must be one per partition, got {len(devices)} for {len(balance)}; name each, or none"
+    elif max(devices, default=0) >= most:
+        yield f"devices must be numbers below {most}, got {max(devices)}; number them from 0 on"
+    elif devices and _is_list(partitions) and len(devices) != len(partitions):
+        yield f"devices must be one per partition, got {len(devices)} for {len(partitions)}; name each, or none"
 
 
 def _schedule(schedule: object) -> Iterator[str]:
@@ -124,6 +129,10 @@ def _sample(sample: object) -> Iterator[str]:
     elif len({len(value) for value in values}) > 1:
         sizes = [len(value) for value in values]
         yield f"sample must be tensors of one batch size, got {sizes}; make their first dimensions equal"
+
+
+def _is_sequential(value: object) -> bool:
+    return _is_of_torch(value, "nn.Sequential")
 
 
 def _is_tensor(value: object) -> bool:

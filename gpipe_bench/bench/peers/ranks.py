@@ -44,7 +44,7 @@ _LOOPBACK: Final = Path("/sys/class/net/lo")
 
 
 class RankError(RuntimeError):
-    """A rank failed; the text is what it raised."""
+    """Ranks failed; the text is what each of them raised."""
 
 
 class Ranks:
@@ -119,15 +119,18 @@ class Ranks:
         return self._answers()
 
     def _answers(self) -> list[Any]:
-        answers = []
+        """The answer of each rank; raises what all that failed say, since one that fails makes others fail."""
+        answers, failures = [], []
         for rank, pipe in enumerate(self._pipes):
             try:
                 failed, answer = pipe.recv()
             except EOFError:
-                raise RankError(f"rank {rank} ended without an answer") from None
+                failed, answer = True, "ended without an answer"
             if failed:
-                raise RankError(answer)
+                failures.append(f"rank {rank}: {answer}")
             answers.append(answer)
+        if failures:
+            raise RankError("; ".join(failures))
         return answers
 
 
