@@ -12,7 +12,7 @@ traces either; call :func:`prepare` first where it is to do both.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -35,7 +35,7 @@ from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.schedules import SCHEDULES, named_schedule
 from gpipe_bench.schedules.table import device_count
-from gpipe_bench.simulator.arguments import check_request
+from gpipe_bench.simulator.arguments import problems_of
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
@@ -121,8 +121,9 @@ def emulate(
         CompilerError: the virtual devices do not compile.
         ScheduleError: the schedule does not exist for these numbers.
     """
-    check_request(locals(), most_devices=MOST, per_partition=False)
-    _check(schedule, steps)
+    problems = _problems(locals())
+    if problems:
+        raise ConfigError(problems)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
     homes = _homes(schedule, len(balance))
     numbers = _numbers(devices, max(homes) + 1)
@@ -136,12 +137,18 @@ def emulate(
     return _emulated(work, plan, hardware, (batch_size, steps), host_time=host_time)
 
 
-def _check(schedule: object, steps: int) -> None:
-    """Refuse what can be simulated and not emulated."""
-    if steps < 2:
-        raise ConfigError([f"steps must be at least 2, got {steps}; the first is a warm-up"])
-    if schedule is not None and schedule not in SCHEDULES:
-        raise ConfigError([f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r:.60}; simulate others"])
+def _problems(given: Mapping[str, Any]) -> list[str]:
+    """What is wrong about the arguments; some can be simulated and not emulated."""
+    shared = {name: value for name, value in given.items() if name not in ("schedule", "steps")}
+    found = [*problems_of(shared, most_devices=MOST, per_partition=False)]
+    steps, schedule, sample = given["steps"], given["schedule"], given["sample"]
+    if not isinstance(steps, int) or steps < 2:
+        found.append(f"steps must be a whole number of at least 2, got {steps!r:.60}; the first is a warm-up")
+    if schedule is not None and (not isinstance(schedule, str) or schedule not in SCHEDULES):
+        found.append(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r:.60}; simulate others")
+    if isinstance(sample, tuple):
+        found.append(f"sample must be a tensor, got a tuple of {len(sample)}; let the first layer cut it up")
+    return found
 
 
 def _numbers(devices: Sequence[int], count: int) -> list[int]:

@@ -56,9 +56,8 @@ def work_of(
         ConfigError: there is no such model, its arguments are wrong, or a module comes without a tensor.
     """
     if not isinstance(model, Model):
-        if not isinstance(sample, torch.Tensor):
-            got = type(sample).__name__
-            raise ConfigError([f"sample must be a tensor of shape (samples, ...), got a {got}; pass one batch"])
+        if sample is None:
+            raise ConfigError(["sample must be given with a module, got None; pass a tensor of shape (samples, ...)"])
         inputs = torch.empty(batch_size, *sample.shape[1:], dtype=sample.dtype, device="meta")
         goal = None if target is None else target.to("meta")
         twin = meta_twin(model)

@@ -22,7 +22,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.simulator.arguments import ScheduleLike, check_request
-from gpipe_bench.simulator.clock.list_rows import chosen_schedule
+from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.clock.simulation import (
@@ -147,6 +147,7 @@ def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> Se
     given = schedule if isinstance(schedule, str | Schedule) else Schedule.of(schedule)
     try:
         chosen = chosen_schedule(given, m, n, settings.devices)
+        check_devices(chosen.placement, settings.devices or chosen.placement)
     except ScheduleError:
         raise
     except ValueError as error:

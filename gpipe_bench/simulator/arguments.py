@@ -39,24 +39,32 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
 }
 
 
-def check_request(given: Mapping[str, Any], *, most_devices: int = 2**16, per_partition: bool = True) -> None:
-    """Check the arguments of :func:`gpipe_bench.simulator.simulate`, or of a function that shares most of them.
+def check_request(given: Mapping[str, Any]) -> None:
+    """Check the arguments of :func:`gpipe_bench.simulator.simulate`, by name.
 
     Whether a balance fits the model, and names of models and profiles, show later.
+
+    Raises:
+        ConfigError: all problems at once.
+    """
+    problems = [*problems_of(given), *_schedule(given["schedule"])]
+    if problems:
+        raise ConfigError(problems)
+
+
+def problems_of(given: Mapping[str, Any], *, most_devices: int = 2**16, per_partition: bool = True) -> Iterator[str]:
+    """What is wrong about arguments that simulation and emulation share.
 
     Args:
         given: the arguments by name.
         most_devices: devices are numbered below this.
         per_partition: whether ``devices`` has one for each partition.
-
-    Raises:
-        ConfigError: all problems at once.
     """
-    partitions = given["balance"] if per_partition else None
-    problems = [*_types(given), *_choices(given), *_numbers(given)]
-    problems += [*_devices(given["devices"], most_devices, partitions), *_batch(given), *_schedule(given["schedule"])]
-    if problems:
-        raise ConfigError(problems)
+    yield from _types(given)
+    yield from _choices(given)
+    yield from _numbers(given)
+    yield from _devices(given["devices"], most_devices, given["balance"] if per_partition else None)
+    yield from _batch(given)
 
 
 def _types(given: Mapping[str, Any]) -> Iterator[str]:
@@ -75,9 +83,10 @@ def _choices(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _numbers(given: Mapping[str, Any]) -> Iterator[str]:
     for name in ("batch_size", "chunks", "steps"):
-        if not _is_count(given[name]) and not (name == "steps" and given[name] is None):
+        if name in given and not _is_count(given[name]) and not (name == "steps" and given[name] is None):
             yield f"{name} must be a whole number of at least 1, got {_shown(given[name])}; use 1 or more"
-    if not _is_list(given["balance"]) or not all(_is_count(layers) for layers in given["balance"]):
+    balance = given["balance"]
+    if not _is_list(balance) or not balance or not all(map(_is_count, balance)):
         yield f"balance must be a list of whole numbers of at least 1, got {_shown(given['balance'])}; use e.g. [2, 2]"
 
 

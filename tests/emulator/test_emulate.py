@@ -125,9 +125,11 @@ def test_a_layer_can_catch_a_full_device_amid_the_step(found):
         ({"checkpoint": "some"}, "checkpoint must be one of always, except_last, never, got 'some'"),
         ({"transfer": "nvlink", "chunks": 0}, "chunks must be a whole number of at least 1, got 0"),
         ({"schedule": [[("F", 0, 0)]]}, "schedule must be one of gpipe, 1f1b"),
-        ({"steps": 1}, "steps must be at least 2, got 1"),
+        ({"steps": 1, "chunks": 0}, "steps must be a whole number of at least 2, got 1"),
+        ({"steps": None}, "steps must be a whole number of at least 2, got None"),
+        ({"balance": []}, "balance must be a list of whole numbers of at least 1, got []"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_runs(wrong, problem):
     with pytest.raises(ConfigError, match=re.escape(problem)):
-        emulate(Model("unet", {}), balance=[120, 121], batch_size=4, **wrong)
+        emulate(Model("unet", {}), **{"balance": [120, 121], "batch_size": 4, **wrong})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import zip_longest
 
 from gpipe_bench.errors import OutOfMemory
@@ -46,7 +45,3 @@ def same(work, machine, chosen):
     for number, (task, expected_task) in enumerate(zip_longest(tasks, expected_tasks)):
         assert task == expected_task, number
     assert found == expected
-
-
-def same_without_memory(work, machine, chosen):
-    same(work, machine, replace(chosen, memory=False))

@@ -8,6 +8,7 @@ import torch
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.measure.live_bytes import LiveBytes
+from gpipe_bench.schedules import named_schedule
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.effects import without_scratch
 from gpipe_bench.simulator.hardware.profile import load_profile
@@ -37,7 +38,8 @@ def live_peaks(module, x, balance, *, m, checkpoint, schedule=None, devices=None
     with LiveBytes(pipe) as live, pipe.observe(live):
         step()
     sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "leaves": schedule is None}
-    work = build_workload(module, **sizes, profile=load_profile("p40"), sample=x, optimizer=None)
+    split = schedule is not None and named_schedule(schedule, m, n, devices or n).splits
+    work = build_workload(module, **sizes, split=split, profile=load_profile("p40"), sample=x, optimizer=None)
     places = {"devices": (0,) * n, "streams": False, "workers": False}
     found = run(without_scratch(work), Plain(), Settings(**options, **places))
     return live.peak_total_bytes, found.peak_live_bytes[0]

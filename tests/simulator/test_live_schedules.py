@@ -35,9 +35,12 @@ def test_the_peak_is_that_of_the_engine(name, m, devices, checkpoint, early):
     assert 0 <= real - simulated <= 8 * m
 
 
-@pytest.mark.parametrize(
-    ("schedule", "checkpoint"), [("gpipe", "always"), ("1f1b", "always"), ("1f1b", "except_last"), ("gpipe", "never")]
-)
+# On accelerators W makes the gradient of the input of a batch norm again (cuDNN), on the CPU it does not.
+AGAIN = {name for name in MODELS if "cut before a ReLU" in name or "BatchNorm" in name}
+WAYS = [("gpipe", "always"), ("1f1b", "always"), ("1f1b", "except_last"), ("gpipe", "never")]
+
+
+@pytest.mark.parametrize(("schedule", "checkpoint"), [*WAYS, ("zb_h1", "always"), ("zb_h2", "never")])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_of_a_model_is_that_of_the_engine(name, schedule, checkpoint):
     """A cell makes no leaves of its inputs, so no gradient is copied; one without gradients is no checkpoint."""
@@ -47,4 +50,7 @@ def test_the_peak_of_a_model_is_that_of_the_engine(name, schedule, checkpoint):
     real, simulated = live_peaks(
         module, torch.ones(shape), balance, m=2, checkpoint=checkpoint, schedule=schedule, components=components
     )
-    assert simulated == pytest.approx(real, rel=0.002)
+    if schedule.startswith("zb") and name in AGAIN:
+        assert 0.998 * real <= simulated <= 1.04 * real
+    else:
+        assert simulated == pytest.approx(real, rel=0.002)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from torch import nn
 
@@ -82,3 +84,17 @@ def test_one_that_does_not_fit_is_refused(schedule, error, said):
 def test_two_partitions_per_device_need_an_even_number(name, rule):
     with pytest.raises(ScheduleError, match=f"{rule}, got 3 partitions for 2 devices"):
         simulated(name, partitions=3)
+
+
+def test_a_scheduled_backward_pass_is_the_schedule_of_gpipe():
+    one, other = (simulated(None, backward="scheduled", checkpoint="always"), simulated("gpipe", checkpoint="always"))
+    assert one.row() == other.row()
+    assert one.events == other.events
+
+
+@pytest.mark.parametrize(("schedule", "devices"), [("interleaved", [0, 0, 1, 1]), ("zb_v", [0, 1, 0, 1])])
+def test_partitions_that_a_schedule_has_on_one_device_must_be_on_one(schedule, devices):
+    placement = list(named_schedule(schedule, M, N, 2).placement)
+    with pytest.raises(ConfigError, match=re.escape(f"use {placement}")):
+        simulated(schedule, devices=devices)
+    assert simulated(schedule, devices=placement).status == "ok"

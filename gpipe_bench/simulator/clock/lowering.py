@@ -9,7 +9,7 @@ from itertools import accumulate, chain, islice, pairwise
 from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.simulator.clock.latency import latencies
-from gpipe_bench.simulator.clock.list_rows import chosen_schedule, list_rows, lists_of
+from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule, list_rows, lists_of
 from gpipe_bench.simulator.clock.program_rows import cell_rows, program_rows
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import filled
@@ -77,9 +77,7 @@ class Lowered:
         if self._schedule is not None and self._schedule.splits and not _is_split(self._work):
             rule = "workload must be split into I and W, as the schedule is, got whole backward passes"
             raise ValueError(f"{rule}; build it with split=True")
-        if len({*zip(self._rows, self.devices, strict=True)}) > len({*self._rows}):
-            got = f"{[*self.devices]} for {[*self._rows]}"
-            raise ValueError(f"devices must be one for each row of the schedule, got {got}; move partitions")
+        check_devices(self._rows, self.devices)
 
     def _skips(self) -> tuple[list[list[int]], list[list[int]]]:
         """Skips that a task of each partition takes in, and gives out: :func:`gpipe_bench.engine.partition.place`."""
@@ -136,7 +134,6 @@ class Lowered:
             "ranked": "rank" not in settings.left_out,
             "zeros_elsewhere": "zeros" in settings.left_out,
             "prepare_ns": settings.nesting_ns[0],
-            "checkpointed": self._plan.checkpointed,
         }
 
     def _order(self) -> tuple[_Columns, int]:

@@ -52,7 +52,6 @@ NUMBER(barrier)
 NUMBER(ranked)
 NUMBER(zeros_elsewhere)    /* recomputations run in the thread of the CPU */
 NUMBER(prepare_ns)
-NUMBER(checkpointed)       /* leading micro-batches */
 NUMBER(ahead)              /* leading micro-batches that are recomputed ahead of their gradients, by lists */
 
 /* Partitions: devices, rows of the schedule, and skips that come in and go out (first of each, and one more). */

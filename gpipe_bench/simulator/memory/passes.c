@@ -9,7 +9,7 @@ static void scratch(Memory *memory, int64_t kind, int32_t stream, int64_t bytes)
 }
 
 /* Whether what was lent is in use no longer once the pass does not need it. Checkpoints keep what they took and what
-   came; scheduled tasks mostly the latter. */
+   came; tasks of a schedule mostly the latter. */
 static int goes(const Memory *memory, const Kind *kind, int64_t name, Way way) {
     int32_t block = memory->lent[name];
     if (!way.is_open || block == NONE || memory->all.blocks.items[block].holders != 1)

@@ -200,12 +200,6 @@ class Workload:
         """The work of micro-batch i on partition j."""
         return self.partitions[j][self.microbatch_sizes[i]]
 
-    @property
-    def regular(self) -> bool:
-        """Whether every task runs backward, and sends gradients for all that enters."""
-        works = [work for works in self.partitions for work in works.values()]
-        return all(work.learns and not work.returns for work in works) and all(skip.returns for skip in self.skips)
-
     def without_requests(self) -> Workload:
         """The same without requests for memory, for runs that ask for times alone."""
 

@@ -34,7 +34,7 @@ class Memory:
         capacity: bytes of each device; 0 for no limit.
         riding: whether skips ride through the partitions between.
         published: see :class:`tests.simulator.oracle.passes.Passes`.
-        scheduled: whether the backward pass is scheduled.
+        scheduled: whether a schedule runs all passes.
 
     Attributes:
         devices: an allocator each.
@@ -57,7 +57,10 @@ class Memory:
         self._work = workload
         self._places = places
         self._riding = riding
-        self._regular = workload.regular
+        works = [work for works in workload.partitions for work in works.values()]
+        # Every task runs backward, and sends gradients for all that enters.
+        all_learn = all(work.learns and not work.returns for work in works)
+        self._regular = all_learn and all(skip.returns for skip in workload.skips)
         self._skips = {skip.key: skip for skip in workload.skips}
         # Skips that a task of each partition takes in, and those that it stashes for another partition.
         self._incoming = [_incoming(workload, j, riding=riding) for j in range(workload.n)]

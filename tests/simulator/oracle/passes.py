@@ -46,7 +46,7 @@ class Passes:
         devices: an allocator each.
         published: whether gradients are set to zero between steps, rather than given up, and checkpoints keep what
             their recomputation gave out.
-        scheduled: whether the backward pass is scheduled: then each task sums up its gradients by itself, and keeps
+        scheduled: whether a schedule runs all passes: then each task sums up its gradients by itself, and keeps
             gradients that come to it until it has run, unless they are handed over.
 
     Attributes:

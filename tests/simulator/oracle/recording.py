@@ -55,7 +55,6 @@ class RecordingLanes:
     Attributes:
         actions: what the calling thread does, in order.
         running: the node of each task.
-        arrived: the copies that each task took its inputs from, the micro-batch's first.
     """
 
     def __init__(

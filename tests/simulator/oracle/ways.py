@@ -9,7 +9,7 @@ What the engine keeps until the end of a backward pass, although the graph would
 
     checkpoint                inputs, gradients that came; in the published runs also outputs of the recomputation
     none                      nothing
-    none, scheduled           gradients that came, unless handed over, as that of an only output is if it is large
+    none, with a schedule     gradients that came, unless handed over, as that of an only output is if it is large
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Way(NamedTuple):
         gradients: of a backward pass, what becomes of the gradients of parameters: ``made``, ``summed`` to others out
             of place if they are views, or ``added`` to them.
         is_open: whether its graph was made by the forward pass, so that the pipeline has passed on what left it.
-        scheduled: whether the backward pass is scheduled.
+        scheduled: whether a schedule runs all passes.
         keeps: whether what a recomputation gave out stays until its backward pass is over.
     """
 
@@ -96,7 +96,7 @@ def new_gradients(work: TaskWork) -> tuple[int, ...]:
 
 
 def last_needed(work: TaskWork, way: Way, lent: Mapping[int, Block]) -> Lent:
-    """What goes amid a pass: checkpoints keep what they took and what came, scheduled tasks mostly the latter."""
+    """What goes amid a pass: checkpoints keep what they took and what came, tasks of a schedule mostly the latter."""
     if not way.is_open:
         return ()
     found = tuple((name, lent[name].requested) for name in sorted(lent) if lent[name].holders == 1)
