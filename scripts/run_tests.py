@@ -5,6 +5,7 @@ HALF is ``engine`` or ``suite``. To run some tests, call pytest.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -32,4 +33,6 @@ def main(half: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m scripts.run_tests", description=__doc__)
+    parser.add_argument("half", choices=halves())
+    sys.exit(main(parser.parse_args().half))
