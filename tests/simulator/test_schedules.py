@@ -150,7 +150,7 @@ def test_recomputations_of_a_schedule_of_ones_own():
 
 def test_a_row_is_on_one_device():
     work = workload(4, [task()] * 4)
-    with pytest.raises(ValueError, match="devices must be the same for partitions 0 and 3, .* use"):
+    with pytest.raises(ValueError, match=r"devices must be the same for partitions 0 and 3, .* use"):
         run(work, Plain(), Settings(schedule="zb_v", devices=(0, 1, 1, 2)))
 
 
