@@ -73,7 +73,7 @@ static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip
     graph_take(recorder, *carried);
     if (*carried != NONE)
         *carried = node;
-    if (recorder->lists)
+    if (recorder->input->lists)
         recorder->graph->portals[i * recorder->input->skips + skip] = node;
 }
 
@@ -88,7 +88,7 @@ static void step_copy(Recorder *recorder, uint32_t i, uint32_t j) {
     }
     uint32_t node = graph_pass(recorder, NODE_copy, i, j, arriving(recorder, i, j - 1, j), skips, lane);
     act(recorder, node, false);
-    if (recorder->lists)
+    if (recorder->input->lists)
         recorder->graph->copies[i * recorder->input->partitions + j] = node;
 }
 
@@ -120,7 +120,7 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
     recorder->pending[i] = NONE;
     recorder->any_checkpoint = recorder->any_checkpoint || checkpoint;
     bool learns = host_work(recorder->clock, i, j)[WORK_learns];
-    bool tied = recorder->any_checkpoint && !has_graph(recorder, i, skips) && !input->published && !recorder->lists;
+    bool tied = recorder->any_checkpoint && !has_graph(recorder, i, skips) && !input->published && !input->lists;
     bool single = learns && (checkpoint || tied);
     if (phony != NONE && (single || input->published)) {
         join = graph_node_new(recorder, NODE_join, i, j, compute);
@@ -191,14 +191,14 @@ static Recorder recorder_new(Clock *clock) {
     const Input *input = clock->input;
     int64_t m = input->microbatches, n = input->partitions, skips = input->skips;
     assert(m * n < NONE / 8 && skips < UINT16_MAX && n < 1 << 24);
-    Recorder made = {.clock = clock, .input = input, .graph = &clock->graph, .lists = input->lists > 0};
+    Recorder made = {.clock = clock, .input = input, .graph = &clock->graph};
     made.carried = nones(m * (1 + skips));
     made.pending = nones(m);
     made.forks = nones(n);
     made.counters = zeros(n, sizeof(int32_t));
     clock->graph.tasks = nones(m * n);
-    clock->graph.copies = made.lists ? nones(m * n) : NULL;
-    clock->graph.portals = made.lists ? nones(m * skips) : NULL;
+    clock->graph.copies = input->lists ? nones(m * n) : NULL;
+    clock->graph.portals = input->lists ? nones(m * skips) : NULL;
     clock->graph.first_rank = input->workers ? input->published ? MANY_NODES : m * n : 0;
     return made;
 }

@@ -17,7 +17,6 @@ typedef struct {
     uint32_t *forks;    /* by partition: the last one, whose phony a Join takes */
     int32_t *counters;  /* nodes made by each worker */
     int32_t made;       /* nodes made by the calling thread */
-    bool lists;         /* whether lists of actions run all passes */
     bool any_checkpoint;
 } Recorder;
 
