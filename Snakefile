@@ -8,7 +8,7 @@ from pathlib import Path
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
 from gpipe_bench.bench.running.simulation_groups import EMULATED_PATTERN, GROUP_PATTERN, SIMULATED_PATTERN
 from gpipe_bench.bench.storage.sources import source_digest
-from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan
+from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan, named_by
 from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.processes import PROCESSES, usable_processes
 from snakemake.utils import min_version

@@ -6,6 +6,10 @@ import ast
 import importlib.util
 from collections.abc import Iterator
 from functools import cache
+from typing import Any, Final
+
+_BLOCKS: Final = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where a statement has others."""
 
 
 @cache
@@ -32,11 +36,10 @@ def imported_names(package: str, source: bytes) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
-def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below ``node`` but for what stands under ``if TYPE_CHECKING:``."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            for other in child.orelse:
-                yield from (other, *_running(other))
-        else:
-            yield from (child, *_running(child))
+def _running(node: Any) -> Iterator[ast.AST]:
+    """The statements below ``node`` but for what stands under ``if TYPE_CHECKING:``."""
+    skipped = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    for block in _BLOCKS[1:] if skipped else _BLOCKS:
+        for child in getattr(node, block, ()):
+            yield child
+            yield from _running(child)

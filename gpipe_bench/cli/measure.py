@@ -10,7 +10,7 @@ import typer
 
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.cli.options import named, number, running, settings_of, tell, tell_loss, tell_microbatches
+from gpipe_bench.cli.options import named, number, order_of, running, settings_of, tell, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.data import checkout_folder
 from gpipe_bench.errors import BalanceError, ConfigError
@@ -46,8 +46,8 @@ def run(
         str, typer.Option(help="Layers per partition, joined by '-'; auto: even in time.  [default: even in size]")
     ] = "",
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
-    backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
-    schedule: Annotated[str, _setting("schedule")] = _DEFAULT.schedule,
+    backward: Annotated[str | None, _setting("backward", default="scheduled with --schedule, else autograd")] = None,
+    schedule: Annotated[str | None, _setting("schedule", default="gpipe")] = None,
     threads: Annotated[int, _setting("threads")] = _DEFAULT.threads,
     tf32: Annotated[bool, _setting("tf32")] = _DEFAULT.tf32,
     warmup: Annotated[int, _setting("warmup")] = _DEFAULT.warmup,
@@ -64,7 +64,8 @@ def run(
     status and a reason, and exit status 0, so that one failed cell does not end an experiment. Bad arguments are one
     line on stderr, exit status 2 and no file.
     """
-    cell = _cell({name: value for name, value in locals().items() if name in Cell.model_fields})
+    given = {name: value for name, value in locals().items() if name in Cell.model_fields}
+    cell = _cell({**given, **order_of(backward, schedule)})
     check_writable(out)
     _tell(cell, repeat, repeats)
     if repeats:

@@ -76,18 +76,26 @@ def named(name: str, text: str) -> Any:
 
 
 def settings_of(section: type[BaseModel]) -> Callable[[str], Any]:
-    """Makes options that are named, described and completed like the settings of ``section``."""
+    """Makes options that are named, described and completed like the settings of ``section``.
 
-    def option(name: str) -> Any:
+    ``default`` describes a default that depends on other options.
+    """
+
+    def option(name: str, *, default: str | bool = True) -> Any:
         field = section.model_fields[name]
         values = _VALUES.get(name)
         if get_origin(field.annotation) is Literal:
             choices = get_args(field.annotation)
             values = lambda: choices  # noqa: E731 - a name for it would say nothing more
         completion = complete(values) if values else None
-        return typer.Option(help=field.description, show_default=True, autocompletion=completion)
+        return typer.Option(help=field.description, show_default=default, autocompletion=completion)
 
     return option
+
+
+def order_of(backward: str | None, schedule: str | None) -> dict[str, str]:
+    """The settings of what orders the passes: a schedule drives the backward pass, unless ``--backward`` is given."""
+    return {"backward": backward or ("scheduled" if schedule else "autograd"), "schedule": schedule or "gpipe"}
 
 
 def number(text: str, least: float = 0.0, most: float = _DAY_S) -> Any:

@@ -10,7 +10,7 @@ import typer
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.tables import companion_path
-from gpipe_bench.cli.options import named, settings_of, tell_loss, tell_microbatches
+from gpipe_bench.cli.options import named, order_of, settings_of, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
@@ -39,8 +39,8 @@ def simulate(
     chunks: Annotated[int, _setting("chunks")] = 8,
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
     components: Annotated[str, named("variant", "Label of the components that are on.")] = _DEFAULT.variant,
-    backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
-    schedule: Annotated[str, _setting("schedule")] = _DEFAULT.schedule,
+    backward: Annotated[str | None, _setting("backward", default="scheduled with --schedule, else autograd")] = None,
+    schedule: Annotated[str | None, _setting("schedule", default="gpipe")] = None,
     transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
@@ -60,6 +60,7 @@ def simulate(
     given = {name: value for name, value in locals().items() if name in SimulatedCell.model_fields}
     layers = balance or str(_layers(model, model_args))
     given |= {"variant": components, "balance": layers, "partitions": len(layers.split("-"))}
+    given |= order_of(backward, schedule)
     names = {"variant": "--components", "partitions": "--balance"}
     cell = validated(SimulatedCell, given, lambda path: names.get(path[0], f"--{path[0].replace('_', '-')}"))
     tell_loss(cell.model)

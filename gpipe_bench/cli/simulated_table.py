@@ -59,7 +59,8 @@ def _title(row: Row, precision: str) -> str:
 
 def _order(row: Row) -> str:
     """What orders the passes."""
-    return f"schedule {row.schedule}" if row.backward == "scheduled" else f"autograd {row.flavour}"
+    schedule = f"schedule {row.schedule}, " if row.backward == "scheduled" else ""
+    return f"{schedule}autograd {row.flavour}"
 
 
 def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:

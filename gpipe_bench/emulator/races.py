@@ -27,7 +27,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from gpipe_bench.emulator.trace import HOST, Record
 
@@ -59,8 +60,7 @@ class Race:
         return f"{self.kind} of block {self.block}: {self.after} does not wait for {self.before}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Access:
+class _Access(NamedTuple):
     queue: Queue
     time: int
     record: Record
@@ -75,20 +75,12 @@ class _Block:
     recorded: set[Queue] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _Launch:
-    """An access as its host thread launched it, the ``number``-th of all.
-
-    Attributes:
-        access: what it is.
-        clock: of its stream, for the sender's half of a staged copy.
-        pair: streams of sender and receiver, if it is half of a staged copy.
-    """
+class _Sent(NamedTuple):
+    """The sender's half of a staged copy, with the clock of its stream; the ``number``-th launch of all."""
 
     number: int
     access: _Access
-    clock: Clock | None = None
-    pair: tuple[Queue, Queue] | None = None
+    clock: Clock
 
 
 def find_races(records: Iterable[Record]) -> list[Race]:
@@ -171,25 +163,25 @@ class _Checker:
 
     def read(self, block: int, span: Span, access: _Access, clock: Clock) -> None:
         known = self.of(block, access.record)
-        for other, earlier in known.writes.items():
-            if _overlap(other, span):
-                self.expect("read", block, earlier, access, clock)
+        self.expect("read", block, known.writes.items(), span, access, clock)
         known.reads[access.queue, span] = known.uses[access.queue] = access
 
     def write(self, block: int, span: Span, access: _Access, clock: Clock) -> None:
         known = self.of(block, access.record)
+        self.expect("write", block, known.writes.items(), span, access, clock)
         reads = ((other, earlier) for (_, other), earlier in known.reads.items())
-        for other, earlier in (*known.writes.items(), *reads):
-            if _overlap(other, span):
-                self.expect("write", block, earlier, access, clock)
+        self.expect("write", block, reads, span, access, clock)
         known.writes = {other: earlier for other, earlier in known.writes.items() if not _covers(span, other)}
         known.reads = {key: earlier for key, earlier in known.reads.items() if not _covers(span, key[1])}
         known.writes[span] = known.uses[access.queue] = access
 
-    def expect(self, kind: str, block: int, earlier: _Access, access: _Access, clock: Clock) -> None:
-        """``earlier`` must have been counted by the clock of ``access``."""
-        if clock.get(earlier.queue, 0) < earlier.time:
-            self.races.append(Race(kind, block, earlier.record, access.record))
+    def expect(  # noqa: PLR0917 - all of an access
+        self, kind: str, block: int, before: Iterable[tuple[Span, _Access]], span: Span, access: _Access, clock: Clock
+    ) -> None:
+        """Those ``before`` that overlap must have been counted by the clock of ``access``."""
+        for other, earlier in before:
+            if other[0] < span[1] and span[0] < other[1] and clock.get(earlier.queue, 0) < earlier.time:
+                self.races.append(Race(kind, block, earlier.record, access.record))
 
     def of(self, block: int, record: Record) -> _Block:
         """The record of a block. A block from before the trace begins with its first user, which waits for nothing."""
@@ -212,10 +204,6 @@ class _Checker:
         self.host_version += 1
 
 
-def _overlap(one: Span, other: Span) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
-
-
 def _covers(span: Span, other: Span) -> bool:
     return span[0] <= other[0] and other[1] <= span[1]
 
@@ -231,41 +219,41 @@ class _Transfers:
 
     def __init__(self) -> None:
         self.count = 0
-        self.of_thread: defaultdict[int, list[_Launch]] = defaultdict(list)
-        self.of_queue: defaultdict[Queue, list[_Launch]] = defaultdict(list)
-        self.staged: dict[int, _Launch] = {}
+        # Launches by their numbers.
+        self.of_thread: defaultdict[int, list[int]] = defaultdict(list)
+        self.of_queue: defaultdict[Queue, list[tuple[int, _Access]]] = defaultdict(list)
+        self.staged: dict[int, _Sent] = {}
+        # Streams of sender and receiver, of each half of a staged copy.
+        self.pairs: dict[int, tuple[Queue, Queue]] = {}
 
     def launched(self, access: _Access, clock: Clock) -> list[Race]:
         """The races that an access adds: one if it is the receiver's half and the sender's half did not wait."""
-        launch = _Launch(self.count, access)
+        number, record = self.count, access.record
         self.count += 1
         races = []
-        if access.record.name == "device_to_host":
-            launch.clock = dict(clock)
-            self.staged.update(dict.fromkeys(access.record.writes, launch))
-        for block in access.record.reads if access.record.name == "host_to_device" else ():
+        if record.name == "device_to_host":
+            self.staged.update(dict.fromkeys(record.writes, _Sent(number, access, dict(clock))))
+        for block in record.reads if record.name == "host_to_device" else ():
             if block in self.staged:
                 sent = self.staged.pop(block)
-                sent.pair = launch.pair = sent.access.queue, access.queue
+                self.pairs[sent.number] = self.pairs[number] = sent.access.queue, access.queue
                 races += self.early(block, sent)
-        self.of_thread[access.record.thread].append(launch)
-        self.of_queue[access.queue].append(launch)
+        self.of_thread[record.thread].append(number)
+        self.of_queue[access.queue].append((number, access))
         return races
 
-    def early(self, block: int, sent: _Launch) -> list[Race]:
+    def early(self, block: int, sent: _Sent) -> list[Race]:
         """The receiver's last work that the sender's half should have waited for, if it did not."""
-        pair, clock = sent.pair, sent.clock
-        if pair is None or clock is None:
-            return []
+        pair = self.pairs[sent.number]
         thread = self.of_thread[sent.access.record.thread]
         # Other tensors of the same transfer share its barrier.
-        others = (launch.number for launch in reversed(thread) if launch.pair != pair)
+        others = (number for number in reversed(thread) if self.pairs.get(number) != pair)
         since = next((number for number in others if number < sent.number), -1)
         given = self.of_queue[pair[1]]
-        known = bisect_right(given, since, key=lambda launch: launch.number)
+        known = bisect_right(given, since, key=itemgetter(0))
         if known == 0 or pair[0] == pair[1]:
             return []
-        last = given[known - 1].access
-        if clock.get(last.queue, 0) >= last.time:
+        _, last = given[known - 1]
+        if sent.clock.get(last.queue, 0) >= last.time:
             return []
         return [Race("transfer", block, last.record, sent.access.record)]

@@ -6,7 +6,8 @@ import ctypes
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from struct import Struct
+from typing import Any, Final, NamedTuple
 
 from gpipe_bench.emulator.library import backend
 
@@ -32,6 +33,10 @@ class Row(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("peer", "peer_stream", "thread", "launches")),
         *((name, ctypes.c_int32) for name in ("sums", "scratch")),
     )
+
+
+_ROW: Final = Struct("8q10i")
+"""The same, to read many rows at once."""
 
 
 class Record(NamedTuple):
@@ -128,36 +133,42 @@ class Trace:
     def records(self) -> list[Record]:
         """The rows with names: everything recorded since the recording began."""
         self.fetch()
-        for index in range(len(self._records), len(self.rows)):
-            self._records.append(self._record(self.rows[index]))
+        known = _ROW.size * len(self._records)
+        self._records += map(self._record, _ROW.iter_unpack(memoryview(bytes(self.rows))[known:]))
         return self._records
 
     def of(self, kind: str) -> list[Record]:
         """The records of one kind."""
         return [record for record in self.records if record.kind == kind]
 
-    def _record(self, row: Row) -> Record:
-        kind = KINDS[row.kind]
-        blocks, firsts, ends = (self.accesses[3 * row.first_read + k : 3 * row.end_write : 3] for k in range(3))
-        reads = row.first_write - row.first_read
+    def _record(self, row: tuple[Any, ...]) -> Record:
+        nbytes, duration_ns, version, within, block, first_read, first_write, end_write, code, name, *places = row
+        device, stream, peer, peer_stream, thread, launches, sums, scratch = places
+        reads: tuple[int, ...] = ()
+        writes: tuple[int, ...] = ()
+        spans: tuple[tuple[int, int], ...] = ()
+        if end_write > first_read:
+            blocks, firsts, ends = (self.accesses[3 * first_read + k : 3 * end_write : 3] for k in range(3))
+            reads, writes = tuple(blocks[: first_write - first_read]), tuple(blocks[first_write - first_read :])
+            spans = tuple(zip(firsts, ends, strict=True))
         return Record(
-            kind,
-            self.names[row.name],
-            row.device,
-            row.stream,
-            row.thread,
-            None if row.duration_ns < 0 else row.duration_ns / _NS_PER_MS,
-            row.bytes,
-            row.version,
-            row.peer,
-            tuple(blocks[:reads]),
-            (row.block,) if kind in _OF_A_BLOCK else tuple(blocks[reads:]),
-            row.peer_stream,
-            row.launches,
-            getattr(row, "pass"),
-            bool(row.sums),
-            bool(row.scratch),
-            tuple(zip(firsts, ends, strict=True)),
+            KINDS[code],
+            self.names[name],
+            device,
+            stream,
+            thread,
+            None if duration_ns < 0 else duration_ns / _NS_PER_MS,
+            nbytes,
+            version,
+            peer,
+            reads,
+            (block,) if KINDS[code] in _OF_A_BLOCK else writes,
+            peer_stream,
+            launches,
+            within,
+            bool(sums),
+            bool(scratch),
+            spans,
         )
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Final, NamedTuple
 
 KINDS: Final = ("F", "R", "B", "I", "W")
@@ -33,7 +35,7 @@ class Action(NamedTuple):
         return f"{self.kind}({self.i},{self.j})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
     """The actions of all devices.
 
@@ -54,31 +56,30 @@ class Schedule:
 
     def __iter__(self) -> Iterator[Action]:
         """All actions, device by device."""
-        for row in self.devices:
-            yield from row
+        return chain.from_iterable(self.devices)
 
-    @property
+    @cached_property
     def microbatches(self) -> int:
         """m: one more than the largest micro-batch that is named."""
         return 1 + max((action.i for action in self), default=-1)
 
-    @property
+    @cached_property
     def partitions(self) -> int:
         """n: one more than the largest partition that is named."""
         return 1 + max((action.j for action in self), default=-1)
 
-    @property
+    @cached_property
     def placement(self) -> tuple[int, ...]:
         """The device of each partition; -1 for a partition without any action."""
         homes = {action.j: device for device, row in enumerate(self.devices) for action in row}
         return tuple(homes.get(j, -1) for j in range(self.partitions))
 
-    @property
+    @cached_property
     def splits(self) -> bool:
         """Whether a backward pass is split into I and W."""
         return any(action.kind in "IW" for action in self)
 
-    @property
+    @cached_property
     def forwards_first(self) -> bool:
         """Whether every device takes all of its forward passes before its first other action.
 

@@ -118,12 +118,10 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
     _check_module(model)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
     settings = Settings(**{name: request[name] for name in _SETTINGS}, devices=tuple(request["devices"]))
+    work = {name: request[name] for name in _WORK} | {"leaves": schedule is None}
     if schedule is not None:
         m = len(microbatch_sizes(request["batch_size"], request["chunks"]))
-        settings = _scheduled(settings, schedule, m, len(balance))
-    work = {name: request[name] for name in _WORK} | {"leaves": schedule is None}
-    if isinstance(settings.schedule, Schedule):
-        work["split"] = settings.schedule.splits
+        settings, work["split"] = _scheduled(settings, schedule, m, len(balance))
     cache = Path(request["cache"]) if request["cache"] else None
     workload = build_workload(model, profile=hardware, cache=cache, **work)
     steps = request["steps"] or enough_steps(settings, workload.m * workload.n)
@@ -142,11 +140,12 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
     return _simulated(workload, hardware, replace(settings, steps=steps), facts)
 
 
-def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> Settings:
-    """``settings`` with a schedule that was checked, on the devices that it is for."""
+def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tuple[Settings, bool]:
+    """``settings`` with a schedule that was checked, on its devices; and whether it splits backward passes."""
     given = schedule if isinstance(schedule, str | Schedule) else Schedule.of(schedule)
     try:
-        chosen = chosen_schedule(given, m, n, settings.devices)
+        # Devices and parts of a named schedule do not depend on m; all of its actions are made where they are lowered.
+        chosen = chosen_schedule(given, 1 if isinstance(given, str) else m, n, settings.devices)
         check_devices(chosen.placement, settings.devices or chosen.placement)
     except ScheduleError:
         raise
@@ -154,7 +153,7 @@ def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> Se
         raise ConfigError([str(error)]) from error
     if not isinstance(schedule, str):
         check(chosen)
-    return replace(settings, schedule=chosen, devices=settings.devices or chosen.placement)
+    return replace(settings, schedule=given, devices=settings.devices or chosen.placement), chosen.splits
 
 
 def _check_module(model: nn.Sequential | Model) -> None:

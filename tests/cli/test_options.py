@@ -127,3 +127,21 @@ def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, 
     monkeypatch.setattr("gpipe_bench.cli.gpu.run_session", lambda options: 0)
     monkeypatch.setattr("gpipe_bench.bench.transparency.run.run_seeds", lambda *arguments: {})
     assert f"note: {said}" in called(arguments, capsys)[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "backward", "schedule"),
+    [
+        ((), "autograd", "gpipe"),
+        (("--schedule", "gpipe"), "scheduled", "gpipe"),
+        (("--schedule", "1f1b"), "scheduled", "1f1b"),
+        (("--backward", "scheduled"), "scheduled", "gpipe"),
+        (("--backward", "autograd", "--schedule", "gpipe"), "autograd", "gpipe"),
+    ],
+)
+def test_a_schedule_that_is_asked_for_drives_the_backward_pass(given, backward, schedule, tmp_path, monkeypatch):
+    cells = []
+    monkeypatch.setattr("gpipe_bench.cli.measure._run_once", lambda cell, repeat, out: cells.append(cell))
+    with pytest.raises(SystemExit):
+        main(["run", *SMALL, "--partitions", "2", "--out", str(tmp_path / "a.json"), *given])
+    assert [(cell.backward, cell.schedule) for cell in cells] == [(backward, schedule)]

@@ -47,6 +47,15 @@ def test_a_table_of_devices_and_totals(call):
     assert "published" not in out
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_schedule_that_is_asked_for_orders_the_backward_pass(call, schedule):
+    status, out, _ = call(*SMALL, "--schedule", schedule, "--flavour", "published")
+    assert status == 0
+    assert f", schedule {schedule}, autograd published" in out
+    assert call(*SMALL, "--backward", "scheduled", "--schedule", schedule, "--flavour", "published")[1] == out
+    assert call(*SMALL, "--backward", "autograd", "--schedule", "gpipe", "--flavour", "published")[1] != out
+
+
 def test_published_values_stand_beside_the_simulated_ones(call):
     status, out, _ = call(*PUBLISHED)
     assert status == 0
@@ -134,7 +143,10 @@ def test_every_problem_of_a_profile_is_a_line(call, tmp_path, text, problems):
         ),
         (("--components", "x", "--chunks", "0"), ["--chunks must be", "--components must be"]),
         (("--balance", "1-2"), ["--balance must sum to the 241 layers"]),
-        (("--schedule", "1f1b"), ["--schedule must be gpipe where backward is autograd, got 1f1b; set"]),
+        (
+            ("--backward", "autograd", "--schedule", "1f1b"),
+            ["--schedule must be gpipe where backward is autograd, got 1f1b; set"],
+        ),
         (("--flavour", "new"), ["--flavour must be one of current, published"]),
         (("--trace", "/proc/nowhere/trace.json"), ["output must be writable"]),
     ],

@@ -21,8 +21,8 @@ rule advise:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        arguments=lookup(dpath="{advice}", within=PLAN.advice),
-        model=lookup(dpath="{advice}", within=PLAN.advice_models),
+        arguments=named_by("advice", PLAN.advice),
+        model=named_by("advice", PLAN.advice_models),
         sources=source_digest(
             "gpipe_bench.bench.advice.advice", "gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"
         ),

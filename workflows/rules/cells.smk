@@ -11,10 +11,10 @@ rule run_cell:
         "../envs/gpipe_bench.yaml"
     resources:
         timing_slot=1,
-        gpu=lookup(dpath="{cell}", within=PLAN.devices),
+        gpu=named_by("cell", PLAN.devices),
     params:
-        arguments=lookup(dpath="{cell}", within=PLAN.arguments),
-        repeats=lookup(dpath="{cell}", within=PLAN.repeats),
+        arguments=named_by("cell", PLAN.arguments),
+        repeats=named_by("cell", PLAN.repeats),
         sources=source_digest("gpipe_bench.bench.running.run"),
         torch=version("torch"),
     shell:
@@ -25,7 +25,7 @@ rule run_cell:
 rule simulate:
     """Simulate cells of one model in one process, in virtual time on other hardware, for all experiments that ask."""
     input:
-        profile=lookup(dpath="{group}", within=PLAN.profiles),
+        profile=named_by("group", PLAN.profiles),
     output:
         ensure(SIMULATED_PATTERN, non_empty=True),
     log:
@@ -33,7 +33,7 @@ rule simulate:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        arguments=lookup(dpath="{group}", within=PLAN.simulations),
+        arguments=named_by("group", PLAN.simulations),
         sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
@@ -43,7 +43,7 @@ rule simulate:
 rule emulate:
     """Run cells of one model on virtual devices, in virtual time, in one process; skipped without a C++ compiler."""
     input:
-        profile=lookup(dpath="{group}", within=PLAN.profiles),
+        profile=named_by("group", PLAN.profiles),
     output:
         ensure(EMULATED_PATTERN, non_empty=True),
     log:
@@ -51,7 +51,7 @@ rule emulate:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        arguments=lookup(dpath="{group}", within=PLAN.emulations),
+        arguments=named_by("group", PLAN.emulations),
         sources=source_digest("gpipe_bench.bench.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
@@ -79,7 +79,7 @@ rule simulate_published:
 rule collect:
     """Gather the raw results of an experiment, and published values of its settings, into one table and companions."""
     input:
-        raw=lookup(dpath="{experiment}", within=PLAN.raw),
+        raw=named_by("experiment", PLAN.raw),
         published="results/reference/published/published.csv",
         settings="results/reference/published/settings.csv",
     output:
@@ -93,7 +93,7 @@ rule collect:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        cells=lookup(dpath="{experiment}", within=PLAN.cells),
+        cells=named_by("experiment", PLAN.cells),
         published=subpath(input.published, parent=True),
         sources=source_digest("gpipe_bench.bench.evaluation.collect"),
     shell:

@@ -24,7 +24,7 @@ rule run_transparency:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        changes=lookup(dpath="{workload}", within=PLAN.training_options),
+        changes=named_by("workload", PLAN.training_options),
         sources=source_digest("gpipe_bench.bench.transparency"),
         torch=version("torch"),
     shell:

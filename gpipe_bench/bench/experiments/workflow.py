@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gpipe_bench.bench.experiments.config import SuiteConfig, load_config, parse_config, read_config
 from gpipe_bench.bench.running.simulation_groups import CellGroup, group_cells
@@ -18,6 +18,8 @@ from gpipe_bench.catalogue import reference_companions, reference_figures, refer
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest
+
+T = TypeVar("T")
 
 REDRAWN: Final = Path("figures/redrawn")
 """Where figures of the reference tables are drawn."""
@@ -183,6 +185,11 @@ class Plan:
             *(TABLE_PATTERN.format(table=table) for table in self.tables.get(experiment, ())),
             *dict.fromkeys(str(run.path) for run in self.runs[experiment]),
         ]
+
+
+def named_by(wildcard: str, table: Mapping[str, T]) -> Callable[[Any], T]:
+    """For Snakemake: what a table of the plan has for a wildcard. Its own ``lookup`` compares every key each time."""
+    return lambda wildcards: table[getattr(wildcards, wildcard)]
 
 
 def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:

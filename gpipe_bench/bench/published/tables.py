@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,6 +16,7 @@ from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.settings import Steps, Warmup
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.models.table import MODELS
+from gpipe_bench.rows import Row
 from gpipe_bench.simulator.published.settings import published_settings
 
 Table = Literal["unet-speed", "amoebanet-d-speed", "resnet101-speed", "unet-memory", "amoebanet-d-memory"]
@@ -82,6 +84,11 @@ class MemoryTables(SpeedTables):
 def _rows(tables: Sequence[str], devices: int) -> Iterator[dict[str, Any]]:
     """The settings of the rows of published tables, as far as they are of models of the suite and devices suffice."""
     names = ("model", "model_args", "batch_size", "chunks", "partitions", "balance", "checkpoint", "variant")
-    for row in published_rows():
+    for row in _published():
         if row.experiment in tables and row.model in MODELS and (row.partitions or 0) <= devices:
             yield {name: getattr(row, name) for name in names}
+
+
+@cache
+def _published() -> tuple[Row, ...]:
+    return tuple(published_rows())

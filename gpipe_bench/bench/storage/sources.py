@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -55,7 +55,8 @@ def source_files(modules: Iterable[str]) -> dict[str, Path]:
     return found
 
 
-def imported_modules(name: str, path: Path) -> Iterator[str]:
+@cache
+def imported_modules(name: str, path: Path) -> tuple[str, ...]:
     """The modules of this project that the import statements of a file name, anywhere in it.
 
     Imports for annotations alone (``if TYPE_CHECKING:``) are left out: they never run.
@@ -65,9 +66,8 @@ def imported_modules(name: str, path: Path) -> Iterator[str]:
         path: its file.
     """
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for candidates in imported_names(package, path.read_bytes()):
-        if target := next(filter(module_file, candidates), None):
-            yield target
+    targets = (next(filter(module_file, names), None) for names in imported_names(package, path.read_bytes()))
+    return tuple(dict.fromkeys(target for target in targets if target))
 
 
 @cache

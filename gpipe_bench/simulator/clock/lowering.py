@@ -39,20 +39,21 @@ class Lowered:
     def __init__(self, workload: Workload, machine: Machine, settings: Settings) -> None:
         self._work, self._settings = workload, settings
         m, n = workload.m, workload.n
-        self._schedule: Schedule | None = None
+        # Not kept: a large one takes more memory than anything else.
+        schedule: Schedule | None = None
         if settings.schedule is not None:
-            self._schedule = chosen_schedule(settings.schedule, m, n, settings.devices)
+            schedule = chosen_schedule(settings.schedule, m, n, settings.devices)
         # The row of the schedule of each partition, which is a device of the schedule.
-        self._rows = tuple(range(n)) if self._schedule is None else self._schedule.placement
+        self._rows = tuple(range(n)) if schedule is None else schedule.placement
         self.devices = tuple(settings.devices) or self._rows
-        self._check()
+        self._check(schedule)
         incoming, outgoing = self._skips()
         self._plan = Plan[int](m, n, settings.components, settings.checkpoint, dict(enumerate(incoming)))
         self._workers = settings.workers and settings.components.clock_cycle and n > 1
         riding = [[] for _ in range(n)] if settings.components.portals else incoming
         staged = settings.transfer == "host"
         transfers, buses = transfer_columns(workload, machine, self.devices, self._rows, riding, staged=staged)
-        order, ahead = self._order()
+        order, ahead = self._order(schedule)
         columns = {
             **self._work_columns(),
             **_flat("incoming", incoming),
@@ -72,9 +73,9 @@ class Lowered:
         }
         self.input, self._kept = filled(numbers, columns)
 
-    def _check(self) -> None:
+    def _check(self, schedule: Schedule | None) -> None:
         """Raise what is wrong about schedule and devices."""
-        if self._schedule is not None and self._schedule.splits and not _is_split(self._work):
+        if schedule is not None and schedule.splits and not _is_split(self._work):
             rule = "workload must be split into I and W, as the schedule is, got whole backward passes"
             raise ValueError(f"{rule}; build it with split=True")
         check_devices(self._rows, self.devices)
@@ -120,7 +121,7 @@ class Lowered:
             "classes": len({*work.microbatch_sizes}),
             "skips": len(work.skips),
             "steps": settings.steps,
-            "clock_cycle": self._schedule is None and settings.components.clock_cycle,
+            "clock_cycle": settings.schedule is None and settings.components.clock_cycle,
             "updates": min(len(work.optimizer), work.n),
             "loss_ns": work.loss.duration_ns,
             "loss_launches": work.loss.launches,
@@ -136,16 +137,16 @@ class Lowered:
             "prepare_ns": settings.nesting_ns[0],
         }
 
-    def _order(self) -> tuple[_Columns, int]:
+    def _order(self, schedule: Schedule | None) -> tuple[_Columns, int]:
         """Who does what in which order, and how many micro-batches lists recompute ahead of their gradients."""
-        if self._schedule is None:
+        if schedule is None:
             return program_rows(self._plan) | list_rows([]), 0
         ahead = self._plan.checkpointed if self._settings.components.early_recompute else 0
         # A thread for each accelerator; on the CPU one for each device of the schedule; or one for all.
         groups: Sequence[int] = self.devices if self._settings.streams else self._rows
         if not self._workers:
             groups = (0,) * self._work.n
-        lists, ahead = lists_of(self._schedule, self._rows, groups, ahead)
+        lists, ahead = lists_of(schedule, self._rows, groups, ahead)
         return cell_rows(self._plan, lists) | list_rows(lists), ahead
 
     def _latencies(self) -> Sequence[int]:
