@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from gpipe_bench.engine.dispatch_mode import DispatchMode
 from gpipe_bench.models.tracing import Entry, mode
 
 # A memory-bound operation takes as long as this many floating-point operations per byte that it touches.
@@ -93,7 +93,7 @@ def _bare() -> Iterator[None]:
         yield
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
+class _Operations(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
     """Notes operations, what they write into, and their work."""
 
     def __init__(self) -> None:

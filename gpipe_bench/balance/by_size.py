@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpipe_bench.balance.kept import kept_costs
 from gpipe_bench.balance.layers import sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, device_of, first_microbatch, tensors_in
+from gpipe_bench.engine.dispatch_mode import DispatchMode
 
 
 def balance_by_size(
@@ -132,7 +132,7 @@ def _state_bytes(layer: nn.Module, param_scale: float) -> float:
     return parameters + sum(buffer.nbytes for buffer in layer.buffers())
 
 
-class _Births(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
+class _Births(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
     """Sees every storage that operations under it allocate."""
 
     def __init__(self) -> None:

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpipe_bench.emulator.library import MOST, backend, load
+from gpipe_bench.engine.dispatch_mode import DispatchMode
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.accelerator import register_fused
 from gpipe_bench.simulator.tracing.meta_results import evaluate
@@ -62,13 +62,8 @@ def price_by(profile: Profile) -> None:
             backend().vd_set_capacity(device, profile.capacity_bytes)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
+class _Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
     """Sees one operator with meta tensors, gives its results, and tells the devices its cost."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
-        return False
 
     def __torch_dispatch__(
         self,

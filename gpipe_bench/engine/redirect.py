@@ -18,8 +18,8 @@ from typing import Any, Self
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpipe_bench.engine.dispatch_mode import DispatchMode
 from gpipe_bench.engine.partition import TASK
 from gpipe_bench.errors import RandomnessError
 
@@ -41,7 +41,7 @@ def default_generator(device: torch.device) -> torch.Generator:
     return generator
 
 
-class Redirect(TorchDispatchMode):
+class Redirect(DispatchMode):
     """Lets every random operator of this thread draw from generators seeded for one task.
 
     Args:
@@ -64,12 +64,6 @@ class Redirect(TorchDispatchMode):
         self._nested = nested
         self._generators: dict[torch.device, torch.Generator] = {}
         self.drew = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
-        # Where it is loaded already, __enter__ keeps it away.
-        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

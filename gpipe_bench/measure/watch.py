@@ -10,11 +10,12 @@ from torch import Tensor
 # PyTorch has no public way to switch a mode on in one call and off in another: TorchDispatchMode.__enter__ also keeps
 # process-wide flags, which threads that overlap would restore in the wrong order.
 from torch.utils._python_dispatch import (
-    TorchDispatchMode,
     _get_current_dispatch_mode_stack,
     _pop_mode,
     _push_mode,
 )
+
+from gpipe_bench.engine.dispatch_mode import DispatchMode
 
 
 class Accountant(Protocol):
@@ -24,17 +25,12 @@ class Accountant(Protocol):
         """Enter one operation, which this thread has just run."""
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves these two untyped
+class Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves these two untyped
     """A mode that shows each operation of its thread to ``owner``."""
 
     def __init__(self, owner: Accountant) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.owner = owner
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
-        return False
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

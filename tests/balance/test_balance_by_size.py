@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -134,3 +137,13 @@ def test_a_gpu_keeps_the_bytes_that_are_counted() -> None:
     kept = torch.cuda.memory_allocated() - before
     assert output.requires_grad
     assert sum(on_host) <= kept < sum(on_host) + 512 * len(module), "the allocator rounds up to 512 bytes"
+
+
+def test_what_compiles_models_is_not_loaded() -> None:
+    program = (
+        "import sys, torch\n"
+        "from gpipe_bench.balance import layer_sizes\n"
+        "layer_sizes(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.rand(1, 2))\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -28,7 +28,7 @@ ALLOWED = {
     "engine": {"pure", "skip"},
     "models": {"pure", "skip"},
     "balance": {"pure", "skip", "engine", "simulator"},
-    "measure": {"pure", "engine"},
+    "measure": {"pure", "skip", "engine"},
     "native": {"pure"},
     "simulator": {"pure", "skip", "models", "native"},
     "emulator": {"pure", "skip", "engine", "models", "native", "simulator"},
@@ -51,6 +51,7 @@ ALLOWED = {
 }
 EXCEPTIONAL = {
     "gpipe_bench.pipe": "engine",
+    "gpipe_bench.engine.dispatch_mode": "skip",
     "gpipe_bench.engine.sequential": "skip",
     "gpipe_bench.engine.runtime.split": "skip",
     "gpipe_bench.__main__": "cli",

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpipe_bench.engine.dispatch_mode import DispatchMode
 from gpipe_bench.simulator.tracing.meta_results import evaluate, storage_key
 from gpipe_bench.simulator.tracing.operations import kernels_of, tensors_of
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Step
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
+class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
     """Records the steps of the operations that run under it.
 
     Attributes:
@@ -35,11 +35,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         # Gradients of parameters, and blocks that were added to them: whether as a view.
         self._sums: set[int] = set()
         self._added: dict[int, bool] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from this mode.
-        return False
 
     def __torch_dispatch__(
         self,
