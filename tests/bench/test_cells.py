@@ -89,11 +89,13 @@ def test_ids_are_names_of_folders_and_differ():
 @pytest.mark.parametrize("changed", [{}, OTHER_SETTINGS | {"partitions": 2}])
 def test_the_options_of_a_cell_make_the_same_cell(changed):
     from gpipe_bench.cli import application
+    from gpipe_bench.cli.options import order_of
 
     made = cell(**changed)
     command = typer.main.get_command(application()).commands["run"]
     context = command.make_context("run", [*made.arguments(), "--out", "x.json"])
     given = {name: value for name, value in context.params.items() if name in Cell.model_fields}
+    given |= order_of(given["backward"], given["schedule"])
     assert validated(Cell, given, ".".join).id == made.id
 
 
