@@ -94,7 +94,7 @@ def settings_of(section: type[BaseModel]) -> Callable[[str], Any]:
 
 
 def order_of(backward: str | None, schedule: str | None) -> dict[str, str]:
-    """The settings of what orders the passes: a schedule drives the backward pass, unless ``--backward`` is given."""
+    """Both settings. Where ``--backward`` is not given, a schedule that is given drives the backward pass."""
     return {"backward": backward or ("scheduled" if schedule else "autograd"), "schedule": schedule or "gpipe"}
 
 

@@ -188,7 +188,10 @@ class Plan:
 
 
 def named_by(wildcard: str, table: Mapping[str, T]) -> Callable[[Any], T]:
-    """For Snakemake: what a table of the plan has for a wildcard. Its own ``lookup`` compares every key each time."""
+    """A function for Snakemake that takes the value of a wildcard and gives its entry in a table of the plan.
+
+    Snakemake's own ``lookup`` does the same, but compares every key of the table each time.
+    """
     return lambda wildcards: table[getattr(wildcards, wildcard)]
 
 
