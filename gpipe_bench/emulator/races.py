@@ -175,7 +175,7 @@ class _Checker:
         known.reads = {key: earlier for key, earlier in known.reads.items() if not _covers(span, key[1])}
         known.writes[span] = known.uses[access.queue] = access
 
-    def expect(  # noqa: PLR0917 - all of an access
+    def expect(  # noqa: PLR0917 - two sides, and where they meet
         self, kind: str, block: int, before: Iterable[tuple[Span, _Access]], span: Span, access: _Access, clock: Clock
     ) -> None:
         """Those ``before`` that overlap must have been counted by the clock of ``access``."""

@@ -35,7 +35,7 @@ class Row(ctypes.Structure):
     )
 
 
-_ROW: Final = Struct("8q10i")
+_ROW: Final = Struct("".join("q" if kind is ctypes.c_int64 else "i" for _, kind, *_ in Row._fields_))
 """The same, to read many rows at once."""
 
 

@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
-    """A mode that leaves ``torch.compile`` alone."""
+    """A mode that does not load the machinery of ``torch.compile``."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports torch.compile's machinery (half a second) only to keep it away from the mode.
+        # True, the default, imports it (half a second) only to keep it away from the mode.
         return False

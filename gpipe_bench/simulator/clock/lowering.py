@@ -39,7 +39,7 @@ class Lowered:
     def __init__(self, workload: Workload, machine: Machine, settings: Settings) -> None:
         self._work, self._settings = workload, settings
         m, n = workload.m, workload.n
-        # Not kept: a large one takes more memory than anything else.
+        # Not kept while the clock runs: a large one has millions of actions.
         schedule: Schedule | None = None
         if settings.schedule is not None:
             schedule = chosen_schedule(settings.schedule, m, n, settings.devices)
