@@ -50,7 +50,7 @@ TINY: Final = Workload(
 _TESTS_SHARE: Final = 0.35
 _MARGIN: Final = 1.15
 _START_S: Final = 60.0
-_RACE_S: Final = 90.0
+_RACE_S: Final = 120.0
 Report = Callable[[str], None]
 
 
