@@ -16,7 +16,11 @@ from gpipe_bench.tables import read_text
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
 MACHINE: Final = "2x-amd-epyc"
-"""Folder of the measured ablation that the README shows."""
+"""Folder of the ablation on a CPU that the README shows."""
+GPU: Final = "1x-nvidia-h100-80gb-hbm3"
+"""Folder of the ablation on a GPU that the README shows."""
+RACE: Final = "2x-intel-xeon-processor"
+"""Folder of the race that its page shows."""
 
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
@@ -69,8 +73,8 @@ def errors_table(records: Sequence[Record]) -> str:
 
 
 def races(folder: Path = REFERENCE) -> list[Record]:
-    """Rows of the race of pipelines, of the first machine that has some."""
-    return _read(min(folder.glob("measured/*/peers.csv")))
+    """Rows of the race of pipelines."""
+    return _read(folder / "measured" / RACE / "peers.csv")
 
 
 def peers_table(records: Sequence[Record]) -> str:
@@ -111,16 +115,14 @@ def summary_table(folder: Path) -> str:
     known = _read(folder / "simulated" / "p40" / "ablation.csv")
     simulated = {row["variant"]: row for row in known if row["flavour"] == "published"}
     emulated = _read(folder / "emulated" / "p40" / "ablation.csv")
-    printed = _read(folder / "published" / "published.csv")
+    printed = _ablation_as_published(folder)
     metrics = ("throughput_samples_per_s", "peak_reserved_gib")
     lines = []
     for variant in PUBLISHED:
         line = [f"`{variant}`"]
         for metric in metrics:
-            found = [row["value"] for row in printed if (row["experiment"], row["metric"]) == (variant, metric)]
-            steps = [float(row[metric]) for row in emulated if row["variant"] == variant]
-            line += [f"{float(found[0]):.1f}" if found else "-", f"{float(simulated[variant][metric]):.1f}"]
-            line.append(_range(steps))
+            line += [f"{printed[variant, metric]:.1f}", f"{float(simulated[variant][metric]):.1f}"]
+            line.append(_range(_values(emulated, variant, metric)))
         lines.append(line)
     kinds = [f"{name}, {kind}" for name in ("samples/s", "GiB") for kind in ("published", "simulated", "emulated")]
     return markdown(["variant", *kinds], lines)
@@ -160,6 +162,39 @@ def cpu_table(folder: Path) -> str:
     return markdown(["run as", "samples/s", f"throughput over the {LOOP} (95 % interval)", "MiB"], lines)
 
 
+def gpu_table(folder: Path) -> str:
+    """A line per published variant: throughput and memory on the GPU of :data:`GPU`, with their range over repeats."""
+    rows = [row for row in _read(folder / "measured" / GPU / "ablation.csv") if row["status"] == "ok"]
+    printed = _ablation_as_published(folder)
+    speeds = {name: _values(rows, name, THROUGHPUT) for name in PUBLISHED}
+    lines = []
+    for name in PUBLISHED:
+        over = median(speeds[name]) / median(speeds["baseline"])
+        over_published = printed[name, THROUGHPUT] / printed["baseline", THROUGHPUT]
+        memory = [_range(_values(rows, name, f"peak_{kind}_gib")) for kind in ("allocated", "reserved")]
+        lines.append([f"`{name}`", _range(speeds[name]), f"{over:.2f}", f"{over_published:.2f}", *memory])
+    return markdown(["variant", *_GPU_COLUMNS], lines)
+
+
+_GPU_COLUMNS: Final = (
+    "samples/s, measured",
+    "over `baseline`",
+    "the same, published (four P40s)",
+    "GiB allocated, measured",
+    "GiB reserved, measured",
+)
+
+
+def _ablation_as_published(folder: Path) -> dict[tuple[str, str], float]:
+    """The values of torchgpipe's ablation, by variant and metric."""
+    rows = [row for row in _read(folder / "published" / "published.csv") if row["table"] == "ablation"]
+    return {(row["experiment"], row["metric"]): float(row["value"]) for row in rows}
+
+
+def _values(rows: Iterable[Record], variant: str, metric: str) -> list[float]:
+    return [float(row[metric]) for row in rows if row["variant"] == variant]
+
+
 def _predicted(table: Callable[[Sequence[Record]], str]) -> Callable[[Path], str]:
     return lambda folder: table(predictions(folder))
 
@@ -170,6 +205,7 @@ def _raced(table: Callable[[Sequence[Record]], str]) -> Callable[[Path], str]:
 
 TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "summary": summary_table,
+    "gpu": gpu_table,
     "cpu": cpu_table,
     "errors": _predicted(errors_table),
     "ablation": _predicted(cells_table("ablation")),

@@ -11,6 +11,7 @@ from gpipe_bench.bench.datapackage.check import check_folder
 from gpipe_bench.bench.datapackage.descriptor import write_descriptor
 from gpipe_bench.bench.datapackage.take import place_name, result_tables, take_reference
 from gpipe_bench.bench.evaluation.collect import write_tables
+from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.cli import main
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS, configuration_records
 from gpipe_bench.data import REFERENCE_FOLDER
@@ -18,7 +19,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.tables import csv_text
 from gpipe_bench.transparency_rows import GROUP, VERDICT_COLUMNS, TransparencyRow
-from tests.bench.cells_of import ok_result
+from tests.bench.cells_of import cell, ok_result
 
 
 def lines(path):
@@ -32,6 +33,15 @@ def test_measured_rows_go_to_their_machine(table, tmp_path):
     assert folder / "ablation.csv" in written
     assert lines(folder / "ablation.csv") == lines(table)
     assert lines(folder / "ablation_steps.csv") == lines(table.with_name("ablation_steps.csv"))
+
+
+def test_a_cell_that_did_not_run_goes_to_the_machine_of_the_others(tmp_path):
+    skipped = failed_result(cell(variant="baseline"), 1, "skipped", "no time was left")
+    skipped = replace(skipped, row=replace(skipped.row, profile=""))  # as for a GPU, which only PyTorch knows
+    write_tables([ok_result("baseline", 0), skipped], "ablation", table := tmp_path / "ablation.csv")
+    take_reference(table, tmp_path / "reference")
+    (taken,) = (tmp_path / "reference" / "measured").glob("*/ablation.csv")
+    assert [line["status"] for line in lines(taken)] == ["ok", "skipped"]
 
 
 def test_what_was_taken_is_a_valid_package(table, tmp_path):

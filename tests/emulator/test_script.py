@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.emulator.build import obstacle
+from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.rows import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "emulated" / "planted_race.py"
@@ -37,6 +40,17 @@ def emulate(*words, folder=ROOT):
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=110
     )
+
+
+@pytest.mark.parametrize("variant", ["baseline", "dep-str-ptl"])
+def test_one_gpu_needs_what_was_measured(variant):
+    run = emulate(EXAMPLE.with_name("unet_on_one_gpu.py"), "--devices", 1, "--profile", "h100", "--", variant)
+    assert run.returncode == 0, run.stderr
+    allocated = float(re.search(r"^ +0( +[0-9.]+%){3} +([0-9.]+)", run.stdout, re.MULTILINE)[2])
+    rows = read_rows(REFERENCE_FOLDER / "measured/1x-nvidia-h100-80gb-hbm3/ablation.csv", Row.columns())
+    measured = {row.peak_allocated_gib for row in rows if row.variant == variant and row.status == "ok"}
+    # Workspaces of cuDNN are missing.
+    assert 0.85 * max(measured) <= allocated <= min(measured)
 
 
 def script(folder, *, steps=3, end=""):

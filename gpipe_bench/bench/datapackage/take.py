@@ -72,7 +72,10 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
         raise ConfigError(
             [f"rows must hold simulated, emulated or measured ones, got none in {rows}; run the experiment first"]
         )
-    hardware = taken["profile"].mask(taken["evidence"] == "measured", machine) if machine else taken["profile"]
+    measured = taken["evidence"] == "measured"
+    machine = machine or _only_machine(taken["profile"][measured])
+    # A cell that did not run does not know its machine.
+    hardware = taken["profile"].mask(measured, machine) if machine else taken["profile"]
     places = taken["evidence"] + "/" + hardware.map(lambda name: place_name(name, rows))
     texts, targets = {}, []
     for place, members in taken.groupby(places, sort=False):
@@ -87,6 +90,12 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
             if path not in texts:
                 path.unlink(missing_ok=True)
     return list(texts)
+
+
+def _only_machine(profiles: pd.Series[str]) -> str:
+    """The machine that all cells ran on that did run; empty for none or several."""
+    names = {*profiles} - {""}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _companions(rows: Path, target: Path, members: pd.DataFrame, *, alone: bool) -> dict[Path, str]:
