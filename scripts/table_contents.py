@@ -16,11 +16,9 @@ from gpipe_bench.tables import read_text
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
 MACHINE: Final = "2x-amd-epyc"
-"""Folder of the ablation on a CPU that the README shows."""
+"""Folder of what was measured on a CPU: the ablation of the README, and the race."""
 GPU: Final = "1x-nvidia-h100-80gb-hbm3"
 """Folder of the ablation on a GPU that the README shows."""
-RACE: Final = "2x-intel-xeon-processor"
-"""Folder of the race that its page shows."""
 
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
@@ -74,7 +72,7 @@ def errors_table(records: Sequence[Record]) -> str:
 
 def races(folder: Path = REFERENCE) -> list[Record]:
     """Rows of the race of pipelines."""
-    return _read(folder / "measured" / RACE / "peers.csv")
+    return _read(folder / "measured" / MACHINE / "peers.csv")
 
 
 def peers_table(records: Sequence[Record]) -> str:

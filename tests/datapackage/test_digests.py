@@ -12,7 +12,7 @@ from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.tables import read_rows
 
-INTEL = "measured/2x-intel-xeon-processor"
+AMD, INTEL = "measured/2x-amd-epyc", "measured/2x-intel-xeon-processor"
 COMMANDS = {
     "simulated/p40/speed.csv": [
         ("table", "--rows", "TABLE"),
@@ -24,7 +24,7 @@ COMMANDS = {
     "simulated/p40/ablation_events.csv": [
         ("figure", "timelines", "--rows", "ROWS", "--events", "TABLE", "--out", "OUT")
     ],
-    f"{INTEL}/peers.csv": [("peers", "figure", "--rows", "TABLE", "--out", "OUT")],
+    f"{AMD}/peers.csv": [("peers", "figure", "--rows", "TABLE", "--out", "OUT")],
     f"{INTEL}/transparency_steps.csv": [("transparency", "figure", "--rows", "ROWS", "--out", "OUT")],
     "published/published.csv": [("published", "--folder", "FOLDER", "--out", "OUT")],
 }
@@ -38,7 +38,7 @@ def cut(path):
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
-    for place in ("published", "simulated/p40", INTEL):
+    for place in ("published", "simulated/p40", AMD, INTEL):
         shutil.copytree(REFERENCE_FOLDER / place, folder / place)
     shutil.copy(REFERENCE_FOLDER / DESCRIPTOR, folder / DESCRIPTOR)
     return folder
