@@ -16,9 +16,9 @@ from gpipe_bench.tables import read_text
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
 MACHINE: Final = "2x-amd-epyc"
-"""Folder of what was measured on a CPU: the ablation of the README, and the race."""
+"""Measured on a CPU: the ablation that the README shows, and the race of peers."""
 GPU: Final = "1x-nvidia-h100-80gb-hbm3"
-"""Folder of the ablation on a GPU that the README shows."""
+"""Measured on a GPU: the ablation that the README shows."""
 
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",

@@ -46,8 +46,9 @@ def _add_combinations(page: Page, rows: pd.DataFrame) -> None:
     """A line per way to drive the backward pass: the least and the most of all combinations of components."""
     for name in (name for name in present(rows) if name.startswith("engine")):
         own = rows[rows["contender"] == name]
-        span = f"{own['ratio'].min():.2f} to {own['ratio'].max():.2f} of {own['baseline'].iloc[0]}'s"
-        page.paragraph(f"{name}, {len(own['variant'].unique())} combinations: {span}.")
+        count, low, high = len(own["variant"].unique()), f"{own['ratio'].min():.2f}", f"{own['ratio'].max():.2f}"
+        span = low if low == high else f"{low} to {high}"
+        page.paragraph(f"{name}, {count} combination{'s' * (count > 1)}: {span} of {own['baseline'].iloc[0]}'s.")
 
 
 def _add_cells(page: Page, rows: pd.DataFrame) -> None:
@@ -99,7 +100,9 @@ def _plot_cells(axes: Axes, name: str, rows: pd.DataFrame) -> None:
 
 
 def _add_legend(page: Page, names: Sequence[str]) -> None:
-    columns, rows = 3, -(-len(names) // 3)
+    # Three columns of the longest names are wider than the page.
+    columns = 3 if max(map(len, names)) < 20 else 2
+    rows = -(-len(names) // columns)
 
     def body(frame: Frame) -> None:
         axes = frame.axes(0.06, WIDTH_IN - 0.12, 0.0, 0.13 * rows)

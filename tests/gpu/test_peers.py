@@ -16,7 +16,8 @@ pytestmark = pytest.mark.gpu
 def test_the_race_on_accelerators(accelerators, tmp_path):
     if accelerators[0].type != "cuda":
         pytest.skip("the race knows cpu and cuda")
-    names = json.dumps(["engine-autograd", "engine-zb-h1", "pipelining-gpipe", "plain", "loop"])
+    engines = ["engine-autograd", "engine-scheduled", "engine-1f1b", "engine-interleaved", "engine-zb-h1"]
+    names = json.dumps([*engines, "pipelining-gpipe", "pipelining-interleaved", "plain", "loop"])
     out = tmp_path / "peers.csv"
     words = ["peers", "run", "--quick", "--device", "cuda", "--set", f"contenders={names}", "--out", str(out)]
     done = CliRunner().invoke(application(), words, catch_exceptions=False)

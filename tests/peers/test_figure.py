@@ -10,6 +10,7 @@ import pytest
 
 from gpipe_bench.bench.peers.contenders import CONTENDERS
 from gpipe_bench.bench.peers.tables import write_race
+from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.host_time import draw_host_time, host_time_figure
 from gpipe_bench.figures.peers import draw_peers, peers_figure
@@ -63,6 +64,14 @@ def test_combinations_are_a_line_per_backward_mode(table, tmp_path):
     with drawing():
         figure = host_time_figure(pd.concat([read(table), read(tmp_path / "combinations.csv")]))
     assert "engine-autograd, 2 combinations: 0.25 to 0.50 of torchgpipe's." in texts(figure)
+
+
+@pytest.mark.parametrize("machine", ["2x-amd-epyc", "1x-nvidia-h100-80gb-hbm3"])
+def test_the_legend_is_as_wide_as_the_page_at_most(machine):
+    with drawing():
+        figure = host_time_figure(read(REFERENCE_FOLDER / "measured" / machine / "peers.csv"))
+        (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+        assert legend.get_window_extent(figure.canvas.get_renderer()).x1 <= figure.bbox.x1
 
 
 @pytest.mark.parametrize("draw", [draw_peers, draw_host_time])
