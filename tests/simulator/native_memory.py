@@ -14,7 +14,8 @@ from tests.simulator.oracle.streams import Event
 
 FOLDER = Path(__file__).parents[2] / "gpipe_bench" / "simulator" / "memory"
 RECORD = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-OPEN, TIED, CHECKPOINT = range(3)
+OPEN, TIED, CHECKPOINT, CELL = range(4)
+PARTS = ("backward", "backward_inputs", "backward_weights")
 
 
 def library() -> ctypes.CDLL:
@@ -95,6 +96,7 @@ class BothMemories:
     oracle: type[Memory] = Memory
 
     def __init__(self, workload, places, clock, **options) -> None:
+        self._scheduled = options.get("scheduled", False)
         self._skips = {skip.key: number for number, skip in enumerate(workload.skips)}
         self._native = NativeMemory(self.library, workload, places, clock, **options)
         self._python: Memory
@@ -136,15 +138,17 @@ class BothMemories:
         return found
 
     def forward(self, node, *, again: bool) -> None:
-        how = CHECKPOINT if node.kind == "checkpoint" else TIED if node.single else OPEN
+        closed = CELL if self._scheduled else CHECKPOINT
+        how = closed if node.kind == "checkpoint" else TIED if node.single else OPEN
         numbers = (node.i, node.j) if again else (node.i, node.j, how)
         self._both("recompute" if again else "forward", numbers, lambda: self._python.forward(node, again=again))
 
     def collected(self, node) -> None:
         self._both("collected", (node.i, node.j), lambda: self._python.collected(node))
 
-    def backward(self, node) -> None:
-        self._both("backward", (node.i, node.j, 0), lambda: self._python.backward(node))
+    def backward(self, node, kind: str = "backward") -> None:
+        numbers = node.i, node.j, PARTS.index(kind)
+        self._both("backward", numbers, lambda: self._python.backward(node, kind))
 
     def transfer(self, node, *, back: bool) -> None:
         sending, receiving = (node.stream, node.peer) if back else (node.peer, node.stream)
@@ -157,6 +161,9 @@ class BothMemories:
 
     def loss(self) -> None:
         self._both("loss", (), self._python.loss)
+
+    def microbatch_loss(self, i: int) -> None:
+        self._both("microbatch_loss", (i,), lambda: self._python.microbatch_loss(i))
 
     def update(self) -> None:
         self._both("update", (), self._python.update)

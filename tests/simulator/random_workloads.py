@@ -11,6 +11,7 @@ from gpipe_bench.simulator.workloads.workload import (
     Kernels,
     MemoryOp,
     SkipWork,
+    SplitWork,
     StaticMemory,
     TaskWork,
     Workload,
@@ -140,6 +141,40 @@ def named_skips(draw, most):
             found[size] = replace(one, backward=backward, **memory)
         parts.append(found)
     return replace(work, partitions=tuple(parts), skips=skips)
+
+
+@st.composite
+def split(draw, whole):
+    """The same workload with backward passes in two parts."""
+    work = draw(whole)
+    parts = tuple(
+        {size: replace(one, split=draw(halves(one))) for size, one in works.items()} for works in work.partitions
+    )
+    return replace(work, partitions=parts)
+
+
+@st.composite
+def halves(draw, work):
+    """I and W: W makes the gradients of parameters, frees what I left, and holds some of what returns."""
+    ops, returning = work.backward_memory, work.returning
+    times = draw(KERNELS), draw(st.just(NOTHING) | KERNELS)
+    if draw(st.integers(0, 5)) == 0:
+        return SplitWork(*times, ops, (), returning)
+    if not returning and draw(st.booleans()):
+        return SplitWork(NOTHING, times[0], (), ops)
+    made = {op.block for op in ops if op.kind in {"gradient", "view"}}
+    temporary = {op.block for op in ops if op.kind == "alloc"} - made
+    late = {op for op in ops if op.kind == "free" and op.block not in temporary and draw(st.booleans())}
+    own = dict.fromkeys(name for name in returning if name >= 0 and draw(st.booleans()))
+    between = draw(st.lists(SIZES, max_size=2))
+    inputs = [op for op in ops if op.block not in made and op not in late]
+    inputs += [MemoryOp("alloc", 300 + place, nbytes) for place, nbytes in enumerate(between)]
+    weights = [op for op in ops if op.block in made and op.kind == "alloc"]
+    weights += [op for op in ops if op in late]
+    weights += [MemoryOp("free", name) for name in own]
+    weights += [MemoryOp("free", 300 + place) for place in range(len(between)) if draw(st.booleans())]
+    weights += [op for op in ops if op.block in made and op.kind != "alloc"]
+    return SplitWork(*times, tuple(inputs), tuple(weights), returning)
 
 
 @st.composite

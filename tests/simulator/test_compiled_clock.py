@@ -9,6 +9,7 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules import SCHEDULES, Schedule
 from gpipe_bench.simulator.clock.settings import FLAVOURS, Settings
 from tests.simulator.against_oracle import same
 from tests.simulator.digests.groups import CASES
@@ -63,9 +64,27 @@ def test_what_takes_no_time():
         same(workload(4, [task(0, 0, 0)] * 3, [(0, 2)]), Plain(copy=0), Settings(components))
 
 
+PLACES = ({}, {"transfer": "host"}, {"streams": False}, {"workers": False, "transfer": "host"})
+
+
+@pytest.mark.parametrize("mode", CHECKPOINT_MODES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules(schedule, mode):
+    for (n, m), where in product(((2, 4), (4, 3), (6, 5)), PLACES):
+        for components in (Components(), Components(portals=False), Components(early_recompute=False)):
+            chosen = Settings(components, mode, schedule=schedule, steps=2, **where)
+            same(chain(n, m, [(0, n - 1), (n - 2, n - 1)]), replace(MACHINE, queue_depth=9), chosen)
+            same(chain(n, m), MACHINE, chosen)
+
+
+def test_a_schedule_of_ones_own_with_recomputations_where_it_wants_them():
+    lists = [["F00", "F10", "R00", "B00", "R10", "B10"], ["F01", "B01", "F11", "R11", "B11"]]
+    schedule = Schedule.of([[(kind, int(i), int(j)) for kind, i, j in actions] for actions in lists])
+    for memory in (False, True):
+        same(chain(2, 2), MACHINE, Settings(checkpoint="always", schedule=schedule, memory=memory))
+
+
 @pytest.mark.parametrize("group", [name for name in CASES if name.startswith("random")])
 def test_random_runs(group):
     for case in list(CASES[group]())[:60]:
-        # The clock in Python knows no schedules.
-        if case.settings.schedule is None:
-            same(case.workload, case.machine, case.settings)
+        same(case.workload, case.machine, case.settings)

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from gpipe_bench.components import Components
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.schedule import checkpoint_stop
+from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.workloads.workload import MemoryOp
 from tests.simulator.native_memory import BothMemories, ScriptedClock, library
 from tests.simulator.oracle import run as oracle_run
 from tests.simulator.oracle.places import Places
 from tests.simulator.oracle.run import run_whole
-from tests.simulator.random_workloads import MACHINES, named_skips, workloads
+from tests.simulator.random_workloads import MACHINES, named_skips, split, workloads
 from tests.simulator.support import Plain, task, workload
 
 EXAMPLES = settings(max_examples=100)
@@ -38,6 +40,7 @@ ANY = st.builds(
     workers=BOOLEANS,
     left_out=st.sampled_from([*[frozenset()] * 3, *({name} for name in ("barrier", "rank", "zeros"))]).map(frozenset),
     steps=st.integers(1, 3),
+    schedule=st.sampled_from([*[None] * 7, *SCHEDULES]),
 )
 SHARED = st.sampled_from([lambda n: (), lambda n: (), lambda n: (0,) * n, lambda n: tuple(j // 2 for j in range(n))])
 
@@ -58,6 +61,18 @@ def simulate(work, machine, chosen):
         return None
 
 
+def fitting(work, chosen):
+    """The same run, without a schedule that is not for these partitions and devices."""
+    if chosen.schedule is None:
+        return chosen
+    try:
+        schedule = chosen_schedule(chosen.schedule, work.m, work.n, chosen.devices)
+        check_devices(schedule.placement, chosen.devices or schedule.placement)
+    except ValueError:
+        return replace(chosen, schedule=None)
+    return chosen
+
+
 def smaller(machine, run, share):
     """A machine whose devices have a share of the segments that a run without limit reserves."""
     return replace(machine, capacity_bytes=int(share * max(*run.peak_reserved_bytes, 2 * MIB)))
@@ -65,14 +80,14 @@ def smaller(machine, run, share):
 
 @EXAMPLES
 @given(
-    work=workloads(8) | named_skips(8),
+    work=split(workloads(8) | named_skips(8)),
     machine=MACHINES,
     chosen=ANY,
     share=st.sampled_from([0, 0, 1, 0.95, 0.9, 0.8, 0.7, 0.5]),
     shared=SHARED,
 )
 def test_runs_are_alike(work, machine, chosen, share, shared):
-    chosen = replace(chosen, devices=shared(work.n))
+    chosen = fitting(work, replace(chosen, devices=shared(work.n)))
     run = simulate(work, machine, chosen)
     if share:
         simulate(work, smaller(machine, run, share), chosen)

@@ -163,7 +163,7 @@ int memory_recompute(Memory *memory, int32_t i, int32_t j) {
     if (run_rows(memory, kind, j, kind->graph, FORWARD))
         return MEMORY_FULL;
     task->table = keep_table(memory, kind->left);
-    if (!memory->given.published)
+    if (task->how == FORWARD_CELL || !memory->given.published)
         keep_leaving(memory, kind, task->table, 0);
     if (task->how == FORWARD_CELL) {
         /* From now on its graph alone keeps the inputs that it needs. */

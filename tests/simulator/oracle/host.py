@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from gpipe_bench.simulator.workloads.workload import HOST, Kernels, Machine, TaskWork, Workload
+from gpipe_bench.simulator.workloads.workload import HOST, NOTHING, Kernels, Machine, SplitWork, TaskWork, Workload
 from tests.simulator.oracle.clock import Clock
 from tests.simulator.oracle.graph import Node
 from tests.simulator.oracle.memory import Memory
@@ -85,14 +85,21 @@ class Host:
                 return self._drained(node.device, partial(self._compute, kind, node, kernels, nbytes))
         return self._compute(kind, node, kernels, nbytes)
 
-    def backward(self, node: Node) -> Iterator[int | None]:
-        """The backward pass of a task."""
+    def backward(self, node: Node, kind: str = "backward") -> Iterator[int | None]:
+        """The backward pass of a task, or of ``kind`` ``backward_inputs`` or ``backward_weights`` a half of it."""
         work: TaskWork = self.workload.task(node.i, node.j)
+        kernels = work.backward
         if self.memory is not None:
-            self.memory.backward(node)
-            if self.memory.flushed(node.device):
-                return self._drained(node.device, partial(self._compute, "backward", node, work.backward, 0))
-        return self._compute("backward", node, work.backward, 0)
+            self.memory.backward(node, kind)
+        if kind != "backward":
+            halves = work.split or SplitWork(NOTHING, NOTHING)
+            kernels = halves.inputs if kind == "backward_inputs" else halves.weights
+            # One may have nothing to compute.
+            if kernels == NOTHING:
+                return iter(())
+        if self.memory is not None and self.memory.flushed(node.device):
+            return self._drained(node.device, partial(self._compute, kind, node, kernels, 0))
+        return self._compute(kind, node, kernels, 0)
 
     def kernels(self, stream: int, kernels: Kernels) -> Iterator[int | None]:
         """Kernels that belong to no task."""

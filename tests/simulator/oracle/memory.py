@@ -8,10 +8,11 @@ that needs it for its backward pass. What copies read and write on other streams
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
-from gpipe_bench.simulator.workloads.workload import TaskWork, Workload, gradient_name, input_name
+from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload, gradient_name, input_name
 from tests.simulator.oracle.allocator import Allocator, Block, Watch, drop_all
 from tests.simulator.oracle.graph import Node
 from tests.simulator.oracle.passes import Graph, Passes
@@ -56,7 +57,7 @@ class Memory:
         self._sent: list[Block] = []
         self._work = workload
         self._places = places
-        self._riding = riding
+        self._riding, self._scheduled = riding, scheduled
         works = [work for works in workload.partitions for work in works.values()]
         # Every task runs backward, and sends gradients for all that enters.
         all_learn = all(work.learns and not work.returns for work in works)
@@ -79,6 +80,8 @@ class Memory:
         self._values: list[list[Block]] = [[block.hold() for block in self._batch] for _ in range(m)]
         self._passing: list[dict[str, Block]] = [{} for _ in range(m)]
         self._saved: dict[_Key, list[Block]] = {}
+        # Inputs of checkpoints by the task's names for them.
+        self._named: dict[_Key, dict[int, Block]] = {}
         self._graphs: dict[_Key, Graph] = {}
         # Inputs that the graph of a task keeps, by the task's name for them.
         self._lent: dict[_Key, dict[int, Block]] = {}
@@ -99,21 +102,25 @@ class Memory:
         work = self._work.task(i, j)
         if again:
             self._graphs[i, j] = self._passes.graph(j, work)
+            if self._scheduled:
+                # From now on its graph alone keeps the inputs that it needs.
+                self._lend(node, work, self._named.pop((i, j)))
+                drop_all(self._saved.pop((i, j)))
             return
         popped = {key: self._passing[i].pop(key) for key in self._incoming[j]}
         taken = [*self._values[i], *popped.values()]
         # A micro-batch holds them until the pass has ended, a checkpoint until its backward pass has.
         self._saved[i, j] = taken
         named: dict[int, Block] = {}
-        if node.kind == "task" or passes_on(work.leaving):
+        if node.kind == "task" or self._scheduled or passes_on(work.leaving):
             inputs = [*self._values[i], *(popped[key] for key in self._ending[j])]
             named = {input_name(place): block for place, block in enumerate(inputs)}
         if node.kind == "task":
             if not node.single:
-                kept = self._passes.kept(work)
-                self._lent[i, j] = {name: block.hold() for name, block in named.items() if name in kept}
+                self._lend(node, work, named)
             self._graphs[i, j], left = self._passes.open_graph(j, work)
         else:
+            self._named[i, j] = named
             left = self._passes.plain(j, work)
         if passes_on(work.leaving):
             left |= {name: named[name].hold() for name in {*work.leaving} & named.keys()}
@@ -127,40 +134,70 @@ class Memory:
             if self._skips[key].target != j:
                 self._passing[i][key] = block.hold()
 
+    def _lend(self, node: Node, work: TaskWork, named: dict[int, Block]) -> None:
+        """The graph of a task keeps some of its inputs."""
+        kept = self._passes.kept(work)
+        self._lent[node.i, node.j] = {name: block.hold() for name, block in named.items() if name in kept}
+
     def collected(self, node: Node) -> None:
         """The calling thread takes what a forward pass gave: its micro-batch holds that, and its inputs no more."""
         if not node.single:
             drop_all(self._saved.pop((node.i, node.j)))
 
-    def backward(self, node: Node) -> None:
-        """A backward pass is issued."""
+    def backward(self, node: Node, kind: str) -> None:
+        """A backward pass is issued, or a half of it."""
         i, j = node.i, node.j
-        work, ending, departing = self._work.task(i, j), self._ending[j], self._departing[j]
-        is_open, lent = node.kind == "task", self._lent.pop((i, j), {})
+        work, later = _part(self._work.task(i, j), kind)
+        if work is None:
+            return
+        if kind == "backward_weights":
+            self._weights(i, j, work)
+            return
+        departing = self._departing[j]
+        is_open, lent = node.kind == "task" or self._scheduled, self._lent.pop((i, j), {})
         came: list[Block | None] = [*self._gradients.pop((i, j), ())]
         if departing:
             came += [self._skip_gradients.pop((i, skip.key), None) for skip in departing]
+        is_known = not node.single or self._scheduled or passes_on(work.returning)
         # The gradients of several outputs of the last partition are one block for all.
-        if (not node.single or passes_on(work.returning)) and len(came) == len(work.output_bytes) + len(departing):
+        if is_known and len(came) == len(work.output_bytes) + len(departing):
             lent |= {gradient_name(place): block for place, block in enumerate(came) if block is not None}
             came = []
         passed_on = {name: lent[name].hold() for name in {*work.returning} & lent.keys()} if lent else lent
-        found = self._passes.backward(j, work, self._graphs.pop((i, j)), lent, is_open=is_open)
+        found = self._passes.backward(j, work, self._graphs[i, j], lent, is_open=is_open, later=later)
         if passed_on:
             found |= passed_on
+        self._return(i, j, work, found)
+        if later:
+            # W needs the rest.
+            gone = {op.block for op in work.backward_memory if op.kind == "free"} & lent.keys()
+            drop_all(lent.pop(name) for name in gone)
+            self._lent[i, j] = lent
+            return
+        del self._graphs[i, j]
+        drop_all(self._saved.pop((i, j), ()))
+        drop_all(lent.values())
+        drop_all(block for block in came if block is not None)
+
+    def _weights(self, i: int, j: int, work: TaskWork) -> None:
+        """W is issued."""
+        lent = self._lent.pop((i, j))
+        self._passes.backward(j, work, self._graphs.pop((i, j)), lent, is_open=True)
+        drop_all(lent.values())
+
+    def _return(self, i: int, j: int, work: TaskWork, found: dict[int, Block]) -> None:
+        """Gradients go to the partition before, and to where skips came from."""
+        if not j:
+            drop_all(found.values())
+            return
+        ending = self._ending[j]
         size = self._work.microbatch_sizes[i]
-        sizes = (*work.input_bytes, *(self._skips[key].bytes[size] for key in ending)) if j else ()
+        sizes = (*work.input_bytes, *(self._skips[key].bytes[size] for key in ending))
         names, there = work.returning, None if self._regular else self._there(work, ending)
         if there is not None:
             # Of those that are not there, no name is that of a block.
             names, sizes = _those(names, there), _those(sizes, there)
         returned: Sequence[Block | None] = self._given(j, names, sizes, found)
-        drop_all(self._saved.pop((i, j), ()))
-        drop_all(lent.values())
-        drop_all(block for block in came if block is not None)
-        if not j:
-            drop_all(found.values())
-            return
         if there is not None:
             some = iter(returned)
             returned = [next(some) if is_there else None for is_there in there]
@@ -199,6 +236,13 @@ class Memory:
         drop_all(together)
         gradient.holders = m
         self._gradients.update({(i, last): [gradient] for i in range(m)})
+
+    def microbatch_loss(self, i: int) -> None:
+        """The loss of a micro-batch has a gradient for each of its outputs, and lets go of these."""
+        last = self._work.n - 1
+        outputs, self._values[i] = self._values[i], []
+        self._gradients[i, last] = [self._passes.new(last, block.requested) for block in outputs]
+        drop_all(outputs)
 
     def update(self) -> None:
         """The optimizer changes the parameters; the first time it makes its state."""
@@ -258,6 +302,21 @@ class Memory:
             old = [self._passing[i][key] for key in riding]
             self._passing[i].update({key: made[split + k] for k, key in enumerate(riding)})
         return sent + old
+
+
+def _part(work: TaskWork, kind: str) -> tuple[TaskWork | None, Sequence[MemoryOp]]:
+    """A task with the requests of a half of its backward pass alone, and those of the half that follows.
+
+    Where the second half asks for nothing, or the task is not split, the first one does all.
+    """
+    split = work.split
+    if kind == "backward" or (split is None and kind == "backward_inputs"):
+        return work, ()
+    if split is None or (kind == "backward_weights" and not split.weights_memory):
+        return None, ()
+    if kind == "backward_weights":
+        return replace(work, backward_memory=split.weights_memory, returning=()), ()
+    return replace(work, backward_memory=split.inputs_memory, returning=split.returning), split.weights_memory
 
 
 def _those(values: Sequence[int], there: Sequence[bool]) -> tuple[int, ...]:

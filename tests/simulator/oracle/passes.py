@@ -68,7 +68,7 @@ class Passes:
         # Allocator and compute stream of each partition.
         self._homes = [(devices[place], stream) for place, stream in zip(places.devices, places.computing, strict=True)]
         self._published, self._scheduled = published, scheduled
-        self._again = GRAPH if published else RECOMPUTE
+        self._again = GRAPH if published and not scheduled else RECOMPUTE
         self._kept: dict[int, frozenset[int]] = {}
         self.lasting = Lasting(workload, places, self._homes, keeps_gradients=published)
 
@@ -103,8 +103,17 @@ class Passes:
             left[name].hold()
         return graph, left
 
-    def backward(self, j: int, work: TaskWork, graph: Graph, lent: Table, *, is_open: bool) -> Table:
-        """Run a backward pass; gives what returns of its own.
+    def backward(
+        self,
+        j: int,
+        work: TaskWork,
+        graph: Graph,
+        lent: Table,
+        *,
+        is_open: bool,
+        later: Sequence[MemoryOp] = (),
+    ) -> Table:
+        """Run a backward pass, or a half of it; gives what returns of its own.
 
         Args:
             j: the partition.
@@ -112,12 +121,17 @@ class Passes:
             graph: its graph.
             lent: by name the gradients that came to it and the inputs that its graph kept. Whoever calls this gives
                 them back afterwards; those that nobody else holds count as in use until the pass needs them no more.
-            is_open: whether the graph was made by the forward pass.
+            is_open: whether the graph was made by the forward pass, or is that of a cell.
+            later: requests of the half that follows; if there are any, everything else stays in ``graph`` for it.
         """
         way = self._way(j, work, is_open=is_open)
         made = new_gradients(work) if way.gradients == "made" else ()
         requests = self._requests(work, way, last_needed(work, way, lent))
         table = self._one_by_one(j, requests, graph, lent)
+        if later:
+            freed = {op.block for op in later if op.kind == "free"}
+            own = own_names(work.returning)
+            return {name: table[name].hold() if name in freed else table.pop(name) for name in own}
         found = {name: table.pop(name) for name in (*own_names(work.returning), *made)}
         drop_all(table.values())
         if j in self.lasting.gradients:

@@ -20,10 +20,21 @@ class Places:
         copy_streams: whether copies have streams of their own.
         transfer: ``direct``, or ``host``, which gives partitions that share a device a compute stream each.
         streams: whether devices have streams at all; the CPU has none.
+        rows: for each partition its device of the schedule: those of one row share a compute stream, and copy nothing;
+            by default each has its own.
     """
 
-    def __init__(self, devices: Sequence[int], *, copy_streams: bool, transfer: str, streams: bool = True) -> None:
+    def __init__(
+        self,
+        devices: Sequence[int],
+        *,
+        copy_streams: bool,
+        transfer: str,
+        streams: bool = True,
+        rows: Sequence[int] | None = None,
+    ) -> None:
         self.devices = tuple(devices)
+        self.rows = tuple(range(len(self.devices)) if rows is None else rows)
         self.count = max(self.devices) + 1
         self.transfer = transfer
         self.streams = streams
@@ -39,8 +50,14 @@ class Places:
         for j, device in enumerate(self.devices):
             # Tasks of one device are issued by one thread; each partition on the CPU is a device of its own.
             self.workers.append(first.setdefault(device, j) if streams else j)
-            own = streams and transfer == "host" and self.devices.count(device) > 1
-            self.computing.append(self._new(device, copying=False) if own else device)
+            row = self.rows[j]
+            shared = len({row for row, other in zip(self.rows, self.devices, strict=True) if other == device}) > 1
+            if not (streams and transfer == "host" and shared):
+                self.computing.append(device)
+            elif row in self.rows[:j]:
+                self.computing.append(self.computing[self.rows.index(row)])
+            else:
+                self.computing.append(self._new(device, copying=False))
 
     def copying(self, i: int, j: int) -> int:
         """The stream on which partition j copies micro-batch i; its compute stream without copy streams."""
@@ -53,7 +70,8 @@ class Places:
 
     def moves(self, source: int, target: int) -> bool:
         """Whether anything is copied between two partitions."""
-        return self.transfer == "host" or self.devices[source] != self.devices[target]
+        staged = self.transfer == "host" and self.rows[source] != self.rows[target]
+        return staged or self.devices[source] != self.devices[target]
 
     def _new(self, device: int, *, copying: bool) -> int:
         key = (device, copying, self._taken[device, copying] % POOL)

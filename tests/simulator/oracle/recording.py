@@ -55,6 +55,7 @@ class RecordingLanes:
     Attributes:
         actions: what the calling thread does, in order.
         running: the node of each task.
+        portals: whether skips have portals.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class RecordingLanes:
         self._places = places
         self._workers = workers
         self._published = published
-        self._portals = components.portals
+        self.portals = components.portals
         self._sizes = {skip.key: skip.bytes for skip in workload.skips}
         self._incoming, self._outgoing = ([_keys(workload, j, way, components) for j in range(n)] for way in (0, 1))
         self._sources = {skip.key: skip.source for skip in workload.skips}
@@ -213,7 +214,7 @@ class RecordingLanes:
 
     def _riding(self, j: int) -> tuple[str, ...]:
         """Skips that travel to partition j in the tuple of their micro-batch."""
-        return () if self._portals else self._incoming[j]
+        return () if self.portals else self._incoming[j]
 
     def _flat(self, i: int, skips: Iterable[str]) -> list[Node | None]:
         return [self.values[i], *(self._skips[i][key] for key in skips)]

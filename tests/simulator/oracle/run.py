@@ -19,12 +19,14 @@ from typing import NamedTuple
 from gpipe_bench.collection import no_collection
 from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.simulator.clock.latency import latencies
+from gpipe_bench.simulator.clock.list_rows import chosen_schedule, lists_of
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
 from tests.simulator.oracle.autograd import Autograd
 from tests.simulator.oracle.clock import Clock
 from tests.simulator.oracle.graph import Node
 from tests.simulator.oracle.host import Host, Issued
+from tests.simulator.oracle.lists import Lists, record_cells
 from tests.simulator.oracle.memory import Memory
 from tests.simulator.oracle.places import Places
 from tests.simulator.oracle.recording import COLLECT, COPY, LAUNCH, SYNC, RecordingLanes
@@ -59,13 +61,21 @@ class _Simulation:
     """The host threads of a pipeline but those of autograd."""
 
     def __init__(self, workload: Workload, machine: Machine, settings: Settings) -> None:
-        devices = settings.devices or tuple(range(workload.n))
+        self.schedule = settings.schedule and chosen_schedule(
+            settings.schedule, workload.m, workload.n, settings.devices
+        )
+        rows = self.schedule.placement if self.schedule else tuple(range(workload.n))
+        devices = settings.devices or rows
         if len(devices) != workload.n:
             raise ValueError(f"devices must be one per partition, got {len(devices)} for {workload.n}; name each")
         components = settings.components
         self.workload, self.settings = workload, settings
         self.places = Places(
-            devices, copy_streams=components.copy_streams, transfer=settings.transfer, streams=settings.streams
+            devices,
+            copy_streams=components.copy_streams,
+            transfer=settings.transfer,
+            streams=settings.streams,
+            rows=rows,
         )
         # Copy streams are handed out while lanes are recorded, so the first step is recorded before the clock starts.
         self.lanes = self._record()
@@ -79,6 +89,7 @@ class _Simulation:
                 capacity=machine.capacity_bytes,
                 riding=riding,
                 published=settings.flavour == "published",
+                scheduled=self.schedule is not None,
             )
             if settings.memory
             else None
@@ -129,6 +140,14 @@ class _Simulation:
             published=settings.flavour == "published",
         )
         self.workers, self.plan = workers, plan
+        if self.schedule:
+            ahead = plan.checkpointed if settings.components.early_recompute else 0
+            groups = self.places.devices if settings.streams else self.places.rows
+            self.lists, self.ahead = lists_of(
+                self.schedule, self.places.rows, groups if workers else (0,) * work.n, ahead
+            )
+            record_cells(lanes, work, self.places, self.lists, plan.checkpointed)
+            return lanes
         run_forward(plan, lanes)
         lanes.keep()
         return lanes
@@ -141,10 +160,14 @@ class _Simulation:
                 if self.memory is not None:
                     self.memory.next_step()
             self.step_starts.append(len(self.host.issued))
-            yield from self._forward()
-            if self.memory is not None:
-                self.memory.loss()
-            yield from self._backward()
+            if self.schedule:
+                Lists(self.lanes, self.workload, self.places, self.host, self.lists, self.ahead).start(self.caller)
+                yield None
+            else:
+                yield from self._forward()
+                if self.memory is not None:
+                    self.memory.loss()
+                yield from self._backward()
             for stream, kernels in zip(self.places.computing, self.workload.optimizer, strict=False):
                 yield from self.host.kernels(stream, kernels)
             if self.memory is not None:
