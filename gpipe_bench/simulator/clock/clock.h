@@ -26,9 +26,8 @@
 
 void places_start(Clock *clock);
 void places_free(Clock *clock);
-uint32_t copying(Clock *clock, uint32_t i, uint32_t j);
 uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j);
-uint32_t leaving(Clock *clock, uint32_t i, uint32_t j);
+uint32_t leaving(const Clock *clock, uint32_t i, uint32_t j);
 bool moves(const Clock *clock, uint32_t source, uint32_t target);
 
 /* --- record.c ----------------------------------------------------------------------------------------------------- */
@@ -216,7 +215,7 @@ struct Clock {
     uint32_t engine_count;
     Turns ready;
     /* Places: the compute stream of each partition; copy streams by partition and micro-batch, and their pool. */
-    uint32_t *computing, *copy_streams, *copies_made, *pool, *pool_taken, *workers;
+    uint32_t *computing, *copy_streams, *pool, *pool_taken, *workers;
     Graph graph;
     Thread *threads;
     Autograd autograd;

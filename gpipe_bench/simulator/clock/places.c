@@ -34,17 +34,18 @@ static uint32_t compute_stream(Clock *clock, uint32_t j) {
     return new_stream(clock, (uint32_t)input->device_of[j], false);
 }
 
-/* Hands out compute streams. The default streams of all devices come first. */
+/* Hands out compute streams, then the streams on which each partition copies: without copy streams its compute stream.
+   The default streams of all devices come first. */
 void places_start(Clock *clock) {
     const Input *input = clock->input;
     uint32_t n = (uint32_t)input->partitions, m = (uint32_t)input->microbatches, devices = (uint32_t)input->devices;
+    bool aside = input->copy_streams && input->has_streams && n > 1;
     for (uint32_t device = 0; device < devices; device++)
         stream_add(clock, device);
     clock->pool_taken = zeros(2 * devices, sizeof(uint32_t));
     clock->pool = nones(2 * (int64_t)devices * POOL);
     clock->computing = zeros(n, sizeof(uint32_t));
     clock->workers = zeros(n, sizeof(uint32_t));
-    clock->copies_made = zeros(n, sizeof(uint32_t));
     clock->copy_streams = zeros((int64_t)m * n, sizeof(uint32_t));
     uint32_t *first = nones(devices);
     for (uint32_t j = 0; j < n; j++) {
@@ -55,6 +56,10 @@ void places_start(Clock *clock) {
         clock->workers[j] = input->has_streams ? first[device] : j;
         clock->computing[j] = compute_stream(clock, j);
     }
+    for (uint32_t j = 0; j < n; j++)
+        for (uint32_t i = 0; i < m; i++)
+            clock->copy_streams[j * m + i] =
+                aside ? new_stream(clock, (uint32_t)input->device_of[j], true) : clock->computing[j];
     free(first);
 }
 
@@ -63,24 +68,12 @@ void places_free(Clock *clock) {
     free(clock->pool);
     free(clock->computing);
     free(clock->workers);
-    free(clock->copies_made);
     free(clock->copy_streams);
 }
 
-/* The stream on which partition j copies micro-batch i, once it was handed out; else its compute stream. */
+/* The stream on which partition j copies micro-batch i. */
 uint32_t copy_stream(const Clock *clock, uint32_t i, uint32_t j) {
-    const Input *input = clock->input;
-    bool aside = input->copy_streams && input->has_streams;
-    return aside ? clock->copy_streams[j * input->microbatches + i] : clock->computing[j];
-}
-
-/* The same; if need be it is handed out now. */
-uint32_t copying(Clock *clock, uint32_t i, uint32_t j) {
-    const Input *input = clock->input;
-    while (input->copy_streams && input->has_streams && clock->copies_made[j] <= i)
-        clock->copy_streams[j * input->microbatches + clock->copies_made[j]++] =
-            new_stream(clock, (uint32_t)input->device_of[j], true);
-    return copy_stream(clock, i, j);
+    return clock->copy_streams[j * clock->input->microbatches + i];
 }
 
 bool moves(const Clock *clock, uint32_t source, uint32_t target) {
@@ -90,6 +83,6 @@ bool moves(const Clock *clock, uint32_t source, uint32_t target) {
 }
 
 /* The stream on which gradients of (i, j) arrive. */
-uint32_t leaving(Clock *clock, uint32_t i, uint32_t j) {
-    return j < clock->input->partitions - 1 ? copying(clock, i, j) : clock->computing[j];
+uint32_t leaving(const Clock *clock, uint32_t i, uint32_t j) {
+    return j < clock->input->partitions - 1 ? copy_stream(clock, i, j) : clock->computing[j];
 }

@@ -40,13 +40,6 @@ static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j) {
     return &recorder->graph->tasks[i * recorder->input->partitions + j];
 }
 
-/* The stream on which something arrives at partition `target`; that of its source is handed out, too. */
-static uint32_t arriving(Recorder *recorder, uint32_t i, uint32_t source, uint32_t target) {
-    uint32_t stream = copying(recorder->clock, i, target);
-    copying(recorder->clock, i, source);
-    return stream;
-}
-
 /* --- steps, see gpipe_bench/program.py ---------------------------------------------------------------------------- */
 
 /* Of inputs that need no gradient, the task takes the phony. In `published` the Copy does: there is no Join. */
@@ -58,7 +51,7 @@ static void step_join(Recorder *recorder, uint32_t i, uint32_t j) {
         recorder->pending[i] = phony;
         return;
     }
-    uint32_t stream = j ? copying(recorder->clock, i, j - 1) : recorder->clock->computing[0];
+    uint32_t stream = j ? copy_stream(recorder->clock, i, j - 1) : recorder->clock->computing[0];
     graph_pass(recorder, NODE_join, i, j ? j - 1 : 0, stream, skips, phony);
 }
 
@@ -67,7 +60,7 @@ static void step_portal(Recorder *recorder, uint32_t i, uint32_t j, int32_t skip
     if (!moves(recorder->clock, source, j))
         return;
     uint32_t *carried = graph_producer_of(recorder, i, (Skips){&skip, 1}, 0);
-    uint32_t node = graph_node_new(recorder, NODE_portal, i, j, arriving(recorder, i, source, j));
+    uint32_t node = graph_node_new(recorder, NODE_portal, i, j, copy_stream(recorder->clock, i, j));
     recorder->graph->nodes.items[node].skip = (uint16_t)skip;
     act(recorder, node, false);
     graph_take(recorder, *carried);
@@ -86,7 +79,7 @@ static void step_copy(Recorder *recorder, uint32_t i, uint32_t j) {
         lane = recorder->pending[i];
         recorder->pending[i] = NONE;
     }
-    uint32_t node = graph_pass(recorder, NODE_copy, i, j, arriving(recorder, i, j - 1, j), skips, lane);
+    uint32_t node = graph_pass(recorder, NODE_copy, i, j, copy_stream(recorder->clock, i, j), skips, lane);
     act(recorder, node, false);
     if (recorder->input->lists)
         recorder->graph->copies[i * recorder->input->partitions + j] = node;
@@ -94,7 +87,7 @@ static void step_copy(Recorder *recorder, uint32_t i, uint32_t j) {
 
 /* The compute stream waits for the copy of what arrives, or the copy stream for the computation of what leaves. */
 static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, bool arriving) {
-    uint32_t stream = copying(recorder->clock, i, j);
+    uint32_t stream = copy_stream(recorder->clock, i, j);
     if (stream == recorder->clock->computing[j])
         return;
     uint32_t node = graph_pass(recorder, NODE_wait, i, j, stream, skips, NONE);
@@ -229,8 +222,6 @@ void record_program(Clock *clock) {
     Recorder recorder = recorder_new(clock);
     const Input *input = clock->input;
     int64_t m = input->microbatches, n = input->partitions;
-    for (int64_t j = 0; j < n && input->lists; j++)
-        copying(clock, (uint32_t)m - 1, (uint32_t)j);
     /* Without clock-cycles, each task is a cycle. */
     for (int64_t cycle = 0; cycle < (input->clock_cycle ? m + n - 1 : m * n); cycle++)
         for (int phase = 0; phase < (input->lists ? 2 : 3); phase++) {

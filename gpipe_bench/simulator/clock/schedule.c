@@ -128,7 +128,7 @@ static bool send_back(Clock *clock, uint32_t thread, Thread *own, uint32_t i, ui
 /* --- actions ------------------------------------------------------------------------------------------------------ */
 
 static bool forward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j) {
-    uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
+    uint32_t copies = copy_stream(clock, i, j), computes = clock->computing[j];
     if (own->state == ARRIVE) {
         if (await(clock, thread, FORWARD_MESSAGES, i, j))
             return true;
@@ -172,7 +172,7 @@ static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint3
 
 /* B or I, which is of `kind`. */
 static bool backward(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint32_t j, int kind) {
-    uint32_t copies = copying(clock, i, j), computes = clock->computing[j];
+    uint32_t copies = copy_stream(clock, i, j), computes = clock->computing[j];
     switch (own->state) {
     case ARRIVE: own->state = AWAIT; return i < clock->input->ahead && recompute(clock, thread, own->node);
     case AWAIT: return arrive(clock, thread, own, i, j);

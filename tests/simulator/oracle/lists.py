@@ -27,12 +27,8 @@ _Cell = tuple[int, int, int]
 """Whose messages, and the task to which they go."""
 
 
-def record_cells(
-    lanes: RecordingLanes, work: Workload, places: Places, lists: Sequence[Sequence[Action]], checkpointed: int
-) -> None:
-    """Record copies, and tasks that keep their graph or are checkpoints; all streams are handed out first."""
-    for j in range(work.n):
-        places.copying(work.m - 1, j)
+def record_cells(lanes: RecordingLanes, work: Workload, lists: Sequence[Sequence[Action]], checkpointed: int) -> None:
+    """Record copies, and tasks that keep their graph or are checkpoints."""
     again = {(i, j) for actions in lists for kind, i, j in actions if kind == "R"}
     for i in range(work.m):
         for j in range(work.n):

@@ -72,12 +72,13 @@ class _Simulation:
         self.workload, self.settings = workload, settings
         self.places = Places(
             devices,
-            copy_streams=components.copy_streams,
+            copy_streams=components.copy_streams and workload.n > 1,
             transfer=settings.transfer,
             streams=settings.streams,
             rows=rows,
         )
-        # Copy streams are handed out while lanes are recorded, so the first step is recorded before the clock starts.
+        for j in range(workload.n):
+            self.places.copying(workload.m - 1, j)
         self.lanes = self._record()
         self.clock = Clock(len(self.places.device_of), 3 * self.places.count, machine.queue_depth)
         riding = not components.portals
@@ -146,7 +147,7 @@ class _Simulation:
             self.lists, self.ahead = lists_of(
                 self.schedule, self.places.rows, groups if workers else (0,) * work.n, ahead
             )
-            record_cells(lanes, work, self.places, self.lists, plan.checkpointed)
+            record_cells(lanes, work, self.lists, plan.checkpointed)
             return lanes
         run_forward(plan, lanes)
         lanes.keep()
