@@ -238,9 +238,9 @@ void operation_ends(Clock *clock, uint32_t place) {
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
-/* Makes the engines; streams come one by one. */
+/* Makes the engines and an empty agenda; streams come one by one. */
 void streams_start(Clock *clock, uint32_t engines) {
-    clock->operations.unused = clock->links.unused = -1;
+    clock->operations.unused = clock->links.unused = clock->agenda.entered.unused = -1;
     clock->engine_count = engines;
     clock->engines = zeros(engines, sizeof(Engine));
 }

@@ -37,22 +37,26 @@ enum { SUBJECT_BITS = 30, SUBJECT_OPERATION = 0, SUBJECT_THREAD, SUBJECT_ROOT };
 typedef struct {
     Time time;
     uint32_t subject; /* a number, and above SUBJECT_BITS what it numbers */
+    int32_t next;     /* the next one in its bucket, or -1 */
 } Appointment;
 
-typedef VECTOR(Appointment) Bucket;
+typedef struct {
+    Time earliest;
+    int32_t first, last;
+} Bucket;
 
 enum { DIGIT_BITS = 6, DIGITS = 1 << DIGIT_BITS, LEVELS = 64 / DIGIT_BITS + 1 };
 
 typedef struct {
+    PLACES(Appointment) entered;
     Bucket buckets[LEVELS][DIGITS];
-    uint64_t filled[LEVELS]; /* a bit for each bucket that is not empty */
-    int64_t over;            /* how much of what happens now is over */
+    uint64_t filled[LEVELS]; /* a bit for each bucket that is not empty; others hold nothing of use */
 } Agenda;
 
 typedef struct Clock Clock;
 
 void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number);
-bool agenda_over(Clock *clock);
+bool agenda_over(const Clock *clock);
 bool agenda_next(Clock *clock, uint32_t *subject);
 void agenda_free(Clock *clock);
 
