@@ -28,7 +28,9 @@ EXTRA_FLAGS: Final = "GPIPE_BENCH_CFLAGS"
 """Variable of the environment with more flags for the compiler, such as ``-g -fsanitize=address``."""
 
 # A fused multiply-add rounds once where Python rounds twice: results must not depend on the processor.
-_FLAGS: Final = ("-O3", "-std=c11", "-fPIC", "-shared", "-ffp-contract=off")
+_FLAGS: Final = ("-O3", "-std=c11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-semantic-interposition")
+# Functions are inlined across files. Some installations of clang have no linker that can.
+_WHOLE: Final = "-flto"
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 
@@ -63,12 +65,16 @@ def library(name: str, sources: Sequence[Path], headers: Sequence[Path] = ()) ->
 
 def _compiled(name: str, sources: Sequence[Path], headers: Sequence[Path]) -> Path:
     folder, flags = cache_folder("native"), [*_FLAGS, *words(EXTRA_FLAGS)]
-    start = f"{name}-{digest(_contents(sources, headers, flags))}"
+    start = f"{name}-{digest(_contents(sources, headers, [*flags, _WHOLE]))}"
     compiler = find_compiler()
     if compiler is not None:
         path = folder / f"{start}-{digest([identity(compiler).encode()])}.so"
         if not path.exists():
-            compile_into(path, [*compiler, *flags, *map(str, sources), "-lm"], "CC")
+            command = [*compiler, *flags, *map(str, sources), "-lm"]
+            try:
+                compile_into(path, [*command, _WHOLE], "CC")
+            except CompilerError:
+                compile_into(path, command, "CC")
         return path
     if left := sorted(folder.glob(f"{start}-*.so")):
         return left[0]
