@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -268,30 +269,29 @@ def test_refused(name):
         call()
 
 
-def _train(rank, folder, half, checkpoint, options):
+TOGETHER = (("never", {}), ("never", {"static_graph": True}), ("except_last", {"static_graph": True}))
+
+
+def _train(rank, folder, half):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        model = DistributedDataParallel(Pipe(chain(), 2, checkpoint, balance=[2, 2]), **options)
-        result = model(half[rank])
-        assert isinstance(result, LocalValue)
-        result.local_value().square().mean().backward()
-        torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{rank}.pt")
+        for number, (checkpoint, options) in enumerate(TOGETHER):
+            model = DistributedDataParallel(Pipe(chain(), 2, checkpoint, balance=[2, 2]), **options)
+            result = model(half[rank])
+            assert isinstance(result, LocalValue)
+            result.local_value().square().mean().backward()
+            torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{number}-{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("checkpoint", "options"),
-    [("never", {}), ("never", {"static_graph": True}), ("except_last", {"static_graph": True})],
-    ids=str,
-)
-def test_two_processes_average_their_gradients(tmp_path, checkpoint, options):
+def test_two_processes_average_their_gradients(tmp_path):
     batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
-    torch.multiprocessing.spawn(_train, (str(tmp_path), batch.chunk(2), checkpoint, options), nprocs=2)
+    torch.multiprocessing.spawn(_train, (str(tmp_path), batch.chunk(2)), nprocs=2)
     plain = chain()
     plain(batch).square().mean().backward()
-    for rank in range(2):
-        for found, parameter in zip(torch.load(tmp_path / f"{rank}.pt"), plain.parameters(), strict=True):
+    for number, rank in product(range(len(TOGETHER)), range(2)):
+        for found, parameter in zip(torch.load(tmp_path / f"{number}-{rank}.pt"), plain.parameters(), strict=True):
             torch.testing.assert_close(found, parameter.grad)

@@ -11,6 +11,8 @@ Other schedules take the time that :func:`gpipe_bench.schedules.timing` predicts
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -122,22 +124,29 @@ def end_of(schedule, copy_ms):
     return max(free.values())
 
 
-def ends(name, m, devices, checkpoint, machine=MACHINE, **options):
-    """Makespans of ``pipe.step`` with layers whose gradients of inputs and of weights take 10 ms each."""
+@cache
+def step_traces(name, m, devices, checkpoint, transfer):
+    """Traces of ``pipe.step`` with layers whose gradients of inputs and of weights take 10 ms each."""
     n = devices * (2 if name in DOUBLE else 1)
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(n)))
-    places = [f"virtual:{d}" for d in range(devices)]
-    found = []
+    options = {"schedule": name, "checkpoint": checkpoint, "transfer": transfer}
+    traces = []
     with seen():
-        pipe = GPipe(layers, [1] * n, devices=places, chunks=m, schedule=name, checkpoint=checkpoint, **options)
+        pipe = GPipe(layers, [1] * n, devices=[f"virtual:{d}" for d in range(devices)], chunks=m, **options)
         x = torch.ones(m, WIDTH, device=pipe.devices[0], requires_grad=True)
         target = torch.ones(m, WIDTH, device=pipe.devices[-1])
         for seed in range(RUNS):
             with jitter(seed, 200 if seed else 0), recording() as trace:
                 pipe.step(x, target, lambda output, expected: (output * expected).mean())
             timed(trace, {"mm": FORWARD_MS})
-            found.append(replay(trace, machine).makespan_ns / NS_PER_MS)
-    return found
+            traces.append(trace)
+    return traces
+
+
+def ends(name, m, devices, checkpoint, transfer="direct", machine=MACHINE):
+    """Makespans of these steps."""
+    traces = step_traces(name, m, devices, checkpoint, transfer)
+    return [replay(trace, machine).makespan_ns / NS_PER_MS for trace in traces]
 
 
 def expected_end(name, m, devices, checkpoint):
@@ -170,7 +179,7 @@ def test_a_schedule_takes_the_time_that_is_predicted(name, m, devices, checkpoin
 def test_with_copies_that_take_no_time_it_is_exact_for_two_partitions_on_a_device_too(name, m, devices, checkpoint):
     plain = named_schedule(name, m, 2 * devices, devices)
     expected = end_of(with_recomputation(plain, checkpoint_stop(checkpoint, m)), 0)
-    assert ends(name, m, devices, checkpoint, Bed(0.0)) == pytest.approx([expected] * RUNS)
+    assert ends(name, m, devices, checkpoint, machine=Bed(0.0)) == pytest.approx([expected] * RUNS)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -27,6 +27,6 @@ def test_a_schedule_takes_as_long_as_in_the_engine(name, checkpoint, transfer):
     """Of copies of two partitions on one device that set out at one time, either may be first."""
     apart = COPY_MS + 1e-6 if name in DOUBLE else 0.0
     for m, devices in ((1, 2), (3, 4), (8, 3)):
-        found = ends(name, m, devices, checkpoint, transfer=transfer)
+        found = ends(name, m, devices, checkpoint, transfer)
         expected = simulated(name, m, devices, checkpoint, transfer)
         assert found == pytest.approx([expected] * len(found), rel=0, abs=apart), (m, devices)
