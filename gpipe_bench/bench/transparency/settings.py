@@ -16,10 +16,10 @@ from gpipe_bench.bench.spec.settings import (
     Model,
     ModelArgs,
     Partitions,
-    PipelineSettings,
     Section,
     Seed,
     Threads,
+    cut_problems,
     no_boolean,
 )
 from gpipe_bench.configurations import canonical, digest
@@ -60,8 +60,7 @@ class _Training(Section):
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every pipeline, and images enough."""
-        shared = ("model", "model_args", "batch_size", "chunks", "partitions", "balance")
-        yield from PipelineSettings.model_construct(**{name: getattr(self, name) for name in shared}).problems()
+        yield from cut_problems(self, self.partitions, self.balance)
         if not _takes_images(self.model):
             rule = f"must be a model of the suite for images, got {self.model!r}"
             yield Problem(("model",), f"{rule}; use one with an argument size, such as vit")
