@@ -13,13 +13,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.client import Child, PeerError, children
 from gpipe_bench.bench.peers.contenders import REFERENCE, Contender
+
+if TYPE_CHECKING:
+    from gpipe_bench.bench.peers.kept import KeptCases
 
 _MOST_STEPS: Final = 50
 _COUNTED_STEPS: Final = 2
@@ -65,21 +68,6 @@ class Outcome:
         self.status, self.reason = error.status, error.reason
 
 
-class Kept(Protocol):
-    """Finished cases that outlive a race that is cut off."""
-
-    facts: dict[str, Any]
-
-    def begin(self, facts: dict[str, Any]) -> None:
-        """Take the facts of a race that has finished nothing yet."""
-
-    def get(self, case: PeerCase) -> Raced | None:
-        """What came out of a case, if it is finished."""
-
-    def add(self, raced: Raced) -> None:
-        """Take a finished case."""
-
-
 @dataclass(slots=True)
 class Raced:
     """A case with all its outcomes, and what the probe found: times of partitions and of transfers."""
@@ -98,7 +86,7 @@ def run_race(
     timeout_s: float,
     probe_s: float,
     report: Report,
-    kept: Kept,
+    kept: KeptCases,
     watch: Watch | None = None,
 ) -> tuple[dict[str, Any], list[Raced]]:
     """Run all ``cases``, one after the other.

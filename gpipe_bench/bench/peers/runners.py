@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +23,6 @@ from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.schedule import checkpoint_stop
 
 _ALL: Final = slice(None)
-
-
-class Runner(Protocol):
-    """What the race asks of a contender."""
-
-    def run(self, warmup: int, steps: int) -> tuple[list[float], list[float]]:
-        """Seconds and CPU seconds of ``steps`` steps, after ``warmup`` that are not timed."""
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients that a step leaves, on the CPU, in the order of the model's parameters."""
-
-    def forward_passes(self) -> float:
-        """Of a step, per sample: one, and what checkpoints compute again."""
-
-    def peak_bytes(self) -> int:
-        """The most bytes of tensors that were alive at once, if the contender was built to count them."""
 
 
 class TrainingStep:
