@@ -70,8 +70,7 @@ def emulate(
     """
     from gpipe_bench.bench.peers.emulated import emulated_cases, run_cases
     from gpipe_bench.bench.running.simulated import simulation_facts
-    from gpipe_bench.bench.storage.tables import companion_path
-    from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
+    from gpipe_bench.bench.storage.tables import configurations_beside
     from gpipe_bench.emulator.build import obstacle
     from gpipe_bench.errors import UnsupportedError
     from gpipe_bench.files import write_files
@@ -83,9 +82,8 @@ def emulate(
         raise UnsupportedError(reason)
     cases = emulated_cases()
     rows = run_cases(cases, lambda own: typer.echo(_emulated(own)), simulation_facts())
-    configurations = csv_text(CONFIGURATION_COLUMNS, configuration_records([case.configuration for case in cases]))
     texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
-    write_files({**texts, companion_path(out, CONFIGURATIONS): configurations})
+    write_files({**texts, **configurations_beside(out, [case.configuration for case in cases])})
     typer.echo(f"wrote {out}")
 
 

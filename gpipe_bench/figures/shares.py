@@ -181,7 +181,4 @@ def _draw_legend(frame: Frame, panels: Sequence[_Panel], evidence: str) -> None:
     handles.append(Line2D([], [], markerfacecolor=_SIMULATED, label=f"order of print, {evidence}", **diamond))
     if any(panel.printed for panel in panels):
         handles.append(Line2D([], [], markerfacecolor=_PRINTED, label="order of print, published", **diamond))
-    axes = frame.axes(0.0, WIDTH_IN)
-    axes.set_axis_off()
-    axes.legend(handles=handles, loc="center", ncols=2, borderpad=0, handlelength=1.4, columnspacing=1.0,
-                handletextpad=0.4, labelspacing=0.3)  # fmt: skip
+    frame.legend(handles, 2, handlelength=1.4, columnspacing=1.0, handletextpad=0.4, labelspacing=0.3)

@@ -99,9 +99,9 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def new_figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
+def new_figure(height_in: float) -> Figure:
     """An empty figure, made without pyplot and so without a display or global state."""
-    figure = Figure(figsize=(width_in, height_in))
+    figure = Figure(figsize=(WIDTH_IN, height_in))
     FigureCanvasAgg(figure)
     return figure
 

@@ -166,7 +166,4 @@ def _draw_marks(axes: Axes, x: int, point: Point, top: float) -> None:
 def _draw_legend(frame: Frame) -> None:
     handles: list[Any] = [Patch(label=name, edgecolor=INK, linewidth=0.25, **_LOOK[name]) for name in SHARES]
     handles.append(Line2D([], [], color=OKABE_ITO["vermilion"], linewidth=1.2, label="with the ideal bubble alone"))
-    axes = frame.axes(0.0, WIDTH_IN)
-    axes.set_axis_off()
-    axes.legend(handles=handles, loc="center", ncols=3, borderpad=0, handlelength=1.6, columnspacing=1.0,
-                handletextpad=0.4, labelspacing=0.3)  # fmt: skip
+    frame.legend(handles, 3, handlelength=1.6, columnspacing=1.0, handletextpad=0.4, labelspacing=0.3)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import DRAFT_PREFIX, json_text, staging, write_files
-from gpipe_bench.rows import Row
+from gpipe_bench.rows import Row, typical
 from gpipe_bench.timeline import TimelineEvent
 
 TINY: Final = Workload(
@@ -187,8 +186,9 @@ class Session:
         """Write the tables, the traces of the published variants and ``environment.json``; returns the rows."""
         rows = write_tables(self.results, "ablation", self.tables)
         for variant in PUBLISHED:
-            result = _typical([r for r in self.results if r.row.variant == variant and r.row.status == "ok"])
-            if result is not None:
+            good = {r.row: r for r in self.results if r.row.variant == variant and r.row.status == "ok"}
+            if good:
+                result = good[typical([*good])]
                 events = [TimelineEvent(**event) for event in result.events]
                 write_trace(self.plan.out / "traces" / f"{variant}.json", variant, result.row, events)
         self.facts |= {"budget_s": self.plan.budget_s, "spent_s": round(self.plan.budget_s - self.left_s, 1)}
@@ -226,14 +226,6 @@ def check_unused(out: Path) -> None:
     """
     if any((out / name).exists() for name in ("ablation.csv", "raw", "log.txt", "bundle.tar.gz")):
         raise ConfigError([f"--out must be a folder without an earlier session, got {out}; name another or remove it"])
-
-
-def _typical(results: Sequence[RawResult]) -> RawResult | None:
-    """The result whose step time is nearest to the median."""
-    if not results:
-        return None
-    middle = median(result.row.step_time_ms or 0.0 for result in results)
-    return min(results, key=lambda result: abs((result.row.step_time_ms or 0.0) - middle))
 
 
 def _words(row: Row) -> str:

@@ -23,9 +23,12 @@ from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     BALANCE_SCHEMA,
     CellSettings,
+    ChunkCounts,
+    Count,
     Model,
     ModelArgs,
     ModelSection,
+    Modes,
     Seed,
     Steps,
     Threads,
@@ -37,14 +40,8 @@ from gpipe_bench.bench.spec.settings import (
 )
 from gpipe_bench.bench.spec.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
 
-_Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Counts = Annotated[
-    tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, one device each")
-]
-ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
-Modes = Annotated[
-    tuple[Literal["always", "except_last", "never"], ...],
-    Field(min_length=1, max_length=3, description="checkpoint modes"),
+    tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, one device each")
 ]
 FixedBatch = Annotated[
     int, Field(strict=True, ge=0, le=10**9, description="samples per step at a fixed batch; 0: not swept")

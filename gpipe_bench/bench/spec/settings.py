@@ -36,6 +36,20 @@ class Section(BaseModel):
         """Rules between settings that are each valid on their own."""
         yield from ()
 
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain data."""
+        return self.model_dump(mode="json")
+
+    @cached_property
+    def configuration(self) -> str:
+        """All settings as text; see :mod:`gpipe_bench.configurations`."""
+        return canonical(self.settings())
+
+    @cached_property
+    def config_sha256(self) -> str:
+        """Digest of :attr:`configuration`."""
+        return digest(self.configuration)
+
 
 def options(settings: Mapping[str, str | int | bool]) -> list[str]:
     """Settings as options of a command, one word each: ``--batch-size 8 --no-tf32``."""
@@ -146,6 +160,12 @@ Tf32 = Annotated[
 ]
 Warmup = Annotated[int, Field(strict=True, ge=0, le=10**6, description="untimed steps before the timed ones")]
 Steps = Annotated[int, Field(strict=True, ge=1, le=10**6, description="timed steps of each repeat")]
+Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+ChunkCounts = Annotated[tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
+Modes = Annotated[
+    tuple[Literal["always", "except_last", "never"], ...],
+    Field(min_length=1, max_length=3, description="checkpoint modes"),
+]
 # PyTorch takes 64 bits; a row's column is a signed integer.
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63, description="seed of weights, data and dropout")]
 Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]
@@ -179,16 +199,6 @@ class PipelineSettings(ModelSection):
     backward: Backward = "autograd"
     schedule: Schedule = "gpipe"
 
-    @cached_property
-    def configuration(self) -> str:
-        """All settings as text, the same whether or not defaults of the model are spelled out."""
-        return canonical(self.settings())
-
-    @cached_property
-    def config_sha256(self) -> str:
-        """Digest of :attr:`configuration`."""
-        return digest(self.configuration)
-
     def name(self, evidence: str, variant: str, place: str) -> str:
         """A readable name for a cell on some hardware, unique by the first 8 digits of :attr:`config_sha256`."""
         schedule = [] if self.schedule == "gpipe" else [self.schedule]
@@ -210,7 +220,7 @@ class PipelineSettings(ModelSection):
         """For each partition its device of the schedule, from 0 to p - 1."""
         return named_schedule(self.schedule, 1, self.partitions, self.schedule_devices).placement
 
-    def settings(self) -> dict[str, str | int | bool]:
+    def settings(self) -> dict[str, Any]:
         """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files.
 
         The schedule of GPipe is left out: cells keep the ids that they had before there were other schedules.

@@ -121,7 +121,7 @@ class SimulatedCell(SimulatedSettings, VirtualCell):
     evidence: ClassVar[str] = "simulated"
     precision: Precision = "float32"
 
-    def settings(self) -> dict[str, str | int | bool]:
+    def settings(self) -> dict[str, Any]:
         """All settings; float32 is left out, as the schedule of GPipe is."""
         data = super().settings()
         if self.precision == "float32":

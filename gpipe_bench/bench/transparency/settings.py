@@ -22,7 +22,6 @@ from gpipe_bench.bench.spec.settings import (
     cut_problems,
     no_boolean,
 )
-from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest, model_spec
 
@@ -83,16 +82,6 @@ class TransparencyCell(_Training):
     """One model and seed; all its arms train side by side in one process, so that every step can be compared."""
 
     seed: Seed = 0
-
-    @property
-    def configuration(self) -> str:
-        """All settings as text."""
-        return canonical(self.model_dump(mode="json"))
-
-    @property
-    def config_sha256(self) -> str:
-        """Digest of :attr:`configuration`."""
-        return digest(self.configuration)
 
     @property
     def id(self) -> str:
