@@ -7,6 +7,7 @@ cell share its runs, and a cell with any other setting has another file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -15,7 +16,6 @@ from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import AutoBalance, CellSettings, Transfer, Variant, options
-from gpipe_bench.bench.spec.standins import stand_in
 from gpipe_bench.components import Components
 from gpipe_bench.models.arguments import nearest
 
@@ -89,7 +89,10 @@ class Cell(CellSettings):
     @property
     def stand_in(self) -> str:
         """The variant to look at in place of this one: itself where the cell can run."""
-        return stand_in(self.variant, device=self.device, backward=self.backward)
+        # Only accelerators have copy streams, and a schedule has no Fork and Join to switch off.
+        changes = {"copy_streams": False} if self.device == "cpu" else {}
+        changes |= {"fork_join": True} if self.backward == "scheduled" else {}
+        return replace(self.components, **changes).label
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every cell, and as many devices as partitions can fill."""
