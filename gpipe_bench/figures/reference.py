@@ -26,10 +26,10 @@ from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.timelines import draw_timelines
 from gpipe_bench.figures.transparency import draw_transparency
 from gpipe_bench.figures.why import why_figure
+from gpipe_bench.outcomes import printed_beside
 from gpipe_bench.processes import spread
 from gpipe_bench.rows import Row
 
-_SETTING: Final = ("model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
 _FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], Figure]]] = {
     "ablation": ablation_figure,
     "shares": shares_figure,
@@ -64,8 +64,7 @@ def draw_reference(out: Path, folder: Path = REFERENCE, processes: int = 1) -> I
 
 def with_published(rows: Sequence[Row], published: Sequence[Row]) -> list[Row]:
     """Simulated and emulated rows with the published ones of the same settings before them; others as they are."""
-    asked = {_setting(row) for row in rows if row.evidence in ("simulated", "emulated")}
-    return [*(row for row in published if _setting(row) in asked), *rows]
+    return [*printed_beside((row for row in rows if row.evidence in ("simulated", "emulated")), published), *rows]
 
 
 def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list[Path]:
@@ -99,7 +98,3 @@ def _with_twins(rows: Sequence[Row], table: Path) -> list[Row]:
     twins = read_rows(beside) if beside.exists() else []
     two = len({row.flavour for row in twins}) > 1
     return [*(row for row in twins if not (two and row.flavour == "published")), *rows]
-
-
-def _setting(row: Row) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in _SETTING)
