@@ -32,8 +32,8 @@ from torch.distributed.pipelining import PipelineStage
 
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import Contender
-from gpipe_bench.bench.peers.live import Peak, peak_counter
-from gpipe_bench.bench.peers.runners import TrainingStep, loop_step, recomputed, synchronize
+from gpipe_bench.bench.peers.live import peak_counter
+from gpipe_bench.bench.peers.runners import CountedStep, TrainingStep, loop_step, recomputed, synchronize
 from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.bench.running.failures import status_of
@@ -170,14 +170,14 @@ class Seat(NamedTuple):
         return places[self.rank % len(places)]
 
 
-class _Rank:
+class _Rank(CountedStep):
     def __init__(self, seat: Seat) -> None:
         torch.set_num_threads(1)
         self._place = place = seat.place
-        self._batch_size = seat.case.batch_size
+        self.batch_size = seat.case.batch_size
         if place != "cpu":
             torch.accelerator.set_device_index(torch.device(place).index)
-        self.peak: Peak | None = None
+        self.peak = None
         self.step = self._pipelined(seat) if seat.schedule else self._loop(seat)
         # The first step agrees on shapes and opens connections.
         self.step()
@@ -230,12 +230,6 @@ class _Rank:
     def gradients(self) -> list[Any]:
         self.step()
         return [gradient.cpu().numpy() for gradient in self.step.gradients()]
-
-    def forward_passes(self) -> float:
-        return self.step.forward_passes(self._batch_size)
-
-    def peak_bytes(self) -> int:
-        return 0 if self.peak is None else self.peak.peak_bytes()
 
 
 def _serve(pipe: Connection, seat: Seat) -> None:

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import Contender
+from gpipe_bench.bench.peers.live import Peak
 from gpipe_bench.bench.peers.skips import Stage, make_stages, translated
 from gpipe_bench.bench.peers.workloads import Work, make_work
 from gpipe_bench.components import Components
@@ -63,6 +64,22 @@ class TrainingStep:
         with register_module_forward_pre_hook(note):
             self()
         return sum(passed) / (len(self.parameters) * batch_size)
+
+
+class CountedStep:
+    """A step and what is counted of it."""
+
+    step: TrainingStep
+    batch_size: int
+    peak: Peak | None
+
+    def forward_passes(self) -> float:
+        """Of a step, per sample: one, and what checkpoints compute again."""
+        return self.step.forward_passes(self.batch_size)
+
+    def peak_bytes(self) -> int:
+        """The most bytes of tensors that were alive at once; 0 where they are not counted."""
+        return 0 if self.peak is None else self.peak.peak_bytes()
 
 
 def synchronize(devices: Sequence[str]) -> None:
