@@ -7,11 +7,11 @@ Nothing of one contender is ever loaded in the process of another. Each case run
 the case before, neither threads nor memory, and that what kills a case spares the next. A dictionary asks, a dictionary
 answers, over the two pipes whose numbers stand in the argument; in between the process sleeps.
 
-    {"do": "open", "case": {...}, "count": False}   build the contender
-    {"do": "run", "warmup": 1, "steps": 3}          train: seconds and CPU seconds of each step
-    {"do": "gradients", "path": "..."}              train, save the gradients as numpy arrays, count forward passes
-    {"do": "peak"}                                  bytes
-    {"do": "close"}                                 end the fork
+    {"do": "open", "case": PeerCase(...), "count": False}   build the contender
+    {"do": "run", "warmup": 1, "steps": 3}                  train: seconds and CPU seconds of each step
+    {"do": "gradients", "path": "..."}                      train, save the gradients as numpy arrays, count passes
+    {"do": "peak"}                                          bytes
+    {"do": "close"}                                         end the fork
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from importlib import metadata
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import CONTENDERS, Contender
 from gpipe_bench.bench.running.failures import status_of
 
@@ -112,8 +111,8 @@ def _serve(name: str, request: dict[str, Any], requests: Connection, answers: Co
             if name == "probe":
                 answer = _probe(request)
             elif request["do"] == "open":
-                case = PeerCase.from_dict(request["case"])
-                runner = _runner_class(CONTENDERS[name])(CONTENDERS[name], case, count=request["count"])
+                contender = CONTENDERS[name]
+                runner = _runner_class(contender)(contender, request["case"], count=request["count"])
                 answer = {}
             else:
                 answer = _answer(runner, request)
@@ -148,8 +147,7 @@ def _answer(runner: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _probe(request: dict[str, Any]) -> dict[str, Any]:
     from gpipe_bench.bench.peers import probe
 
-    case = PeerCase.from_dict(request["case"])
-    found: dict[str, Any] = getattr(probe, request["do"])(case, request["seconds"])
+    found: dict[str, Any] = getattr(probe, request["do"])(request["case"], request["seconds"])
     return found
 
 

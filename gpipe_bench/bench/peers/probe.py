@@ -38,7 +38,7 @@ def balance(case: PeerCase, seconds: float) -> dict[str, Any]:
 def partitions(case: PeerCase, seconds: float) -> dict[str, Any]:
     """``alone``: seconds of each partition for one micro-batch, [forward, backward with recomputation]."""
     torch.set_num_threads(1)
-    return {"alone": partition_times(case, seconds)}
+    return {"alone": [*partition_times(case, seconds)]}
 
 
 def transfers(case: PeerCase, seconds: float) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def run_race(
     with children(names, log, timeout_s) as made, tempfile.TemporaryDirectory(prefix="race-") as folder:
         probe = made.pop("probe")
         if not kept.facts:
-            kept.begin(probe.ask("facts", case=cases[0].to_dict(), seconds=0)["facts"])
+            kept.begin(probe.ask("facts", case=cases[0], seconds=0)["facts"])
             probe.close()
         raced = []
         rounds = _Rounds(sum(case.rounds for case in cases if kept.get(case) is None), watch)
@@ -142,7 +142,7 @@ def _own_case(case: PeerCase, contender: Contender) -> PeerCase:
 
 
 def _probed(probe: Child, do: str, case: PeerCase, seconds: float) -> dict[str, Any]:
-    answer = probe.ask(do, case=case.to_dict(), seconds=seconds)
+    answer = probe.ask(do, case=case, seconds=seconds)
     probe.close()
     return answer
 
@@ -209,7 +209,7 @@ def _race(
 
 def _open(child: Child, outcome: Outcome) -> None:
     outcome.version = child.ready()["version"]
-    child.ask("open", case=outcome.case.to_dict(), count=False)
+    child.ask("open", case=outcome.case, count=False)
     outcome.step_s = child.ask("run", warmup=1, steps=1)["wall_s"][0]
 
 
@@ -222,7 +222,7 @@ def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
 
 
 def _save_gradients(child: Child, outcome: Outcome, folder: Path) -> None:
-    child.ask("open", case=replace(outcome.case, precision="float64").to_dict(), count=False)
+    child.ask("open", case=replace(outcome.case, precision="float64"), count=False)
     answer = child.ask("gradients", path=str(folder / f"{child.name}.npz"))
     outcome.forward_passes = answer["forward_passes"]
     child.close()
@@ -254,7 +254,7 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
 
 def _count(child: Child, outcome: Outcome) -> None:
     try:
-        child.ask("open", case=outcome.case.to_dict(), count=True)
+        child.ask("open", case=outcome.case, count=True)
         child.ask("run", warmup=_COUNTED_STEPS, steps=0)
         outcome.peak_bytes = child.ask("peak")["bytes"]
     except PeerError as error:
