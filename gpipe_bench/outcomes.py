@@ -131,6 +131,12 @@ class CpuGroup(Group):
         return [self.outcomes[name] for name in order if name in self.outcomes]
 
 
+def typical(rows: Sequence[Row]) -> Row:
+    """Of some repeats the one whose step time is nearest to their median; the first of equally near ones."""
+    middle = median(row.step_time_ms or 0.0 for row in rows)
+    return min(rows, key=lambda row: (abs((row.step_time_ms or 0.0) - middle), row.repeat or 0))
+
+
 def way_of(row: Row) -> str:
     """How a row of a CPU's ablation was run; empty for every other row."""
     if (row.experiment, row.evidence, row.device.partition(" ")[0]) != ("ablation", "measured", "cpu"):

@@ -6,14 +6,12 @@ One schema serves all four kinds of evidence. A failed cell is a row too: its ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from statistics import median
 from typing import Any, ClassVar, Final
 
 from gpipe_bench.schedule import ideal_bubble
 
-__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Record", "Row", "column", "like", "typical"]
+__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Record", "Row", "column", "like"]
 
 SCHEMA_VERSION: Final = 2
 EVIDENCE: Final = ("published", "simulated", "emulated", "measured")
@@ -139,12 +137,6 @@ class Row(Record):
         if unknown:
             raise ValueError(f"columns must be those of schema {SCHEMA_VERSION}, got {unknown}; remove or rename them")
         return cls(**data)
-
-
-def typical(rows: Sequence[Row]) -> Row:
-    """Of some repeats the one whose step time is nearest to their median; the first of equally near ones."""
-    middle = median(row.step_time_ms or 0.0 for row in rows)
-    return min(rows, key=lambda row: (abs((row.step_time_ms or 0.0) - middle), row.repeat or 0))
 
 
 def like(name: str, **changes: Any) -> Any:

@@ -9,7 +9,8 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.tables import RecordedEvent
-from gpipe_bench.rows import EVIDENCE, Row, typical
+from gpipe_bench.outcomes import typical
+from gpipe_bench.rows import EVIDENCE, Row
 from gpipe_bench.tables import nearest
 from gpipe_bench.timeline import TimelineEvent
 

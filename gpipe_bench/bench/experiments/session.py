@@ -31,7 +31,8 @@ from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import DRAFT_PREFIX, json_text, staging, write_files
-from gpipe_bench.rows import Row, typical
+from gpipe_bench.outcomes import typical
+from gpipe_bench.rows import Row
 from gpipe_bench.timeline import TimelineEvent
 
 TINY: Final = Workload(
