@@ -28,9 +28,10 @@ def ablation(rows: Rows, out: Out) -> None:
 @app.command("shares")
 def shares(rows: Rows, out: Out) -> None:
     """Draw the share of each component in speed and memory, whatever the order (Shapley values)."""
-    from gpipe_bench.figures.shares import draw_shares
+    from gpipe_bench.figures.from_rows import draw_rows
+    from gpipe_bench.figures.shares import shares_figure
 
-    _say(draw_shares(rows, out))
+    _say(draw_rows(shares_figure, rows, out))
 
 
 @app.command("timelines")
@@ -71,9 +72,10 @@ def sweep(rows: Rows, out: Out) -> None:
 @app.command("why")
 def why(rows: Rows, out: Out) -> None:
     """Draw what the device time of a sample goes into, with more devices and with more chunks."""
-    from gpipe_bench.figures.why import draw_why
+    from gpipe_bench.figures.from_rows import draw_rows
+    from gpipe_bench.figures.why import why_figure
 
-    _say(draw_why(rows, out))
+    _say(draw_rows(why_figure, rows, out))
 
 
 @app.command("tables")
@@ -93,9 +95,10 @@ def tables(
 @app.command("advice")
 def advice(rows: Rows, out: Out) -> None:
     """Draw what advise tried: the best chunks and balance, and what other choices cost."""
-    from gpipe_bench.figures.advice import draw_advice
+    from gpipe_bench.figures.advice import advice_figure
+    from gpipe_bench.figures.from_rows import draw_rows
 
-    _say(draw_advice(rows, out))
+    _say(draw_rows(advice_figure, rows, out))
 
 
 @app.command("reference")

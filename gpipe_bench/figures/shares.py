@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.axes import Axes
@@ -20,7 +19,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.groups import ordered_groups, setting_words
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, INK, LEFT_IN, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN
@@ -58,11 +56,6 @@ class _Panel:
     printed: dict[str, float]
     stepwise: dict[str, float]
     total: str
-
-
-def draw_shares(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the shares of the components; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(shares_figure, rows_csv, out_stem)
 
 
 def shares_figure(rows: Sequence[Row]) -> Figure:
