@@ -63,9 +63,10 @@ def advise(
         typer.echo(f"wrote {rows} and its companions")
     if figure is not None and rows is not None:
         from gpipe_bench.figures.advice import advice_figure
-        from gpipe_bench.figures.from_rows import draw_rows
+        from gpipe_bench.figures.style import draw
+        from gpipe_bench.figures.tables import read_rows
 
-        typer.echo(f"wrote {', '.join(map(str, draw_rows(advice_figure, rows, figure)))}")
+        typer.echo(f"wrote {', '.join(map(str, draw(advice_figure, read_rows(rows), figure)))}")
     if advice.best is None:
         raise typer.Exit(1)
 

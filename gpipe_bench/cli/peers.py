@@ -104,10 +104,13 @@ def figure(
     out: Annotated[Path, stem("Path of the first figure without its suffix.")],
 ) -> None:
     """Draw two figures from the table alone: throughput of networks, and, as <out>_host, host time of tiny layers."""
-    from gpipe_bench.figures.host_time import draw_host_time
-    from gpipe_bench.figures.peers import draw_peers
+    from gpipe_bench.figures.host_time import host_time_figure
+    from gpipe_bench.figures.peers import peers_figure
+    from gpipe_bench.figures.race import read_race
+    from gpipe_bench.figures.style import draw
 
-    paths = [*draw_peers(rows, out), *draw_host_time(rows, out.with_name(f"{out.name}_host"))]
+    race = read_race(rows)
+    paths = [*draw(peers_figure, race, out), *draw(host_time_figure, race, out.with_name(f"{out.name}_host"))]
     typer.echo(f"wrote {', '.join(map(str, paths))}")
 
 
