@@ -47,6 +47,7 @@ os.environ.update(
 wildcard_constraints:
     advice="|".join(PLAN.advice),
     cell=CELL_PATTERN,
+    evidence="emulated|simulated",
     experiment="|".join(PLAN.runs),
     group=rf"(?!published-){GROUP_PATTERN}",
     model="amoebanet-d|unet",
@@ -88,8 +89,7 @@ rule all:
 localrules:
     collect,
     trace,
-    trace_simulated,
-    trace_emulated,
+    trace_virtual,
 
 
 onsuccess:

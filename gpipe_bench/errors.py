@@ -28,8 +28,8 @@ class GpipeBenchError(Exception):
     """Base of every exception raised on purpose."""
 
 
-class ConfigError(GpipeBenchError, ValueError):
-    """A configuration is wrong.
+class _ListedError(GpipeBenchError, ValueError):
+    """Something is wrong in one or more ways.
 
     Args:
         problems: one sentence per problem; all of them, not only the first.
@@ -40,16 +40,12 @@ class ConfigError(GpipeBenchError, ValueError):
         super().__init__("; ".join(self.problems))
 
 
-class ScheduleError(GpipeBenchError, ValueError):
-    """A schedule cannot run.
+class ConfigError(_ListedError):
+    """A configuration is wrong."""
 
-    Args:
-        problems: one sentence per problem, each with the actions that it is about.
-    """
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems: tuple[str, ...] = tuple(problems)
-        super().__init__("; ".join(self.problems))
+class ScheduleError(_ListedError):
+    """A schedule cannot run; each problem names the actions that it is about."""
 
 
 class BalanceError(GpipeBenchError, ValueError):

@@ -15,6 +15,7 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.intervals import Interval, median_interval, ratio_interval
 from gpipe_bench.rows import Row
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.shapley import Share, shapley_shares
 
 FAILURES: Final = ("unsupported", "oom", "error", "skipped")
 THROUGHPUT: Final = "throughput_samples_per_s"
@@ -29,6 +30,9 @@ _SETTING: Final = (
     *("evidence", "model", "model_args", "backward", "schedule", "transfer", "flavour"),
     *("partitions", "chunks", "checkpoint", "batch_size", "balance"),
 )
+
+
+_NOT_PRINTED: Final = ("evidence", "backward", "transfer", "flavour")
 
 
 @dataclass(slots=True)
@@ -93,6 +97,15 @@ class Group:
         counts = [len(outcome.ok) for outcome in self.outcomes.values() if outcome.ok] or [0]
         return min(counts), max(counts)
 
+    def shares(self, column: str, scale: float = 1.0) -> dict[str, Share]:
+        """What each component contributes to a column, times ``scale``; empty where a combination has no value."""
+        middles = {outcome.variant: outcome.middle(column) for outcome in self.outcomes.values()}
+        known = {variant: scale * value for variant, value in middles.items() if value is not None}
+        if not all(components.label in known for components in Components.factorial()):
+            return {}
+        names = Components.__slots__
+        return shapley_shares(names, lambda on: known[Components(**{name: name in on for name in names}).label])
+
     def ordered(self) -> list[Outcome]:
         """The published variants in the order of publication, then the others in that of the factorial."""
         order = [*PUBLISHED, *(components.label for components in Components.factorial())]
@@ -116,6 +129,12 @@ class CpuGroup(Group):
         others = [name for name in self.outcomes if name not in SCHEDULES]
         order = dict.fromkeys([LOOP, MICROBATCH_LOOP, PAPER, *others, *SCHEDULES])
         return [self.outcomes[name] for name in order if name in self.outcomes]
+
+
+def typical(rows: Sequence[Row]) -> Row:
+    """Of some repeats the one whose step time is nearest to their median; the first of equally near ones."""
+    middle = median(row.step_time_ms or 0.0 for row in rows)
+    return min(rows, key=lambda row: (abs((row.step_time_ms or 0.0) - middle), row.repeat or 0))
 
 
 def way_of(row: Row) -> str:
@@ -198,6 +217,16 @@ def shown_groups(groups: Sequence[Group]) -> list[tuple[Group, list[Group]]]:
     pairs = [(group, groups_beside(group, groups)) for group in groups]
     taken = [id(other) for _, beside in pairs for other in beside]
     return [(group, beside) for group, beside in pairs if id(group) not in taken]
+
+
+def printed_beside(rows: Iterable[Row], published: Iterable[Row]) -> list[Row]:
+    """The published rows of the settings that occur in ``rows``, whatever the devices."""
+    asked = {_printed_setting(row) for row in rows}
+    return [row for row in published if _printed_setting(row) in asked]
+
+
+def _printed_setting(row: Row) -> tuple[object, ...]:
+    return (row.variant, *(getattr(row, name) for name in _SETTING if name not in _NOT_PRINTED))
 
 
 def _is_twin(simulated: Row, emulated: Row) -> bool:

@@ -82,14 +82,14 @@ class Child:
 
     @classmethod
     def start(cls, work: Callable[..., None], *arguments: Any) -> Child:
-        """Call ``work`` in a new process with a connection to send results by, and ``arguments``.
+        """Call ``work`` in a new process with a connection, to send results and to be asked by, and ``arguments``.
 
         Args:
             work: a function of a module, where there is no fork.
             arguments: can be pickled, where there is no fork.
         """
         context = multiprocessing.get_context("fork") if FORKS else multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=False)
+        ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(work, theirs, *arguments, os.getpid()), daemon=True)
         with warnings.catch_warnings():
             # From Python 3.12 on every fork beside a thread is warned of; those of a BLAS survive it.

@@ -69,7 +69,7 @@ def chrome_trace(events: Iterable[TimelineEvent], *, title: str, metadata: dict[
         members = [event for event in ordered if event.partition == partition]
         present = {_track(event) for event in members}
         tracks[partition] = [track for track in _TRACKS if track in present]
-        rows.append(_name("process", _process(partition, members), partition))
+        rows.append(_name("process", f"partition {partition} on {computing_devices(members)}", partition))
         rows += [_name("thread", track, partition, thread) for thread, track in enumerate(tracks[partition])]
     rows += [_slice(event, tracks[event.partition].index(_track(event))) for event in ordered]
     return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": {"title": title, **metadata}}
@@ -79,11 +79,10 @@ def _track(event: TimelineEvent) -> str:
     return _TRACKS[2] if event.kind in COPY_KINDS and event.stream == _TRACKS[0] else event.stream
 
 
-def _process(partition: int, events: Sequence[TimelineEvent]) -> str:
-    """Named by where the partition computes: its copies run on the devices that send."""
+def computing_devices(events: Sequence[TimelineEvent]) -> str:
+    """Where a partition computes: its copies run on the devices that send."""
     computing = [event for event in events if event.kind in COMPUTE_KINDS]
-    devices = sorted({event.device for event in computing or events})
-    return f"partition {partition} on {', '.join(devices)}"
+    return ", ".join(sorted({event.device for event in computing or events}))
 
 
 def _name(what: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:

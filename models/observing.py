@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import flop_registry
 
-from gpipe_bench.engine.dispatch_mode import DispatchMode
+from gpipe_bench.engine.dispatch_mode import DispatchMode, tensors_in
 from gpipe_bench.models.tracing import Entry, mode
 
 # A memory-bound operation takes as long as this many floating-point operations per byte that it touches.
@@ -107,12 +107,12 @@ class _Operations(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch lea
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given, gave = _tensors([args, list(kwargs.values())]), _tensors(result)
+        given, gave = list(tensors_in((args, kwargs))), list(tensors_in(result))
         self.done.append((str(func), [tuple(tensor.shape) for tensor in gave]))
         for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - what PyTorch declares
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
-                self.written |= {_storage(tensor) for tensor in _tensors(value)}
+                self.written |= {_storage(tensor) for tensor in tensors_in(value)}
         if not func.is_view:
             self.work += _FLOPS_PER_BYTE * sum(tensor.nbytes for tensor in [*given, *gave])
         count = flop_registry.get(func._overloadpacket)  # noqa: SLF001 - the registry's own keys
@@ -143,11 +143,3 @@ class _Observer(fx.Interpreter):
 def _storage(tensor: Tensor) -> int:
     identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - no two that are alive have the same
     return identity
-
-
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []

@@ -138,12 +138,8 @@ def _steps(stretch: Sequence[fx.Node], kept: set[str]) -> Iterator[Step]:
 
 def _arguments(value: Any) -> Any:
     """Arguments of a node, with its inputs as references."""
-    if isinstance(value, fx.Node):
-        return Own(path_of(value.target)) if value.op == "get_attr" else Ref(value.name)
-    if isinstance(value, dict):
-        return {key: _arguments(item) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*map(_arguments, (value.start, value.stop, value.step)))
-    if isinstance(value, tuple | list):
-        return tuple(map(_arguments, value)) if isinstance(value, tuple) else list(map(_arguments, value))
-    return value
+
+    def reference(node: fx.Node) -> Any:
+        return Own(path_of(node.target)) if node.op == "get_attr" else Ref(node.name)
+
+    return fx.map_arg(value, reference)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
 
 from gpipe_bench.skip import Skippable, pop, skippable, stash
 
@@ -128,19 +129,12 @@ class TracedLayer(nn.Module, Skippable):
         return "\n".join(map(str, self._program.steps))
 
     def _filled(self, value: Any, values: Mapping[str, Any]) -> Any:
-        kind = type(value)
-        if kind is Ref:
-            return values[value.name]
-        if kind is Own:
-            return _part(self, value.path)
-        if isinstance(value, tuple | list):
-            items = (self._filled(item, values) for item in value)
-            return tuple(items) if isinstance(value, tuple) else list(items)
-        if isinstance(value, dict):
-            return {key: self._filled(item, values) for key, item in value.items()}
-        if kind is slice:
-            return slice(*(self._filled(item, values) for item in (value.start, value.stop, value.step)))
-        return value
+        def found(one: Any) -> Any:
+            if type(one) is Ref:
+                return values[one.name]
+            return _part(self, one.path) if type(one) is Own else one
+
+        return map_aggregate(value, found)
 
 
 def _part(root: nn.Module, path: str) -> Any:

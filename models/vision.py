@@ -65,7 +65,6 @@ def vision_spec(name: str) -> ModelSpec:
         input_shape=lambda values: (3, int(values["size"]), int(values["size"])),
         target=class_labels,
         loss=cross_entropy,
-        rules=lambda _: (),
         source=f"{network} of {library} {metadata.version(library)}",
     )
 

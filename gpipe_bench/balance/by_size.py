@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from gpipe_bench.balance.kept import kept_costs
 from gpipe_bench.balance.layers import sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
-from gpipe_bench.balance.sample import Sample, check_model, device_of, first_microbatch, tensors_in
-from gpipe_bench.engine.dispatch_mode import DispatchMode
+from gpipe_bench.balance.sample import Sample, check_model, device_of, first_microbatch
+from gpipe_bench.engine.dispatch_mode import DispatchMode, tensors_in
 
 
 def balance_by_size(

@@ -11,12 +11,13 @@ Layers whose further inputs are optional, as in ``forward(x, mask=None)``, need 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.engine.dispatch_mode import tensors_in
 from gpipe_bench.engine.pipe import NoChunk, scatter_arguments
 from gpipe_bench.engine.placed import WithDevice
 from gpipe_bench.engine.sequential import PipeSequential
@@ -133,15 +134,6 @@ def device_of(sample: Sample, device: torch.device | str | int | None) -> torch.
         raise UnsupportedError(
             f"device must be one that this machine has, got {device!r}: {reason}; use 'cpu'"
         ) from error
-
-
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: object) -> Any:

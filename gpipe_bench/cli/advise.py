@@ -62,9 +62,11 @@ def advise(
         write_tables(advice.results, rows.stem, rows)
         typer.echo(f"wrote {rows} and its companions")
     if figure is not None and rows is not None:
-        from gpipe_bench.figures.advice import draw_advice
+        from gpipe_bench.figures.advice import advice_figure
+        from gpipe_bench.figures.style import draw
+        from gpipe_bench.figures.tables import read_rows
 
-        typer.echo(f"wrote {', '.join(map(str, draw_advice(rows, figure)))}")
+        typer.echo(f"wrote {', '.join(map(str, draw(advice_figure, read_rows(rows), figure)))}")
     if advice.best is None:
         raise typer.Exit(1)
 

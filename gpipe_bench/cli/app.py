@@ -32,7 +32,7 @@ _COMMANDS: Final = {
     "balance": ("balance.balance", _CHOOSE),
     "predictions": ("predictions.predictions", _CHOOSE),
     "run": ("measure.run", _MEASURE),
-    "gpu": ("measure.gpu", _MEASURE),
+    "gpu": ("gpu.gpu", _MEASURE),
     "peers": ("peers.app", _MEASURE),
     "transparency": ("transparency.app", _MEASURE),
     "profile": ("measure.profile", _MEASURE),

@@ -28,9 +28,11 @@ def ablation(rows: Rows, out: Out) -> None:
 @app.command("shares")
 def shares(rows: Rows, out: Out) -> None:
     """Draw the share of each component in speed and memory, whatever the order (Shapley values)."""
-    from gpipe_bench.figures.shares import draw_shares
+    from gpipe_bench.figures.shares import shares_figure
+    from gpipe_bench.figures.style import draw
+    from gpipe_bench.figures.tables import read_rows
 
-    _say(draw_shares(rows, out))
+    _say(draw(shares_figure, read_rows(rows), out))
 
 
 @app.command("timelines")
@@ -71,9 +73,11 @@ def sweep(rows: Rows, out: Out) -> None:
 @app.command("why")
 def why(rows: Rows, out: Out) -> None:
     """Draw what the device time of a sample goes into, with more devices and with more chunks."""
-    from gpipe_bench.figures.why import draw_why
+    from gpipe_bench.figures.style import draw
+    from gpipe_bench.figures.tables import read_rows
+    from gpipe_bench.figures.why import why_figure
 
-    _say(draw_why(rows, out))
+    _say(draw(why_figure, read_rows(rows), out))
 
 
 @app.command("tables")
@@ -93,9 +97,11 @@ def tables(
 @app.command("advice")
 def advice(rows: Rows, out: Out) -> None:
     """Draw what advise tried: the best chunks and balance, and what other choices cost."""
-    from gpipe_bench.figures.advice import draw_advice
+    from gpipe_bench.figures.advice import advice_figure
+    from gpipe_bench.figures.style import draw
+    from gpipe_bench.figures.tables import read_rows
 
-    _say(draw_advice(rows, out))
+    _say(draw(advice_figure, read_rows(rows), out))
 
 
 @app.command("reference")

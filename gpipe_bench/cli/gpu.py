@@ -1,42 +1,67 @@
-"""A session on one GPU, with its progress on stderr and its table on stdout."""
+"""``gpu``: a session on one GPU, with its progress on stderr and its table on stdout."""
 
 from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
+
+import typer
 
 from gpipe_bench.bench.evaluation.summary import print_summary
 from gpipe_bench.bench.experiments.config import SuiteConfig, load_config
 from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, session_runs
 from gpipe_bench.bench.peers.settings import SHORT
-from gpipe_bench.bench.spec.machine import DEVICES, Machine, find_machine
+from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.cli.options import check_device, named, number, tell
 from gpipe_bench.cli.progress import progress
-from gpipe_bench.errors import ConfigError
+from gpipe_bench.data import checkout_folder
 from gpipe_bench.files import check_writable
-from gpipe_bench.models.arguments import nearest
 
 
-class GpuOptions(NamedTuple):
-    """What the command was given; see its help."""
+def gpu(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for rows, traces, profile and environment.")],
+    budget_s: Annotated[float, number("Seconds for everything; what does not fit is skipped.", least=1)] = 570,
+    profile_s: Annotated[float, number("Seconds for the profile of the device.", least=0.001)] = 40,
+    device: Annotated[str, named("device", "cuda, or cpu to rehearse the session.")] = "cuda",
+    tiny: Annotated[bool, typer.Option("--tiny", help="A workload of seconds instead of the published one.")] = False,
+    tests: Annotated[Path | None, typer.Option(help="Folder of the GPU tests.  [default: of the checkout]")] = None,
+    no_tests: Annotated[bool, typer.Option("--no-tests", help="Leave the GPU tests out.")] = False,
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="Pack all into bundle.tar.gz, and raw results and timelines only there.")
+    ] = False,
+    config: Annotated[list[Path] | None, typer.Option(help="Configuration; its cuda section is measured.")] = None,
+) -> None:
+    """Measure what one GPU is worth in ten minutes: tests, device profile, race of peers, ablation as published.
 
-    out: Path
-    budget_s: float
-    profile_s: float
-    device: str
-    tiny: bool
-    tests: Path | None
-    bundle: bool
-    config: tuple[Path, ...]
+    Needs no network and no Snakemake. Every run is a fresh process; the published variants come first, then the other
+    combinations as far as the time goes, and the rest are rows with status skipped. All partitions share the one GPU
+    and exchange tensors through host memory. With --bundle the folder has at most 8 files. Exit status 1 when a GPU
+    test failed or nothing could be measured.
+    """
+    root = checkout_folder()
+    folder = None if no_tests else tests or (root and root / "tests")
+    if folder is None and not no_tests:
+        tell("GPU tests are left out: an installed package has none; name their folder with --tests")
+    if tiny and config:
+        tell("config: not used, since --tiny has a workload of its own")
+    if no_tests and tests:
+        tell(f"tests: {tests} is not used, since --no-tests leaves them out")
+    check_device(device)
+    ablation = (load_config(config) if config else SuiteConfig()).ablation
+    workload = TINY if tiny else ablation.cuda if device == "cuda" else ablation.cpu
+    race = ("--quick", "--set", 'contenders=["engine-scheduled","torchgpipe"]') if tiny else SHORT.changes()
+    runs = session_runs(workload, Machine(device, 1))
+    raise typer.Exit(run_session(SessionPlan(out, runs, device, budget_s, profile_s, folder, race, bundle)))
 
 
-def run_session(options: GpuOptions) -> int:
+def run_session(plan: SessionPlan) -> int:
     """Run a session; returns the exit status.
 
     Raises:
-        ConfigError, DeviceCountError, OutputError: bad options; nothing was written.
+        ConfigError, OutputError: the folder cannot be used; nothing was written.
     """
-    plan = _plan(options)
     check_unused(plan.out)
     check_writable(plan.out / "ablation.csv")
     steps = count(1)
@@ -52,20 +77,8 @@ def run_session(options: GpuOptions) -> int:
             session.measure()
         finally:
             rows = session.write()
-    if options.bundle:
+    if plan.bundle:
         session.bundle()
     files = [path for path in sorted(plan.out.rglob("*.*")) if path.is_file() and path.parent.parent.name != "raw"]
     print_summary(rows, files)
     return 1 if tested.startswith(("failed", "stopped")) or not any(row.status == "ok" for row in rows) else 0
-
-
-def _plan(options: GpuOptions) -> SessionPlan:
-    if options.device not in DEVICES:
-        hint = nearest(options.device, DEVICES)
-        raise ConfigError([f"--device must be one of {', '.join(DEVICES)}, got {options.device!r}; {hint}"])
-    find_machine(options.device)
-    config = load_config(options.config) if options.config else SuiteConfig()
-    workload = config.ablation.cuda if options.device == "cuda" else config.ablation.cpu
-    runs = session_runs(TINY if options.tiny else workload, Machine(options.device, 1))
-    race = ("--quick", "--set", 'contenders=["engine-scheduled","torchgpipe"]') if options.tiny else SHORT.changes()
-    return SessionPlan(options.out, runs, options.device, options.budget_s, options.profile_s, options.tests, race)

@@ -1,4 +1,4 @@
-"""``run``, ``gpu`` and ``profile``: what measures."""
+"""``run`` and ``profile``: what measures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ import typer
 
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.cli.options import named, number, order_of, running, settings_of, tell, tell_loss, tell_microbatches
+from gpipe_bench.cli.options import (
+    check_device,
+    named,
+    number,
+    order_of,
+    running,
+    settings_of,
+    tell,
+    tell_loss,
+    tell_microbatches,
+)
 from gpipe_bench.cli.progress import Task, progress
-from gpipe_bench.data import checkout_folder
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.files import check_writable, json_text, write_files
 
@@ -167,7 +176,7 @@ def profile(
     seconds: Annotated[float, number("About how long to measure.", least=0.001)] = 40.0,
 ) -> None:
     """Profile a device: kernel-class efficiencies, host and device bandwidth, launch overhead."""
-    _check_device(device)
+    check_device(device)
     check_writable(out)
     from gpipe_bench.measure.device_profile import measure_device_profile
 
@@ -175,47 +184,3 @@ def profile(
         found = measure_device_profile(device, seconds=seconds)
     write_files({out: json_text(found)})
     typer.echo(f"wrote {out}")
-
-
-def gpu(
-    *,
-    out: Annotated[Path, typer.Option(help="Folder for rows, traces, profile and environment.")],
-    budget_s: Annotated[float, number("Seconds for everything; what does not fit is skipped.", least=1)] = 570,
-    profile_s: Annotated[float, number("Seconds for the profile of the device.", least=0.001)] = 40,
-    device: Annotated[str, named("device", "cuda, or cpu to rehearse the session.")] = "cuda",
-    tiny: Annotated[bool, typer.Option("--tiny", help="A workload of seconds instead of the published one.")] = False,
-    tests: Annotated[Path | None, typer.Option(help="Folder of the GPU tests.  [default: of the checkout]")] = None,
-    no_tests: Annotated[bool, typer.Option("--no-tests", help="Leave the GPU tests out.")] = False,
-    bundle: Annotated[
-        bool, typer.Option("--bundle", help="Pack all into bundle.tar.gz, and raw results and timelines only there.")
-    ] = False,
-    config: Annotated[list[Path] | None, typer.Option(help="Configuration; its cuda section is measured.")] = None,
-) -> None:
-    """Measure what one GPU is worth in ten minutes: tests, device profile, race of peers, ablation as published.
-
-    Needs no network and no Snakemake. Every run is a fresh process; the published variants come first, then the other
-    combinations as far as the time goes, and the rest are rows with status skipped. All partitions share the one GPU
-    and exchange tensors through host memory. With --bundle the folder has at most 8 files. Exit status 1 when a GPU
-    test failed or nothing could be measured.
-    """
-    from gpipe_bench.cli.gpu import GpuOptions, run_session
-
-    root = checkout_folder()
-    folder = None if no_tests else tests or (root and root / "tests")
-    if folder is None and not no_tests:
-        tell("GPU tests are left out: an installed package has none; name their folder with --tests")
-    if tiny and config:
-        tell("config: not used, since --tiny has a workload of its own")
-    if no_tests and tests:
-        tell(f"tests: {tests} is not used, since --no-tests leaves them out")
-    options = GpuOptions(out, budget_s, profile_s, device, tiny, folder, bundle, tuple(config or ()))
-    raise typer.Exit(run_session(options))
-
-
-def _check_device(device: str) -> None:
-    from gpipe_bench.bench.spec.machine import DEVICES, find_machine
-    from gpipe_bench.models.arguments import nearest
-
-    if device not in DEVICES:
-        raise ConfigError([f"--device must be one of {', '.join(DEVICES)}, got {device!r}; {nearest(device, DEVICES)}"])
-    find_machine(device)

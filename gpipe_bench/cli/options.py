@@ -12,6 +12,7 @@ import typer
 from pydantic import BaseModel
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
+from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.own import is_own, uses_default_loss
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.processes import PROCESSES
@@ -118,6 +119,20 @@ def _stem(path: Path | None) -> Path | None:
     if path is not None and path.name in ("", ".."):
         raise typer.BadParameter("it must end in a name, to which .svg, .pdf and .png are added")
     return path
+
+
+def check_device(device: str) -> None:
+    """Check that this machine can measure on a device.
+
+    Raises:
+        ConfigError: there is no such device.
+        DeviceCountError: ``cuda`` without a GPU.
+    """
+    from gpipe_bench.bench.spec.machine import DEVICES, find_machine
+
+    if device not in DEVICES:
+        raise ConfigError([f"--device must be one of {', '.join(DEVICES)}, got {device!r}; {nearest(device, DEVICES)}"])
+    find_machine(device)
 
 
 def tell(text: str) -> None:

@@ -70,8 +70,7 @@ def emulate(
     """
     from gpipe_bench.bench.peers.emulated import emulated_cases, run_cases
     from gpipe_bench.bench.running.simulated import simulation_facts
-    from gpipe_bench.bench.storage.tables import companion_path
-    from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
+    from gpipe_bench.bench.storage.tables import configurations_beside
     from gpipe_bench.emulator.build import obstacle
     from gpipe_bench.errors import UnsupportedError
     from gpipe_bench.files import write_files
@@ -83,9 +82,8 @@ def emulate(
         raise UnsupportedError(reason)
     cases = emulated_cases()
     rows = run_cases(cases, lambda own: typer.echo(_emulated(own)), simulation_facts())
-    configurations = csv_text(CONFIGURATION_COLUMNS, configuration_records([case.configuration for case in cases]))
     texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
-    write_files({**texts, companion_path(out, CONFIGURATIONS): configurations})
+    write_files({**texts, **configurations_beside(out, [case.configuration for case in cases])})
     typer.echo(f"wrote {out}")
 
 
@@ -106,10 +104,13 @@ def figure(
     out: Annotated[Path, stem("Path of the first figure without its suffix.")],
 ) -> None:
     """Draw two figures from the table alone: throughput of networks, and, as <out>_host, host time of tiny layers."""
-    from gpipe_bench.figures.host_time import draw_host_time
-    from gpipe_bench.figures.peers import draw_peers
+    from gpipe_bench.figures.host_time import host_time_figure
+    from gpipe_bench.figures.peers import peers_figure
+    from gpipe_bench.figures.race import read_race
+    from gpipe_bench.figures.style import draw
 
-    paths = [*draw_peers(rows, out), *draw_host_time(rows, out.with_name(f"{out.name}_host"))]
+    race = read_race(rows)
+    paths = [*draw(peers_figure, race, out), *draw(host_time_figure, race, out.with_name(f"{out.name}_host"))]
     typer.echo(f"wrote {', '.join(map(str, paths))}")
 
 

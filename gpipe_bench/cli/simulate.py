@@ -9,10 +9,9 @@ import typer
 
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.storage.tables import companion_path
+from gpipe_bench.bench.storage.tables import configurations_beside
 from gpipe_bench.cli.options import named, order_of, settings_of, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import check_writable, write_files
 from gpipe_bench.models.table import MODELS, parse_arguments
@@ -95,7 +94,6 @@ def _write(result: RawResult, trace: Path | None, rows: Path | None) -> None:
         write_trace(trace, row.variant, row, [TimelineEvent(**event) for event in result.events], row.reason)
         typer.echo(f"wrote {trace}")
     if rows is not None:
-        configurations = csv_text(CONFIGURATION_COLUMNS, configuration_records([result.configuration]))
         texts = {rows: csv_text(Row.columns(), [row.to_dict()])}
-        write_files({**texts, companion_path(rows, CONFIGURATIONS): configurations})
+        write_files({**texts, **configurations_beside(rows, [result.configuration])})
         typer.echo(f"wrote {rows}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.transparency.settings import TransparencySettings
+from gpipe_bench.bench.transparency.settings import TransparencyCell, TransparencySettings
 from gpipe_bench.cli.options import Processes, complete, number, stem, tell
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
@@ -53,7 +53,8 @@ def run(
     cell = getattr(settings, workload).cells()[0]
     check_writable(out)
     kept = KeptParts.beside(out, key)
-    cells = [cell.model_copy(update={"seed": number}) for number in (range(seeds) if seeds else [seed])]
+    numbers = range(seeds) if seeds else [seed]
+    cells = [TransparencyCell.model_validate({**cell.model_dump(), "seed": number}) for number in numbers]
     if seed and seeds:
         tell(f"seed: {seed} is not used, since --seeds {seeds} trains 0 to {seeds - 1}")
     with progress(f"training {workload}") as task:

@@ -43,7 +43,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check results and say which cell is outside which tolerance, or not there; exit status 1 when there is one."""
-    from gpipe_bench.bench.evaluation.verify import CHECK_COLUMNS, judge, records
+    from gpipe_bench.bench.evaluation.verify import CHECK_COLUMNS, judge, left_out, records
     from gpipe_bench.bench.evaluation.verify_tables import read_tolerances
     from gpipe_bench.files import check_writable, write_files
     from gpipe_bench.measure.host import host_facts
@@ -56,17 +56,15 @@ def verify(
     check_writable(out)
     limits = read_tolerances(tolerances or TOLERANCES)
     reference = reference or REFERENCE_FOLDER
-
-    def allowed(name: str) -> bool:
-        return bool({"all", name} & set(part or ()))
-
     found: defaultdict[str, list[Check]] = defaultdict(list)
     if predictions:
-        found[_PREDICTIONS] += _of_predictions(predictions, reference, allowed=allowed(_PREDICTIONS))
+        found[_PREDICTIONS] += _of_predictions(predictions, reference)
     for table in tables or []:
-        found[table.stem] += _of_table(table, reference, allowed=allowed(table.stem))
+        found[table.stem] += _of_table(table, reference)
     if claims:
-        found[_CLAIMS] += _of_claims(claims, reference, limits, allowed=allowed(_CLAIMS))
+        found[_CLAIMS] += _of_claims(claims, reference, limits)
+    for name in found if "all" in (part or ()) else found.keys() & set(part or ()):
+        found[name] = [left_out(check) for check in found[name]]
     checks = judge(chain(*found.values()), limits)
     write_files({out: csv_text(CHECK_COLUMNS, records(checks, host_facts()))})
     counts = Counter(check.verdict for check in checks)
@@ -95,7 +93,7 @@ def _report_missing(name: str, checks: Sequence[Check]) -> None:
         typer.echo(f"run the rest of it, or allow a part: --part {name}", err=True)
 
 
-def _of_predictions(path: Path, reference: Path, *, allowed: bool) -> list[Check]:
+def _of_predictions(path: Path, reference: Path) -> list[Check]:
     """The checks of the predictions, against print and reference, and the lines that the reference has beyond them."""
     from gpipe_bench.bench.evaluation.verify_tables import (
         changed_predictions,
@@ -104,19 +102,19 @@ def _of_predictions(path: Path, reference: Path, *, allowed: bool) -> list[Check
     )
 
     found, olds = checks_of_predictions(path), reference_companions("predictions", reference)
-    return [*found, *changed_predictions(found, olds), *missing_predictions(found, olds, allowed=allowed)]
+    return [*found, *changed_predictions(found, olds), *missing_predictions(found, olds)]
 
 
-def _of_claims(path: Path, reference: Path, limits: Sequence[Tolerance], *, allowed: bool) -> list[Check]:
+def _of_claims(path: Path, reference: Path, limits: Sequence[Tolerance]) -> list[Check]:
     """The checks of the claims, and what the reference and the tolerances ask for beyond them."""
     from gpipe_bench.bench.evaluation.verify_tables import checks_of_claims, missing_claims
 
     olds = reference_companions("transparency_verdict", reference)
-    return [*checks_of_claims(path), *missing_claims(path, olds, limits, allowed=allowed)]
+    return [*checks_of_claims(path), *missing_claims(path, olds, limits)]
 
 
-def _of_table(table: Path, reference: Path, *, allowed: bool) -> list[Check]:
-    """The checks of a table of rows against the reference tables of its name; lacking cells may be allowed."""
+def _of_table(table: Path, reference: Path) -> list[Check]:
+    """The checks of a table of rows against the reference tables of its name."""
     import pandas as pd
 
     from gpipe_bench.bench.evaluation.verify import checks_of_emulations, checks_of_rows, missing_cells
@@ -132,4 +130,4 @@ def _of_table(table: Path, reference: Path, *, allowed: bool) -> list[Check]:
     if not found:
         typer.echo(f"{table}: no cell of it is among the reference rows", err=True)
     found += checks_of_emulations(table.stem, rows)
-    return [*found, *missing_cells(table.stem, rows, known, allowed=allowed)]
+    return [*found, *missing_cells(table.stem, rows, known)]

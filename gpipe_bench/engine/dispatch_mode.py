@@ -1,7 +1,10 @@
-"""The base of every mode that sees operators below autograd."""
+"""The base of every mode that sees operators below autograd, and the tensors that it finds there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -12,3 +15,12 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
     def _should_skip_dynamo(cls) -> bool:
         # True, the default, imports it (half a second) only to keep it away from the mode.
         return False
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)

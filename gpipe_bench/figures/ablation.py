@@ -16,12 +16,12 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.cpu import CPU_READING, add_cpu
 from gpipe_bench.figures.factorial import add_factorial
-from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.groups import failure_notes, ordered_groups, setting_words
 from gpipe_bench.figures.marks import draw_failure
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.published import add_published, beside_words
-from gpipe_bench.figures.style import FAINT
+from gpipe_bench.figures.style import FAINT, draw
+from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.outcomes import CpuGroup, Group, group_rows, shown_groups
 from gpipe_bench.rows import Row
 from gpipe_bench.tables import nearest
@@ -30,17 +30,23 @@ _FEW: Final = 5
 
 
 def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the ablation; arguments, results and errors are those of :func:`draw_rows`.
+    """Draw the ablation in a result table.
 
-    Unknown variants are an error too, and cells of a sweep, which differ in all but that.
+    Args:
+        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
+        out_stem: path of the figure without its suffix.
+
+    Returns:
+        The paths written: SVG, PDF, PNG.
+
+    Raises:
+        ConfigError: the table cannot be read, lacks a column, has unknown variants, or is a sweep.
+        OutputError: the figure cannot be written.
     """
-
-    def figure(rows: Sequence[Row]) -> Figure:
-        _check_variants(rows, rows_csv)
-        _check_setting(rows, rows_csv)
-        return ablation_figure(rows)
-
-    return draw_rows(figure, rows_csv, out_stem)
+    rows = read_rows(rows_csv)
+    _check_variants(rows, rows_csv)
+    _check_setting(rows, rows_csv)
+    return draw(ablation_figure, rows, out_stem)
 
 
 def ablation_figure(rows: Sequence[Row]) -> Figure:
@@ -93,12 +99,12 @@ def _add_variants(page: Page, group: Group, beside: Sequence[Group]) -> None:
 
 
 def _add_note(page: Page, status: str, sentence: str) -> None:
-    def draw(frame: Frame) -> None:
+    def mark(frame: Frame) -> None:
         axes = frame.axes(0.06, 0.1, 0.0, 0.1)
         axes.set_axis_off()
         draw_failure(axes, 0.5, 0.75, status, axes.transAxes)
 
-    page.strip(0.0, draw)
+    page.strip(0.0, mark)
     page.paragraph(sentence, left_in=0.2)
 
 

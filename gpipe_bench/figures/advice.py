@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import Point, points_of
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN
@@ -31,11 +29,6 @@ _STYLES: Final[dict[str, dict[str, Any]]] = {
     "except_last": {"color": OKABE_ITO["blue"], "linestyle": "--", "marker": "s"},
     "never": {"color": OKABE_ITO["green"], "linestyle": ":", "marker": "D"},
 }
-
-
-def draw_advice(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw what ``advise --rows`` tried; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(advice_figure, rows_csv, out_stem)
 
 
 def advice_figure(rows: Sequence[Row]) -> Figure:

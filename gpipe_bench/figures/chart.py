@@ -208,8 +208,6 @@ def draw_legend(frame: Frame, kinds: Sequence[str]) -> None:
     """Draw the legend of some kinds of tasks."""
     handles = [Patch(label=kind.replace("_", " "), **_look(kind, wide=True)) for kind in kinds]
     handles.append(Patch(facecolor=_IDLE, edgecolor="none", label="idle"))
-    axes = frame.axes(0.0, frame.width_in)
-    axes.set_axis_off()
     spacing = {
         "handlelength": 1.8,
         "handleheight": 0.9,
@@ -217,4 +215,4 @@ def draw_legend(frame: Frame, kinds: Sequence[str]) -> None:
         "handletextpad": 0.4,
         "labelspacing": 0.3,
     }
-    axes.legend(handles=handles, loc="center", ncols=_legend_columns(kinds), borderpad=0, **spacing)
+    frame.legend(handles, _legend_columns(kinds), **spacing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.axes import Axes
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.race import LOOKS, MODES, add_absent, add_head, draw_race, present
+from gpipe_bench.figures.race import LOOKS, MODES, add_absent, add_head, present
 from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.peer_rows import TINY
 
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
 
 _LEFT_IN: Final = 0.5
 _TIME: Final = "host_time_per_cell_us"
-
-
-def draw_host_time(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the tiny layers of the race; arguments, results and errors are those of :func:`draw_race`."""
-    return draw_race(host_time_figure, rows_csv, out_stem)
 
 
 def host_time_figure(rows: pd.DataFrame) -> Figure:

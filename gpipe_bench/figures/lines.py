@@ -97,7 +97,5 @@ def _note(axes: Axes, y: int, line: Line, pair: tuple[str, str]) -> None:
 
 def _draw_legend(frame: Frame, kinds: Sequence[str]) -> None:
     handles = [Line2D([], [], linestyle="none", label=kind, **_MARKS[kind]) for kind in kinds]
-    axes = frame.axes(0.0, WIDTH_IN)
-    axes.set_axis_off()
-    axes.legend(handles=handles, loc="center", ncols=3 if len(kinds) < len(_MARKS) else 2, borderpad=0,
-                handletextpad=0.3, columnspacing=1.0, labelspacing=0.2)  # fmt: skip
+    columns = 3 if len(kinds) < len(_MARKS) else 2
+    frame.legend(handles, columns, handletextpad=0.3, columnspacing=1.0, labelspacing=0.2)

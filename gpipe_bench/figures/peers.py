@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.axes import Axes
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.race import LOOKS, MODES, add_absent, add_head, draw_race, present
+from gpipe_bench.figures.race import LOOKS, MODES, add_absent, add_head, present
 from gpipe_bench.figures.style import FAINT, FONT_PT, INK, RIGHT_IN, WIDTH_IN
 from gpipe_bench.peer_rows import TINY
 from gpipe_bench.tables import plain_records
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
 
 _NAMES_IN: Final = 1.28
 _ROW_IN: Final = 0.125
-
-
-def draw_peers(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the networks of the race; arguments, results and errors are those of :func:`draw_race`."""
-    return draw_race(peers_figure, rows_csv, out_stem)
 
 
 def peers_figure(rows: pd.DataFrame) -> Figure:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.lines import Line, add_legend, add_lines
 from gpipe_bench.figures.page import Page
-from gpipe_bench.figures.style import FAINT
+from gpipe_bench.figures.style import FAINT, draw
+from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import EVIDENCE, Row
 from gpipe_bench.tables import frame_of
 
@@ -29,24 +30,25 @@ _SETTING: Final = ("partitions", "chunks", "batch_size", "checkpoint", "model_ar
 
 
 def draw_published_tables(rows_csv: Path, out_stem: Path, metric: str = "") -> list[Path]:
-    """Draw the published tables; other arguments, results and errors are those of :func:`draw_rows`.
+    """Draw the published tables in a result table.
 
     Args:
-        rows_csv: the table.
+        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
         out_stem: path of the figure without its suffix.
         metric: one of :data:`METRICS`; by default the one that was printed.
 
+    Returns:
+        The paths written: SVG, PDF, PNG.
+
     Raises:
-        ConfigError: there is no such metric, or variants would share a line.
+        ConfigError: there is no such metric, the table cannot be read, lacks a column, or variants would share a line.
+        OutputError: the figure cannot be written.
     """
     if metric and metric not in METRICS:
         raise ConfigError([f"metric must be one of {', '.join(METRICS)}, got {metric!r}; use one of them"])
-
-    def figure(rows: Sequence[Row]) -> Figure:
-        _check_lines(rows, rows_csv)
-        return published_tables_figure(rows, metric or printed_metric(rows))
-
-    return draw_rows(figure, rows_csv, out_stem)
+    rows = read_rows(rows_csv)
+    _check_lines(rows, rows_csv)
+    return draw(partial(published_tables_figure, metric=metric or printed_metric(rows)), rows, out_stem)
 
 
 def printed_metric(rows: Sequence[Row]) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from matplotlib.figure import Figure
-
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.page import Page
-from gpipe_bench.figures.style import FAINT, OKABE_ITO, drawing, save
+from gpipe_bench.figures.style import FAINT, OKABE_ITO
 from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.tables import plain_records, read_table
 
@@ -55,26 +52,6 @@ def read_race(rows_csv: Path) -> pd.DataFrame:
     if not any(rows["status"] == "ok"):
         raise ConfigError([f"table must have a row that is ok, got none in {rows_csv}; read their reasons"])
     return rows
-
-
-def draw_race(figure_of: Callable[[pd.DataFrame], Figure], rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw a figure of a race.
-
-    Args:
-        figure_of: makes the figure of some rows.
-        rows_csv: the table of the race.
-        out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: of :func:`read_race`.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_race(rows_csv)
-    with drawing():
-        return save(figure_of(rows), out_stem)
 
 
 def add_head(page: Page, title: str, rows: pd.DataFrame) -> None:

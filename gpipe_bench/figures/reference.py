@@ -16,20 +16,21 @@ from gpipe_bench.catalogue import PUBLISHED_ROWS, REFERENCE, ReferenceFigure, re
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ablation_figure
 from gpipe_bench.figures.advice import advice_figure
-from gpipe_bench.figures.host_time import draw_host_time
-from gpipe_bench.figures.peers import draw_peers
+from gpipe_bench.figures.host_time import host_time_figure
+from gpipe_bench.figures.peers import peers_figure
 from gpipe_bench.figures.published_tables import printed_metric, published_tables_figure
+from gpipe_bench.figures.race import read_race
 from gpipe_bench.figures.shares import shares_figure
-from gpipe_bench.figures.style import drawing, save
+from gpipe_bench.figures.style import draw
 from gpipe_bench.figures.sweep import sweep_figure
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.timelines import draw_timelines
 from gpipe_bench.figures.transparency import draw_transparency
 from gpipe_bench.figures.why import why_figure
+from gpipe_bench.outcomes import printed_beside
 from gpipe_bench.processes import spread
 from gpipe_bench.rows import Row
 
-_SETTING: Final = ("model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance")
 _FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], Figure]]] = {
     "ablation": ablation_figure,
     "shares": shares_figure,
@@ -64,8 +65,7 @@ def draw_reference(out: Path, folder: Path = REFERENCE, processes: int = 1) -> I
 
 def with_published(rows: Sequence[Row], published: Sequence[Row]) -> list[Row]:
     """Simulated and emulated rows with the published ones of the same settings before them; others as they are."""
-    asked = {_setting(row) for row in rows if row.evidence in ("simulated", "emulated")}
-    return [*(row for row in published if _setting(row) in asked), *rows]
+    return [*printed_beside((row for row in rows if row.evidence in ("simulated", "emulated")), published), *rows]
 
 
 def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list[Path]:
@@ -75,16 +75,15 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
     if figure.kind == "transparency":
         return draw_transparency(figure.table, stem, figure.model)
     if figure.kind == "peers":
-        return draw_peers(figure.table, stem)
+        return draw(peers_figure, read_race(figure.table), stem)
     if figure.kind == "host":
-        return draw_host_time(figure.table, stem)
+        return draw(host_time_figure, read_race(figure.table), stem)
     rows = read_rows(figure.table)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = _with_twins(rows, figure.table)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = with_published(rows, [replace(row, experiment=rows[0].experiment) for row in published])
-    with drawing():
-        return save(_FIGURES[figure.kind](rows), stem)
+    return draw(_FIGURES[figure.kind], rows, stem)
 
 
 def _with_twins(rows: Sequence[Row], table: Path) -> list[Row]:
@@ -99,7 +98,3 @@ def _with_twins(rows: Sequence[Row], table: Path) -> list[Row]:
     twins = read_rows(beside) if beside.exists() else []
     two = len({row.flavour for row in twins}) > 1
     return [*(row for row in twins if not (two and row.flavour == "published")), *rows]
-
-
-def _setting(row: Row) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in _SETTING)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.tables import RecordedEvent
+from gpipe_bench.outcomes import typical
 from gpipe_bench.rows import EVIDENCE, Row
 from gpipe_bench.tables import nearest
 from gpipe_bench.timeline import TimelineEvent
@@ -88,11 +88,6 @@ def _typical(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: str)
     if not candidates:
         run = f"cell {cell!r} ({evidence}, {variant})"
         raise ConfigError([f"rows must hold the run of {run}, got none; pass the rows collected with the events"])
-    row = _median_row(exact or candidates)
+    row = typical(exact or candidates)
     chosen = [record.event for record in recorded if (record.cell, record.repeat) == (cell, row.repeat or 0)]
     return Run(row, chosen)
-
-
-def _median_row(rows: Sequence[Row]) -> Row:
-    middle = median(row.step_time_ms or 0.0 for row in rows)
-    return min(rows, key=lambda row: (abs((row.step_time_ms or 0.0) - middle), row.repeat or 0))

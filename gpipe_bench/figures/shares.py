@@ -8,9 +8,8 @@ through it spans what it brings to any single combination, and diamonds show its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.axes import Axes
@@ -20,16 +19,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.groups import ordered_groups, setting_words
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, INK, LEFT_IN, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import significant
 from gpipe_bench.outcomes import Group, shown_groups
 from gpipe_bench.rows import Row
-from gpipe_bench.shapley import Share, shapley_shares
+from gpipe_bench.shapley import Share
 
-_COMPONENTS: Final = tuple(field.name for field in fields(Components))
+_COMPONENTS: Final = Components.__slots__
 _ROW_IN: Final = 0.27
 _AXIS_IN: Final = 0.34
 _GAP_IN: Final = 0.14
@@ -60,16 +58,11 @@ class _Panel:
     total: str
 
 
-def draw_shares(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the shares of the components; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(shares_figure, rows_csv, out_stem)
-
-
 def shares_figure(rows: Sequence[Row]) -> Figure:
     """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
     page = Page()
     groups = ordered_groups(rows)
-    complete = [(group, beside) for group, beside in shown_groups(groups) if _complete(group)]
+    complete = [(group, beside) for group, beside in shown_groups(groups) if group.shares(_SPEED)]
     for k, (group, beside) in enumerate(complete):
         if k:
             page.space(0.16)
@@ -78,12 +71,6 @@ def shares_figure(rows: Sequence[Row]) -> Figure:
         page.heading("Shares of the components", groups[-1].head.evidence)
         page.paragraph("No shares: they need a value of every combination of the components, and some have none.")
     return page.render()
-
-
-def _complete(group: Group) -> bool:
-    """Whether every combination has a throughput."""
-    labels = [components.label for components in Components.factorial()]
-    return all(label in group.outcomes and group.outcomes[label].interval(_SPEED) for label in labels)
 
 
 def _add_group(page: Page, group: Group, published: Group | None) -> None:
@@ -115,18 +102,14 @@ def _add_group(page: Page, group: Group, published: Group | None) -> None:
 
 def _panel(group: Group, published: Group | None, quantity: _Quantity) -> _Panel | None:
     """The shares in one column; None where a combination has no value of it."""
-    intervals = {outcome.variant: outcome.interval(quantity.column) for outcome in group.outcomes.values()}
-    values = {variant: quantity.scale * interval.median for variant, interval in intervals.items() if interval}
-    if not all(components.label in values for components in Components.factorial()):
+    shares = group.shares(quantity.column, quantity.scale)
+    if not shares:
         return None
-
-    def value(on: frozenset[str]) -> float:
-        return values[Components(**{name: name in on for name in _COMPONENTS}).label]
-
-    low, high = (significant(value(on)) for on in (frozenset[str](), frozenset(_COMPONENTS)))
+    ends = (group.outcomes[Components(*[on] * len(_COMPONENTS)).label] for on in (False, True))
+    low, high = (significant(quantity.scale * (end.middle(quantity.column) or 0.0)) for end in ends)
     return _Panel(
         quantity,
-        shapley_shares(_COMPONENTS, value),
+        shares,
         _stepwise(published, quantity) if published else {},
         _stepwise(group, quantity),
         f"{quantity.name} {low} to {high}\u00a0{quantity.unit}",
@@ -181,7 +164,4 @@ def _draw_legend(frame: Frame, panels: Sequence[_Panel], evidence: str) -> None:
     handles.append(Line2D([], [], markerfacecolor=_SIMULATED, label=f"order of print, {evidence}", **diamond))
     if any(panel.printed for panel in panels):
         handles.append(Line2D([], [], markerfacecolor=_PRINTED, label="order of print, published", **diamond))
-    axes = frame.axes(0.0, WIDTH_IN)
-    axes.set_axis_off()
-    axes.legend(handles=handles, loc="center", ncols=2, borderpad=0, handlelength=1.4, columnspacing=1.0,
-                handletextpad=0.4, labelspacing=0.3)  # fmt: skip
+    frame.legend(handles, 2, handlelength=1.4, columnspacing=1.0, handletextpad=0.4, labelspacing=0.3)

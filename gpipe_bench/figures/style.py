@@ -8,11 +8,11 @@ a figure does not depend on what is installed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import matplotlib.style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -20,6 +20,8 @@ from matplotlib.figure import Figure
 
 from gpipe_bench.errors import OutputError
 from gpipe_bench.files import write_files
+
+T = TypeVar("T")
 
 WIDTH_IN: Final = 3.4
 LEFT_IN: Final = 0.90
@@ -99,11 +101,17 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def new_figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
+def new_figure(height_in: float) -> Figure:
     """An empty figure, made without pyplot and so without a display or global state."""
-    figure = Figure(figsize=(width_in, height_in))
+    figure = Figure(figsize=(WIDTH_IN, height_in))
     FigureCanvasAgg(figure)
     return figure
+
+
+def draw(figure_of: Callable[[T], Figure], data: T, out_stem: Path) -> list[Path]:
+    """Draw the figure that ``figure_of`` makes of some data, and :func:`save` it."""
+    with drawing():
+        return save(figure_of(data), out_stem)
 
 
 def save(figure: Figure, out_stem: Path) -> list[Path]:

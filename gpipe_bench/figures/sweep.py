@@ -18,11 +18,11 @@ from matplotlib.patches import Rectangle
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.boxes import Box, add_boxes
-from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.lines import Line, add_legend, add_lines
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import Point, Series, points_of, series_of
-from gpipe_bench.figures.style import FAINT, INK, WIDTH_IN
+from gpipe_bench.figures.style import FAINT, INK, WIDTH_IN, draw
+from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.text import significant
 from gpipe_bench.rows import Row
 
@@ -42,16 +42,22 @@ _WORDS: Final = {"oom": "out of memory"}
 
 
 def draw_sweep(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the sweep held in a result table; arguments, results and errors are those of :func:`draw_rows`.
+    """Draw the sweep held in a result table.
 
-    Variants of one setting are no sweep, which is an error too.
+    Args:
+        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
+        out_stem: path of the figure without its suffix.
+
+    Returns:
+        The paths written: SVG, PDF, PNG.
+
+    Raises:
+        ConfigError: the table cannot be read, lacks a column, or has the variants of one setting.
+        OutputError: the figure cannot be written.
     """
-
-    def figure(rows: Sequence[Row]) -> Figure:
-        _check_cells(rows, rows_csv)
-        return sweep_figure(rows)
-
-    return draw_rows(figure, rows_csv, out_stem)
+    rows = read_rows(rows_csv)
+    _check_cells(rows, rows_csv)
+    return draw(sweep_figure, rows, out_stem)
 
 
 def _check_cells(rows: Sequence[Row], rows_csv: Path) -> None:
@@ -150,7 +156,7 @@ def _add_series(page: Page, series: Series) -> None:
     pitch = _TITLE_IN + height + _GAP_IN
     last = len(series.points) - 1
 
-    def draw(frame: Frame) -> None:
+    def maps(frame: Frame) -> None:
         frame.text(0.06, 0.0, f"Fixed {series.title}", fontweight="bold")
         for k, (mode, points) in enumerate(series.points.items()):
             top = _TOP_IN + k * pitch
@@ -163,7 +169,7 @@ def _add_series(page: Page, series: Series) -> None:
             if k == last:
                 axes.set_xlabel("micro-batches (chunks)")
 
-    page.strip(_TOP_IN + (last + 1) * pitch + _AXIS_IN, draw)
+    page.strip(_TOP_IN + (last + 1) * pitch + _AXIS_IN, maps)
 
 
 def _draw_map(

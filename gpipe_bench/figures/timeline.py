@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -10,7 +11,7 @@ from gpipe_bench.figures.chart import add_chart
 from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.runs import Run, choose_run
-from gpipe_bench.figures.style import FAINT, drawing, save
+from gpipe_bench.figures.style import FAINT, draw
 from gpipe_bench.figures.tables import read_events, read_rows
 from gpipe_bench.rows import Row
 
@@ -35,8 +36,7 @@ def draw_timeline(
         OutputError: the figure cannot be written.
     """
     run = choose_run(read_events(events_csv), read_rows(rows_csv), variant, evidence)
-    with drawing():
-        return save(timeline_figure(run, variant), out_stem)
+    return draw(partial(timeline_figure, variant=variant), run, out_stem)
 
 
 def timeline_figure(run: Run, variant: str) -> Figure:

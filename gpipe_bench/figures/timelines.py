@@ -18,7 +18,7 @@ from gpipe_bench.figures.chart import Chart, draw_chart, draw_legend, legend_hei
 from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.runs import Run, choose_run
-from gpipe_bench.figures.style import FAINT, drawing, save
+from gpipe_bench.figures.style import FAINT, draw
 from gpipe_bench.figures.tables import read_events, read_rows
 from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.timeline import KINDS
@@ -56,8 +56,7 @@ def draw_timelines(events_csv: Path, rows_csv: Path, out_stem: Path, evidence: s
         raise ConfigError(
             [f"rows must hold published variants that are {evidence}, got none in {rows_csv}; use another --evidence"]
         )
-    with drawing():
-        return save(timelines_figure(runs), out_stem)
+    return draw(timelines_figure, runs, out_stem)
 
 
 def timelines_figure(runs: Mapping[str, Run]) -> Figure:

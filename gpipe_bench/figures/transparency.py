@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.claims import ARM_STYLES, add_claims
 from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN, drawing, save
+from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN, draw
 from gpipe_bench.tables import plain_records, read_table
 from gpipe_bench.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow
 
@@ -67,8 +67,7 @@ def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[P
         tables = {name: table[table["model"] == model] for name, table in tables.items()}
     if not any(tables[""]["status"] == "ok"):
         raise ConfigError([f"table must have a row that is ok, got none in {rows_csv}; read their reasons"])
-    with drawing():
-        return save(transparency_figure(tables), out_stem)
+    return draw(transparency_figure, tables, out_stem)
 
 
 def transparency_figure(tables: Tables) -> Figure:
@@ -107,13 +106,13 @@ def _add_model(page: Page, model: str, tables: Tables) -> None:
     page.paragraph(f"{reading} 'pipeline': all checkpoint modes, the same to the bit.")
 
 
-def _strip(page: Page, title: str, draw: Callable[[Axes], None], height_in: float) -> None:
+def _strip(page: Page, title: str, plot: Callable[[Axes], None], height_in: float) -> None:
     def body(frame: Frame) -> None:
         frame.text(0.06, 0.06, title, fontweight="bold")
         axes = frame.axes(_LEFT_IN, WIDTH_IN - _LEFT_IN - RIGHT_IN, 0.36, height_in)
         axes.grid(axis="y", linewidth=0.3, color=RULE)
         axes.set_axisbelow(True)
-        draw(axes)
+        plot(axes)
         handles, labels = axes.get_legend_handles_labels()
         columns = max(len(labels), 1)
         axes.legend(

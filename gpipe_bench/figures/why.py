@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.axes import Axes
@@ -17,7 +16,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from gpipe_bench.figures.boxes import Box, add_boxes
-from gpipe_bench.figures.from_rows import draw_rows
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.points import SHARES, Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN
@@ -39,11 +37,6 @@ _LOOK: Final[dict[str, dict[str, Any]]] = {
     "imbalance": {"facecolor": "#F2F2F2", "hatch": "....."},
     "bubble": {"facecolor": "#B8B8B8"},
 }
-
-
-def draw_why(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw where device time goes in a sweep; arguments, results and errors are those of :func:`draw_rows`."""
-    return draw_rows(why_figure, rows_csv, out_stem)
 
 
 def why_figure(rows: Sequence[Row]) -> Figure:
@@ -166,7 +159,4 @@ def _draw_marks(axes: Axes, x: int, point: Point, top: float) -> None:
 def _draw_legend(frame: Frame) -> None:
     handles: list[Any] = [Patch(label=name, edgecolor=INK, linewidth=0.25, **_LOOK[name]) for name in SHARES]
     handles.append(Line2D([], [], color=OKABE_ITO["vermilion"], linewidth=1.2, label="with the ideal bubble alone"))
-    axes = frame.axes(0.0, WIDTH_IN)
-    axes.set_axis_off()
-    axes.legend(handles=handles, loc="center", ncols=3, borderpad=0, handlelength=1.6, columnspacing=1.0,
-                handletextpad=0.4, labelspacing=0.3)  # fmt: skip
+    frame.legend(handles, 3, handlelength=1.6, columnspacing=1.0, handletextpad=0.4, labelspacing=0.3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from gpipe_bench.engine.dispatch_mode import DispatchMode
+from gpipe_bench.engine.dispatch_mode import DispatchMode, tensors_in
 
 
 class Accountant(Protocol):
@@ -36,7 +36,7 @@ class Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves th
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         results = func(*args, **(kwargs or {}))
-        self.owner.account(list(_tensors((args, kwargs))), list(_tensors(results)))
+        self.owner.account(list(tensors_in((args, kwargs))), list(tensors_in(results)))
         return results
 
 
@@ -59,13 +59,3 @@ def switch_off(watch: Watch | None) -> None:
     """
     if watch is not None and _get_current_dispatch_mode_stack()[-1:] == [watch]:
         _pop_mode()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))

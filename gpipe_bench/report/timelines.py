@@ -12,7 +12,7 @@ from gpipe_bench.figures.lanes import lane_keys, stack
 from gpipe_bench.figures.runs import Run, choose_run
 from gpipe_bench.figures.tables import RecordedEvent
 from gpipe_bench.rows import EVIDENCE, Row
-from gpipe_bench.timeline import COMPUTE_KINDS, KINDS, TimelineEvent
+from gpipe_bench.timeline import KINDS, TimelineEvent, computing_devices
 
 EVENT_FIELDS: Final = (
     *("lane", "kind", "microbatch", "partition", "start_us", "end_us", "issue_us", "bytes", "device"),
@@ -92,15 +92,9 @@ def _drawn(events: Sequence[TimelineEvent]) -> dict[str, Any]:
             times = [round(value - zero, 2) for value in (event.start_us, event.end_us, event.issue_us)]
             ends = [event.bytes, devices.index(event.device), box.track, box.tracks]
             boxes.append([lane, KINDS.index(event.kind), event.microbatch, event.partition, *times, *ends])
-    lanes = [{"partition": j, "stream": stream, "device": _where(events, j)} for j, stream in keys]
+    own = {j: [event for event in events if event.partition == j] for j, _ in keys}
+    lanes = [{"partition": j, "stream": stream, "device": computing_devices(own[j])} for j, stream in keys]
     return {"span_us": round(span, 2), "devices": devices, "lanes": lanes, "events": boxes}
-
-
-def _where(events: Sequence[TimelineEvent], partition: int) -> str:
-    """The devices that a partition computes on; its copies run where they are sent."""
-    own = [event for event in events if event.partition == partition]
-    computing = [event for event in own if event.kind in COMPUTE_KINDS]
-    return ", ".join(sorted({event.device for event in computing or own}))
 
 
 def _order(run: dict[str, Any]) -> tuple[int, str]:

@@ -6,8 +6,9 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.figures.ablation import ablation_figure
-from gpipe_bench.figures.shares import draw_shares, shares_figure
-from gpipe_bench.figures.style import drawing
+from gpipe_bench.figures.shares import shares_figure
+from gpipe_bench.figures.style import draw, drawing
+from gpipe_bench.figures.tables import read_rows
 from tests.figures.synthetic import ablation_row, accelerator_ablation, cpu_ablation, write_rows
 from tests.figures.test_layout import check, texts_of, words  # noqa: F401 - a fixture
 
@@ -110,5 +111,5 @@ def test_published_values_are_marked_in_the_simulated_block_of_the_ablation(text
 
 
 def test_figures_are_three_files(tmp_path):
-    paths = draw_shares(write_rows(tmp_path / "rows.csv", additive()), tmp_path / "shares")
+    paths = draw(shares_figure, read_rows(write_rows(tmp_path / "rows.csv", additive())), tmp_path / "shares")
     assert [path.name for path in paths] == ["shares.svg", "shares.pdf", "shares.png"]

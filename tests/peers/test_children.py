@@ -23,7 +23,7 @@ def made(tmp_path_factory):
 
 
 def opened(contender, case, **changes):
-    return contender.ask("open", **{"case": case.to_dict(), "count": False, **changes})
+    return contender.ask("open", **{"case": case, "count": False, **changes})
 
 
 def test_contenders_live_in_processes_of_their_own(made):
@@ -114,14 +114,14 @@ def _gone(pid):
 
 def test_the_probe_balances_and_times_partitions(made):
     probe, case = made["probe"], tiny_unet(balance=())
-    balance = probe.ask("balance", case=case.to_dict(), seconds=0.05)["balance"]
+    balance = probe.ask("balance", case=case, seconds=0.05)["balance"]
     probe.close()
     assert (len(balance), sum(balance)) == (2, 29)
-    found = probe.ask("partitions", case=tiny_unet().to_dict(), seconds=0.05)
+    found = probe.ask("partitions", case=tiny_unet(), seconds=0.05)
     probe.close()
     assert [len(part) for part in found["alone"]] == [2, 2]
     assert min(min(part) for part in found["alone"]) > 0
-    found = probe.ask("transfers", case=tiny_unet().to_dict(), seconds=0.05)
+    found = probe.ask("transfers", case=tiny_unet(), seconds=0.05)
     probe.close()
     assert len(found["one_way_s"]) == 1
     assert found["one_way_s"][0] >= 0

@@ -12,10 +12,10 @@ from gpipe_bench.bench.peers.contenders import CONTENDERS
 from gpipe_bench.bench.peers.tables import write_race
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.host_time import draw_host_time, host_time_figure
-from gpipe_bench.figures.peers import draw_peers, peers_figure
-from gpipe_bench.figures.race import LOOKS
-from gpipe_bench.figures.style import drawing
+from gpipe_bench.figures.host_time import host_time_figure
+from gpipe_bench.figures.peers import peers_figure
+from gpipe_bench.figures.race import LOOKS, read_race
+from gpipe_bench.figures.style import draw, drawing
 from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.tables import csv_text, read_table
 from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
@@ -74,11 +74,11 @@ def test_the_legend_is_as_wide_as_the_page_at_most(machine):
         assert legend.get_window_extent(figure.canvas.get_renderer()).x1 <= figure.bbox.x1
 
 
-@pytest.mark.parametrize("draw", [draw_peers, draw_host_time])
-def test_files_are_drawn_and_drawn_alike(table, tmp_path, draw):
-    paths = draw(table, tmp_path / "first" / "peers")
+@pytest.mark.parametrize("figure_of", [peers_figure, host_time_figure])
+def test_files_are_drawn_and_drawn_alike(table, tmp_path, figure_of):
+    paths = draw(figure_of, read_race(table), tmp_path / "first" / "peers")
     assert [path.suffix for path in paths] == [".svg", ".pdf", ".png"]
-    again = draw(table, tmp_path / "second" / "peers")
+    again = draw(figure_of, read_race(table), tmp_path / "second" / "peers")
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
 
 
@@ -142,10 +142,10 @@ def test_a_table_with_nothing_to_draw_is_refused(table, tmp_path):
         path = tmp_path / f"{name}.csv"
         path.write_text(csv_text(list(kept.columns), kept))
         with pytest.raises(ConfigError, match=said) as refused:
-            draw_peers(path, tmp_path / name)
+            read_race(path)
         assert len(refused.value.problems) == 1
     with pytest.raises(ConfigError, match="table must be a readable CSV file"):
-        draw_peers(tmp_path / "none.csv", tmp_path / "none")
+        read_race(tmp_path / "none.csv")
 
 
 def test_it_is_drawn_without_torch(table, tmp_path):
@@ -153,10 +153,13 @@ def test_it_is_drawn_without_torch(table, tmp_path):
 import sys
 from pathlib import Path
 sys.modules["torch"] = None
-from gpipe_bench.figures.host_time import draw_host_time
-from gpipe_bench.figures.peers import draw_peers
-draw_peers(Path({str(table)!r}), Path({str(tmp_path / "figure")!r}))
-draw_host_time(Path({str(table)!r}), Path({str(tmp_path / "host")!r}))
+from gpipe_bench.figures.host_time import host_time_figure
+from gpipe_bench.figures.peers import peers_figure
+from gpipe_bench.figures.race import read_race
+from gpipe_bench.figures.style import draw
+rows = read_race(Path({str(table)!r}))
+draw(peers_figure, rows, Path({str(tmp_path / "figure")!r}))
+draw(host_time_figure, rows, Path({str(tmp_path / "host")!r}))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -36,7 +36,7 @@ class Stub:
         if do == "gradients":
             np.savez(arguments["path"], np.full(3, 2.0), np.array([1.0 if self.name == "plain" else 1.5]))
         times = [0.1] * arguments.get("steps", 0)
-        balance = [1] * arguments.get("case", {}).get("partitions", 0)
+        balance = [1] * (arguments["case"].partitions if "case" in arguments else 0)
         return {"wall_s": times, "cpu_s": times, "bytes": 7, "forward_passes": 2.0, "balance": balance}
 
     def close(self):
@@ -100,7 +100,7 @@ def test_gradients_are_taken_in_float64_in_a_fork_of_their_own(tmp_path):
     stub = Stub("loop", [])
     race._save_gradients(stub, race.Outcome(tiny_cells(), contenders_of(["loop"])[0]), tmp_path)
     (first, opened), (second, _) = stub.asked
-    assert (first, opened["case"]["precision"], second) == ("open", "float64", "gradients")
+    assert (first, opened["case"].precision, second) == ("open", "float64", "gradients")
 
 
 def test_contenders_with_two_partitions_per_device_have_a_balance_of_their_own(tmp_path):
@@ -115,7 +115,7 @@ def test_contenders_with_two_partitions_per_device_have_a_balance_of_their_own(t
 def test_the_probe_finds_the_balances_that_are_missing_and_needed(name, asked):
     probe = Stub("probe", [])
     found = race._balanced(tiny_unet(balance=()), contenders_of([name]), probe, 0.1)
-    assert [arguments["case"]["partitions"] for _, arguments in probe.asked] == asked
+    assert [arguments["case"].partitions for _, arguments in probe.asked] == asked
     assert [len(found.balance), len(found.fine_balance)] == [2, 4 if 4 in asked else 0]
     assert race._balanced(tiny_unet(), contenders_of([name]), probe, 0.1) == tiny_unet()
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from gpipe_bench.bench.experiments.config import parse_config
@@ -65,10 +69,8 @@ def test_cases_are_the_grid_and_the_networks():
 
 
 def test_a_case_survives_its_journey_as_json():
-    import json
-
     for case in QUICK.cases(CPU):
-        assert PeerCase.from_dict(json.loads(json.dumps(case.to_dict()))) == case
+        assert TypeAdapter(PeerCase).validate_python(json.loads(json.dumps(asdict(case)))) == case
 
 
 def test_neighbours_share_devices_that_are_too_few():

@@ -2,37 +2,6 @@
 # runs, and measured on the GPUs here; on a CPU, pipelines beside the plain loop.
 
 
-rule ablation:
-    """Table, figures, and timeline figure and trace of each published variant."""
-    input:
-        expand(
-            "results/ablation{table}.csv",
-            table=["", "_devices", "_steps", "_events", "_configurations"],
-        ),
-        expand(
-            "figures/ablation{figure}.{suffix}",
-            figure=["", "_shares", "_timelines"],
-            suffix=["svg", "pdf", "png"],
-        ),
-        expand(
-            "figures/timeline_{variant}.{suffix}",
-            variant=PLAN.published("ablation"),
-            suffix=["svg", "pdf", "png"],
-        ),
-        expand(
-            "results/traces/ablation/{variant}.json",
-            variant=PLAN.published("ablation"),
-        ),
-        expand(
-            "results/traces/ablation/simulated_{variant}.json",
-            variant=PLAN.published("ablation", "simulated"),
-        ),
-        expand(
-            "results/traces/ablation/emulated_{variant}.json",
-            variant=PLAN.published("ablation", "emulated"),
-        ),
-
-
 rule timeline:
     """One step of each published variant as figure and trace: simulated on one axis of time, and measured here."""
     input:
@@ -54,6 +23,21 @@ rule timeline:
             "results/traces/ablation/emulated_{variant}.json",
             variant=PLAN.published("ablation", "emulated"),
         ),
+
+
+rule ablation:
+    """Table, figures, and timeline figure and trace of each published variant."""
+    input:
+        expand(
+            "results/ablation{table}.csv",
+            table=["", "_devices", "_steps", "_events", "_configurations"],
+        ),
+        expand(
+            "figures/ablation{figure}.{suffix}",
+            figure=["", "_shares"],
+            suffix=["svg", "pdf", "png"],
+        ),
+        rules.timeline.input,
 
 
 rule figure_ablation:

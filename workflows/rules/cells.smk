@@ -117,35 +117,18 @@ rule trace:
         "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --out {output:q} > {log:q} 2>&1"
 
 
-rule trace_simulated:
-    """Write the simulated timeline of one variant as a Chrome trace, which Perfetto opens."""
+rule trace_virtual:
+    """Write the simulated or emulated timeline of one variant as a Chrome trace, which Perfetto opens."""
     input:
         events="results/{experiment}_events.csv",
     output:
-        ensure("results/traces/{experiment}/simulated_{variant}.json", non_empty=True),
+        ensure("results/traces/{experiment}/{evidence}_{variant}.json", non_empty=True),
     log:
-        "logs/trace_simulated/{experiment}/{variant}.log",
+        "logs/trace_virtual/{experiment}/{evidence}_{variant}.log",
     conda:
         "../envs/gpipe_bench.yaml"
     params:
         sources=source_digest("gpipe_bench.bench.storage.trace"),
     shell:
-        "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --evidence simulated"
-        " --out {output:q} > {log:q} 2>&1"
-
-
-rule trace_emulated:
-    """Write the emulated timeline of one variant as a Chrome trace, which Perfetto opens."""
-    input:
-        events="results/{experiment}_events.csv",
-    output:
-        ensure("results/traces/{experiment}/emulated_{variant}.json", non_empty=True),
-    log:
-        "logs/trace_emulated/{experiment}/{variant}.log",
-    conda:
-        "../envs/gpipe_bench.yaml"
-    params:
-        sources=source_digest("gpipe_bench.bench.storage.trace"),
-    shell:
-        "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --evidence emulated"
-        " --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant}"
+        " --evidence {wildcards.evidence} --out {output:q} > {log:q} 2>&1"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gpipe_bench.bench.advice.fit import Fitter, balance_of, busy_shares
 from gpipe_bench.bench.spec.problems import Problem
@@ -23,12 +23,11 @@ from gpipe_bench.bench.spec.settings import (
     BatchSize,
     Model,
     ModelArgs,
-    PipelineSettings,
-    Section,
+    ModelSection,
     Variant,
+    cut_problems,
     no_boolean,
     options,
-    with_own_arguments,
 )
 from gpipe_bench.bench.spec.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
 from gpipe_bench.bench.storage.raw import RawResult
@@ -48,7 +47,7 @@ Limit = Annotated[
 ]
 
 
-class AdviceRequest(Section):
+class AdviceRequest(ModelSection):
     """What is to be trained where."""
 
     model: Model = "unet"
@@ -61,21 +60,13 @@ class AdviceRequest(Section):
     flavour: Flavour = "current"
     variant: Variant = "dep-str-ptl"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _own_arguments(cls, data: Any) -> Any:
-        return with_own_arguments(cls, data)
-
     def arguments(self) -> list[str]:
         """The request as options of ``python -m gpipe_bench advise``, one word each."""
         return options(self.model_dump(mode="json"))
 
     def problems(self) -> Iterator[Problem]:
         """The model is known and takes these arguments."""
-        pipeline = PipelineSettings.model_construct(
-            model=self.model, model_args=self.model_args, partitions=1, balance=()
-        )
-        yield from pipeline.problems()
+        yield from cut_problems(self, 1)
 
     def candidates(self) -> list[SimulatedCell]:
         """A cell for each number of devices, chunks and checkpoint mode; balances are those of the layers' costs."""

@@ -8,11 +8,11 @@ needed.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
+from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.errors import ConfigError
@@ -145,7 +145,7 @@ def place_name(text: str, rows: Path) -> str:
     Raises:
         ConfigError: nothing is left of ``text``.
     """
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    name = readable(text)
     if not name:
         raise ConfigError(
             [f"rows must name their hardware in the column profile, got {text!r} in {rows}; pass --machine NAME"]

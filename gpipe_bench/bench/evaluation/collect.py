@@ -10,8 +10,8 @@ from typing import Any, Final
 from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.published.values import published_for
 from gpipe_bench.bench.storage.raw import RawResult, read_results
-from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
+from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path, configurations_beside
+from gpipe_bench.configurations import digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.rows import Row
@@ -117,12 +117,11 @@ def write_tables(results: Sequence[RawResult], experiment: str, out: Path, publi
     for name, columns in COMPANIONS.items():
         records = [record for result in results for record in _keyed(result, getattr(result, name), columns)]
         texts[companion_path(out, name)] = csv_text(columns, records)
-    texts[companion_path(out, CONFIGURATIONS)] = csv_text(CONFIGURATION_COLUMNS, configurations)
-    write_files(texts)
+    write_files({**texts, **configurations_beside(out, configurations)})
     return rows
 
 
-def _configurations(results: Iterable[RawResult]) -> list[dict[str, str]]:
+def _configurations(results: Iterable[RawResult]) -> list[str]:
     """What the digests of the rows lead to."""
     known, problems = [], []
     for result in results:
@@ -133,7 +132,7 @@ def _configurations(results: Iterable[RawResult]) -> list[dict[str, str]]:
         problems.append(f"raw result must hold the configuration that its row has the digest of, {found}; run it again")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return configuration_records(known)
+    return known
 
 
 def _keyed(result: RawResult, records: Iterable[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Final
 
-from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.components import PUBLISHED
 from gpipe_bench.console import Column, Grid
 from gpipe_bench.outcomes import THROUGHPUT, Group
-from gpipe_bench.shapley import Share, shapley_shares
+from gpipe_bench.shapley import Share
 
 _METRICS: Final[Mapping[str, tuple[str, str]]] = {
     THROUGHPUT: ("samples/s", ".1f"),
     "peak_reserved_gib": ("memory GiB", ".1f"),
     "utilization_fraction": ("busy", ".0%"),
 }
-_COMPONENTS: Final = tuple(field.name for field in fields(Components))
 
 
 def comparison_table(group: Group, other: Group) -> Grid:
@@ -53,23 +51,15 @@ def shares_table(group: Group, scale: float = 1.0, unit: str = "GiB") -> Grid | 
     """
     reserved = all(outcome.middle("peak_reserved_gib") is not None for outcome in group.outcomes.values())
     memory = "peak_reserved_gib" if reserved else "peak_allocated_gib"
-    speed, size = _shares(group, THROUGHPUT, 1.0), _shares(group, memory, scale)
+    speed, size = group.shares(THROUGHPUT), group.shares(memory, scale)
     if not speed:
         return None
     names = ("samples/s\n[least, most]", f"memory {unit}\n[least, most]")
     columns = [Column("component", text=True), *map(Column, names)]
     table = Grid(columns, f"share of each component, {group.head.evidence} (Shapley)")
-    for name in _COMPONENTS:
-        table.add(name, _range(speed[name]), _range(size[name]) if size else "")
+    for name, share in speed.items():
+        table.add(name, _range(share), _range(size[name]) if size else "")
     return table
-
-
-def _shares(group: Group, column: str, scale: float) -> dict[str, Share]:
-    middles = {outcome.variant: outcome.middle(column) for outcome in group.outcomes.values()}
-    known = {variant: scale * value for variant, value in middles.items() if value is not None}
-    if not all(components.label in known for components in Components.factorial()):
-        return {}
-    return shapley_shares(_COMPONENTS, lambda on: known[Components(**{name: name in on for name in _COMPONENTS}).label])
 
 
 def _word(value: float | None, form: str) -> str:

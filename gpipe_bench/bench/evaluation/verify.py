@@ -135,12 +135,12 @@ def checks_of_rows(table: str, rows: pd.DataFrame, reference: pd.DataFrame) -> I
                 yield replace(check, status=pair["status"], **whole)
 
 
-def missing_cells(table: str, rows: pd.DataFrame, reference: pd.DataFrame, *, allowed: bool = False) -> Iterator[Check]:
-    """The simulated reference cells that are not here, each once, as ``MISSING``, or where allowed as ``left out``."""
+def missing_cells(table: str, rows: pd.DataFrame, reference: pd.DataFrame) -> Iterator[Check]:
+    """The simulated reference cells that are not here, each once."""
     pairs = _beside(rows, reference).drop_duplicates([*_CELL])
     for line in plain_records(pairs[pairs["_merge"] == "left_only"]):
         known = {"evidence": "simulated", "profile": line["profile"], "expected_commit": line[f"commit{_OLD}"]}
-        yield lacking("reference", table, _name(line), "", allowed=allowed, **known)
+        yield lacking("reference", table, _name(line), "", **known)
 
 
 def checks_of_emulations(table: str, rows: pd.DataFrame) -> Iterator[Check]:
@@ -175,19 +175,14 @@ def _beside(rows: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
     return old.merge(new, on=[*_CELL], how="left", suffixes=(_OLD, ""), indicator=True)
 
 
-def lacking(against: str, table: str, cell: str, metric: str, *, allowed: bool, **known: Any) -> Check:
-    """The check of a missing number: ``MISSING``, or ``left out`` where that is allowed.
+def lacking(against: str, table: str, cell: str, metric: str, **known: Any) -> Check:
+    """The check of a number that is not there; ``known``: what the reference says of it."""
+    return Check(against, table, cell, metric, None, None, tolerance=0.0, verdict="MISSING", **known)
 
-    Args:
-        against: as in :class:`Check`.
-        table: as there.
-        cell: as there.
-        metric: as there.
-        allowed: whether it may be left out.
-        known: other attributes of the check: what the reference says of its number.
-    """
-    verdict = "left out" if allowed else "MISSING"
-    return Check(against, table, cell, metric, None, None, tolerance=0.0, verdict=verdict, **known)
+
+def left_out(check: Check) -> Check:
+    """The check where a missing number may be left out."""
+    return replace(check, verdict="left out") if check.verdict == "MISSING" else check
 
 
 def judge(checks: Iterable[Check], tolerances: Sequence[Tolerance]) -> list[Check]:

@@ -101,22 +101,18 @@ def checks_of_claims(path: Path) -> list[Check]:
     return [check for checks in _claims(path).values() for check in checks]
 
 
-def missing_predictions(
-    checks: Iterable[Check], references: Iterable[Path], *, allowed: bool = False
-) -> Iterator[Check]:
-    """The lines of reference predictions that are not among ``checks``, as ``MISSING``, or where allowed ``left out``.
+def missing_predictions(checks: Iterable[Check], references: Iterable[Path]) -> Iterator[Check]:
+    """The lines of reference predictions that are not among ``checks``.
 
     Raises:
         ConfigError: as :func:`checks_of_predictions`.
     """
     olds = [check for path in references for check in checks_of_predictions(path)]
-    return _missing(checks, olds, allowed=allowed)
+    return _missing(checks, olds)
 
 
-def missing_claims(
-    path: Path, references: Iterable[Path], tolerances: Sequence[Tolerance], *, allowed: bool = False
-) -> Iterator[Check]:
-    """What a table of claims must hold and does not, as ``MISSING``, or where allowed ``left out``.
+def missing_claims(path: Path, references: Iterable[Path], tolerances: Sequence[Tolerance]) -> Iterator[Check]:
+    """What a table of claims must hold and does not.
 
     Of a model that is in the table this is each claim of the reference to which a tolerance is put, and each quantity
     that a tolerance for cells of any name (``*``) puts a number to, once.
@@ -129,15 +125,13 @@ def missing_claims(
     yield from _missing(
         [check for checks in own.values() for check in checks],
         [check for check in olds if _is_held(check, tolerances)],
-        allowed=allowed,
     )
     quantities = [one for one in tolerances if one.against == "claim" and one.cell == "*" and one.metric.isidentifier()]
     for model, checks in own.items():
         known = {check.metric for check in (*checks, *(old for old in olds if old.cell.startswith(f"{model}-")))}
         for one in quantities:
             if math.isfinite(one.tolerance) and one.metric not in known:
-                gap = lacking("claim", "transparency", model, one.metric, allowed=allowed)
-                yield replace(gap, reason=one.reason)
+                yield lacking("claim", "transparency", model, one.metric, reason=one.reason)
 
 
 def _claims(path: Path) -> dict[str, list[Check]]:
@@ -162,12 +156,12 @@ def _claim(line: dict[str, Any]) -> Check:
     return Check("claim", *place, 0.0, line["largest"], **origin_of(line))
 
 
-def _missing(checks: Iterable[Check], reference: Iterable[Check], *, allowed: bool) -> Iterator[Check]:
+def _missing(checks: Iterable[Check], reference: Iterable[Check]) -> Iterator[Check]:
     here = {(check.table, check.cell, check.metric) for check in checks}
     for key, old in {(old.table, old.cell, old.metric): old for old in reference}.items():
         if key not in here:
             known = {"evidence": old.evidence, "profile": old.profile, "expected_commit": old.commit}
-            yield lacking("reference", *key, allowed=allowed, **known)
+            yield lacking("reference", *key, **known)
 
 
 def _is_held(check: Check, tolerances: Iterable[Tolerance]) -> bool:

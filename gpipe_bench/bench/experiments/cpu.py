@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from gpipe_bench.bench.spec.cells import Cell, CellRun
 from gpipe_bench.bench.spec.machine import Machine
@@ -24,13 +24,12 @@ from gpipe_bench.bench.spec.settings import (
     Chunks,
     Model,
     ModelArgs,
-    PipelineSettings,
-    Section,
+    ModelSection,
     Seed,
     Steps,
     Threads,
     Warmup,
-    with_own_arguments,
+    cut_problems,
 )
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.models.table import model_spec, parse_arguments
@@ -62,7 +61,7 @@ Schedules = Annotated[
 Repeats = Annotated[int, Field(strict=True, ge=1, le=1000, description="runs of each, each in a fresh process")]
 
 
-class CpuWorkload(Section):
+class CpuWorkload(ModelSection):
     """One model and batch, trained in all ways that a CPU can compare."""
 
     model: Model = "unet"
@@ -80,18 +79,9 @@ class CpuWorkload(Section):
     seed: Seed = 0
     repeats: Repeats = 3
 
-    @model_validator(mode="before")
-    @classmethod
-    def _own_arguments(cls, data: Any) -> Any:
-        return with_own_arguments(cls, data)
-
     def problems(self) -> Iterator[Problem]:
         """The model can be cut so."""
-        names = ("model", "model_args", "balance")
-        common = {name: getattr(self, name) for name in names}
-        yield from PipelineSettings.model_construct(
-            **common, partitions=self.partitions or len(self.balance) or 1
-        ).problems()
+        yield from cut_problems(self, self.partitions or len(self.balance) or 1, self.balance)
 
     def workers(self) -> int:
         """Worker threads: as asked for, else as the balance says, else a core for each."""

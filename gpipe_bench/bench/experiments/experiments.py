@@ -43,10 +43,6 @@ class Workload(CellSettings):
     other_repeats: OtherRepeats = 2
     variants: Variants = ("published", "factorial")
 
-    def labels(self) -> list[str]:
-        """The labels of the variants, in the order in which they were asked for, none twice."""
-        return labels_of(self.variants)
-
     def cells(self, machine: Machine) -> Iterator[Cell]:
         """A cell for each variant on the devices of ``machine``, at most those of the schedule."""
         devices = min(machine.count, self.schedule_devices)
@@ -54,7 +50,7 @@ class Workload(CellSettings):
         fitting: Literal["direct", "host"] = "host" if devices < self.schedule_devices else "direct"
         transfer = fitting if self.transfer == "auto" else self.transfer
         common = {name: getattr(self, name) for name in CellSettings.model_fields}
-        for label in self.labels():
+        for label in labels_of(self.variants):
             yield Cell(**common, variant=label, transfer=transfer, device=machine.device, devices=devices)
 
     def runs(self, machine: Machine) -> list[CellRun]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import DRAFT_PREFIX, json_text, staging, write_files
+from gpipe_bench.outcomes import typical
 from gpipe_bench.rows import Row
 from gpipe_bench.timeline import TimelineEvent
 
@@ -51,6 +51,7 @@ _TESTS_SHARE: Final = 0.35
 _MARGIN: Final = 1.15
 _START_S: Final = 60.0
 _RACE_S: Final = 120.0
+_NOT_ASKED: Final = "not run: not asked for"
 Report = Callable[[str], None]
 
 
@@ -66,6 +67,7 @@ class SessionPlan:
         profile_s: seconds for the profile of the device.
         tests: folder of the tests; None for none.
         race: options of ``peers run``; None for no race.
+        bundle: whether to pack the folder at the end.
     """
 
     out: Path
@@ -75,6 +77,7 @@ class SessionPlan:
     profile_s: float = 40.0
     tests: Path | None = None
     race: Sequence[str] | None = None
+    bundle: bool = False
 
 
 def session_runs(workload: Workload | CpuWorkload, machine: Machine) -> list[CellRun]:
@@ -112,43 +115,42 @@ class Session:
         """Run the GPU tests; returns how that ended: ``passed``, or what else."""
         limit_s = self.left_s * _TESTS_SHARE
         tests = self.plan.tests
-        outcome = "not run: not asked for" if tests is None else run_gpu_tests(tests, self._log, limit_s)
-        self.facts["tests"] = outcome
-        self.report(f"GPU tests: {outcome}")
-        return outcome
+        outcome = _NOT_ASKED if tests is None else run_gpu_tests(tests, self._log, limit_s)
+        return self._note("tests", "GPU tests", outcome)
 
     def profile(self) -> str:
         """Profile the device into ``profile.json``; returns ``done``, or what else."""
         out = self.plan.out / "profile.json"
-        command = [*_PACKAGE, "profile", "--device", self.plan.device, "--seconds", f"{self.plan.profile_s:g}"]
+        command = ["profile", "--device", self.plan.device, "--seconds", f"{self.plan.profile_s:g}", "--out", str(out)]
         # PyTorch has to start, and every case is repeated at least three times however slow the device is.
-        limit = max(min(self.left_s, _START_S + 3 * self.plan.profile_s), 0.0)
-        status = run_child([*command, "--out", str(out)], self._log, limit)
-        known = {None: f"stopped after {limit:.0f} s", 0: "done"}
-        outcome = known.get(status, f"failed with exit status {status}, see {self._log.name}")
-        if status == 0:
+        outcome = self._run(command, _START_S + 3 * self.plan.profile_s)
+        if outcome == "done":
             self.facts["environment"] = json.loads(out.read_text(encoding="utf-8"))["environment"]
-        self.facts["profile"] = outcome
-        self.report(f"device profile: {outcome}")
-        return outcome
+        return self._note("profile", "device profile", outcome)
 
     def race(self) -> str:
         """Race the engine beside its peers, into ``race/``; returns ``done``, or what else.
 
         Peers that are not installed are rows with status ``skipped``.
         """
-        limit = max(min(self.left_s, _RACE_S), 0.0)
-        outcome = "not run: not asked for" if self.plan.race is None else self._race(self.plan.race, limit)
-        self.facts["race"] = outcome
-        self.report(f"race of peers: {outcome}")
-        return outcome
+        out, options = self.plan.out / "race" / "peers.csv", self.plan.race
+        if options is None:
+            return self._note("race", "race of peers", _NOT_ASKED)
+        command = ["peers", "run", "--device", self.plan.device, *options, "--out", str(out)]
+        outcome = self._run(command, _RACE_S, stopped=f"; finished cases are in {out.parent.name}")
+        return self._note("race", "race of peers", outcome)
 
-    def _race(self, options: Sequence[str], limit: float) -> str:
-        out = self.plan.out / "race" / "peers.csv"
-        command = [*_PACKAGE, "peers", "run", "--device", self.plan.device, *options, "--out", str(out)]
-        status = run_child(command, self._log, limit)
-        known = {None: f"stopped after {limit:.0f} s; finished cases are in {out.parent.name}", 0: "done"}
+    def _run(self, command: Sequence[str], limit_s: float, stopped: str = "") -> str:
+        """Run a command of the package: ``done``, or what else; ``stopped`` is added where its time was up."""
+        limit = max(min(self.left_s, limit_s), 0.0)
+        status = run_child([*_PACKAGE, *command], self._log, limit)
+        known = {None: f"stopped after {limit:.0f} s{stopped}", 0: "done"}
         return known.get(status, f"failed with exit status {status}, see {self._log.name}")
+
+    def _note(self, name: str, what: str, outcome: str) -> str:
+        self.facts[name] = outcome
+        self.report(f"{what}: {outcome}")
+        return outcome
 
     def measure(self) -> None:
         """Make every run that the budget allows; the others become rows that say so."""
@@ -185,8 +187,9 @@ class Session:
         """Write the tables, the traces of the published variants and ``environment.json``; returns the rows."""
         rows = write_tables(self.results, "ablation", self.tables)
         for variant in PUBLISHED:
-            result = _typical([r for r in self.results if r.row.variant == variant and r.row.status == "ok"])
-            if result is not None:
+            good = {r.row: r for r in self.results if r.row.variant == variant and r.row.status == "ok"}
+            if good:
+                result = good[typical([*good])]
                 events = [TimelineEvent(**event) for event in result.events]
                 write_trace(self.plan.out / "traces" / f"{variant}.json", variant, result.row, events)
         self.facts |= {"budget_s": self.plan.budget_s, "spent_s": round(self.plan.budget_s - self.left_s, 1)}
@@ -224,14 +227,6 @@ def check_unused(out: Path) -> None:
     """
     if any((out / name).exists() for name in ("ablation.csv", "raw", "log.txt", "bundle.tar.gz")):
         raise ConfigError([f"--out must be a folder without an earlier session, got {out}; name another or remove it"])
-
-
-def _typical(results: Sequence[RawResult]) -> RawResult | None:
-    """The result whose step time is nearest to the median."""
-    if not results:
-        return None
-    middle = median(result.row.step_time_ms or 0.0 for result in results)
-    return min(results, key=lambda result: abs((result.row.step_time_ms or 0.0) - middle))
 
 
 def _words(row: Row) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from gpipe_bench.bench.spec.cells import Cell, CellRun
 from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell, EmulatedSettings
@@ -23,28 +23,25 @@ from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     BALANCE_SCHEMA,
     CellSettings,
+    ChunkCounts,
+    Count,
     Model,
     ModelArgs,
-    PipelineSettings,
+    ModelSection,
+    Modes,
     Seed,
     Steps,
     Threads,
     Variant,
     Warmup,
+    cut_problems,
     each_valid,
     read_balance,
-    with_own_arguments,
 )
 from gpipe_bench.bench.spec.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
 
-_Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Counts = Annotated[
-    tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, one device each")
-]
-ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
-Modes = Annotated[
-    tuple[Literal["always", "except_last", "never"], ...],
-    Field(min_length=1, max_length=3, description="checkpoint modes"),
+    tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, one device each")
 ]
 FixedBatch = Annotated[
     int, Field(strict=True, ge=0, le=10**9, description="samples per step at a fixed batch; 0: not swept")
@@ -97,7 +94,7 @@ Points = Annotated[
 ]
 
 
-class _Grid(Experiment):
+class _Grid(ModelSection, Experiment):
     """What both kinds of sweep share."""
 
     model: Model = "unet"
@@ -106,11 +103,6 @@ class _Grid(Experiment):
     checkpoints: Modes = ("always", "except_last", "never")
     batch_size: FixedBatch = 256
     microbatch_size: FixedMicrobatch = 8
-
-    @model_validator(mode="before")
-    @classmethod
-    def _own_arguments(cls, data: Any) -> Any:
-        return with_own_arguments(cls, data)
 
     def problems(self) -> Iterator[Problem]:
         """There is a series, and the batch can be cut into as many micro-batches as are asked for."""
@@ -142,7 +134,7 @@ class SimulatedSweep(_Grid):
     def problems(self) -> Iterator[Problem]:
         """Rules of a sweep, and of the pipeline with the most partitions."""
         yield from super().problems()
-        yield from _pipeline(self, max(self.partitions)).problems()
+        yield from cut_problems(self, max(self.partitions))
 
     def simulations(self) -> list[SimulatedCell]:
         """A cell per point and number of partitions, none twice."""
@@ -183,7 +175,7 @@ class MeasuredSweep(_Grid):
         """Rules of a sweep, and of the pipeline with each balance."""
         yield from super().problems()
         for sizes in self.balances:
-            for problem in _pipeline(self, len(sizes), sizes).problems():
+            for problem in cut_problems(self, len(sizes), sizes):
                 names = tuple("balances" if name in ("balance", "partitions") else name for name in problem.fields)
                 yield Problem(names, problem.text)
 
@@ -226,10 +218,3 @@ class CudaSweep(MeasuredSweep):
     microbatch_size: FixedMicrobatch = 8
     warmup: Warmup = 2
     repeats: Repeats = 3
-
-
-def _pipeline(grid: _Grid, partitions: int, balance: tuple[int, ...] = ()) -> PipelineSettings:
-    """The settings that say whether a model can be cut so."""
-    return PipelineSettings.model_construct(
-        model=grid.model, model_args=grid.model_args, partitions=partitions, balance=balance
-    )

@@ -1,9 +1,8 @@
-"""One workload in one setting, as plain data that travels to the processes of the race."""
+"""One workload in one setting."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +78,3 @@ class PeerCase:
             return ["cpu"] * self.partitions
         count = min(self.devices, self.partitions)
         return [f"{self.device}:{j * count // self.partitions}" for j in range(self.partitions)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for :meth:`from_dict`."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> PeerCase:
-        """The case that :meth:`to_dict` gave, also after JSON."""
-        return cls(**{**data, **{name: tuple(data[name]) for name in ("balance", "fine_balance")}})

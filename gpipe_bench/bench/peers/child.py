@@ -4,28 +4,28 @@
                              ── fork ── contender ...
 
 Nothing of one contender is ever loaded in the process of another. Each case runs in a fork, so that nothing is left of
-the case before, neither threads nor memory, and that what kills a case spares the next. A line of JSON asks, a line of
-JSON answers, over the two pipes whose numbers stand in the argument; in between the process sleeps.
+the case before, neither threads nor memory, and that what kills a case spares the next. A dictionary asks, a dictionary
+answers, over the two pipes whose numbers stand in the argument; in between the process sleeps.
 
-    {"do": "open", "case": {...}, "count": false}   build the contender
-    {"do": "run", "warmup": 1, "steps": 3}          train: seconds and CPU seconds of each step
-    {"do": "gradients", "path": "..."}              train, save the gradients as numpy arrays, count forward passes
-    {"do": "peak"}                                  bytes
-    {"do": "close"}                                 end the fork
+    {"do": "open", "case": PeerCase(...), "count": False}   build the contender
+    {"do": "run", "warmup": 1, "steps": 3}                  train: seconds and CPU seconds of each step
+    {"do": "gradients", "path": "..."}                      train, save the gradients as numpy arrays, count passes
+    {"do": "peak"}                                          bytes
+    {"do": "close"}                                         end the fork
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import CONTENDERS, Contender
 from gpipe_bench.bench.running.failures import status_of
 
@@ -54,15 +54,16 @@ def main(arguments: Sequence[str]) -> None:
 
 def _serve_cases(name: str, asked: int, answered: int) -> None:
     """Serve until the requests end."""
-    requests, answers = os.fdopen(asked, "r", buffering=1), os.fdopen(answered, "w", buffering=1)
-    answers.write(json.dumps({"pid": os.getpid(), **_load(name)}) + "\n")
-    while line := requests.readline():
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _serve(name, request, requests, answers)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        answers.write(json.dumps({"ended": status}) + "\n")
+    requests, answers = Connection(asked, writable=False), Connection(answered, readable=False)
+    answers.send({"pid": os.getpid(), **_load(name)})
+    with suppress(EOFError):
+        while True:
+            request = requests.recv()
+            child = os.fork()
+            if child == 0:
+                _serve(name, request, requests, answers)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            answers.send({"ended": status})
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def _runner_class(contender: Contender) -> Any:
     return SingleProcess
 
 
-def _serve(name: str, request: dict[str, Any], requests: Any, answers: Any) -> NoReturn:
+def _serve(name: str, request: dict[str, Any], requests: Connection, answers: Connection) -> NoReturn:
     """Answer the requests about one case, beginning with ``request``, and end the process."""
     runner: Any = None
     while request["do"] != "close":
@@ -110,8 +111,8 @@ def _serve(name: str, request: dict[str, Any], requests: Any, answers: Any) -> N
             if name == "probe":
                 answer = _probe(request)
             elif request["do"] == "open":
-                case = PeerCase.from_dict(request["case"])
-                runner = _runner_class(CONTENDERS[name])(CONTENDERS[name], case, count=request["count"])
+                contender = CONTENDERS[name]
+                runner = _runner_class(contender)(contender, request["case"], count=request["count"])
                 answer = {}
             else:
                 answer = _answer(runner, request)
@@ -120,12 +121,13 @@ def _serve(name: str, request: dict[str, Any], requests: Any, answers: Any) -> N
             traceback.print_exc()
             status, reason = status_of(error)
             reply = {"status": status, "reason": reason}
-        answers.write(json.dumps(reply) + "\n")
-        line = requests.readline()
-        request = json.loads(line) if line else {"do": "close"}
+        answers.send(reply)
+        try:
+            request = requests.recv()
+        except EOFError:
+            request = {"do": "close"}
     if hasattr(runner, "close"):
         runner.close()
-    answers.flush()
     # Not by sys.exit: threads and ranks of a contender that failed must not keep the race waiting.
     os._exit(0)
 
@@ -145,8 +147,7 @@ def _answer(runner: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _probe(request: dict[str, Any]) -> dict[str, Any]:
     from gpipe_bench.bench.peers import probe
 
-    case = PeerCase.from_dict(request["case"])
-    found: dict[str, Any] = getattr(probe, request["do"])(case, request["seconds"])
+    found: dict[str, Any] = getattr(probe, request["do"])(request["case"], request["seconds"])
     return found
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 _START_S: Final = 120.0
 _ENVIRONMENT: Final = {
@@ -61,7 +60,6 @@ class Child:
     def _begin(self, channel: _Channel) -> None:
         self._channel = channel
         self.launchers.append(channel.launcher)
-        self._buffer = b""
         self._open = False
         self.hello: dict[str, Any] | None = None
 
@@ -112,26 +110,20 @@ class Child:
 
     def _send(self, request: dict[str, Any]) -> None:
         try:
-            os.write(self._channel.to, json.dumps(request).encode() + b"\n")
+            self._channel.to.send(request)
         except OSError:
             self._restart(f"the process of {self.name} is gone; {self._log} says why")
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
-        deadline = monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._channel.back, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if not selector.select(max(deadline - monotonic(), 0.0)):
-                    self._restart(f"{self.name} gave no answer within {timeout_s:g} s")
-                chunk = os.read(self._channel.back, 1 << 16)
-                if not chunk:
-                    self._restart(f"the process of {self.name} is gone; {self._log} says why")
-                self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+        if not self._channel.back.poll(timeout_s):
+            self._restart(f"{self.name} gave no answer within {timeout_s:g} s")
+        try:
+            answer: dict[str, Any] = self._channel.back.recv()
+        except (EOFError, OSError):
+            self._restart(f"the process of {self.name} is gone; {self._log} says why")
         return answer
 
-    def _restart(self, reason: str) -> None:
+    def _restart(self, reason: str) -> NoReturn:
         """Begin anew for the cases to come, and fail this one."""
         if self.hello is None:
             # It never got as far as a pid, and nothing is asked of it again.
@@ -144,35 +136,34 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class _Channel:
-    """File descriptors to write to and to read from, and the process that made what is at their other ends."""
+    """Connections to send and to receive by, and the process that made what is at their other ends."""
 
-    to: int
-    back: int
+    to: Connection
+    back: Connection
     launcher: subprocess.Popen[bytes]
 
     def close(self) -> None:
-        for end in (self.to, self.back):
-            with suppress(OSError):
-                os.close(end)
+        self.to.close()
+        self.back.close()
 
 
 def _launch(names: Sequence[str], log: Path) -> dict[str, _Channel]:
     """Start a launcher that makes the processes of ``names``."""
-    ends: dict[str, tuple[int, int, int, int]] = {name: (*os.pipe(), *os.pipe()) for name in names}
-    words = [f"{name}:{asked}:{answered}" for name, (asked, _, _, answered) in ends.items()]
+    ends = {name: (*Pipe(duplex=False), *Pipe(duplex=False)) for name in names}
+    words = [f"{name}:{asked.fileno()}:{answered.fileno()}" for name, (asked, _, _, answered) in ends.items()]
     given = [end for asked, _, _, answered in ends.values() for end in (asked, answered)]
     with log.open("a", encoding="utf-8") as file:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "gpipe_bench.bench.peers.child", *words],
             env={**os.environ, **_ENVIRONMENT},
-            pass_fds=given,
+            pass_fds=[end.fileno() for end in given],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
             start_new_session=True,
         )
     for end in given:
-        os.close(end)
+        end.close()
     return {name: _Channel(to, back, launcher) for name, (_, to, back, _) in ends.items()}
 
 

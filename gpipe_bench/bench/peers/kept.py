@@ -12,15 +12,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from gpipe_bench.bench.peers.cases import PeerCase
-from gpipe_bench.bench.peers.contenders import CONTENDERS, contenders_of
-from gpipe_bench.bench.peers.race import Outcome, Raced, Visit
+from gpipe_bench.bench.peers.contenders import contenders_of
+from gpipe_bench.bench.peers.race import Raced
 from gpipe_bench.bench.peers.settings import PeersSettings
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.sources import source_digest
 from gpipe_bench.measure.host import cpu_count
 
+_RACED: Final = TypeAdapter(Raced)
 _FACTS: Final = "facts"
 """Name of the first part; no case has it."""
 
@@ -72,11 +75,11 @@ class KeptCases:
     def get(self, case: PeerCase) -> Raced | None:
         """What came out of a case, if it is finished."""
         record = self._kept.get(case.id)
-        return None if record is None else _from_record(record)
+        return None if record is None else _RACED.validate_python(record)
 
     def add(self, raced: Raced) -> None:
         """Keep a finished case."""
-        self._kept.add(raced.case.id, _to_record(raced))
+        self._kept.add(raced.case.id, asdict(raced))
 
     def remove(self) -> None:
         """Forget all: the table is written."""
@@ -89,21 +92,3 @@ def _unused(path: Path) -> Path:
     while (aside := path.with_name(f"{path.stem}_{number}{path.suffix}")).exists():
         number += 1
     return aside
-
-
-def _to_record(raced: Raced) -> dict[str, Any]:
-    outcomes = [
-        {**asdict(outcome), "contender": outcome.contender.name, "case": outcome.case.to_dict()}
-        for outcome in raced.outcomes
-    ]
-    measured = {"alone": raced.alone, "one_way_s": raced.one_way_s}
-    return {"case": raced.case.to_dict(), "outcomes": outcomes, **measured}
-
-
-def _from_record(record: dict[str, Any]) -> Raced:
-    outcomes = []
-    for given in record["outcomes"]:
-        visits = [Visit(**visit) for visit in given["visits"]]
-        case, contender = PeerCase.from_dict(given["case"]), CONTENDERS[given["contender"]]
-        outcomes.append(Outcome(**{**given, "case": case, "contender": contender, "visits": visits}))
-    return Raced(**{**record, "case": PeerCase.from_dict(record["case"]), "outcomes": outcomes})

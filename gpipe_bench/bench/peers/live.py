@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +22,6 @@ from torch import Tensor
 from gpipe_bench.measure.ledger import Ledger
 from gpipe_bench.measure.memory import has_memory_statistics, peak_memory, reset_peak_memory
 from gpipe_bench.measure.watch import switch_on
-
-
-class Peak(Protocol):
-    """Counts from its making on."""
-
-    def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that were made before."""
-
-    def peak_bytes(self) -> int:
-        """The most bytes alive at once so far."""
 
 
 class LiveBytesOfAll:
@@ -77,6 +67,10 @@ class AllocatorPeak:
     def peak_bytes(self) -> int:
         """The most bytes allocated so far."""
         return sum(peak.allocated_bytes for peak in peak_memory(self._devices))
+
+
+Peak = LiveBytesOfAll | AllocatorPeak
+"""Counts from its making on."""
 
 
 def peak_counter(devices: Sequence[str]) -> Peak:

@@ -5,11 +5,8 @@ Nothing here belongs to any contender. Each function takes a case and seconds to
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +21,7 @@ from gpipe_bench.bench.peers.ranks import start_group
 from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.measure.environment import environment_facts
+from gpipe_bench.processes import spread
 
 
 def facts(case: PeerCase, seconds: float) -> dict[str, Any]:  # noqa: ARG001 - all take the same arguments
@@ -40,7 +38,7 @@ def balance(case: PeerCase, seconds: float) -> dict[str, Any]:
 def partitions(case: PeerCase, seconds: float) -> dict[str, Any]:
     """``alone``: seconds of each partition for one micro-batch, [forward, backward with recomputation]."""
     torch.set_num_threads(1)
-    return {"alone": partition_times(case, seconds)}
+    return {"alone": [*partition_times(case, seconds)]}
 
 
 def transfers(case: PeerCase, seconds: float) -> dict[str, Any]:
@@ -62,7 +60,8 @@ def transfers(case: PeerCase, seconds: float) -> dict[str, Any]:
     share = seconds / len(payloads)
     with tempfile.TemporaryDirectory(prefix="transfers-") as folder:
         store = str(Path(folder) / "store")
-        empty, *times = _forked(2, lambda rank: _exchange(rank, store, payloads, share))[0]
+        # Each rank waits for the other, so each of the two processes takes one.
+        (empty, *times), _ = spread(lambda rank: _exchange(rank, store, payloads, share), range(2), processes=2)
     return {"one_way_s": [max(t - empty, 0.0) for t in times]}
 
 
@@ -85,18 +84,3 @@ def _round_trips(rank: int, payload: list[Tensor], seconds: float) -> float:
         more.fill_(float(len(taken) < FEWEST_ROUNDS or time.perf_counter() < deadline))
         dist.broadcast(more, 0)
     return median(taken)
-
-
-def _forked(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """``work(0) … work(count - 1)``, each in a process of its own, all at once."""
-    context = get_context("fork")
-    pairs = [context.Pipe() for _ in range(count)]
-
-    def serve(index: int, pipe: Any) -> None:
-        pipe.send(work(index))
-        os._exit(0)
-
-    for index, (_, there) in enumerate(pairs):
-        context.Process(target=serve, args=(index, there), daemon=True).start()
-        there.close()
-    return [here.recv() for here, _ in pairs]

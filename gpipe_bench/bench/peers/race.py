@@ -13,13 +13,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.client import Child, PeerError, children
 from gpipe_bench.bench.peers.contenders import REFERENCE, Contender
+
+if TYPE_CHECKING:
+    from gpipe_bench.bench.peers.kept import KeptCases
 
 _MOST_STEPS: Final = 50
 _COUNTED_STEPS: Final = 2
@@ -65,21 +68,6 @@ class Outcome:
         self.status, self.reason = error.status, error.reason
 
 
-class Kept(Protocol):
-    """Finished cases that outlive a race that is cut off."""
-
-    facts: dict[str, Any]
-
-    def begin(self, facts: dict[str, Any]) -> None:
-        """Take the facts of a race that has finished nothing yet."""
-
-    def get(self, case: PeerCase) -> Raced | None:
-        """What came out of a case, if it is finished."""
-
-    def add(self, raced: Raced) -> None:
-        """Take a finished case."""
-
-
 @dataclass(slots=True)
 class Raced:
     """A case with all its outcomes, and what the probe found: times of partitions and of transfers."""
@@ -98,7 +86,7 @@ def run_race(
     timeout_s: float,
     probe_s: float,
     report: Report,
-    kept: Kept,
+    kept: KeptCases,
     watch: Watch | None = None,
 ) -> tuple[dict[str, Any], list[Raced]]:
     """Run all ``cases``, one after the other.
@@ -120,7 +108,7 @@ def run_race(
     with children(names, log, timeout_s) as made, tempfile.TemporaryDirectory(prefix="race-") as folder:
         probe = made.pop("probe")
         if not kept.facts:
-            kept.begin(probe.ask("facts", case=cases[0].to_dict(), seconds=0)["facts"])
+            kept.begin(probe.ask("facts", case=cases[0], seconds=0)["facts"])
             probe.close()
         raced = []
         rounds = _Rounds(sum(case.rounds for case in cases if kept.get(case) is None), watch)
@@ -154,7 +142,7 @@ def _own_case(case: PeerCase, contender: Contender) -> PeerCase:
 
 
 def _probed(probe: Child, do: str, case: PeerCase, seconds: float) -> dict[str, Any]:
-    answer = probe.ask(do, case=case.to_dict(), seconds=seconds)
+    answer = probe.ask(do, case=case, seconds=seconds)
     probe.close()
     return answer
 
@@ -221,7 +209,7 @@ def _race(
 
 def _open(child: Child, outcome: Outcome) -> None:
     outcome.version = child.ready()["version"]
-    child.ask("open", case=outcome.case.to_dict(), count=False)
+    child.ask("open", case=outcome.case, count=False)
     outcome.step_s = child.ask("run", warmup=1, steps=1)["wall_s"][0]
 
 
@@ -234,7 +222,7 @@ def _visit(child: Child, outcome: Outcome, number: int, position: int) -> None:
 
 
 def _save_gradients(child: Child, outcome: Outcome, folder: Path) -> None:
-    child.ask("open", case=replace(outcome.case, precision="float64").to_dict(), count=False)
+    child.ask("open", case=replace(outcome.case, precision="float64"), count=False)
     answer = child.ask("gradients", path=str(folder / f"{child.name}.npz"))
     outcome.forward_passes = answer["forward_passes"]
     child.close()
@@ -266,7 +254,7 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
 
 def _count(child: Child, outcome: Outcome) -> None:
     try:
-        child.ask("open", case=outcome.case.to_dict(), count=True)
+        child.ask("open", case=outcome.case, count=True)
         child.ask("run", warmup=_COUNTED_STEPS, steps=0)
         outcome.peak_bytes = child.ask("peak")["bytes"]
     except PeerError as error:

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,12 +31,13 @@ from torch.distributed.pipelining import PipelineStage
 
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import Contender
-from gpipe_bench.bench.peers.live import Peak, peak_counter
-from gpipe_bench.bench.peers.runners import TrainingStep, loop_step, recomputed, synchronize
+from gpipe_bench.bench.peers.live import peak_counter
+from gpipe_bench.bench.peers.runners import CountedStep, TrainingStep, loop_step, recomputed, synchronize
 from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.errors import UnsupportedError
+from gpipe_bench.processes import Child
 
 _TIMEOUT: Final = timedelta(seconds=60)
 _LOOPBACK: Final = Path("/sys/class/net/lo")
@@ -68,16 +68,10 @@ class Ranks:
                 "refuses two ranks on one GPU; use fewer partitions"
             )
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        context, store = get_context("fork"), str(Path(self._folder.name) / "store")
-        pairs = [context.Pipe() for _ in range(ranks)]
-        self._pipes: list[Any] = [here for here, _ in pairs]
-        self._processes = []
+        store = str(Path(self._folder.name) / "store")
+        seats = [Seat(contender.option, case, rank, ranks, store, count) for rank in range(ranks)]
+        self._ranks = [Child.start(_serve, seat) for seat in seats]
         try:
-            for rank, (_, there) in enumerate(pairs):
-                arguments = (there, Seat(contender.option, case, rank, ranks, store, count))
-                self._processes.append(context.Process(target=_serve, args=arguments, daemon=True))
-                self._processes[-1].start()
-                there.close()
             self._answers()
         except RankError:
             self.close()
@@ -108,26 +102,25 @@ class Ranks:
 
     def close(self) -> None:
         """End the ranks, whatever they are doing."""
-        for process in self._processes:
-            process.kill()
-            process.join()
+        for rank in self._ranks:
+            rank.end()
         self._folder.cleanup()
 
     def _ask(self, *request: Any) -> list[Any]:
-        for pipe in self._pipes:
-            pipe.send(request)
+        for rank in self._ranks:
+            rank.results.send(request)
         return self._answers()
 
     def _answers(self) -> list[Any]:
         """The answer of each rank; raises what all that failed say, since one that fails makes others fail."""
         answers, failures = [], []
-        for rank, pipe in enumerate(self._pipes):
+        for number, rank in enumerate(self._ranks):
             try:
-                failed, answer = pipe.recv()
+                failed, answer = rank.results.recv()
             except EOFError:
                 failed, answer = True, "ended without an answer"
             if failed:
-                failures.append(f"rank {rank}: {answer}")
+                failures.append(f"rank {number}: {answer}")
             answers.append(answer)
         if failures:
             raise RankError("; ".join(failures))
@@ -170,14 +163,14 @@ class Seat(NamedTuple):
         return places[self.rank % len(places)]
 
 
-class _Rank:
+class _Rank(CountedStep):
     def __init__(self, seat: Seat) -> None:
         torch.set_num_threads(1)
         self._place = place = seat.place
-        self._batch_size = seat.case.batch_size
+        self.batch_size = seat.case.batch_size
         if place != "cpu":
             torch.accelerator.set_device_index(torch.device(place).index)
-        self.peak: Peak | None = None
+        self.peak = None
         self.step = self._pipelined(seat) if seat.schedule else self._loop(seat)
         # The first step agrees on shapes and opens connections.
         self.step()
@@ -230,12 +223,6 @@ class _Rank:
     def gradients(self) -> list[Any]:
         self.step()
         return [gradient.cpu().numpy() for gradient in self.step.gradients()]
-
-    def forward_passes(self) -> float:
-        return self.step.forward_passes(self._batch_size)
-
-    def peak_bytes(self) -> int:
-        return 0 if self.peak is None else self.peak.peak_bytes()
 
 
 def _serve(pipe: Connection, seat: Seat) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import Contender
+from gpipe_bench.bench.peers.live import Peak
 from gpipe_bench.bench.peers.skips import Stage, make_stages, translated
 from gpipe_bench.bench.peers.workloads import Work, make_work
 from gpipe_bench.components import Components
@@ -23,22 +24,6 @@ from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.schedule import checkpoint_stop
 
 _ALL: Final = slice(None)
-
-
-class Runner(Protocol):
-    """What the race asks of a contender."""
-
-    def run(self, warmup: int, steps: int) -> tuple[list[float], list[float]]:
-        """Seconds and CPU seconds of ``steps`` steps, after ``warmup`` that are not timed."""
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients that a step leaves, on the CPU, in the order of the model's parameters."""
-
-    def forward_passes(self) -> float:
-        """Of a step, per sample: one, and what checkpoints compute again."""
-
-    def peak_bytes(self) -> int:
-        """The most bytes of tensors that were alive at once, if the contender was built to count them."""
 
 
 class TrainingStep:
@@ -79,6 +64,22 @@ class TrainingStep:
         with register_module_forward_pre_hook(note):
             self()
         return sum(passed) / (len(self.parameters) * batch_size)
+
+
+class CountedStep:
+    """A step and what is counted of it."""
+
+    step: TrainingStep
+    batch_size: int
+    peak: Peak | None
+
+    def forward_passes(self) -> float:
+        """Of a step, per sample: one, and what checkpoints compute again."""
+        return self.step.forward_passes(self.batch_size)
+
+    def peak_bytes(self) -> int:
+        """The most bytes of tensors that were alive at once; 0 where they are not counted."""
+        return 0 if self.peak is None else self.peak.peak_bytes()
 
 
 def synchronize(devices: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import product
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -14,24 +14,29 @@ from gpipe_bench.bench.peers.contenders import contenders_of
 from gpipe_bench.bench.peers.workloads import RACED, raced_arguments
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Seed, no_boolean
+from gpipe_bench.bench.spec.settings import (
+    BatchSize,
+    ChunkCounts,
+    Chunks,
+    Count,
+    Model,
+    ModelArgs,
+    Modes,
+    Partitions,
+    Section,
+    Seed,
+    no_boolean,
+)
 from gpipe_bench.bench.spec.variants import Variants, labels_of
-from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
 from gpipe_bench.models.arguments import nearest
 
-_Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Contenders = Annotated[
     tuple[str, ...], Field(min_length=1, max_length=64, description="who takes part; all: everybody")
 ]
 Counts = Annotated[
-    tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, a layer each")
-]
-ChunkCounts = Annotated[tuple[_Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
-Modes = Annotated[
-    tuple[Literal["always", "except_last", "never"], ...],
-    Field(min_length=1, max_length=3, description="checkpoint modes"),
+    tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, a layer each")
 ]
 Width = Annotated[int, Field(strict=True, ge=1, le=65_536, description="features of a layer")]
 Rounds = Annotated[int, Field(strict=True, ge=1, le=10_000, description="rounds; in each, every contender runs once")]
@@ -62,10 +67,7 @@ class CellsRace(Section):
     def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
         """A case per n, m and mode; micro-batches of two samples."""
         for mode, n, m in product(self.checkpoints, self.partitions, self.chunks):
-            yield PeerCase(
-                workload="cells", model="tiny", model_args=f"L={n};width={self.width}", partitions=n, chunks=m,
-                checkpoint=mode, batch_size=2 * m, balance=(1,) * n, rounds=self.rounds, visit_s=self.visit_s, **shared,
-            )  # fmt: skip
+            yield _tiny_case("cells", self, (n, m, mode), shared)
 
 
 class CombinationsRace(Section):
@@ -81,13 +83,19 @@ class CombinationsRace(Section):
 
     def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
         """A case per mode and combination."""
-        n, m = self.partitions, self.chunks
         for mode, label in product(self.checkpoints, labels_of(self.variants)):
-            yield PeerCase(
-                workload="combinations", model="tiny", model_args=f"L={n};width={self.width}", partitions=n, chunks=m,
-                checkpoint=mode, batch_size=2 * m, balance=(1,) * n, rounds=self.rounds, visit_s=self.visit_s,
-                variant=label, **shared,
-            )  # fmt: skip
+            yield _tiny_case("combinations", self, (self.partitions, self.chunks, mode), {"variant": label, **shared})
+
+
+def _tiny_case(
+    workload: str, race: CellsRace | CombinationsRace, size: tuple[int, int, str], shared: dict[str, Any]
+) -> PeerCase:
+    """A layer per partition, micro-batches of two samples; ``size``: n, m and mode."""
+    n, m, mode = size
+    return PeerCase(
+        workload=workload, model="tiny", model_args=f"L={n};width={race.width}", partitions=n, chunks=m,
+        checkpoint=mode, batch_size=2 * m, balance=(1,) * n, rounds=race.rounds, visit_s=race.visit_s, **shared,
+    )  # fmt: skip
 
 
 class ModelRace(Section):
@@ -159,16 +167,6 @@ class PeersSettings(Section):
         except ConfigError as error:
             for text in error.problems:
                 yield Problem(("contenders",), text.removeprefix("contender "))
-
-    @property
-    def configuration(self) -> str:
-        """All settings as text."""
-        return canonical(self.model_dump(mode="json"))
-
-    @property
-    def config_sha256(self) -> str:
-        """Digest of :attr:`configuration`."""
-        return digest(self.configuration)
 
     def cases(self, machine: Machine) -> list[PeerCase]:
         """All cases on the devices of ``machine``."""

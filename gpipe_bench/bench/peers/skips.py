@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench.skip import Skippable, stash
+from gpipe_bench.skip.tracker import LocalTracker, use_tracker
 
 
 def translated(model: nn.Sequential, rival: Any) -> nn.Sequential:
@@ -108,25 +109,12 @@ class Stage(nn.Module):
 
     def run(self, x: Tensor, *skips: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the layers."""
-        held: dict[Any, Any] = dict(zip(self._arriving, skips, strict=True))
-        for layer in self.layers:
-            x = _drive(layer, x, held) if isinstance(layer, Skippable) else layer(x)
-        return (x, *(held[key] for key in self._leaving)) if self._leaving else x
-
-
-def _drive(layer: Any, x: Any, held: dict[Any, Any]) -> Any:
-    answer = None
-    commands = _commands(layer, x)
-    while True:
-        try:
-            command = commands.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        key = layer.skip_key(command.name)
-        if isinstance(command, stash):
-            held[key], answer = command.tensor, None
-        else:
-            answer = held.pop(key)
+        held = LocalTracker(zip(self._arriving, skips, strict=True))
+        with use_tracker(held):
+            for layer in self.layers:
+                x = layer(x)
+        leaving: list[Any] = [held.load(key) for key in self._leaving]
+        return (x, *leaving) if leaving else x
 
 
 class _Sendable(torch.autograd.Function):

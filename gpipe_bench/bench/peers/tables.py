@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -15,10 +16,10 @@ from typing import Any, Final
 from gpipe_bench.bench.peers.cases import PeerCase
 from gpipe_bench.bench.peers.contenders import BASELINES
 from gpipe_bench.bench.peers.race import Outcome, Raced
-from gpipe_bench.bench.peers.split import Gap, limit_s, split_gap
-from gpipe_bench.bench.storage.tables import companion_path
+from gpipe_bench.bench.peers.split import limit_s, split_gap
+from gpipe_bench.bench.storage.tables import companion_path, configurations_beside
 from gpipe_bench.components import Components
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
+from gpipe_bench.configurations import digest
 from gpipe_bench.files import write_files
 from gpipe_bench.intervals import Interval, median_interval
 from gpipe_bench.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
@@ -51,9 +52,7 @@ def write_race(
             out: csv_text(PeerRow.columns(), [row.to_dict() for row in rows]),
             companion_path(out, "steps"): csv_text(STEP_COLUMNS, step_records(raced)),
             companion_path(out, "ratios"): csv_text(RATIO_COLUMNS, ratio_records(raced)),
-            companion_path(out, CONFIGURATIONS): csv_text(
-                CONFIGURATION_COLUMNS, configuration_records([configuration])
-            ),
+            **configurations_beside(out, [configuration]),
         }
     )
     return rows
@@ -215,14 +214,9 @@ def _limit(outcome: Outcome, one: Raced, raced: Sequence[Raced], seconds: float)
             host_s=host,
             copies_s=copies,
         )
-        found |= _gap_columns(gap)
+        parts = asdict(gap).items()
+        found |= {f"gap_{name}_ms": None if part is None else 1e3 * part for name, part in parts}
     return found
-
-
-def _gap_columns(gap: Gap) -> dict[str, float | None]:
-    parts = {"imbalance": gap.imbalance, "host": gap.host, "contention": gap.contention, "copies": gap.copies}
-    parts["other"] = gap.other
-    return {f"gap_{name}_ms": None if part is None else 1e3 * part for name, part in parts.items()}
 
 
 def _contention_s(one: Raced, least: float) -> float | None:

@@ -71,7 +71,6 @@ TINY: Final = ModelSpec(
     input_shape=lambda a: (int(a["width"]),),
     target=_vectors,
     loss=_mean_square,
-    rules=lambda _: (),
     source="none: layers without work",
 )
 CONVNET: Final = ModelSpec(
@@ -89,7 +88,6 @@ CONVNET: Final = ModelSpec(
     input_shape=lambda a: (3, int(a["size"]), int(a["size"])),
     target=class_labels,
     loss=cross_entropy,
-    rules=lambda _: (),
     source="none: 3x3 convolutions of one width",
 )
 RACED: Final = {spec.name: spec for spec in (TINY, CONVNET, UNET)}

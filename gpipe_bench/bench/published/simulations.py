@@ -7,7 +7,7 @@ those of a whole mini-batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,7 +82,6 @@ def _values(setting: Setting, row: Row, runs: Any, done: Run) -> tuple[Row, list
 
     _, length_us = step_events(done)
     uses = step_uses(done, range(setting.partitions))
-    share = mean_share(uses)
     speed = runs.throughput(setting, done) if setting.full_steps else setting.batch_size / length_us * 1e6
     row = replace(
         row,
@@ -91,10 +90,7 @@ def _values(setting: Setting, row: Row, runs: Any, done: Run) -> tuple[Row, list
         peak_allocated_gib=sum(done.peak_allocated_bytes) / GIB,
         peak_reserved_gib=sum(done.peak_reserved_bytes) / GIB,
         utilization_fraction=sum(use.utilization_fraction for use in uses) / len(uses),
-        bubble_fraction=share.bubble_fraction,
-        copy_fraction=share.copy_fraction,
-        recompute_fraction=share.recompute_fraction,
-        imbalance_fraction=share.imbalance_fraction,
+        **{name: share for name, share in asdict(mean_share(uses)).items() if name != "compute_fraction"},
     )
     layers = [int(count) for count in row.balance.split("-")] if row.balance else [0]
     return row, device_records(uses, layers)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.models.table import MODELS, format_arguments, parse_arguments
+from gpipe_bench.outcomes import printed_beside
 from gpipe_bench.rows import Row
 from gpipe_bench.simulator.published.settings import published_tables
 from gpipe_bench.tables import plain_records
@@ -27,9 +28,6 @@ _COMPLETE: Final = PUBLISHED[-1]
 _RESERVED: Final = "peak_reserved_gib"
 # Where memory was printed in two parts, their sum is what the allocators held.
 _PARTS: Final = ("model_memory_gib", "activation_memory_gib")
-_SETTING: Final = (
-    *("model", "model_args", "variant", "schedule", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
-)
 
 
 def published_rows(folder: Path = PUBLISHED_FOLDER) -> list[Row]:
@@ -68,8 +66,7 @@ def published_for(rows: Iterable[Row], folder: Path = PUBLISHED_FOLDER) -> list[
     Raises:
         ConfigError: see :func:`published_rows`.
     """
-    asked = {_setting(row) for row in rows}
-    return [row for row in published_rows(folder) if _setting(row) in asked]
+    return printed_beside(rows, published_rows(folder))
 
 
 def _row(line: dict[str, Any]) -> Row:
@@ -97,7 +94,3 @@ def _row(line: dict[str, Any]) -> Row:
 def _one_partition(model: str, arguments: str) -> str:
     """The balance of a model that was not cut: all of its layers."""
     return str(MODELS[model].layers(parse_arguments(model, arguments))) if model in MODELS else ""
-
-
-def _setting(row: Row) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in _SETTING)

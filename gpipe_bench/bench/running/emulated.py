@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpipe_bench.bench.running.simulated import device_records, simulation_facts
+from gpipe_bench.bench.running.simulated import simulation_facts, step_result
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
-from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.bench.storage.raw import RawResult, cell_row
 from gpipe_bench.models.table import parse_arguments
-from gpipe_bench.rows import Row
 
 if TYPE_CHECKING:
-    from gpipe_bench.emulator.emulate import Emulation
+    from gpipe_bench.rows import Row
 
 
 def emulate_cells(
@@ -53,24 +52,9 @@ def emulate_cells(
 
 def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawResult:
     """The row of a cell that cannot be emulated here."""
-    components, balance = cell.components, "-".join(map(str, cell.balance))
-    names = ("model", "variant", "backward", "schedule", "transfer", "partitions", "chunks", "microbatches",
-             "checkpoint", "batch_size", "config_sha256")  # fmt: skip
-    row = Row(
-        evidence="emulated",
-        status="skipped",
-        reason=reason,
-        **{name: getattr(cell, name) for name in names},
-        **{name: getattr(components, name) for name in components.__slots__},
-        model_args=str(cell.settings()["model_args"]),
-        balance=balance,
-        repeat=0,
-        device=f"cuda {cell.hardware_device}",
-        device_count=cell.schedule_devices,
-        profile=cell.hardware,
-        cell=cell.id,
-        **facts,
-    )
+    known = {"device": f"cuda {cell.hardware_device}", "device_count": cell.schedule_devices, "profile": cell.hardware}
+    known |= {"status": "skipped", "reason": reason, "balance": "-".join(map(str, cell.balance))}
+    row = cell_row(cell, 0, **known, **facts)
     return RawResult(cell.id, row, configuration=cell.configuration)
 
 
@@ -97,18 +81,7 @@ def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -
         steps=cell.steps,
         host_time=cell.host_time,
     )
-    layers = [0] * cell.schedule_devices
-    for device, count in zip(cell.homes(), balance, strict=True):
-        layers[device] += count
-    return [_result(cell, step, (repeat, layers), facts, timeline=timeline) for repeat, step in enumerate(run.each)]
-
-
-def _result(
-    cell: EmulatedCell, step: Emulation, place: tuple[int, list[int]], facts: Mapping[str, Any], *, timeline: bool
-) -> RawResult:
-    repeat, layers = place
-    row = step.row(repeat=repeat, config_sha256=cell.config_sha256, cell=cell.id, **facts)
-    times = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
-    steps = [{"step": 0, **times}] if step.status == "ok" else []
-    events = [event.to_dict() for event in step.events] if timeline else []
-    return RawResult(cell.id, row, device_records(step.devices, layers), steps, events, cell.configuration)
+    return [
+        step_result(cell, step, balance, {"repeat": repeat, **facts}, timeline=timeline)
+        for repeat, step in enumerate(run.each)
+    ]

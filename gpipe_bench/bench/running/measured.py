@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any, Final
 
 from gpipe_bench.bench.running.trial import Trial, prepare_process
 from gpipe_bench.bench.spec.cells import Cell
-from gpipe_bench.bench.storage.raw import RawResult, cell_row
+from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, RawResult, cell_row
 from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_device_time
 from gpipe_bench.measure.clock import synchronize, timed
 from gpipe_bench.measure.environment import environment_facts
@@ -68,7 +68,7 @@ def measure_cell(cell: Cell, repeat: int) -> RawResult:
         peak_allocated_gib=_total(allocated for allocated, _ in peaks),
         peak_reserved_gib=_total(reserved for _, reserved in peaks),
         utilization_fraction=busy_share(shares) if sampled is None else sampled,
-        **_fractions(mean_breakdown(shares)),
+        **{name: share for name, share in asdict(mean_breakdown(shares)).items() if name != "compute_fraction"},
         **facts,
     )
     steps = [
@@ -78,16 +78,6 @@ def measure_cell(cell: Cell, repeat: int) -> RawResult:
     devices = _device_records(trial, [shares[k] for k in homes], peaks)
     timeline = [event.to_dict() for event in events]
     return RawResult(cell.id, row, devices, steps, timeline, cell.configuration)
-
-
-def _fractions(share: Breakdown) -> dict[str, float]:
-    """The shares that have a column in a row; compute is what is left."""
-    return {
-        "bubble_fraction": share.bubble_fraction,
-        "copy_fraction": share.copy_fraction,
-        "recompute_fraction": share.recompute_fraction,
-        "imbalance_fraction": share.imbalance_fraction,
-    }
 
 
 def _allocator_peaks(trial: Trial) -> Peaks:
@@ -157,8 +147,7 @@ def _device_records(trial: Trial, shares: Sequence[Breakdown], peaks: Peaks) -> 
             "layers": trial.pipe.balance[j],
             "peak_allocated_gib": peaks[j][0],
             "peak_reserved_gib": peaks[j][1],
-            **{name: getattr(share, name) for name in Breakdown.__slots__},
-            "utilization_fraction": share.utilization_fraction,
+            **{name: getattr(share, name) for name in DEVICE_COLUMNS[5:]},
         }
         for j, share in enumerate(shares)
     ]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, VirtualCell
+from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, RawResult
 from gpipe_bench.measure.host import host_facts
 from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.processes import spread
@@ -111,13 +111,30 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
         precision=cell.precision,
         flavour=cell.flavour,
     )
-    own = {"flavour": cell.flavour, "repeat": 0, "config_sha256": cell.config_sha256, "cell": cell.id}
-    row = step.row(**own, **facts)
-    events = [event.to_dict() for event in step.events] if timeline else []
-    layers = [0] * len(balance)
+    columns = {"flavour": cell.flavour, "repeat": 0, **facts}
+    return step_result(cell, step, balance, columns, timeline=timeline)
+
+
+def step_result(
+    cell: VirtualCell, step: Simulation, balance: Sequence[int], columns: Mapping[str, Any], *, timeline: bool
+) -> RawResult:
+    """The result of one step of a cell.
+
+    Args:
+        cell: what was simulated or emulated.
+        step: the step, or why there is none.
+        balance: layers per partition.
+        columns: further columns of the row.
+        timeline: whether its timeline is kept.
+    """
+    layers = [0] * cell.schedule_devices
     for device, count in zip(cell.homes(), balance, strict=True):
         layers[device] += count
-    return RawResult(cell.id, row, device_records(step.devices, layers), _steps(step), events, cell.configuration)
+    row = step.row(config_sha256=cell.config_sha256, cell=cell.id, **columns)
+    times = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
+    steps = [{"step": 0, **times}] if step.step_time_ms is not None else []
+    events = [event.to_dict() for event in step.events] if timeline else []
+    return RawResult(cell.id, row, device_records(step.devices, layers), steps, events, cell.configuration)
 
 
 def device_records(uses: Iterable[DeviceUse], layers: Sequence[int]) -> list[dict[str, Any]]:
@@ -132,21 +149,7 @@ def device_records(uses: Iterable[DeviceUse], layers: Sequence[int]) -> list[dic
             "partition": use.device,
             "device": f"cuda:{use.device}",
             "layers": layers[use.device],
-            "peak_allocated_gib": use.peak_allocated_gib,
-            "peak_reserved_gib": use.peak_reserved_gib,
-            "compute_fraction": use.compute_fraction,
-            "recompute_fraction": use.recompute_fraction,
-            "copy_fraction": use.copy_fraction,
-            "imbalance_fraction": use.imbalance_fraction,
-            "bubble_fraction": use.bubble_fraction,
-            "utilization_fraction": use.utilization_fraction,
+            **{name: getattr(use, name) for name in DEVICE_COLUMNS[3:]},
         }
         for use in uses
     ]
-
-
-def _steps(step: Simulation) -> list[dict[str, Any]]:
-    if step.step_time_ms is None:
-        return []
-    values = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
-    return [{"step": 0, **values}]

@@ -9,14 +9,17 @@ which takes longer than the rest of a small run.
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
-from gpipe_bench.bench.running.timed_balance import timed_balance
+from gpipe_bench.balance.by_time import balance_by_time
+from gpipe_bench.balance.kept import default_folder
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import ConfigError, DeviceCountError
-from gpipe_bench.models.table import MODELS, parse_arguments
+from gpipe_bench.models.table import MODELS, model_digest, parse_arguments
 
 _LEARNING_RATE = 0.1
+_BALANCE_S = 2.0
 
 
 class Trial:
@@ -37,7 +40,7 @@ class Trial:
         batch, target = spec.make_batch(cell.batch_size, arguments, torch.Generator().manual_seed(cell.seed))
         self.pipe = GPipe(
             model,
-            balance=list(cell.balance) or timed_balance(cell, model, batch),
+            balance=list(cell.balance) or _timed_balance(cell, model, batch),
             devices=cell.places(),
             chunks=cell.chunks,
             checkpoint=cell.checkpoint,
@@ -93,3 +96,24 @@ def _check_devices(cell: Cell) -> None:
             f"devices must be at most the {count} {cell.device} devices that PyTorch sees here, got {cell.devices}; "
             "lower it, or choose another device"
         )
+
+
+def _timed_balance(cell: Cell, model: nn.Sequential, batch: Tensor) -> list[int]:
+    """Layers per partition such that the slowest partition is as fast as it can be on the first device of ``cell``.
+
+    Cells of one model and micro-batch share the times, so that they are cut alike.
+
+    Args:
+        cell: what is cut.
+        model: its layers.
+        batch: its inputs, whose first micro-batch is timed.
+
+    Raises:
+        BalanceError: more partitions than layers.
+    """
+    if cell.partitions == 1:
+        return [len(model)]
+    # Files of a model of one's own that its layers do not show may decide what they cost.
+    cache = None if model_digest(cell.model) else default_folder()
+    part = batch.chunk(cell.chunks)[0]
+    return balance_by_time(cell.partitions, model, part, timeout=_BALANCE_S, device=cell.places()[0], cache=cache)

@@ -7,16 +7,15 @@ cell share its runs, and a cell with any other setting has another file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import AutoBalance, CellSettings, Variant, options
-from gpipe_bench.bench.spec.standins import stand_in
+from gpipe_bench.bench.spec.settings import AutoBalance, CellSettings, Transfer, Variant, options
 from gpipe_bench.components import Components
 from gpipe_bench.models.arguments import nearest
 
@@ -40,9 +39,6 @@ Device = Annotated[str, BeforeValidator(_device), Field(description="type of dev
 Devices = Annotated[
     int, Field(strict=True, ge=1, le=4096, description="distinct devices that the partitions share out")
 ]
-Transfer = Annotated[
-    Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
-]
 Evidence = Annotated[Literal["measured"], Field(description="how the values come about")]
 
 
@@ -64,10 +60,7 @@ class Cell(CellSettings):
     @cached_property
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
-        parts = [self.evidence, model_word(self.model), self.variant]
-        parts += [] if self.schedule == "gpipe" else [self.schedule]
-        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", self.device, self.config_sha256[:8]]
-        return "-".join(parts)
+        return self.name(self.evidence, self.variant, self.device)
 
     def arguments(self) -> list[str]:
         """The cell as options of ``python -m gpipe_bench run``, one word each."""
@@ -96,7 +89,10 @@ class Cell(CellSettings):
     @property
     def stand_in(self) -> str:
         """The variant to look at in place of this one: itself where the cell can run."""
-        return stand_in(self.variant, device=self.device, backward=self.backward)
+        # Only accelerators have copy streams, and a schedule has no Fork and Join to switch off.
+        changes = {"copy_streams": False} if self.device == "cpu" else {}
+        changes |= {"fork_join": True} if self.backward == "scheduled" else {}
+        return replace(self.components, **changes).label
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every cell, and as many devices as partitions can fill."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from gpipe_bench.bench.spec.names import model_word, readable
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs, Variant
-from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCell
+from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs
+from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCell, VirtualCell
 from gpipe_bench.bench.spec.variants import Variants, labels_of
-from gpipe_bench.components import Components
 
 MOST_DEVICES: Final = 16
 """Virtual devices of a process."""
@@ -38,29 +35,16 @@ class EmulatedSettings(HardwareSettings):
             yield Problem(("partitions", "schedule"), f"{text}; lower it")
 
 
-class EmulatedCell(EmulatedSettings):
+class EmulatedCell(EmulatedSettings, VirtualCell):
     """One emulation; its timed steps are rows, a repeat each."""
 
-    variant: Variant = "dep-str-ptl"
-
-    @property
-    def components(self) -> Components:
-        """The components that the variant names."""
-        return Components.from_label(self.variant)
+    evidence: ClassVar[str] = "emulated"
 
     @property
     def twin(self) -> SimulatedCell:
         """The same pipeline on the simulator, with the autograd engine of today."""
         own = {name: getattr(self, name) for name in (*HardwareSettings.model_fields, "variant")}
         return SimulatedCell(**own, flavour="current")
-
-    @cached_property
-    def id(self) -> str:
-        """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
-        parts = ["emulated", model_word(self.model), self.variant]
-        parts += [] if self.schedule == "gpipe" else [self.schedule]
-        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", readable(self.hardware)]
-        return "-".join([*parts, self.config_sha256[:8]])
 
 
 class EmulatedWorkload(EmulatedSettings):

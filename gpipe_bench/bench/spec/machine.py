@@ -10,11 +10,15 @@ import importlib.util
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pynvml import NVMLError
+
 from gpipe_bench.errors import DeviceCountError
+from gpipe_bench.measure.nvml import nvml_session
 
 DEVICES: Final = ("cpu", "cuda")
 
@@ -86,26 +90,10 @@ def _resolve(uuids: Sequence[str], entry: str) -> str | None:
 
 
 def _nvml_uuids() -> list[str]:
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    """Older NVML bindings give bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+    with nvml_session() as nvml, suppress(NVMLError):
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
+        return [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    return []
 
 
 def _torch_has_cuda() -> bool:

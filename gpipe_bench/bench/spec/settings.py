@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
+from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.components import Components
 from gpipe_bench.configurations import canonical, digest
@@ -35,6 +36,20 @@ class Section(BaseModel):
         """Rules between settings that are each valid on their own."""
         yield from ()
 
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain data."""
+        return self.model_dump(mode="json")
+
+    @cached_property
+    def configuration(self) -> str:
+        """All settings as text; see :mod:`gpipe_bench.configurations`."""
+        return canonical(self.settings())
+
+    @cached_property
+    def config_sha256(self) -> str:
+        """Digest of :attr:`configuration`."""
+        return digest(self.configuration)
+
 
 def options(settings: Mapping[str, str | int | bool]) -> list[str]:
     """Settings as options of a command, one word each: ``--batch-size 8 --no-tf32``."""
@@ -43,14 +58,6 @@ def options(settings: Mapping[str, str | int | bool]) -> list[str]:
         option = name.replace("_", "-")
         words += [f"--{'' if value else 'no-'}{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
     return words
-
-
-def with_own_arguments(section: type[BaseModel], data: Any) -> Any:
-    """Settings in which a model other than the default one has its own defaults, not the arguments of that one."""
-    if isinstance(data, dict) and "model_args" not in data:
-        default = section.model_fields["model"].default
-        return {**data, "model_args": ""} if data.get("model", default) != default else data
-    return data
 
 
 def each_valid(entries: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
@@ -153,12 +160,33 @@ Tf32 = Annotated[
 ]
 Warmup = Annotated[int, Field(strict=True, ge=0, le=10**6, description="untimed steps before the timed ones")]
 Steps = Annotated[int, Field(strict=True, ge=1, le=10**6, description="timed steps of each repeat")]
+Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+ChunkCounts = Annotated[tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
+Modes = Annotated[
+    tuple[Literal["always", "except_last", "never"], ...],
+    Field(min_length=1, max_length=3, description="checkpoint modes"),
+]
 # PyTorch takes 64 bits; a row's column is a signed integer.
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63, description="seed of weights, data and dropout")]
 Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]
+Transfer = Annotated[
+    Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
+]
 
 
-class PipelineSettings(Section):
+class ModelSection(Section):
+    """A section with ``model`` and ``model_args``: a model other than the default one has its own arguments."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_arguments(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "model_args" not in data:
+            default = cls.model_fields["model"].default
+            return {**data, "model_args": ""} if data.get("model", default) != default else data
+        return data
+
+
+class PipelineSettings(ModelSection):
     """What is trained in which pipeline; the defaults are a small U-Net."""
 
     model: Model = "unet"
@@ -171,20 +199,11 @@ class PipelineSettings(Section):
     backward: Backward = "autograd"
     schedule: Schedule = "gpipe"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _own_arguments(cls, data: Any) -> Any:
-        return with_own_arguments(cls, data)
-
-    @cached_property
-    def configuration(self) -> str:
-        """All settings as text, the same whether or not defaults of the model are spelled out."""
-        return canonical(self.settings())
-
-    @cached_property
-    def config_sha256(self) -> str:
-        """Digest of :attr:`configuration`."""
-        return digest(self.configuration)
+    def name(self, evidence: str, variant: str, place: str) -> str:
+        """A readable name for a cell on some hardware, unique by the first 8 digits of :attr:`config_sha256`."""
+        schedule = [] if self.schedule == "gpipe" else [self.schedule]
+        sizes = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
+        return "-".join([evidence, model_word(self.model), variant, *schedule, sizes, place, self.config_sha256[:8]])
 
     @property
     def microbatches(self) -> int:
@@ -201,7 +220,7 @@ class PipelineSettings(Section):
         """For each partition its device of the schedule, from 0 to p - 1."""
         return named_schedule(self.schedule, 1, self.partitions, self.schedule_devices).placement
 
-    def settings(self) -> dict[str, str | int | bool]:
+    def settings(self) -> dict[str, Any]:
         """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files.
 
         The schedule of GPipe is left out: cells keep the ids that they had before there were other schedules.
@@ -244,6 +263,12 @@ class PipelineSettings(Section):
         if self.balance and sum(self.balance) != layers:
             rule = f"must sum to the {layers} layers of {self.model}, got {split}, which sums to {sum(self.balance)}"
             yield Problem(("balance", "model", "model_args"), f"{rule}; change its entries")
+
+
+def cut_problems(section: Any, partitions: int, balance: tuple[int, ...] = ()) -> Iterator[Problem]:
+    """Why the model of a section cannot be cut so."""
+    names = {"model": section.model, "model_args": section.model_args}
+    yield from PipelineSettings.model_construct(**names, partitions=partitions, balance=balance).problems()
 
 
 class CellSettings(PipelineSettings):

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gpipe_bench.bench.spec.names import model_word, readable
-from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs, PipelineSettings, Variant
+from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.settings import (
+    AutoBalance,
+    BatchSize,
+    Chunks,
+    ModelArgs,
+    PipelineSettings,
+    Transfer,
+    Variant,
+)
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
@@ -42,9 +50,6 @@ def _profile(value: Any) -> Any:
     return value
 
 
-Transfer = Annotated[
-    Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
-]
 Optimizer = Annotated[
     Literal["sgd", "momentum", "rmsprop", "adam"], Field(description="what updates the parameters after each step")
 ]
@@ -87,24 +92,11 @@ class HardwareSettings(PipelineSettings):
         return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
 
 
-class SimulatedSettings(HardwareSettings):
-    """The same, with the autograd engine that is simulated."""
+class VirtualCell(HardwareSettings):
+    """One pipeline in one variant, on hardware that need not be here."""
 
-    flavour: Flavour = "published"
-
-
-class SimulatedCell(SimulatedSettings):
-    """One simulation. It has no repeats: the same cell gives the same numbers everywhere."""
-
+    evidence: ClassVar[str]
     variant: Variant = "dep-str-ptl"
-    precision: Precision = "float32"
-
-    def settings(self) -> dict[str, str | int | bool]:
-        """All settings; float32 is left out, as the schedule of GPipe is."""
-        data = super().settings()
-        if self.precision == "float32":
-            del data["precision"]
-        return data
 
     @property
     def components(self) -> Components:
@@ -114,10 +106,27 @@ class SimulatedCell(SimulatedSettings):
     @cached_property
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
-        parts = ["simulated", model_word(self.model), self.variant]
-        parts += [] if self.schedule == "gpipe" else [self.schedule]
-        parts += [f"n{self.partitions}-m{self.chunks}-b{self.batch_size}", readable(self.hardware)]
-        return "-".join([*parts, self.config_sha256[:8]])
+        return self.name(self.evidence, self.variant, readable(self.hardware))
+
+
+class SimulatedSettings(HardwareSettings):
+    """The same, with the autograd engine that is simulated."""
+
+    flavour: Flavour = "published"
+
+
+class SimulatedCell(SimulatedSettings, VirtualCell):
+    """One simulation. It has no repeats: the same cell gives the same numbers everywhere."""
+
+    evidence: ClassVar[str] = "simulated"
+    precision: Precision = "float32"
+
+    def settings(self) -> dict[str, Any]:
+        """All settings; float32 is left out, as the schedule of GPipe is."""
+        data = super().settings()
+        if self.precision == "float32":
+            del data["precision"]
+        return data
 
 
 class SimulatedWorkload(SimulatedSettings):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import json_text
 from gpipe_bench.rows import Row
@@ -34,6 +35,11 @@ DEVICE_COLUMNS: Final = (
 )
 """Figures of one partition. Peaks of a device that several partitions share stand with the first of them."""
 
+_OF_CELL: Final = (
+    *("evidence", "model", "variant", "backward", "schedule", "transfer", "partitions", "chunks", "microbatches"),
+    *("checkpoint", "batch_size", "config_sha256"),
+)
+"""Columns of a row that are attributes of its cell."""
 STEP_COLUMNS: Final = ("step", "step_time_ms", "throughput_samples_per_s")
 
 
@@ -110,27 +116,9 @@ def result_of(record: dict[str, Any]) -> RawResult:
     return result
 
 
-def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:
+def cell_row(cell: Cell | EmulatedCell, repeat: int, **values: Any) -> Row:
     """The row of ``cell`` with what its settings say, and ``values`` for the rest."""
-    components = cell.components
-    settings = {
-        "evidence": cell.evidence,
-        "model": cell.model,
-        "model_args": str(cell.settings()["model_args"]),
-        "variant": components.label,
-        **{name: getattr(components, name) for name in components.__slots__},
-        "backward": cell.backward,
-        "schedule": cell.schedule,
-        "transfer": cell.transfer,
-        "partitions": cell.partitions,
-        "chunks": cell.chunks,
-        "microbatches": cell.microbatches,
-        "checkpoint": cell.checkpoint,
-        "batch_size": cell.batch_size,
-        "balance": str(cell.settings()["balance"]),
-        "repeat": repeat,
-        "seed": cell.seed,
-        "config_sha256": cell.config_sha256,
-        "cell": cell.id,
-    }
-    return Row(**{**settings, **values})
+    settings = cell.settings()
+    known = {name: getattr(cell, name) for name in _OF_CELL} | asdict(cell.components)
+    known |= {name: settings.get(name) for name in ("model_args", "balance", "seed")}
+    return Row(**{**known, "cell": cell.id, "repeat": repeat, **values})

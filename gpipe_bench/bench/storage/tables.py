@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS
+from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
+from gpipe_bench.tables import csv_text
 from gpipe_bench.timeline import TimelineEvent
 
 COMPANIONS: Final[Mapping[str, Sequence[str]]] = {
@@ -20,3 +22,9 @@ COMPANIONS: Final[Mapping[str, Sequence[str]]] = {
 def companion_path(rows: Path, name: str) -> Path:
     """Where a companion of the table at ``rows`` lies: ``ablation.csv`` -> ``ablation_steps.csv``."""
     return rows.with_name(f"{rows.stem}_{name}{rows.suffix}")
+
+
+def configurations_beside(rows: Path, configurations: Iterable[str]) -> dict[Path, str]:
+    """The companion of the table at ``rows`` that has its configurations, none twice: its path and text."""
+    text = csv_text(CONFIGURATION_COLUMNS, configuration_records(configurations))
+    return {companion_path(rows, CONFIGURATIONS): text}

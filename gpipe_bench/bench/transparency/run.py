@@ -11,10 +11,10 @@ from typing import Any, Final
 from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.bench.storage.kept import KeptParts
-from gpipe_bench.bench.storage.tables import companion_path
+from gpipe_bench.bench.storage.tables import companion_path, configurations_beside
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.bench.transparency.verdict import Margins, claim_configurations, verdicts
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
+from gpipe_bench.configurations import CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import write_files
 from gpipe_bench.measure.host import host_facts
@@ -134,10 +134,9 @@ def collect_transparency(paths: Iterable[Path], out: Path, margins: Margins) -> 
         ("steps", STEP_COLUMNS, steps),
         ("layers", LAYER_COLUMNS, layers),
         ("verdict", VERDICT_COLUMNS, found),
-        (CONFIGURATIONS, CONFIGURATION_COLUMNS, configuration_records(settings)),
     ):
         texts[companion_path(out, name)] = csv_text(columns, records)
-    write_files(texts)
+    write_files({**texts, **configurations_beside(out, settings)})
     return found
 
 

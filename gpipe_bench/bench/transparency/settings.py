@@ -16,13 +16,12 @@ from gpipe_bench.bench.spec.settings import (
     Model,
     ModelArgs,
     Partitions,
-    PipelineSettings,
     Section,
     Seed,
     Threads,
+    cut_problems,
     no_boolean,
 )
-from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest, model_spec
 
@@ -60,8 +59,7 @@ class _Training(Section):
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every pipeline, and images enough."""
-        shared = ("model", "model_args", "batch_size", "chunks", "partitions", "balance")
-        yield from PipelineSettings.model_construct(**{name: getattr(self, name) for name in shared}).problems()
+        yield from cut_problems(self, self.partitions, self.balance)
         if not _takes_images(self.model):
             rule = f"must be a model of the suite for images, got {self.model!r}"
             yield Problem(("model",), f"{rule}; use one with an argument size, such as vit")
@@ -84,16 +82,6 @@ class TransparencyCell(_Training):
     """One model and seed; all its arms train side by side in one process, so that every step can be compared."""
 
     seed: Seed = 0
-
-    @property
-    def configuration(self) -> str:
-        """All settings as text."""
-        return canonical(self.model_dump(mode="json"))
-
-    @property
-    def config_sha256(self) -> str:
-        """Digest of :attr:`configuration`."""
-        return digest(self.configuration)
 
     @property
     def id(self) -> str:
