@@ -17,6 +17,7 @@ from gpipe_bench.bench.experiments.config_files import (
     json_schema,
     json_schema_text,
 )
+from gpipe_bench.bench.spec.variants import labels_of
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 
@@ -205,7 +206,7 @@ def test_an_empty_file_has_the_defaults(tmp_path):
     ],
 )
 def test_variants_are_sets_or_labels(variants, labels):
-    assert parse_config({"ablation": {"cuda": {"variants": variants}}}).ablation.cuda.labels() == labels
+    assert labels_of(parse_config({"ablation": {"cuda": {"variants": variants}}}).ablation.cuda.variants) == labels
 
 
 def test_a_balance_may_be_a_list_or_text():
@@ -221,7 +222,7 @@ def test_the_published_settings_on_gpus():
 
 
 def test_both_published_and_all_combinations_are_the_default_on_gpus():
-    labels = SuiteConfig().ablation.cuda.labels()
+    labels = labels_of(SuiteConfig().ablation.cuda.variants)
     assert len(labels) == 32
     assert labels[:4] == list(PUBLISHED)
 
