@@ -117,6 +117,14 @@ def test_another_compiler_compiles_again(source, cache, tmp_path, monkeypatch):
     assert len(list(cache.iterdir())) == 2
 
 
+def test_a_compiler_that_cannot_see_all_files_at_once_compiles_them_one_by_one(source, tmp_path, monkeypatch):
+    script = tmp_path / "plain-cc"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *-flto*) exit 1;; esac\nexec {shutil.which("cc")} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", f"'{script}'")
+    assert number(source) == 1
+
+
 def test_processes_that_compile_at_once_do_not_mix(source, cache):
     started = [
         subprocess.Popen([sys.executable, "-c", PROGRAM, str(source)], stdout=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.workloads.workload import MemoryOp, SkipWork, Workload, input_name
+from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, SkipWork, SplitWork, Workload, input_name
 from tests.simulator.oracle.allocator import MIB, OutOfMemory
 from tests.simulator.support import MS, Plain, task, workload
 
@@ -149,3 +149,16 @@ def test_a_step_leaves_nothing_behind(m, n, components, checkpoint, flavour, tra
         for steps in (1, 4)
     )
     assert four.peak_live_bytes == one.peak_live_bytes
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+def test_in_both_flavours_a_schedule_gives_back_what_it_recomputed(schedule):
+    """The graph keeps block 0 alone, not the output."""
+    rows = (alloc(0, GRAPH), alloc(1, OUTPUT))
+    split = SplitWork(Kernels(1), Kernels(1), weights_memory=(free(0),))
+    one = replace(heavy(), graph_memory=rows, backward_memory=(free(0),), split=split)
+    found = [
+        run(workload(8, [one] * 2), Plain(), Settings(checkpoint="always", schedule=schedule, flavour=flavour))
+        for flavour in ("current", "published")
+    ]
+    assert found[0].peak_live_bytes == found[1].peak_live_bytes

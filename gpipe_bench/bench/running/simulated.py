@@ -121,7 +121,7 @@ def step_result(
     """The result of one step of a cell.
 
     Args:
-        cell: what was simulated or emulated.
+        cell: the cell that was simulated or emulated.
         step: the step, or why there is none.
         balance: layers per partition.
         columns: further columns of the row.
