@@ -84,7 +84,7 @@ def read_table(
             field = {**field, "constraints": {**field.get("constraints", {}), "required": True}}
         values, messages = _parsed(field, text[name].unique())
         table[name] = text[name].map(values).astype(_DTYPES[field["type"]])
-        wrong += [(int(str(line)), message) for line, message in text[name].map(messages).dropna().items()]
+        wrong += [(line, messages[entry]) for line, entry in enumerate(text[name]) if entry in messages]
     if records and records.NAMED_BY in table:
         key = (records.NAMED_BY, *(name for name in table.columns if name != records.NAMED_BY))
     wrong += _repeated(table, key)

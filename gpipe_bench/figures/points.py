@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from statistics import median
+from typing import Final
 
 from gpipe_bench.rows import Row
 from gpipe_bench.schedule import CHECKPOINT_MODES, ideal_bubble
-from gpipe_bench.tables import frame_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SHARES: Final = ("compute", "recompute", "copy", "imbalance", "bubble")
 """Parts of a device's time, which add up to all of it."""
 
 
-_CELL: Final = ("partitions", "chunks", "batch_size", "checkpoint", "balance")
-_THROUGHPUT: Final = "throughput_samples_per_s"
+_cell = attrgetter("partitions", "chunks", "batch_size", "checkpoint", "balance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +79,25 @@ class Series:
 
 def points_of(rows: Iterable[Row]) -> list[Point]:
     """A point per cell, in the order of the rows."""
-    found = list(rows)
-    cells = frame_of(found, Row).groupby([*_CELL], sort=False, dropna=False)
-    return [_point(found, cell) for _, cell in cells]
+    cells: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        cells.setdefault(_cell(row), []).append(row)
+    return [_point(cell) for cell in cells.values()]
 
 
-def _point(rows: Sequence[Row], cell: pd.DataFrame) -> Point:
-    good = cell[(cell["status"] == "ok") & (cell[_THROUGHPUT] > 0) & (cell["step_time_ms"] > 0)]
-    if good.empty:
-        return Point(rows[cell.index[0]], None, 0.0, dict.fromkeys(SHARES, 0.0))
-    head = rows[good.index[0]]
-    parts = {name: f"{name}_fraction" for name in SHARES[1:]}
-    middle = good[[_THROUGHPUT, "step_time_ms", *parts.values()]].fillna(0.0).median()
-    known = {name: float(middle[column]) for name, column in parts.items()}
-    device_ms = (head.partitions or 1) * float(middle["step_time_ms"]) / (head.batch_size or 1)
-    return Point(head, float(middle[_THROUGHPUT]), device_ms, {"compute": max(0.0, 1 - sum(known.values())), **known})
+def _point(cell: Sequence[Row]) -> Point:
+    good = [row for row in cell if _timed(row)]
+    if not good:
+        return Point(cell[0], None, 0.0, dict.fromkeys(SHARES, 0.0))
+    head = good[0]
+    known = {name: median(getattr(row, f"{name}_fraction") or 0.0 for row in good) for name in SHARES[1:]}
+    device_ms = (head.partitions or 1) * median(row.step_time_ms or 0.0 for row in good) / (head.batch_size or 1)
+    throughput = median(row.throughput_samples_per_s or 0.0 for row in good)
+    return Point(head, throughput, device_ms, {"compute": max(0.0, 1 - sum(known.values())), **known})
+
+
+def _timed(row: Row) -> bool:
+    return row.status == "ok" and (row.throughput_samples_per_s or 0.0) > 0 and (row.step_time_ms or 0.0) > 0
 
 
 def series_of(points: Sequence[Point]) -> list[Series]:
