@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 import pytest
+
+# Tests of this process and of those that it starts: threads inside small operators take more time than they spare, and
+# two processes share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with suppress(ImportError):  # tests of GPUs run where Hypothesis is not installed
     from hypothesis import settings
