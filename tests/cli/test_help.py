@@ -34,44 +34,60 @@ def test_internal_commands_stand_apart_and_last(capsys):
         assert f"│ {command} " in text[places[-1] :]
 
 
-def completed(*words, shell="bash"):
-    """What the shell would offer for the last of the words of a command, as it asks for it."""
-    env = {**os.environ, "_GPIPE_BENCH_COMPLETE": f"complete_{shell}"}
-    env |= {"COMP_WORDS": " ".join(("gpipe-bench", *words)), "COMP_CWORD": str(len(words))}
-    env |= {"_TYPER_COMPLETE_ARGS": " ".join(("gpipe-bench", *words))}
-    command = [sys.executable, "-c", WITHOUT_TORCH]
+COMPLETED = {
+    ("simul",): ["simulate", "simulate-cells", "simulate-published"],
+    ("figure", "ti"): ["timelines", "timeline"],
+    ("simulate", "--model", "u"): ["unet"],
+    ("advise", "--model", "amoeba"): ["amoebanet-d"],
+    ("run", "--checkpoint", ""): ["always", "except_last", "never"],
+    ("run", "--variant", "dep-str-ptl"): [
+        *("dep-str-ptl", "dep-str-ptl-clk-x", "dep-str-ptl-x-rec", "dep-str-ptl-x-x"),
+    ],
+    ("simulate", "--profile", "p"): ["p100", "p40"],
+    ("simulate", "--optimizer", "a"): ["adam"],
+    ("balance", "--by", ""): ["time", "size", "simulation"],
+    ("transparency", "run", ""): ["amoebanet", "unet"],
+}
+
+
+def asked(words, shell):
+    """The environment in which a shell asks what it may offer for the last of the words."""
+    typed = ("gpipe-bench", *words)
+    variables = {"_GPIPE_BENCH_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": " ".join(typed)}
+    return {**variables, "COMP_WORDS": " ".join(typed), "COMP_CWORD": str(len(words))}
+
+
+def answered(program, **variables):
+    """What the shell reads from a program without PyTorch."""
+    env = {**os.environ, **variables}
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.stderr == ""
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (("simul",), ["simulate", "simulate-cells", "simulate-published"]),
-        (("figure", "ti"), ["timelines", "timeline"]),
-        (("simulate", "--model", "u"), ["unet"]),
-        (("advise", "--model", "amoeba"), ["amoebanet-d"]),
-        (("run", "--checkpoint", ""), ["always", "except_last", "never"]),
-        (("run", "--variant", "dep-str-ptl"),
-         ["dep-str-ptl", "dep-str-ptl-clk-x", "dep-str-ptl-x-rec", "dep-str-ptl-x-x"]),
-        (("simulate", "--profile", "p"), ["p100", "p40"]),
-        (("simulate", "--optimizer", "a"), ["adam"]),
-        (("balance", "--by", ""), ["time", "size", "simulation"]),
-        (("transparency", "run", ""), ["amoebanet", "unet"]),
-    ],
-)  # fmt: skip
-def test_bash_completes_without_pytorch(words, offered):
-    assert completed(*words).split() == offered
+def test_bash_completes_without_pytorch():
+    program = f"""
+import os, sys
+sys.modules["torch"] = None
+sys.argv[0] = "gpipe-bench"
+from gpipe_bench.cli import main
+for variables in {[asked(words, "bash") for words in COMPLETED]!r}:
+    os.environ.update(variables)
+    try:
+        main()
+    except SystemExit:
+        print(end="|")
+"""
+    offered = [answer.split() for answer in answered(program).split("|")[:-1]]
+    assert dict(zip(COMPLETED, offered, strict=True)) == COMPLETED
 
 
 def test_zsh_completes_commands():
-    assert '"simulate-cells"' in completed("simul", shell="zsh")
+    assert '"simulate-cells"' in answered(WITHOUT_TORCH, **asked(("simul",), "zsh"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_completion_of_a_shell_is_printed(shell):
-    env = {**os.environ, "_GPIPE_BENCH_COMPLETE": f"source_{shell}"}
-    command = [sys.executable, "-c", WITHOUT_TORCH]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert f"_GPIPE_BENCH_COMPLETE=complete_{shell}" in done.stdout
+    printed = answered(WITHOUT_TORCH, _GPIPE_BENCH_COMPLETE=f"source_{shell}")
+    assert f"_GPIPE_BENCH_COMPLETE=complete_{shell}" in printed
