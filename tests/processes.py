@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
@@ -13,5 +14,5 @@ CONTEXT.set_forkserver_preload(["gpipe_bench.engine.gpipe", "torch.fx.experiment
 
 def apart(function: Callable[..., Any], *arguments: object) -> Any:
     """What a function returns, or raises, in a process that has run nothing else."""
-    with CONTEXT.Pool(1, maxtasksperchild=1) as pool:
-        return pool.apply(function, arguments)
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        return pool.submit(function, *arguments).result()

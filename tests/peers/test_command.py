@@ -7,11 +7,9 @@ import importlib.util
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from gpipe_bench.bench.peers.contenders import CONTENDERS
 from gpipe_bench.bench.peers.settings import QUICK
-from gpipe_bench.cli.app import application
 from gpipe_bench.measure.host import cpu_count
 from tests.workflow.checkouts import checkout, snakemake_in
 
@@ -116,12 +114,3 @@ def test_checkpoints_run_each_layer_twice_and_pytorchs_zero_bubble_more_often(ta
             assert found > 2
         else:
             assert found == (2 if recomputes else 1), name
-
-
-def test_the_quick_setting_of_the_command(tmp_path):
-    out = tmp_path / "peers.csv"
-    words = ["peers", "run", "--quick", "--set", 'contenders=["loop"]', "--set", "cells.rounds=1", "--out", str(out)]
-    done = CliRunner().invoke(application(), words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert [(row["contender"], row["status"], row["gradients"]) for row in rows_of(out)] == [("loop", "ok", "")] * 3
-    assert done.output.splitlines()[-1] == f"wrote {out}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
-from multiprocessing import get_context
 
 import pytest
 
 from gpipe_bench.bench.peers.emulated import EmulatedCase, emulated_cases, run_cases
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.emulator import build
+from tests.processes import apart
 
 OBSTACLE = build.obstacle()
 SMALL = EmulatedCase("ablation", "gpipe_bench", "dep-str-ptl", "depth=2;B=1;C=4;size=16", (14, 15), 2, 4)
@@ -22,8 +21,7 @@ needs_torchgpipe = pytest.mark.skipif(find_spec("torchgpipe") is None, reason="t
 
 def rows_of(*cases):
     """Rows from a process of its own: after a backward pass, no process forked from here can have virtual devices."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(run_cases, cases, len, {}).result()
+    return apart(run_cases, cases, len, {})
 
 
 def test_the_published_variants_and_the_published_table_of_speed():

@@ -98,7 +98,8 @@ def test_settings_and_machine_tell_races_apart():
 
 
 def test_the_command_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
-    words = ["peers", "run", "--quick", "--set", 'contenders=["loop"]', "--out", str(tmp_path / "peers.csv")]
+    settings = ("--quick", "--set", 'contenders=["loop"]', "--set", "cells.rounds=1")
+    words = ["peers", "run", *settings, "--out", str(tmp_path / "peers.csv")]
     whole, ran = race._race, []
 
     def cut_off(case, *rest):
@@ -115,6 +116,9 @@ def test_the_command_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     assert "going on with a race that was cut off: 3 cases are in" in done.output
     assert ran == ["cells", "combinations", "convnet", "unet", "unet"]
     with (tmp_path / "peers.csv").open(newline="") as file:
-        rows = [(row["contender"], row["workload"], row["status"]) for row in csv.DictReader(file)]
-    assert rows == [("loop", workload, "ok") for workload in ("cells", "convnet", "unet")]
+        rows = [
+            [row[name] for name in ("contender", "workload", "status", "gradients")] for row in csv.DictReader(file)
+        ]
+    assert rows == [["loop", workload, "ok", ""] for workload in ("cells", "convnet", "unet")]
+    assert done.output.splitlines()[-1] == f"wrote {tmp_path / 'peers.csv'}"
     assert not list(tmp_path.glob("*.jsonl"))

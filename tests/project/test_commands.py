@@ -38,6 +38,7 @@ NOT_RUN = {
     "gpipe-bench peers run": "wants the optional packages; tests/peers rehearse it",
     "gpipe-bench peers emulate": "wants the optional packages, and the one accelerator of a process",
     "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",
+    "gpipe-bench report --results results/reference": "tests/report/test_sources.py renders the reference results",
     "gpipe-bench datapackage check": "17 s; tests/datapackage/test_check.py checks the reference results",
     "gpipe-bench datapackage take": "changes the reference results; tests/datapackage tries it on a copy",
     "gpipe-bench datapackage write": "rewrites the descriptor; tests/datapackage tries it on a copy",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -24,6 +22,7 @@ from gpipe_bench.bench.transparency.verdict import Margins
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.transparency import draw_transparency
 from gpipe_bench.processes import FORKS
+from tests.processes import apart
 
 SMALL = {"batch_size": 8, "chunks": 2, "steps": 2, "held_out": 16}
 UNET = TransparencyCell(
@@ -108,21 +107,21 @@ def test_a_table_of_another_kind_is_refused(tmp_path):
         draw_transparency(tmp_path / "t.csv", tmp_path / "f")
 
 
+def trained_by_many_and_by_one():
+    many, one = (run_transparency(UNET, processes) for processes in (3, 1))
+    for row in many["rows"] + one["rows"]:
+        del row["started_utc"]
+    return many, one
+
+
 @pytest.mark.skipif(not FORKS, reason="all is done in one process here")
 def test_several_processes_train_the_same():
     """In a process of its own, since this one has trained before, and cannot be forked any more."""
-    program = f"""
-from gpipe_bench.bench.transparency.run import run_transparency
-from gpipe_bench.bench.transparency.settings import TransparencyCell
-cell = TransparencyCell.model_validate_json({UNET.model_dump_json()!r})
-many, one = (run_transparency(cell, processes) for processes in (3, 1))
-for row in many["rows"] + one["rows"]:
-    del row["started_utc"]
-print(many == one, {{row["status"] for row in many["rows"]}}, len(many["steps"]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    many, one = apart(trained_by_many_and_by_one)
+    assert many == one
+    assert {row["status"] for row in many["rows"]} == {"ok"}
     # Of one training in float32 and two in float64: 8 arms for 2 steps, and twice 5 arms for 1.
-    assert done.stdout == "True {'ok'} 26\n", done.stderr
+    assert len(many["steps"]) == 26
 
 
 def test_seeds_that_are_finished_are_not_trained_again(tmp_path, monkeypatch):

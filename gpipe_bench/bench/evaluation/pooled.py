@@ -58,15 +58,15 @@ class Pool:
 
     def critical(self, tests: int = 1) -> float:
         """How many standard errors are a difference, at 5 % for so many tests together."""
-        from scipy.stats import t
+        from scipy.special import stdtrit
 
-        return float(t.isf(_LEVEL / 2 / tests, self._freedom))
+        return -float(stdtrit(self._freedom, _LEVEL / 2 / tests))
 
     def p_value(self, errors: float) -> float:
         """Two-sided, of a difference of so many standard errors."""
-        from scipy.stats import t
+        from scipy.special import stdtr
 
-        return float(2 * t.sf(abs(errors), self._freedom))
+        return 2 * float(stdtr(self._freedom, -abs(errors)))
 
     def resolution(self, n: int, tests: int) -> float:
         """The factor from which on one of so many cells differs, with ``n`` repeats on each side."""
