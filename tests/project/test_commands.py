@@ -97,6 +97,8 @@ def test_examples_run(page, index, clone, monkeypatch):
 def test_quick_commands_run(page, clone, monkeypatch):
     from gpipe_bench.cli import application
 
+    # Figures are composed; tests/figures/test_reference.py compares the pictures that are written of such.
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, file, **options: file.write(b"a picture"))
     monkeypatch.chdir(clone)
     for line in lines(PAGES[page]):
         # What follows a command that is not run may need what it makes.
