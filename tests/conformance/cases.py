@@ -32,5 +32,4 @@ CASES = {
     "examples/my_model.py:mlp": Case({"depth": 5, "width": 8}, 6),
     "torchvision/resnet18": Case({"size": 32, "classes": 5}, 15),
     "timm/vit_tiny_patch16_224": Case({"size": 32, "classes": 5}, 36),
-    "timm/convnext_atto": Case({"size": 32, "classes": 5}, 24),
 }
