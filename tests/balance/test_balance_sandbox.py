@@ -19,8 +19,6 @@ from gpipe_bench.models.table import MODELS
 from gpipe_bench.skip import Namespace, Skippable, pop, skippable, stash
 from tests.conformance.cases import CASES
 
-torch.set_num_threads(1)
-
 Profile = Callable[..., list[int]]
 PROFILES = [pytest.param(partial(balance_by_time, timeout=0), id="time"), pytest.param(balance_by_size, id="size")]
 every_profile = pytest.mark.parametrize("profile", PROFILES)

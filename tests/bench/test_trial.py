@@ -26,11 +26,6 @@ FOUR = {"partitions": 4, "balance": "7-7-7-8", "backward": "scheduled"}
 SCHEDULED = [{**FOUR, "schedule": name} for name in SCHEDULES]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def result():
     return measure_cell(cell(variant="dep-x-ptl"), 3)

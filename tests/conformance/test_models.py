@@ -17,7 +17,6 @@ from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.skip import verify_skippables
 from tests.conformance.cases import CASES
 
-torch.set_num_threads(1)
 every_model = pytest.mark.parametrize("name", CASES)
 BATCH = 4
 

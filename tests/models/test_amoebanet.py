@@ -11,8 +11,6 @@ from gpipe_bench.models.amoebanet import Cell, Quirks, amoebanet_d
 from gpipe_bench.models.amoebanet_operations import FactorizedReduction, operation
 from gpipe_bench.skip import Skippable
 
-torch.set_num_threads(1)
-
 
 def meta_amoebanet(layers: int, channels: int) -> nn.Sequential:
     with torch.device("meta"):

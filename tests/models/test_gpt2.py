@@ -13,7 +13,6 @@ from gpipe_bench.simulator import Model, simulate
 from tests.simulator.live import live_peaks
 from tests.simulator_costs.layers import flop, ops, suite_tracer
 
-torch.set_num_threads(1)
 SMALL = {"L": 2, "D": 16, "heads": 4, "vocabulary": 23, "context": 8, "dropout": 0.0}
 # Parameters as published, with the token embedding as the weight of the head.
 PUBLISHED = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}

@@ -13,8 +13,6 @@ from torch import nn
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS, ModelSpec, check_arguments, format_arguments, model_spec, parse_arguments
 
-torch.set_num_threads(1)
-
 SMALL: dict[str, str] = {
     "unet": "B=1;C=4;size=64;out=2",
     "amoebanet-d": "L=3;D=8;size=64;classes=7",

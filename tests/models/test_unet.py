@@ -17,8 +17,6 @@ from gpipe_bench.skip.layout import inspect_skip_layout
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
 
-torch.set_num_threads(1)
-
 FLOAT = 4
 # torchgpipe's ablation: balance of four partitions, 128 samples in 8 micro-batches.
 ABLATION_BALANCE = [34, 76, 70, 61]

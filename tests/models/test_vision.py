@@ -20,8 +20,6 @@ from gpipe_bench.models.vision import cut_network, original
 from gpipe_bench.models.vision_packages import load_timm
 from gpipe_bench.skip import verify_skippables
 
-torch.set_num_threads(1)
-
 # Size of the images, and the least number of layers that a good cut gives.
 NETWORKS = {
     "torchvision/resnet18": (32, 15),

@@ -35,7 +35,9 @@ CONFIG = {
     "ablation": {"cpu": {**OWN, **SHORT, "batch_size": 2, "chunks": 2, "partitions": 2, "balance": "2-1"}},
     "sweep": {
         "simulated": {"mine": {**OWN, "partitions": [1, 2], "chunks": [1, 2], "batch_size": 4}},
-        "measured": {"cpu": {**OWN, **SHORT, "balances": ["2-1"], "chunks": [1, 2], "batch_size": 2}},
+        "measured": {
+            "cpu": {**OWN, **SHORT, "balances": ["2-1"], "chunks": [2], "checkpoints": ["always"], "batch_size": 2}
+        },
     },
     "advice": {"mine": {**OWN, "devices": 2, "batch_size": 4}},
 }
