@@ -24,9 +24,9 @@ from tests.simulator.oracle import run as oracle_run
 from tests.simulator.oracle.places import Places
 from tests.simulator.oracle.run import run_whole
 from tests.simulator.random_workloads import MACHINES, named_skips, split, workloads
-from tests.simulator.support import Plain, task, workload
+from tests.simulator.support import SANITIZED, Plain, task, workload
 
-EXAMPLES = settings(max_examples=100)
+EXAMPLES = settings(max_examples=30 if SANITIZED else 100)
 BOOLEANS = st.booleans()
 MIB = 2**20
 # Everything that a run may be set to, the usual more often.
