@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+import torch._dynamo  # what optimizers import
 
 from gpipe_bench.emulator.library import devices, leave, load
 
