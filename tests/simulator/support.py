@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
@@ -32,6 +33,11 @@ SETTINGS = st.builds(
     checkpoint=st.sampled_from(["always", "except_last", "never"]),
     steps=st.integers(1, 3),
 )
+
+
+def examples(usual: int) -> settings:
+    """So many random cases, times the variable ``EXAMPLES`` of the environment."""
+    return settings(max_examples=usual * int(os.environ.get("EXAMPLES", "1")))
 
 
 @dataclass(frozen=True)
