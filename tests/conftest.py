@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 import pytest
+
+# Tensors of tests are small: threads that wait for each other would take most of the time. For new processes, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with suppress(ImportError):  # tests of GPUs run where Hypothesis is not installed
     from hypothesis import settings

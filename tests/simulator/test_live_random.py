@@ -89,7 +89,7 @@ def models(draw):
 
 @pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
 @pytest.mark.parametrize("checkpoint", MODES)
-@examples(12)
+@examples(25)
 @given(model=models(), components=st.sampled_from(list(Components.factorial())))
 def test_the_peak_is_that_of_the_engine(model, components, checkpoint, tokens):
     names, balance, m = model

@@ -92,7 +92,7 @@ def models(draw):
 
 @pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
 @pytest.mark.parametrize("checkpoint", MODES)
-@examples(8)
+@examples(15)
 @given(model=models(), schedule=st.sampled_from(["zb_h1", "zb_h2"]))
 def test_random_models_hold_what_they_do_in_the_engine(model, schedule, checkpoint, tokens):
     names, balance, m = model

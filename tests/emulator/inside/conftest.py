@@ -11,7 +11,6 @@ import torch._dynamo  # what optimizers import
 from gpipe_bench.emulator.library import devices, leave, load
 
 load(8)
-torch.set_num_threads(1)
 DEFAULT_STREAMS = [torch.accelerator.current_stream(device) for device in devices()]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
-from tests.emulator.bed.cover import cover
+from tests.cover import cover
 from tests.emulator.inside.pipelines import Case, batch, even_balance, model
 
 M, N = 4, 3

@@ -17,8 +17,8 @@ from torch import nn
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES, Action, named_schedule, with_recomputation
+from tests.cover import cover
 from tests.emulator.bed.behaviour import jitter
-from tests.emulator.bed.cover import cover
 from tests.emulator.inside.pipelines import WIDTH, Case, Watch, batch, mean_score, targets
 
 N, M = 4, 4

@@ -14,7 +14,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
-from tests.emulator.bed.cover import cover
+from tests.cover import cover
 from tests.emulator.inside.pipelines import (
     DOUBLE,
     SKIPS,

@@ -10,7 +10,7 @@ from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
-from tests.emulator.bed.cover import cover
+from tests.cover import cover
 from tests.emulator.inside.pipelines import BACKWARD_MS, COPY_MS, DOUBLE, FORWARD_MS
 from tests.emulator.inside.test_engine_time import MACHINE, ends
 from tests.simulator.support import MS, task, workload

@@ -29,8 +29,8 @@ from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork
 from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS, TimelineEvent
+from tests.cover import cover
 from tests.emulator.bed.behaviour import jitter
-from tests.emulator.bed.cover import cover
 from tests.emulator.bed.rows import Bed
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
