@@ -8,6 +8,7 @@ from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.simulator.clock.run import run
 from tests.simulator.oracle.run import run_whole
+from tests.simulator.support import SANITIZED
 
 PEAKS = ("peak_live", "peak_allocated", "peak_reserved")
 
@@ -39,9 +40,15 @@ def by_clock(work, machine, chosen):
 
 
 def same(work, machine, chosen):
-    """Check that both give the same tasks in the same order at the same times, and the same memory."""
+    """Check that both give the same tasks in the same order at the same times, and the same memory.
+
+    Sanitizers see what the clock in C does to memory: with them there is nothing to compare.
+    """
     work = work.chosen(checkpoint_stop(chosen.checkpoint, work.m))
-    (tasks, found), (expected_tasks, expected) = (one(work, machine, chosen) for one in (by_clock, by_oracle))
+    tasks, found = by_clock(work, machine, chosen)
+    if SANITIZED:
+        return
+    expected_tasks, expected = by_oracle(work, machine, chosen)
     for number, (task, expected_task) in enumerate(zip_longest(tasks, expected_tasks)):
         assert task == expected_task, number
     assert found == expected

@@ -17,11 +17,18 @@ from tests.simulator.support import Plain
 from tests.simulator.test_live_bytes import Loss
 
 
-def live_peaks(module, x, balance, *, m, checkpoint, schedule=None, devices=None, components=None):
+def work_of(module, x, balance, m, schedule=None, devices=None):
+    """The workload of such a step; the same for all schedules that split backward passes, or do not."""
+    split = schedule is not None and named_schedule(schedule, m, len(balance), devices or len(balance)).splits
+    sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "leaves": schedule is None}
+    return build_workload(module, **sizes, split=split, profile=load_profile("p40"), sample=x, optimizer=None)
+
+
+def live_peaks(module, x, balance, *, m, checkpoint, schedule=None, devices=None, components=None, work=None):
     """(real, simulated) in bytes, of a second step: the first one still learns what partitions do to their inputs.
 
     All tasks are issued in one thread, so that none runs beside another, and every partition is on one device; a
-    schedule is one for ``devices``.
+    schedule is one for ``devices``. The ``work`` is that of :func:`work_of`, if it is known.
     """
     n, chosen = len(balance), components or Components()
     options = {"checkpoint": checkpoint, "components": chosen, "transfer": "host", "schedule": schedule}
@@ -37,9 +44,7 @@ def live_peaks(module, x, balance, *, m, checkpoint, schedule=None, devices=None
     pipe.zero_grad(set_to_none=True)
     with LiveBytes(pipe) as live, pipe.observe(live):
         step()
-    sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "leaves": schedule is None}
-    split = schedule is not None and named_schedule(schedule, m, n, devices or n).splits
-    work = build_workload(module, **sizes, split=split, profile=load_profile("p40"), sample=x, optimizer=None)
+    work = work or work_of(module, x, balance, m, schedule, devices)
     places = {"devices": (0,) * n, "streams": False, "workers": False}
     found = run(without_scratch(work), Plain(), Settings(**options, **places))
     return live.peak_total_bytes, found.peak_live_bytes[0]

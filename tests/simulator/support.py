@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
+from gpipe_bench.native.build import EXTRA_FLAGS
 from gpipe_bench.simulator.clock.run import Run, Settings
 from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, SplitWork, TaskWork, Workload
 
+SANITIZED = "-fsanitize" in os.environ.get(EXTRA_FLAGS, "")
+"""Whether the C code is compiled with sanitizers, with which Python takes ten times as long."""
 MS = 1_000_000
 LETTERS = {
     "forward": "F",
@@ -28,6 +33,11 @@ SETTINGS = st.builds(
     checkpoint=st.sampled_from(["always", "except_last", "never"]),
     steps=st.integers(1, 3),
 )
+
+
+def examples(usual: int) -> settings:
+    """So many random cases, times the variable ``EXAMPLES`` of the environment."""
+    return settings(max_examples=usual * int(os.environ.get("EXAMPLES", "1")))
 
 
 @dataclass(frozen=True)

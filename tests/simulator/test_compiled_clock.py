@@ -11,6 +11,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES, Schedule
 from gpipe_bench.simulator.clock.settings import FLAVOURS, Settings
+from tests.cover import cover
 from tests.simulator.against_oracle import same
 from tests.simulator.digests.groups import CASES
 from tests.simulator.support import Plain, task, workload
@@ -29,9 +30,8 @@ def chain(n, m, skips=()):
 
 @pytest.mark.parametrize(("flavour", "mode"), [*product(FLAVOURS, CHECKPOINT_MODES)])
 def test_chains_with_every_combination(flavour, mode):
-    for (n, m), components in product(SIZES, Components.factorial()):
-        for memory in (False, True):
-            same(chain(n, m), MACHINE, Settings(components, mode, flavour=flavour, steps=2, memory=memory))
+    for (n, m), components, memory in cover(product(SIZES, Components.factorial(), (False, True))):
+        same(chain(n, m), MACHINE, Settings(components, mode, flavour=flavour, steps=2, memory=memory))
 
 
 @pytest.mark.parametrize(("flavour", "mode"), [*product(FLAVOURS, CHECKPOINT_MODES)])
@@ -64,16 +64,24 @@ def test_what_takes_no_time():
         same(workload(4, [task(0, 0, 0)] * 3, [(0, 2)]), Plain(copy=0), Settings(components))
 
 
-PLACES = ({}, {"transfer": "host"}, {"streams": False}, {"workers": False, "transfer": "host"})
+PLACES = {
+    "own": {},
+    "staged": {"transfer": "host"},
+    "without streams": {"streams": False},
+    "without workers": {"workers": False, "transfer": "host"},
+}
 
 
 @pytest.mark.parametrize("mode", CHECKPOINT_MODES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(schedule, mode):
-    for (n, m), where in product(((2, 4), (4, 3), (6, 5)), PLACES):
-        for components in (Components(), Components(portals=False), Components(early_recompute=False)):
-            chosen = Settings(components, mode, schedule=schedule, steps=2, **where)
+    switches = (Components(), Components(portals=False), Components(early_recompute=False))
+    sizes = ((2, 4), (4, 3), (6, 5))
+    for (n, m), where, components, skips in cover(product(sizes, PLACES, switches, (False, True)), together=3):
+        chosen = Settings(components, mode, schedule=schedule, steps=2, **PLACES[where])
+        if skips:
             same(chain(n, m, [(0, n - 1), (n - 2, n - 1)]), replace(MACHINE, queue_depth=9), chosen)
+        else:
             same(chain(n, m), MACHINE, chosen)
 
 

@@ -8,20 +8,15 @@ than three micro-batches would show the counter of tensors itself: a dispatch mo
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import Components, GPipe
-from gpipe_bench.measure.live_bytes import LiveBytes
-from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.effects import without_scratch
-from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.workloads.build import build_workload
+from gpipe_bench import Components
 from gpipe_bench.skip import pop, skippable, stash
-from tests.simulator.support import Plain
-from tests.simulator.test_live_bytes import Loss
+from tests.simulator.live import live_peaks, work_of
 
 
 @skippable(stash=["skip"])
@@ -94,23 +89,18 @@ MODELS = {
 }  # fmt: skip
 
 
+@cache
+def prepared(name, m):
+    """A model, its batch, balance and workload."""
+    make, shape, balance = MODELS[name]
+    module, x = nn.Sequential(*map(copy.deepcopy, make())), torch.ones(shape)
+    return module, x, balance, work_of(module, x, balance, m)
+
+
 def peaks(name, m, checkpoint, components):
     """(real, simulated) in bytes."""
-    make, shape, balance = MODELS[name]
-    module, x, n = nn.Sequential(*map(copy.deepcopy, make())), torch.ones(shape), len(balance)
-    options = {"chunks": m, "checkpoint": checkpoint, "components": components, "transfer": "host", "workers": "never"}
-    pipe = GPipe(module, balance, devices=["cpu"] * n, **options)
-    # The first batch copies inputs of checkpoints, to see whether layers write to them.
-    pipe(x).sum().backward()
-    pipe.zero_grad()
-    with LiveBytes(pipe) as live, pipe.observe(live):
-        Loss.apply(pipe(x)).backward()
-    work = build_workload(
-        module, balance=balance, batch_size=len(x), chunks=m, profile=load_profile("p40"), sample=x, optimizer=None
-    )
-    places = {"devices": (0,) * n, "streams": False, "workers": False}
-    found = run(without_scratch(work), Plain(), Settings(components, checkpoint, transfer="host", **places))
-    return live.peak_total_bytes, found.peak_live_bytes[0]
+    module, x, balance, work = prepared(name, m)
+    return live_peaks(module, x, balance, m=m, checkpoint=checkpoint, components=components, work=work)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from gpipe_bench import Components
 from tests.engine.support import MODES
 from tests.simulator.live import live_peaks
+from tests.simulator.support import examples
 from tests.simulator.test_live_models import Residual
 
 WIDTH, LENGTH, SAMPLES = 64, 3, 4
@@ -88,7 +89,7 @@ def models(draw):
 
 @pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
 @pytest.mark.parametrize("checkpoint", MODES)
-@settings(max_examples=25)
+@examples(25)
 @given(model=models(), components=st.sampled_from(list(Components.factorial())))
 def test_the_peak_is_that_of_the_engine(model, components, checkpoint, tokens):
     names, balance, m = model

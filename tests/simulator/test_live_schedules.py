@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from gpipe_bench import Components
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from tests.simulator import test_live_frozen, test_live_models
-from tests.simulator.live import live_peaks
+from tests.simulator.live import live_peaks, work_of
 from tests.simulator.test_live_bytes import LAYERS, ROWS, UNIT, Scale
 
 MODELS = test_live_models.MODELS | {
@@ -40,16 +41,21 @@ AGAIN = {name for name in MODELS if "cut before a ReLU" in name or "BatchNorm" i
 WAYS = [("gpipe", "always"), ("1f1b", "always"), ("1f1b", "except_last"), ("gpipe", "never")]
 
 
+@cache
+def prepared(name, split):
+    """A model, its batch, balance and workload, for schedules that split backward passes, or do not."""
+    make, shape, balance = MODELS[name]
+    module, x = nn.Sequential(*map(copy.deepcopy, make())), torch.ones(shape)
+    return module, x, balance, work_of(module, x, balance, 2, "zb_h1" if split else "gpipe")
+
+
 @pytest.mark.parametrize(("schedule", "checkpoint"), [*WAYS, ("zb_h1", "always"), ("zb_h2", "never")])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_of_a_model_is_that_of_the_engine(name, schedule, checkpoint):
     """A cell makes no leaves of its inputs, so no gradient is copied; one without gradients is no checkpoint."""
-    make, shape, balance = MODELS[name]
-    module = nn.Sequential(*map(copy.deepcopy, make()))
-    components = Components(early_recompute=schedule == "gpipe")
-    real, simulated = live_peaks(
-        module, torch.ones(shape), balance, m=2, checkpoint=checkpoint, schedule=schedule, components=components
-    )
+    module, x, balance, work = prepared(name, schedule.startswith("zb"))
+    options = {"schedule": schedule, "components": Components(early_recompute=schedule == "gpipe")}
+    real, simulated = live_peaks(module, x, balance, m=2, checkpoint=checkpoint, work=work, **options)
     if schedule.startswith("zb") and name in AGAIN:
         assert 0.998 * real <= simulated <= 1.04 * real
     else:

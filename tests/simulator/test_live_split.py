@@ -6,13 +6,14 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from gpipe_bench.models.table import MODELS as SUITE
 from tests.engine.support import MODES
 from tests.simulator.split_replay import engine_points, replayed_points
+from tests.simulator.support import examples
 from tests.simulator.test_live_models import MODELS, ROWS, One, Residual, Two
 from tests.simulator.test_live_random import LAYERS, LENGTH, SAMPLES, WIDTH
 
@@ -91,7 +92,7 @@ def models(draw):
 
 @pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
 @pytest.mark.parametrize("checkpoint", MODES)
-@settings(max_examples=15)
+@examples(15)
 @given(model=models(), schedule=st.sampled_from(["zb_h1", "zb_h2"]))
 def test_random_models_hold_what_they_do_in_the_engine(model, schedule, checkpoint, tokens):
     names, balance, m = model

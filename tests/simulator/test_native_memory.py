@@ -9,7 +9,7 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
@@ -24,9 +24,9 @@ from tests.simulator.oracle import run as oracle_run
 from tests.simulator.oracle.places import Places
 from tests.simulator.oracle.run import run_whole
 from tests.simulator.random_workloads import MACHINES, named_skips, split, workloads
-from tests.simulator.support import Plain, task, workload
+from tests.simulator.support import SANITIZED, Plain, examples, task, workload
 
-EXAMPLES = settings(max_examples=100)
+EXAMPLES = examples(30 if SANITIZED else 100)
 BOOLEANS = st.booleans()
 MIB = 2**20
 # Everything that a run may be set to, the usual more often.

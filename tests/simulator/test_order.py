@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
 from gpipe_bench import Components
 from gpipe_bench.simulator.clock.run import Settings, run
 from tests.engine.support import MODES, Watch, on_cpu, skip_pair
-from tests.simulator.support import Plain, order, task, workload
-
-EXAMPLES = settings(max_examples=60)
+from tests.simulator.support import Plain, examples, order, task, workload
 
 
 class Chain(nn.Module):
@@ -82,7 +80,7 @@ def simulated_order(m, nodes, skips, *, checkpoint, components, transfer, worker
 @pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize("checkpoint", MODES)
 @pytest.mark.parametrize("workers", ["always", "never"])
-@EXAMPLES
+@examples(30)
 @given(case=cases(), components=st.sampled_from(list(Components.factorial())))
 def test_tasks_are_issued_in_the_order_of_the_real_engine(case, components, workers, checkpoint, transfer, tokens):
     m, depths, skips = case

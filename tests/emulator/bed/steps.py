@@ -26,6 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
         name: {"L": 2, "D": 8, "heads": 2, "vocabulary": 11, "context": 6}
         for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
     },
+    # Of the models of libraries, one with convolutions and one with attention.
     "torchvision/resnet18": {"size": 64, "classes": 5},
     "timm/vit_tiny_patch16_224": {"classes": 5},
 }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
+import torch._dynamo  # what optimizers import
 
 from gpipe_bench.emulator.library import devices, leave, load
 
 load(8)
-torch.set_num_threads(1)
 DEFAULT_STREAMS = [torch.accelerator.current_stream(device) for device in devices()]
 
 
@@ -18,6 +20,11 @@ def _fresh():
     torch.manual_seed(0)
     for stream in reversed(DEFAULT_STREAMS):
         torch.accelerator.set_stream(stream)
+
+
+def pytest_collection_finish():
+    # Nothing of PyTorch is garbage: collections, some of which tests ask for, need not look at it.
+    gc.freeze()
 
 
 def pytest_sessionfinish(session, exitstatus):

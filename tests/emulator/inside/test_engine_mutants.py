@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from gpipe_bench import Components
 from gpipe_bench.emulator.races import find_races
 from gpipe_bench.emulator.trace import recording
 from gpipe_bench.program import HANDED_OVER_BYTES
+from tests.cover import cover
 from tests.emulator.bed.mutants import mutants
 from tests.emulator.inside.pipelines import WAYS, WIDTH, BoomError, Case, batch, mean_score, score, targets
 
@@ -25,14 +27,11 @@ CASES = [
     for checkpoint in ("always", "never")
     for transfer in ("direct", "host")
 ]
+CHOICES = ((ON, "always"), (Components(portals=False), "never"), (NO_COPY_STREAMS, "except_last"))
 CASES += [
     Case(devices, 3, components, checkpoint, "nested", transfer, schedule, through)
-    for schedule, through in WAYS[1:]
-    for devices, transfer in WAYS_TO_TRAVEL
-    for components, checkpoint in (
-        (ON, "always"),
-        (Components(portals=False), "never"),
-        (NO_COPY_STREAMS, "except_last"),
+    for (schedule, through), (devices, transfer), (components, checkpoint) in cover(
+        product(WAYS[1:], WAYS_TO_TRAVEL, CHOICES)
     )
 ]
 # A gradient is copied to the other end of a skip, while the neighbour on the same device goes on with it. If it is

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
+from tests.cover import cover
 from tests.emulator.inside.pipelines import Case, batch, even_balance, model
 
 M, N = 4, 3
@@ -46,10 +48,10 @@ def test_two_waits_for_each_inner_boundary_and_microbatch_with_copy_streams_and_
     assert found.get("Wait", 0) == (2 * (N - 1) * M if components.copy_streams else 0)
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
-@pytest.mark.parametrize("components", FACTORIAL, ids=lambda components: components.label)
-@pytest.mark.parametrize("needs_grad", [True, False])
-def test_all_other_nodes_are_those_of_the_cpu(needs_grad, components, checkpoint):
+@pytest.mark.parametrize(
+    ("components", "checkpoint", "needs_grad"), cover(product(FACTORIAL, CHECKPOINT_MODES, [True, False]))
+)
+def test_all_other_nodes_are_those_of_the_cpu(components, checkpoint, needs_grad):
     # Between partitions on one device, as all are on the CPU, only the transfer through the host copies.
     found = on_virtual_devices(components, checkpoint, needs_grad=needs_grad, transfer="host")
     expected = on_the_cpu(components, checkpoint, needs_grad=needs_grad, transfer="host")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES, Action, named_schedule, with_recomputation
+from tests.cover import cover
 from tests.emulator.bed.behaviour import jitter
 from tests.emulator.inside.pipelines import WIDTH, Case, Watch, batch, mean_score, targets
 
@@ -106,13 +108,13 @@ def test_every_device_goes_from_the_last_microbatch_to_the_first(checkpoint, opt
     assert orders(checkpoint, **options) == [[ORDERED[checkpoint]] * N] * RUNS
 
 
-@pytest.mark.parametrize("checkpoint", ORDERED)
-@pytest.mark.parametrize("options", ORDERING, ids=name)
-@pytest.mark.parametrize("devices", [N, 2])
-@pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
-def test_so_does_the_partition_whose_inputs_need_no_gradient(tokens, devices, options, checkpoint):
+@pytest.mark.parametrize(
+    ("checkpoint", "place", "devices", "tokens"),
+    cover(product(ORDERED, range(len(ORDERING)), [N, 2], [False, True]), together=3),
+)
+def test_so_does_the_partition_whose_inputs_need_no_gradient(checkpoint, place, devices, tokens):
     expected = " ".join(f"{what} E{what[1]}" if what[0] == "B" else what for what in ORDERED[checkpoint].split())
-    found = orders(checkpoint, 2, first=First, tokens=tokens, devices=devices, **options)
+    found = orders(checkpoint, 2, first=First, tokens=tokens, devices=devices, **ORDERING[place])
     assert [order[0] for order in found] == [expected] * 2
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
-from itertools import islice
+from dataclasses import astuple, replace
+from functools import cache
+from itertools import combinations, islice, product
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.schedule import CHECKPOINT_MODES
+from tests.cover import cover
 from tests.emulator.inside.pipelines import (
     DOUBLE,
     SKIPS,
@@ -29,42 +31,56 @@ from tests.emulator.inside.pipelines import (
 )
 
 FACTORIAL = list(Components.factorial())
-# One case in so many of half a million; 101 takes a quarter of an hour.
-USUAL = 1499
-STRIDE = int(os.environ.get("VIRTUAL_DEVICES_STRIDE", USUAL))
+TRANSFERS = ["direct", "host"]
+# If given, one case in so many of half a million: 101 takes a quarter of an hour.
+STRIDE = int(os.environ.get("VIRTUAL_DEVICES_STRIDE", "0"))
 
 
-@pytest.mark.parametrize("transfer", ["direct", "host"])
+@cache
+def sample(first):
+    """Cases, others for another ``first``: usually a few in which every pair of values is."""
+    cases = islice(all_cases(), first, None, STRIDE or 499)
+    return list(cases) if STRIDE else cover(cases, values_of)
+
+
+def values_of(case):
+    places = len(case.devices), len(set(case.devices))
+    way = case.schedule, case.through
+    return way, *places, case.m, *astuple(case.components), case.checkpoint, case.skips, case.transfer
+
+
+def test_every_pair_of_values_is_in_a_sample():
+    def pairs(cases):
+        return {pair for case in cases for pair in combinations(enumerate(values_of(case)), 2)}
+
+    assert pairs(sample(0)) == pairs(islice(all_cases(), 5, None, 101))
+
+
 @pytest.mark.parametrize("components", FACTORIAL, ids=lambda components: components.label)
-def test_every_combination_of_components_on_three_devices(components, transfer):
+def test_every_combination_of_components_on_three_devices(components):
     wrong = []
-    for checkpoint in CHECKPOINT_MODES:
-        for skips in SKIPS:
-            wrong += problems(Case((0, 1, 2), 3, components, checkpoint, skips, transfer))
+    for checkpoint, skips, transfer in cover(product(CHECKPOINT_MODES, SKIPS, TRANSFERS)):
+        wrong += problems(Case((0, 1, 2), 3, components, checkpoint, skips, transfer))
     assert wrong == []
 
 
-@pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize(("schedule", "through"), WAYS[1:])
-def test_every_schedule_on_three_devices(schedule, through, transfer):
+def test_every_schedule_on_three_devices(schedule, through):
     wrong = []
-    for components in switches(schedule)[::3]:
-        for checkpoint in CHECKPOINT_MODES:
-            wrong += problems(Case((0, 1, 2), 3, components, checkpoint, "mixed", transfer, schedule, through))
+    for components, checkpoint, transfer in cover(product(switches(schedule)[::2], CHECKPOINT_MODES, TRANSFERS)):
+        wrong += problems(Case((0, 1, 2), 3, components, checkpoint, "mixed", transfer, schedule, through))
     assert wrong == []
 
 
-@pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize(("schedule", "through"), WAYS[1:])
-def test_devices_that_stand_for_several_devices_of_a_schedule(schedule, through, transfer):
+def test_devices_that_stand_for_several_devices_of_a_schedule(schedule, through):
     wrong = []
-    for devices in ((0, 1, 0), (2, 2), (1, 0, 0, 1)):
-        for checkpoint in CHECKPOINT_MODES:
-            wrong += problems(Case(devices, 4, Components(), checkpoint, "mixed", transfer, schedule, through))
+    for devices, checkpoint, transfer in cover(product(((0, 1, 0), (2, 2), (1, 0, 0, 1)), CHECKPOINT_MODES, TRANSFERS)):
+        wrong += problems(Case(devices, 4, Components(), checkpoint, "mixed", transfer, schedule, through))
     assert wrong == []
 
 
-@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("transfer", TRANSFERS)
 @pytest.mark.parametrize("m", [1, 2, 3, 5])
 def test_three_and_four_partitions_on_each_device(m, transfer):
     wrong = []
@@ -77,7 +93,7 @@ def test_three_and_four_partitions_on_each_device(m, transfer):
     assert wrong == []
 
 
-@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("transfer", TRANSFERS)
 @pytest.mark.parametrize(("schedule", "through"), WAYS)
 def test_the_cpu_beside_accelerators(schedule, through, transfer):
     places = ["cpu", "virtual:1"] if schedule in DOUBLE else ["cpu", "virtual:1", "virtual:2", "cpu"]
@@ -93,37 +109,25 @@ def test_the_step_of_the_papers_executor():
 
 
 @pytest.mark.parametrize("placement", [(0, 1, 0), (2, 2), tuple(range(8))], ids=str)
-@pytest.mark.parametrize("components", FACTORIAL[::3], ids=lambda components: components.label)
-def test_devices_that_hold_several_partitions_or_one_layer(components, placement):
+def test_devices_that_hold_several_partitions_or_one_layer(placement):
     wrong = []
-    for checkpoint in CHECKPOINT_MODES:
-        for transfer in ("direct", "host"):
-            wrong += problems(Case(placement, 4, components, checkpoint, "mixed", transfer))
+    for components, checkpoint, transfer in cover(product(FACTORIAL[::3], CHECKPOINT_MODES, TRANSFERS)):
+        wrong += problems(Case(placement, 4, components, checkpoint, "mixed", transfer))
     assert wrong == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < USUAL else 600)
+@pytest.mark.timeout(7200 if STRIDE else 600)
 def test_all_numbers_of_devices_and_microbatches():
-    wrong = [problem for case in islice(all_cases(), 0, None, STRIDE) for problem in problems(case)]
-    assert wrong == []
+    assert [problem for case in sample(0) for problem in problems(case)] == []
 
 
-@pytest.mark.timeout(7200 if STRIDE < USUAL else 600)
-def test_an_exception_in_the_middle_whatever_the_combination():
+@pytest.mark.timeout(7200 if STRIDE else 600)
+@pytest.mark.parametrize(("first", "workers"), [(7, "always"), (3, "never")])
+def test_an_exception_in_the_middle_whatever_the_combination(first, workers):
     wrong = []
-    for number, case in enumerate(islice(all_cases(), 7, None, 2 * STRIDE)):
-        where = ("forward", "recompute", "backward")[number % 3]
-        wrong += problems_after_an_exception(case, where, block=number % 8, nth=number // 24 % case.m)
-    assert wrong == []
-
-
-@pytest.mark.timeout(7200 if STRIDE < USUAL else 600)
-def test_tasks_in_the_calling_thread():
-    wrong = []
-    for number, case in enumerate(islice(all_cases(), 3, None, 2 * STRIDE)):
-        alone = dataclasses.replace(case, workers="never")
-        wrong += problems(alone)
-        wrong += problems_after_an_exception(alone, ("forward", "recompute", "backward")[number % 3], number % 8, 0)
+    for number, case in enumerate(sample(first)):
+        where, nth = ("forward", "recompute", "backward")[number % 3], number // 24 % case.m
+        wrong += problems_after_an_exception(replace(case, workers=workers), where, block=number % 8, nth=nth)
     assert wrong == []
 
 
@@ -135,7 +139,7 @@ def test_a_small_batch_gives_fewer_microbatches():
     assert found.races == []
 
 
-@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("transfer", TRANSFERS)
 @pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 1)], ids=str)
 def test_layers_that_are_replaced_between_batches(placement, transfer):
     case = Case(placement, 3, Components(), "always", "mixed", transfer)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
+from tests.cover import cover
 from tests.emulator.inside.pipelines import BACKWARD_MS, COPY_MS, DOUBLE, FORWARD_MS
 from tests.emulator.inside.test_engine_time import MACHINE, ends
 from tests.simulator.support import MS, task, workload
@@ -20,13 +23,16 @@ def simulated(name, m, devices, checkpoint, transfer):
     return run(work, MACHINE, chosen).makespan_ns / MS
 
 
-@pytest.mark.parametrize("transfer", ["direct", "host"])
-@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_takes_as_long_as_in_the_engine(name, checkpoint, transfer):
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "transfer", "m", "devices"),
+    [
+        (*chosen, *size)
+        for *chosen, size in cover(product(SCHEDULES, CHECKPOINT_MODES, ("direct", "host"), ((1, 2), (3, 4), (8, 3))))
+    ],
+)
+def test_a_schedule_takes_as_long_as_in_the_engine(name, checkpoint, transfer, m, devices):
     """Of copies of two partitions on one device that set out at one time, either may be first."""
     apart = COPY_MS + 1e-6 if name in DOUBLE else 0.0
-    for m, devices in ((1, 2), (3, 4), (8, 3)):
-        found = ends(name, m, devices, checkpoint, transfer)
-        expected = simulated(name, m, devices, checkpoint, transfer)
-        assert found == pytest.approx([expected] * len(found), rel=0, abs=apart), (m, devices)
+    found = ends(name, m, devices, checkpoint, transfer)
+    expected = simulated(name, m, devices, checkpoint, transfer)
+    assert found == pytest.approx([expected] * len(found), rel=0, abs=apart)

@@ -11,7 +11,7 @@ the order depends on when threads issue what. There a launch takes 1 µs, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 import pytest
@@ -29,6 +29,7 @@ from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork
 from gpipe_bench.skip import Namespace
 from gpipe_bench.timeline import COMPUTE_KINDS, TimelineEvent
+from tests.cover import cover
 from tests.emulator.bed.behaviour import jitter
 from tests.emulator.bed.rows import Bed
 from tests.emulator.inside.pipelines import (
@@ -72,25 +73,25 @@ def orders(events: Iterable[TimelineEvent], n: int) -> Orders:
     return tuple(tuple((event.kind, event.microbatch) for event in ran if event.partition == j) for j in range(n))
 
 
-def real(m: int, n: int, seed: int, skips: Skips = (), **options) -> tuple[float, Orders]:
-    """Makespan of the engine, and the order on each device."""
-    length, events = emulated(m, n, seed, skips, **options)
-    return length, orders(events, n)
+def real(m: int, n: int, seeds: Iterable[int], skips: Skips = (), **options) -> list[tuple[float, Orders]]:
+    """Makespan of the engine, and the order on each device, for each seed."""
+    return [(length, orders(events, n)) for length, events in emulated(m, n, seeds, skips, **options)]
 
 
 def emulated(
-    m: int, n: int, seed: int, skips: Skips = (), machine: Bed = MACHINE, **options
-) -> tuple[float, list[TimelineEvent]]:
-    """Makespan and events of the engine in a second step: the first one makes the gradients."""
-    tasks = TaskRows()
+    m: int, n: int, seeds: Iterable[int], skips: Skips = (), machine: Bed = MACHINE, **options
+) -> Iterator[tuple[float, list[TimelineEvent]]]:
+    """Makespan and events of the engine in a step for each seed, after a first one, which makes the gradients."""
     with seen():
         pipe = skipping_pipe(m, n, skips, **options) if skips else working_pipe(n, m, **options)
         x = torch.ones(m, WIDTH, device=pipe.devices[0])
         pipe(x).sum().backward()
-        with jitter(seed, 200 if seed else 0), recording() as trace, pipe.observe(tasks):
-            pipe(x).sum().backward()
-    replayed = replay(trace, machine)
-    return replayed.makespan_ns / MS, task_events(tasks.spans, replayed, issued_rows(replayed))
+        for seed in seeds:
+            tasks = TaskRows()
+            with jitter(seed, 200 if seed else 0), recording() as trace, pipe.observe(tasks):
+                pipe(x).sum().backward()
+            replayed = replay(trace, machine)
+            yield replayed.makespan_ns / MS, task_events(tasks.spans, replayed, issued_rows(replayed))
 
 
 def task(nodes: int) -> TaskWork:
@@ -110,90 +111,80 @@ def simulated(
     return found.makespan_ns / MS, orders(Timeline(found.issued), n)
 
 
-PLACES = pytest.mark.parametrize("transfer", ["direct", "host"])
-MODES = pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
 EVERY = list(Components.factorial())
 # Where no skip crosses a boundary portals make no difference.
 ALL = [one for one in EVERY if one.portals]
-
-
-def name(components: Components) -> str:
-    return components.label
-
-
-@PLACES
-@MODES
-@pytest.mark.parametrize("components", [one for one in ALL if one.fork_join and one.copy_streams], ids=name)
-def test_makespan_and_order_are_those_of_the_engine(components, checkpoint, transfer):
-    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
-    for (m, n), seed in product(SIZES, range(RUNS)):
-        assert simulated(m, n, **options) == real(m, n, seed, **options), (m, n, seed)
-
-
-@PLACES
-@MODES
-@pytest.mark.parametrize("components", [one for one in ALL if one.fork_join and not one.copy_streams], ids=name)
-def test_copies_on_compute_streams_change_no_order_of_tasks(components, checkpoint, transfer):
-    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
-    for (m, n), seed in product(SIZES[1:3], range(RUNS)):
-        assert simulated(m, n, **options)[1] == real(m, n, seed, **options)[1], (m, n, seed)
-
-
-@PLACES
-@MODES
-@pytest.mark.parametrize("components", [one for one in EVERY if one.fork_join and one.copy_streams], ids=name)
-def test_makespan_and_order_with_skips(components, checkpoint, transfer):
-    """Skips that set out at one time with the micro-batch take turns with it, in an order that threads race for."""
-    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
-    for m, n in SIZES[1:]:
-        skips = SKIPS[n]
-        (length, order), (expected, expected_order) = simulated(m, n, skips, **options), real(m, n, 1, skips, **options)
-        assert order == expected_order, (m, n)
-        assert length == pytest.approx(expected, abs=len(skips) * COPY_MS + 1e-6), (m, n)
-
-
-@PLACES
-@MODES
-@pytest.mark.parametrize("components", [one for one in EVERY if one.fork_join and not one.copy_streams], ids=name)
-def test_skips_on_compute_streams_change_no_order_of_tasks(components, checkpoint, transfer):
-    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
-    for m, n in SIZES[1:3]:
-        assert simulated(m, n, SKIPS[n], **options)[1] == real(m, n, 1, SKIPS[n], **options)[1], (m, n)
-
-
-@PLACES
-@MODES
-@pytest.mark.parametrize("components", [one for one in EVERY if one.fork_join and one.copy_streams], ids=name)
-def test_a_backward_pass_with_a_schedule_takes_as_long_and_keeps_its_order(components, checkpoint, transfer):
-    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer, "schedule": "gpipe"}
-    for (m, n), skipping in product(SIZES[1:3], (False, True)):
-        skips = SKIPS[n] if skipping else ()
-        (length, order), (expected, expected_order) = simulated(m, n, skips, **options), real(m, n, 1, skips, **options)
-        assert order == expected_order, (m, n, skips)
-        assert length == pytest.approx(expected, abs=len(skips) * COPY_MS + 1e-6), (m, n, skips)
-
-
+ORDERED = [one for one in EVERY if one.fork_join and one.copy_streams]
+ON_COMPUTE_STREAMS = [one for one in EVERY if one.fork_join and not one.copy_streams]
 RACING = [one for one in ALL if not (one.fork_join and one.copy_streams)]
 
 
-@PLACES
-@MODES
-@pytest.mark.parametrize("components", RACING, ids=name)
-def test_where_the_order_depends_on_host_time_it_is_that_of_the_engine(components, checkpoint, transfer):
-    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer, "machine": WITH_HOST_TIME}
+def name(value: object) -> str:
+    return value.label if isinstance(value, Components) else str(value)
+
+
+def cases(components: Iterable[Components], sizes: Iterable[tuple[int, int]], skipping: Iterable[bool] = (False,)):
+    """Any three of: components, checkpoint and transfer, as options; (m, n); and whether there are skips."""
+    found = []
+    for *chosen, (m, n), skips in cover(
+        product(components, CHECKPOINT_MODES, ("direct", "host"), sizes, skipping), together=3
+    ):
+        options = dict(zip(("components", "checkpoint", "transfer"), chosen, strict=True))
+        chosen_skips = SKIPS[n] if skips else ()
+        found.append(pytest.param(options, m, n, chosen_skips, id="-".join(map(name, (*chosen, m, n, skips)))))
+    return pytest.mark.parametrize(("options", "m", "n", "skips"), found)
+
+
+@cases([one for one in ORDERED if one.portals], SIZES)
+def test_makespan_and_order_are_those_of_the_engine(options, m, n, skips):
+    assert real(m, n, range(RUNS), skips, **options) == [simulated(m, n, skips, **options)] * RUNS
+
+
+@cases([one for one in ON_COMPUTE_STREAMS if one.portals], SIZES[1:3])
+def test_copies_on_compute_streams_change_no_order_of_tasks(options, m, n, skips):
+    expected = simulated(m, n, skips, **options)[1]
+    assert [order for _, order in real(m, n, range(RUNS), skips, **options)] == [expected] * RUNS
+
+
+@cases(ORDERED, SIZES[1:], [True])
+def test_makespan_and_order_with_skips(options, m, n, skips):
+    """Skips that set out at one time with the micro-batch take turns with it, in an order that threads race for."""
+    length, order = simulated(m, n, skips, **options)
+    ((expected, expected_order),) = real(m, n, [1], skips, **options)
+    assert order == expected_order
+    assert length == pytest.approx(expected, abs=len(skips) * COPY_MS + 1e-6)
+
+
+@cases(ON_COMPUTE_STREAMS, SIZES[1:3], [True])
+def test_skips_on_compute_streams_change_no_order_of_tasks(options, m, n, skips):
+    ((_, expected),) = real(m, n, [1], skips, **options)
+    assert simulated(m, n, skips, **options)[1] == expected
+
+
+@cases(ORDERED, SIZES[1:3], [False, True])
+def test_a_backward_pass_with_a_schedule_takes_as_long_and_keeps_its_order(options, m, n, skips):
+    length, order = simulated(m, n, skips, **options, schedule="gpipe")
+    ((expected, expected_order),) = real(m, n, [1], skips, **options, schedule="gpipe")
+    assert order == expected_order
+    assert length == pytest.approx(expected, abs=len(skips) * COPY_MS + 1e-6)
+
+
+@cases(RACING, SIZES[1:3])
+def test_where_the_order_depends_on_host_time_it_is_that_of_the_engine(options, m, n, skips):
+    components, checkpoint, transfer = options.values()
     # A known disagreement: there the simulator is one recomputation slower.
     late = FORWARD_MS if (components.label, checkpoint, transfer) == ("x-x-ptl", "always", "host") else 0
-    for m, n in SIZES[1:3]:
-        (length, order), (expected, expected_order) = simulated(m, n, **options), real(m, n, 1, **options)
-        assert order == expected_order, (m, n)
-        # Two copies that set out at one time go in either order.
-        assert length == pytest.approx(expected, abs=2 * COPY_MS + 0.01 + late), (m, n)
+    length, order = simulated(m, n, skips, WITH_HOST_TIME, **options)
+    ((expected, expected_order),) = real(m, n, [1], skips, machine=WITH_HOST_TIME, **options)
+    assert order == expected_order
+    # Two copies that set out at one time go in either order.
+    assert length == pytest.approx(expected, abs=2 * COPY_MS + 0.01 + late)
 
 
-@MODES
-@pytest.mark.parametrize("components", RACING, ids=name)
-def test_a_run_does_not_depend_on_how_fast_its_host_was(components, checkpoint):
+@pytest.mark.parametrize(
+    ("components", "checkpoint", "size"), cover(product(RACING, CHECKPOINT_MODES, SIZES[1:])), ids=name
+)
+def test_a_run_does_not_depend_on_how_fast_its_host_was(components, checkpoint, size):
     options = {"components": components, "checkpoint": checkpoint, "transfer": "direct", "machine": WITH_HOST_TIME}
-    for m, n in SIZES[1:]:
-        found = [emulated(m, n, seed, **options) for seed in range(RUNS)]
-        assert found == [found[0]] * RUNS, (m, n)
+    first, *others = emulated(*size, range(RUNS), **options)
+    assert others == [first] * (RUNS - 1)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from gpipe_bench.emulator.library import leave
 from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.simulator.hardware.profile import load_profile
 
 load_shapes(16, load_profile("p40"))
-torch.set_num_threads(1)
 
 
 def pytest_sessionfinish(session, exitstatus):
