@@ -1,4 +1,4 @@
-"""A few of many combinations: whatever two of their values are found in one of all are found in one of the few."""
+"""Few of many combinations, a covering array: every pair of values that occurs in all of them occurs in the few."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ __all__ = ["cover"]
 
 
 def cover(cases: Iterable[Any], values: Callable[[Any], Iterable[Hashable]] = tuple, together: int = 2) -> list[Any]:
-    """Take the case with most new combinations of ``together`` values until there is no new one."""
+    """Few of ``cases``: the one with most new combinations of ``together`` values, until there is no new one.
+
+    Args:
+        cases: tuples, or anything of which ``values`` gives the values.
+        values: the values of a case, in the same order for each.
+        together: 2 for every pair of values, 3 for every triple.
+    """
     held = [(case, set(combinations(enumerate(values(case)), together))) for case in cases]
     left = set().union(*(found for _, found in held))
     chosen = []
