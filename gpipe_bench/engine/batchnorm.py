@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpipe_bench.engine.context import is_recomputing
+from gpipe_bench.engine.sequential import children_of
 
 _Statistics = tuple[int, Tensor, Tensor]
 """Samples per channel, their mean, and the sum of their squared deviations from it."""
@@ -120,7 +121,7 @@ def _converted(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Modul
     if module not in known:
         plain = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         known[module] = _deferred(cast("_BatchNorm", module)) if plain else module
-        for name, child in list(module._modules.items()):  # noqa: SLF001 - named_children() leaves out second names
+        for name, child in children_of(module):
             if child is not None:
                 setattr(module, name, _converted(child, known))
     return known[module]

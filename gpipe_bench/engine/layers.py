@@ -182,7 +182,7 @@ class Layers(nn.Module):
         # Past nn.Module.__setattr__, which would take a layer of the same name for the one to be replaced.
         self.__dict__.update(
             partitions=partitions,
-            _running=_items(partitions),
+            _running=list(module.named_children()),
             _layout=inspect_skip_layout(partitions),
             _deferred=[layer for layer in module.modules() if isinstance(layer, DeferredBatchNorm)],
         )
@@ -249,7 +249,7 @@ class Layers(nn.Module):
 
     def _replaced(self) -> nn.Sequential | None:
         """The layers that are registered now, in their old order; None if they are those that run."""
-        if _items(self.partitions) != self._running:
+        if [layer for partition in self.partitions for layer in partition] != [layer for _, layer in self._running]:
             raise ValueError(_refusal("another layer in pipe.partitions", "write pipe[index] = layer"))
         if list(self._modules.items()) == self._running:
             return None
@@ -277,12 +277,6 @@ class Layers(nn.Module):
 
 def _refusal(got: str, advice: str) -> str:
     return f"layers of a pipeline must be replaced one by one, in their places, got {got}; {advice}"
-
-
-def _items(partitions: Sequence[nn.Sequential]) -> list[tuple[str, nn.Module]]:
-    items: Any = [item for partition in partitions for item in partition._modules.items()]  # noqa: SLF001 - None as well
-    given: list[tuple[str, nn.Module]] = items
-    return given
 
 
 def _not_moved(call: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.engine.arguments import check_balance, named_device, resolve_devices
-from gpipe_bench.engine.sequential import check_outermost, hooks_of, opened
+from gpipe_bench.engine.sequential import check_outermost, children_of, hooks_of, opened
 
 _CPU = torch.device("cpu")
 
@@ -59,7 +59,7 @@ def placed_partitions(module: nn.Sequential) -> tuple[list[int], list[torch.devi
 
     A layer that has no parameters runs where the layer before it runs, or the one after it if it is the first.
     """
-    found = [device_of(name, child) for name, child in _children(module)]
+    found = [device_of(name, child) for name, child in children_of(module) if child is not None]
     devices: list[torch.device] = []
     current = next((device for device in found if device is not None), _CPU)
     for device in found:
@@ -94,7 +94,8 @@ def partition_model(
 
 def unwrapped(module: nn.Sequential) -> nn.Sequential:
     """The same layers under the same names, each as :func:`taken_out` gives it."""
-    return nn.Sequential(OrderedDict((name, taken_out(layer)) for name, layer in _children(module)))
+    layers = ((name, layer) for name, layer in children_of(module) if layer is not None)
+    return nn.Sequential(OrderedDict((name, taken_out(layer)) for name, layer in layers))
 
 
 def taken_out(layer: nn.Module) -> nn.Module:
@@ -104,8 +105,3 @@ def taken_out(layer: nn.Module) -> nn.Module:
     if hooks := hooks_of(layer):
         raise ValueError(f"a WithDevice must have no hooks, got {hooks}; register them on its layer")
     return opened(layer.module)
-
-
-def _children(module: nn.Sequential) -> list[tuple[str, nn.Module]]:
-    """Every child, also one that occurs twice, which ``named_children`` gives once."""
-    return [(name, child) for name, child in module._modules.items() if child is not None]  # noqa: SLF001 - see above

@@ -62,12 +62,20 @@ def check_outermost(module: nn.Module) -> None:
             f"module must run its layers one after the other, got {type(module).__name__} with a forward of its own; "
             "put what it does into a layer"
         )
-    if own := [*module._parameters, *module._buffers]:  # noqa: SLF001 - without those of the layers
+    if own := [name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]:
         raise ValueError(f"module must have all its parameters and buffers in its layers, got {own}; move them there")
     if hooks := hooks_of(module):
         raise ValueError(
             f"module must have no hooks of its own, got {hooks}; register them on its layers, or on the pipeline"
         )
+
+
+def children_of(module: nn.Module) -> list[tuple[str, Any]]:
+    """Every child with its name: also None, and one that occurs twice, which ``named_children`` leaves out.
+
+    Since there is no public way, FSDP reads the same private name.
+    """
+    return list(module._modules.items())  # noqa: SLF001 - see above
 
 
 def hooks_of(module: nn.Module) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from scripts.count_step import EXECUTORS, counted, step_of
 
 # Files and functions. The plan for this engine was 14 and 95 for the paper's executor, 10 and 80 for the runtime.
-MOST = {"paper": (17, 120), "runtime": (18, 116)}
+MOST = {"paper": (17, 119), "runtime": (18, 115)}
 
 
 @pytest.mark.parametrize("name", EXECUTORS)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import os
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gpipe_bench import is_recomputing
+from tests.cover import cover
 from tests.engine.steps import ALL, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import (
     MODES,
@@ -24,9 +25,6 @@ from tests.engine.support import (
     crossing_model,
     skip_pair,
 )
-
-# One case of the grid in so many; 1 runs all of them, which takes some minutes.
-STRIDE = int(os.environ.get("ENGINE_GRID_STRIDE", "61"))
 
 every_schedule = pytest.mark.parametrize("schedule", ALL)
 every_mode = pytest.mark.parametrize("checkpoint", MODES)
@@ -201,10 +199,10 @@ LAYERS = {
 }  # fmt: skip
 
 
-@every_schedule
-@every_mode
-@both_workers
-@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize(
+    ("layers", "schedule", "checkpoint", "workers"),
+    cover(product(LAYERS, ALL, MODES, ["always", "never"]), together=3),
+)
 def test_layers_of_all_kinds(layers, schedule, checkpoint, workers):
     torch.manual_seed(4)
     plain = nn.Sequential(*LAYERS[layers]()).double()
