@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -50,7 +50,8 @@ def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]]) -> Fact
     """Prove that every action occurs once, that what it needs comes before it, and that no device waits for ever.
 
     Every micro-batch must pass every partition: F once, and then B once, or I and W once. R may recompute a forward
-    pass once, before its B or I.
+    pass once, before its B or I. From one device to another, activations are received in the order in which they are
+    sent, and so are gradients. So even a send that lasts until its receive (a rendezvous) holds up no other for ever.
 
     Args:
         schedule: a schedule, or for each device a list of ``(kind, i, j)``.
@@ -64,6 +65,8 @@ def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]]) -> Fact
     if problems := [*islice(_malformed(schedule), _NAMED)] or [*islice(wrong, _NAMED)]:
         raise ScheduleError(problems)
     order = tuple(merged_order(schedule))
+    if problems := [*islice(_crossed(schedule), _NAMED)]:
+        raise ScheduleError(problems)
     return Facts(schedule, schedule.microbatches, schedule.partitions, schedule.placement, in_flight(schedule), order)
 
 
@@ -116,3 +119,22 @@ def _disordered(schedule: Schedule) -> Iterator[str]:
             later = [place.get(Action(other, i, j), -1) for other in "BI"]
             if kind == "R" and place[action] > max(later):
                 yield f"{action} must come before the backward pass that it is for, got it later; move it"
+
+
+def _crossed(schedule: Schedule) -> Iterator[str]:
+    """For each pair of devices the first tensor that is not received as it was sent; gradients apart."""
+    homes = schedule.placement
+    sent: defaultdict[tuple[int, int, int], list[Action]] = defaultdict(list)
+    received: defaultdict[tuple[int, int, int], list[Action]] = defaultdict(list)
+    for action in schedule:
+        here, step = homes[action.j], {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+        if 0 <= action.j + step < len(homes) and homes[action.j + step] != here:
+            sent[here, homes[action.j + step], step].append(action)
+        if 0 <= action.j - step < len(homes) and homes[action.j - step] != here:
+            received[homes[action.j - step], here, step].append(action)
+    for (source, target, step), sends in sent.items():
+        for first, other in zip(sends, received[source, target, step], strict=True):
+            if (first.i, first.j + step) != other[1:]:
+                got = f"{first} next on device {source}, and {other} next on device {target}"
+                yield f"a device must receive in the order in which another one sends, got {got}; exchange actions"
+                break
