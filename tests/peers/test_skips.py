@@ -70,14 +70,19 @@ def test_what_is_sent_is_contiguous_in_both_directions(model, batch):
 
 
 @pytest.mark.parametrize("recompute", [0, 1])
-def test_what_is_sent_can_be_detached_in_place(model, batch, recompute):
-    """The third stage ends in a view, and hands on a skip as it came."""
+@pytest.mark.parametrize("balance", [[7, 7, 7, 8], [4, 4, 14, 7]])
+def test_what_is_sent_can_be_detached_in_place(model, batch, balance, recompute):
+    """The third stage ends in a view, and hands on a skip as it came; or the second one begins with a stash."""
     tensors = (batch,)
-    for stage in make_stages(model, [7, 7, 7, 8], recompute, sent=True):
+    for stage in make_stages(model, balance, recompute, sent=True):
+        entered = tensors
         given = stage(*tensors)
         tensors = given if isinstance(given, tuple) else (given,)
         for tensor in tensors:
-            tensor.detach_().requires_grad_()
+            tensor.detach_()
+        assert all(tensor.requires_grad for tensor in entered if tensor is not batch)
+        for tensor in tensors:
+            tensor.requires_grad_()
 
 
 def test_only_the_first_microbatches_are_checkpointed(batch):

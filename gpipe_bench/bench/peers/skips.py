@@ -105,7 +105,7 @@ class Stage(nn.Module):
             kept = self.run(*tensors)
         if not self.sent:
             return kept
-        return tuple(_output(tensor) for tensor in kept) if isinstance(kept, tuple) else _output(kept)
+        return tuple(_output(one, tensors) for one in kept) if isinstance(kept, tuple) else _output(kept, tensors)
 
     def run(self, x: Tensor, *skips: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the layers."""
@@ -134,9 +134,13 @@ def _sendable(x: Tensor) -> Tensor:
     return given
 
 
-def _output(x: Tensor) -> Tensor:
-    """``x`` to be sent, and to be detached in place by zero-bubble schedules, which PyTorch refuses for views."""
-    return x.clone() if x._is_view() else x.contiguous()  # noqa: SLF001 - there is no public name
+def _output(x: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """``x`` to be sent, and to be detached in place by zero-bubble schedules.
+
+    PyTorch refuses that for views. An input must not be detached: W would recompute a checkpoint without its graph.
+    """
+    copied = x._is_view() or any(x is one for one in inputs)  # noqa: SLF001 - there is no public name
+    return x.clone() if copied else x.contiguous()
 
 
 def make_stages(model: nn.Sequential, balance: Sequence[int], recompute: int = 0, *, sent: bool = False) -> list[Stage]:
