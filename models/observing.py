@@ -109,7 +109,7 @@ class _Operations(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch lea
         result = func(*args, **kwargs)
         given, gave = list(tensors_in((args, kwargs))), list(tensors_in(result))
         self.done.append((str(func), [tuple(tensor.shape) for tensor in gave]))
-        for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - what PyTorch declares
+        for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - public properties: pytorch#67254
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 self.written |= {_storage(tensor) for tensor in tensors_in(value)}

@@ -107,7 +107,7 @@ def _reason(func: Any, error: Exception) -> str:
 
 def _nothing(func: Any) -> Any:
     """Something of the right types, which nobody will see."""
-    kinds = [str(result.type) for result in func._schema.returns]  # noqa: SLF001 - what PyTorch declares of it
+    kinds = [str(result.type) for result in func._schema.returns]  # noqa: SLF001 - public properties: pytorch#67254
     made = [torch.empty(0, device="meta") if kind == "Tensor" else list[Tensor]() for kind in kinds]
     return None if not made else made[0] if len(made) == 1 else tuple(made)
 

@@ -16,6 +16,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
+
+# The base of BatchNorm1d to 3d and of SyncBatchNorm, which programs test for; no public class is one for any shape.
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpipe_bench.engine.context import is_recomputing
@@ -61,12 +63,12 @@ class DeferredBatchNorm(_BatchNorm):
         if self.num_batches_tracked is None:
             return
         running_mean, running_var = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
-            # momentum None asks for the cumulative average
-            share = 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
-            running_mean.lerp_(mean.to(running_mean.dtype), share)
-            running_var.lerp_((deviations / max(count - 1, 1)).to(running_var.dtype), share)
+        # Nothing here needs a gradient. Without torch.no_grad(), an interrupt of the caller cannot leave grad mode off.
+        self.num_batches_tracked.add_(1)
+        # momentum None asks for the cumulative average
+        share = 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+        running_mean.lerp_(mean.to(running_mean.dtype), share)
+        running_var.lerp_((deviations / max(count - 1, 1)).to(running_var.dtype), share)
 
     def _normalise(self, input: Tensor) -> Tensor:  # noqa: A002 - as in forward
         return F.batch_norm(input, None, None, self.weight, self.bias, training=True, momentum=0.0, eps=self.eps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -119,8 +120,14 @@ class Computation:
 
     def recompute(self, flat: Values, *, around: Around = operator.call) -> Values:
         """Run again with a graph, on the same inputs, with the same random numbers and modes; see :meth:`forward`."""
-        with use_stream(self.stream), self._batch.execution.applied(recomputing=True), self._draws.replay():
-            return self._run("recompute", flat, around, keep=True)
+        try:
+            with use_stream(self.stream), self._batch.execution.applied(recomputing=True), self._draws.replay():
+                return self._run("recompute", flat, around, keep=True)
+        except KeyboardInterrupt as error:
+            # A block that was interrupted while it was entered or left ends with its frames: now, within the backward
+            # pass, not when the caller drops the traceback. It puts back modes of the backward pass.
+            clear_frames(error.__traceback__)
+            raise
 
     def observed(self, kind: str, job: Any, *args: Any) -> Any:
         """Run ``job`` on the compute stream, and report it as a task of this kind."""

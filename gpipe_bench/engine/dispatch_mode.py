@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor
+
+# Private in name only: PyTorch's notes on extending it have the class under this name (pytorch#110073).
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -13,7 +15,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports it (half a second) only to keep it away from the mode.
+        # True, the default, imports it (half a second) only to keep it away from the mode. PyTorch 2.13 calls the
+        # switch temporary; torch.compiler.disable is the public one, and imports it, too.
         return False
 
 

@@ -52,8 +52,9 @@ class GPipe(Pipeline):
         backward: ``scheduled`` is another name of ``schedule='gpipe'``, ``autograd`` of the default.
         transfer: how tensors go from device to device: ``direct``; ``host``, through host memory, also where several
             devices of the pipeline are one device of the machine.
-        workers: which threads run the layers: ``always``, one thread per device, on the CPU one per partition;
-            ``never``, the calling thread. ``auto`` is an older name of ``always``.
+        workers: which threads run the layers: ``always``, one thread per accelerator, and on the CPU one per
+            partition, or one per device of the schedule; ``never``, the calling thread. ``auto`` is an older name of
+            ``always``.
 
     Attributes:
         balance: layers per partition.

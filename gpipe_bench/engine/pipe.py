@@ -174,7 +174,9 @@ class Pipe(Pipeline):
             return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
         return LocalValue(self._forward(microbatches, gather_values))
 
-    def step(self, inputs: Any, target: Any, loss: Callable[[Any, Any], Tensor], *, return_output: bool = False) -> Any:
+    def step(
+        self, inputs: Any, target: Any, loss: Callable[..., Tensor], *, return_output: bool = False, **kwargs: Any
+    ) -> Any:
         """Run one batch forward and backward; gradients are added to those of the parameters.
 
         Args:
@@ -182,13 +184,14 @@ class Pipe(Pipeline):
             target: as for :meth:`gpipe_bench.GPipe.step`.
             loss: as for :meth:`gpipe_bench.GPipe.step`.
             return_output: whether to return the output, too.
+            kwargs: as for :meth:`forward`.
 
         Returns:
             The loss, or (loss, output), see :meth:`gpipe_bench.GPipe.step`; the output is no :class:`LocalValue`.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        microbatches = self._scattered(given, {})
-        sizes = split_sizes(given, self.chunks)
+        microbatches = self._scattered(given, kwargs)
+        sizes = split_sizes([*given, *kwargs.values()], self.chunks)
         return self._step(microbatches, sizes, target, loss, gather_values, return_output=return_output)
 
     def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:

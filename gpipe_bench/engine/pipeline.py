@@ -29,7 +29,7 @@ from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attac
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
 from gpipe_bench.engine.runtime.runtime import End, Runtime
-from gpipe_bench.engine.worker import Workers, in_fresh_thread
+from gpipe_bench.engine.worker import Workers, held_for_batch, in_fresh_thread
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
@@ -138,7 +138,7 @@ class Pipeline(Layers):
         """What the tasks of a batch share, for as long as its forward passes run."""
         anew = bool(plan.checkpointed) or self._choice is not None
         shared = plan.m > 1 and plan.n > 1
-        with self._lock, deferring(self._deferred, plan.m), uncached_weights(shared=shared, anew=anew):
+        with held_for_batch(self._lock), deferring(self._deferred, plan.m), uncached_weights(shared=shared, anew=anew):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared

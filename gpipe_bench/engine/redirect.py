@@ -150,7 +150,7 @@ def _is_random(func: Any) -> bool:
 
 @functools.cache
 def _argument_names(func: Any) -> list[str]:
-    return [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - no public way to a schema
+    return [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - public properties: pytorch#67254
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

@@ -2,16 +2,17 @@
 
 Autograd prefers the node that was made last *in its own thread*, so a fresh thread for each batch and each device
 gives every batch the order of the first. Signals reach the main thread only. So the caller hands its batch to one fresh
-thread, which starts, feeds and ends all others, and an interrupt of the caller finds nothing half done.
+thread, which starts, feeds and ends all others, and an interrupt of the caller finds no task half done.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -20,10 +21,35 @@ T = TypeVar("T")
 Result = tuple[Any, BaseException | None]
 
 
+class _Here(threading.local):
+    locks: tuple[threading.Lock, ...] = ()
+
+
+_here = _Here()
+
+
+@contextmanager
+def held_for_batch(lock: threading.Lock) -> Iterator[None]:
+    """Hold a lock for a block. This thread knows it, and so do threads that it makes: see :func:`is_held_here`."""
+    with lock:
+        before, _here.locks = _here.locks, (*_here.locks, lock)
+        try:
+            yield
+        finally:
+            _here.locks = before
+
+
+def is_held_here(lock: threading.Lock) -> bool:
+    """Whether a lock is held for a batch for which this thread works: it would wait for itself."""
+    return lock in _here.locks and lock.locked()
+
+
 def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
     """A fresh thread for ``job``, which is yet to be started."""
+    locks = _here.locks
 
     def run() -> None:
+        _here.locks = locks
         # OpenMP counts its threads per host thread, and a new one would use every core: asking makes PyTorch set its
         # own number here, too.
         torch.get_num_threads()
@@ -63,29 +89,32 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
 
     ``stop`` is called if this thread is interrupted; the job must end soon after. Then the interrupt comes back.
     """
+    # It is taken out before it runs: the thread keeps nothing of the batch for the moments in which it ends.
+    inbox: SimpleQueue[Callable[[], T]] = SimpleQueue()
     outbox: SimpleQueue[Result] = SimpleQueue()
-    # The job begins when its thread has been started: an interrupt before that finds nothing begun.
-    begins: SimpleQueue[bool] = SimpleQueue()
     threads: list[threading.Thread] = []
-    # Taken out before it runs: the thread keeps nothing of the batch for the moments in which it ends.
-    jobs = [job]
 
     def run() -> None:
         # There is no job any more if the caller was interrupted at this moment.
-        with suppress(IndexError):
-            if begins.get():
-                outbox.put(result_of(jobs.pop()))
+        with suppress(Empty):
+            outbox.put(result_of(inbox.get_nowait()))
         # The thread forgets itself: where an object of Python's threads is dropped, an interrupt can be lost.
         threads.clear()
 
+    def start() -> None:
+        result = result_of(threads[0].start)
+        if result[1] is not None:
+            outbox.put(result)
+
     threads.append(new_thread("gpipe-batch", run))
+    inbox.put(job)
     try:
-        threads[0].start()
-        begins.put(True)
+        # An interrupt within Thread.start() can leave a thread half made, so a thread that gets no signals calls it.
+        start_new_thread(start, ())
         results = [outbox.get()]
-    except BaseException as error:
-        jobs.clear()
-        begins.put(False)
+    except BaseException:
+        with suppress(Empty):
+            inbox.get_nowait()
         stop()
         for thread in threads[:1]:
             while thread.is_alive():
@@ -93,9 +122,6 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
         # An exception in there has a traceback, whose frames hold the outbox.
         while not outbox.empty():
             outbox.get()
-        # Python's start() waits on a lock that an interrupt may leave in a state of its own.
-        if isinstance(error, RuntimeError) and isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
         raise
     finished: T = raised(results.pop())
     return finished

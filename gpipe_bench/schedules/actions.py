@@ -90,7 +90,7 @@ class Schedule:
 
 def _action(given: object) -> Action:
     """One action of a list that somebody wrote."""
-    if isinstance(given, tuple | list) and len(given) == 3 and all(isinstance(number, int) for number in given[1:]):
+    if isinstance(given, tuple | list) and len(given) == 3 and all(type(number) is int for number in given[1:]):
         return Action(*given)
     raise TypeError(f"an action must be (kind, micro-batch, partition), got {given!r}; write one as ('F', 0, 1)")
 

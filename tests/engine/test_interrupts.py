@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import random
 import signal
+import sys
 import threading
 
 import pytest
@@ -26,12 +28,7 @@ def live_tensors() -> int:
 
 
 def running() -> set[threading.Thread]:
-    """Threads that have begun and not ended.
-
-    An interrupt within Python's own ``Thread.start()``, which is not safe against signals, can leave an object of a
-    thread that never begins (1 in some thousands). It must not hold anything of the batch.
-    """
-    return {thread for thread in threading.enumerate() if thread.is_alive()}
+    return set(threading.enumerate())
 
 
 @pytest.fixture
@@ -96,3 +93,47 @@ def test_nothing_stays_of_a_batch_that_is_interrupted(schedule, train, checkpoin
         thread.join(timeout=30)
     assert running() <= before
     assert live_tensors() == tensors
+
+
+def interrupted_at_block(number: int, job) -> bool:
+    """Run ``job``, but interrupt this thread at the end of the given ``__enter__``; whether there are so many."""
+    entered = 0
+
+    def instruction(frame, event, _argument):
+        nonlocal entered
+        frame.f_trace_opcodes = True
+        if event == "opcode" and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
+            entered += 1
+            if entered == number:
+                raise KeyboardInterrupt
+        return instruction
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, *_: instruction(frame, *_) if frame.f_code.co_name == "__enter__" else None)
+    try:
+        job()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("schedule", "train"),
+    [(None, called), (None, stepped), ("gpipe", called), ("1f1b", stepped)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_an_interrupt_between_a_block_and_its_beginning_leaves_grad_mode_on(schedule, train):
+    layers = nn.Sequential(nn.BatchNorm1d(3), Mix(), nn.Dropout(), nn.BatchNorm1d(3)).double()
+    pipe = scheduled(layers, [2, 2], schedule, chunks=2, checkpoint="always", deferred_batch_norm=True)
+    train(pipe)
+    left = []
+    while interrupted_at_block(len(left) + 1, lambda: train(pipe)):
+        left.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(True)
+    assert len(left) > 2
+    assert all(left)
+    pipe.zero_grad()
+    train(pipe)
+    assert all(parameter.grad is not None for parameter in pipe.parameters())

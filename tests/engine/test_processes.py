@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components
+from gpipe_bench.engine.worker import result_of
+from tests.engine.steps import mean_loss, scheduled, targets
 from tests.engine.support import FACTORIAL, MODES, Mix, assert_same, crossing_model, label, on_cpu, train_step
 
 X = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
@@ -106,6 +108,48 @@ def test_one_pipeline_called_by_two_threads_serves_one_after_the_other():
     pipe(torch.zeros(3, 1))
     thread.join()
     assert order == [0] * 6 + [1] * 6
+
+
+@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize("schedule", [None, "gpipe", "zb_h1"])
+@pytest.mark.parametrize("caller", ["loss", "layer", "hook of a gradient"])
+def test_a_batch_that_calls_its_own_pipeline(caller, schedule, workers):
+    """It would wait for itself, with the caller, for ever. The paper's executor has ended by the time of the loss."""
+    pipe = scheduled(nn.Sequential(Mix(), Mix()).double(), [1, 1], schedule, chunks=2, workers=workers)
+    armed, outcomes = True, []
+
+    def again(*_):
+        if armed:
+            with torch.no_grad():
+                pipe(X)
+
+    def loss(output, target):
+        if caller == "loss":
+            again()
+        elif caller == "hook of a gradient":
+            output.register_hook(again)
+        return mean_loss(output, target)
+
+    if caller == "layer":
+        pipe[1].register_forward_hook(again)
+
+    def train():
+        nonlocal armed
+        for armed in (True, False):  # noqa: B007 - read by the calls
+            outcomes.append(result_of(lambda: pipe.step(X, targets(6), loss)))
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(timeout=30)
+    assert len(outcomes) == 2
+    (_, error), (value, later) = outcomes
+    assert later is None
+    assert torch.isfinite(value)
+    if schedule is None and caller != "layer":
+        assert error is None
+    else:
+        assert isinstance(error, RuntimeError)
+        assert "a pipeline must run one batch at a time, got a call from a loss, layer or hook" in str(error)
 
 
 def test_a_pipeline_within_a_layer_of_a_pipeline():

@@ -125,6 +125,12 @@ def test_something_that_is_no_schedule(schedule):
         GPipe(chain(), [1] * 4, devices=["cpu"] * 4, schedule=schedule)
 
 
+@pytest.mark.parametrize("schedule", [lambda m, n: None, lambda m: [], lambda m, n: "1f1b", lambda m, n: [["F"]]])
+def test_a_function_that_gives_no_schedule(schedule):
+    with pytest.raises(TypeError, match=r"schedule must be a Schedule, or a function of \(m, n\) .*, got <function"):
+        GPipe(chain(), [1] * 4, devices=["cpu"] * 4, schedule=schedule)
+
+
 # --- schedules of one's own ------------------------------------------------------------------------------------------
 
 
@@ -354,7 +360,7 @@ def test_a_target_of_another_batch_size_without_a_schedule():
         pipe.step(samples(8, 3), targets(3), mean_loss)
 
 
-@pytest.mark.parametrize("action", [("F", 0), (0, 0, "F"), "F00", ("F", "0", "0"), 7])
+@pytest.mark.parametrize("action", [("F", 0), (0, 0, "F"), "F00", ("F", "0", "0"), ("F", False, False), 7])
 def test_something_that_is_no_action_is_named(action):
     with pytest.raises(TypeError, match=r"an action must be \(kind, micro-batch, partition\), got .*; write one as"):
         check([[action]])

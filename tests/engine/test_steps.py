@@ -221,6 +221,14 @@ def test_pipe_takes_several_inputs(schedule, checkpoint):
         torch.testing.assert_close([p.grad for p in layer.parameters()], [p.grad for p in other.parameters()])
 
 
+def test_pipe_takes_inputs_by_name():
+    pipe = Pipe(nn.Sequential(Gate(), Close()).double(), 3, balance=[1, 1], schedule="1f1b")
+    x, gate, whole = samples(7, 3), samples(7, 1), NoChunk(torch.zeros(2, 3))
+    expected = pipe.step((x, gate, whole), targets(7), mean_loss)
+    assert torch.equal(pipe.step(x, targets(7), mean_loss, gate=gate, whole=whole), expected)
+    assert torch.equal(pipe.step((), targets(7), mean_loss, x=x, gate=gate, whole=whole), expected)
+
+
 def test_pipe_takes_one_input_as_it_is():
     plain = chain()
     pipe = Pipe(copy.deepcopy(plain), 3, balance=[1] * 4, schedule="1f1b")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, is_checkpointing, is_recomputing
+from gpipe_bench.engine import worker
 from tests.engine.support import MODES, SOME, Mix, crossing_model, label, numbered, on_cpu, probe_pipe, score
 
 M, N = 4, 3
@@ -162,7 +163,7 @@ def test_an_interrupt_comes_out_when_no_task_runs_any_more(phase, backward, inte
 def test_an_interrupt_while_the_first_thread_starts_comes_out_when_no_task_runs(backward, monkeypatch):
     """Starting a thread means waiting for it, and it may be in the middle of the batch by then."""
     begun, ended = [], []
-    start = threading.Thread.start
+    start = worker.start_new_thread
 
     class Slow(nn.Module):
         def forward(self, x):
@@ -171,21 +172,45 @@ def test_an_interrupt_while_the_first_thread_starts_comes_out_when_no_task_runs(
             ended.append(1)
             return x
 
-    def interrupted(self):
-        start(self)
-        if self.name == "gpipe-batch":
-            time.sleep(0.01)
-            raise KeyboardInterrupt
+    def interrupted(*given):
+        start(*given)
+        time.sleep(0.01)
+        raise KeyboardInterrupt
 
     pipe = on_cpu(nn.Sequential(Slow(), Slow()), [1, 1], chunks=M, backward=backward)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted)
+        patch.setattr(worker, "start_new_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pipe(torch.ones(M, 3))
     assert begun == ended
     assert_none_left()
     pipe(torch.ones(M, 3))
     assert len(ended) >= 2 * M
+
+
+@both
+def test_no_thread_is_started_where_an_interrupt_may_come(backward, monkeypatch):
+    """An interrupt within ``Thread.start()`` can leave an object of Python's threads, or a thread that waits."""
+    starters = []
+    start = threading.Thread.start
+
+    def noted(self):
+        starters.append(threading.current_thread())
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    probe_pipe(N, [], chunks=M, backward=backward)(numbered(M)).sum().backward()
+    assert starters
+    assert threading.main_thread() not in starters
+
+
+def test_a_thread_that_cannot_be_started_is_an_error(monkeypatch):
+    def refuse(_self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        probe_pipe(N, [], chunks=M)(numbered(M))
 
 
 # --- nothing shows who ran a task ------------------------------------------------------------------------------------

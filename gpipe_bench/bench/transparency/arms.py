@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+# The base of all batch normalisations, deferred ones too; it has no public name.
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpipe_bench.bench.transparency.settings import TransparencyCell

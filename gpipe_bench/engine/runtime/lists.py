@@ -121,8 +121,14 @@ def checked_schedule(schedule: Any) -> ScheduleLike | None:
 
 def _given(schedule: Schedule | Callable[[int, int], Schedule], m: int, n: int) -> Schedule:
     """One of the user's own, which a function may give as lists."""
-    made = schedule if isinstance(schedule, Schedule) else schedule(m, n)
-    return made if isinstance(made, Schedule) else Schedule.of(made)
+    if isinstance(schedule, Schedule):
+        return schedule
+    try:
+        made = schedule(m, n)
+        return made if isinstance(made, Schedule) else Schedule.of(made)
+    except TypeError as error:
+        rule = "schedule must be a Schedule, or a function of (m, n) that gives one or lists of (kind, i, j)"
+        raise TypeError(f"{rule}, got {schedule!r} and the error '{error}'; change the function") from error
 
 
 def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:

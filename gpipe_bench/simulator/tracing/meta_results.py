@@ -87,7 +87,7 @@ def _copied(value: Any) -> Any:
 
 def _key_of_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
     """What the result depends on; None for an operation that writes to operands, views them, or takes other objects."""
-    if func.is_view or func._schema.is_mutable:  # noqa: SLF001 - what PyTorch declares of the operation
+    if func.is_view or func._schema.is_mutable:  # noqa: SLF001 - public properties: pytorch#67254
         return None
     try:
         return func, _plain(args), _plain([*kwargs.items()])

@@ -99,7 +99,7 @@ def tensors_of(value: object) -> list[Tensor]:
 
 def _unmasked(flop: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """The FLOPs of attention without those that a causal mask lets the kernel skip; PyTorch's formula counts them."""
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - what PyTorch declares of it
+    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - public properties: pytorch#67254
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if not given.get("is_causal") or "query" not in given:
         return flop
