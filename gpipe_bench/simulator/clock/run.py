@@ -23,7 +23,7 @@ from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.simulator.clock.lowering import Lowered
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.tasks import TASK_ROW, Busy, Tasks
-from gpipe_bench.simulator.memory.description import Places, describe
+from gpipe_bench.simulator.memory.description import Places, check_sizes, describe
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
 
 __all__ = ["DeviceMemory", "Run", "Settings", "library", "run"]
@@ -120,12 +120,14 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         settings: of the run; by default the usual ones.
 
     Raises:
+        ConfigError: times or bytes are larger than 64 bits.
         ValueError: devices or a schedule do not fit the workload.
         ScheduleError: there is no such schedule.
         OutOfMemory: a device's capacity does not suffice.
     """
     settings = settings or Settings()
     workload = workload.chosen(checkpoint_stop(settings.checkpoint, workload.m))
+    check_sizes(workload, settings.steps)
     clock = Clock(Lowered(workload, machine, settings))
     if not settings.memory:
         return clock.run(None)
