@@ -54,22 +54,24 @@ def library(name: str, sources: Sequence[Path], headers: Sequence[Path] = ()) ->
         CompilerError: there is no compiler, or it failed, or the library does not load.
         OutputError: the user's cache cannot be written.
     """
-    path = _compiled(name, sources, headers)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompilerError(
-            f"library must load, got {path} ({error}); delete it, or set XDG_CACHE_HOME to another folder"
-        ) from error
+    # A file in the cache may be damaged: then it is compiled once more.
+    for again in (False, True):
+        path = _compiled(name, sources, headers, again=again)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            problem = error
+    rule = f"library must load, got {path} ({problem}); delete it, or set XDG_CACHE_HOME to another folder"
+    raise CompilerError(rule) from problem
 
 
-def _compiled(name: str, sources: Sequence[Path], headers: Sequence[Path]) -> Path:
+def _compiled(name: str, sources: Sequence[Path], headers: Sequence[Path], *, again: bool) -> Path:
     folder, flags = cache_folder("native"), [*_FLAGS, *words(EXTRA_FLAGS)]
     start = f"{name}-{digest(_contents(sources, headers, [*flags, _WHOLE]))}"
     compiler = find_compiler()
     if compiler is not None:
         path = folder / f"{start}-{digest([identity(compiler).encode()])}.so"
-        if not path.exists():
+        if again or not path.exists():
             command = [*compiler, *flags, *map(str, sources), "-lm"]
             try:
                 compile_into(path, [*command, _WHOLE], "CC")

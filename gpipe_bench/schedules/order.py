@@ -45,7 +45,7 @@ def _together(row: deque[Action]) -> list[Action]:
 def _missing(row: deque[Action], n: int, done: set[Action]) -> list[Action]:
     """What the device of ``row`` still waits for."""
     groups = [group for action in _together(row) for group in needs(action, n)]
-    return [group[0] for group in groups if not any(one in done for one in group)]
+    return [group[0] for group in groups if done.isdisjoint(group)]
 
 
 def _deadlock(rows: Iterable[deque[Action]], n: int, done: set[Action]) -> str:

@@ -143,6 +143,8 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
 def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tuple[Settings, bool]:
     """``settings`` with a schedule that was checked, on its devices; and whether it splits backward passes."""
     given = schedule if isinstance(schedule, str | Schedule) else Schedule.of(schedule)
+    if isinstance(given, Schedule):
+        check(given)
     try:
         # Devices and parts of a named schedule do not depend on m; all of its actions are made where they are lowered.
         chosen = chosen_schedule(given, 1 if isinstance(given, str) else m, n, settings.devices)
@@ -151,8 +153,6 @@ def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tu
         raise
     except ValueError as error:
         raise ConfigError([str(error)]) from error
-    if not isinstance(schedule, str):
-        check(chosen)
     return replace(settings, schedule=given, devices=settings.devices or chosen.placement), chosen.splits
 
 

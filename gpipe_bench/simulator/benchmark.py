@@ -23,12 +23,20 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gpipe_bench.components import Components
 from gpipe_bench.files import write_files
+from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.simulator.api import Model, simulate
 
 _SIZES: Final = ((8, 32), (8, 128), (8, 512), (32, 128), (64, 64), (64, 128), (64, 256), (256, 1024))
 _PROFILE: Final = "h100"
 _SAMPLES, _FEATURES = 8, 1024
+_WAYS: Final[dict[str, dict[str, Any]]] = {
+    "all components off": {"components": Components(*[False] * 5)},
+    **{f"`{name}`": {"schedule": name} for name in SCHEDULES},
+    "`1f1b`, two partitions per device": {"schedule": "1f1b", "devices": tuple(j // 2 for j in range(_SIZES[-1][0]))},
+    "`1f1b`, transfers by the host": {"schedule": "1f1b", "transfer": "host"},
+}
 _MODELS: Final = (Model("amoebanet-d", {"L": 60, "D": 256}), Model("unet", {"B": 5, "C": 32}))
 
 _HEAD: Final = """# How long the simulator takes
@@ -48,6 +56,12 @@ Were cost linear in n m, the microseconds per task would be constant. Each step 
 | n | m | `simulate()`, s | µs per task and step |
 |--:|--:|--:|--:|
 """
+_OTHERS: Final = """
+## Other ways to run n = {n}, m = {m}
+
+| what | µs per task and step |
+|:--|--:|
+"""
 
 
 def _seconds(action: Callable[[], Any], times: int) -> float:
@@ -60,11 +74,12 @@ def _seconds(action: Callable[[], Any], times: int) -> float:
 
 
 @cache
-def _simulated(n: int, m: int) -> float:
+def _simulated(n: int, m: int, **options: Any) -> float:
     """A chain of n equal layers, one for each partition."""
     chain = nn.Sequential(*(nn.Linear(_FEATURES, _FEATURES, device="meta") for _ in range(n)))
     sample = torch.empty(_SAMPLES, _FEATURES, device="meta")
-    run = partial(simulate, chain, balance=[1] * n, batch_size=_SAMPLES * m, chunks=m, sample=sample, profile=_PROFILE)
+    options |= {"balance": [1] * n, "batch_size": _SAMPLES * m, "chunks": m, "sample": sample, "profile": _PROFILE}
+    run = partial(simulate, chain, **options)
     return _seconds(run, 1 if n * m > 2**17 else 3)
 
 
@@ -112,6 +127,10 @@ def _page(machine: str) -> Iterator[str]:
     for n, m in _SIZES:
         seconds = _simulated(n, m)
         yield f"| {n} | {m} | {seconds:.2f} | {seconds / (2 * n * m) * 1e6:.2f} |\n"
+    n, m = _SIZES[-1]
+    yield _OTHERS.format(n=n, m=m)
+    for name, options in _WAYS.items():
+        yield f"| {name} | {_simulated(n, m, **options) / (2 * n * m) * 1e6:.2f} |\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

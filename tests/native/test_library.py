@@ -193,13 +193,17 @@ def test_a_cache_that_cannot_be_written(source, tmp_path, monkeypatch):
         number(source)
 
 
-def test_a_damaged_library(source, cache):
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_damaged_library_is_compiled_once_more(left, source, cache, monkeypatch):
     # Not in this process, where it would stay loaded.
     subprocess.run([sys.executable, "-c", PROGRAM, source], capture_output=True, check=True)
     (file,) = cache.iterdir()
-    file.write_text("damaged")
-    with pytest.raises(CompilerError, match=r"library must load, got .*; delete it"):
-        number(source)
+    os.truncate(file, left)
+    with monkeypatch.context() as patch:
+        without_wheel(patch)
+        with pytest.raises(CompilerError, match=r"library must load, got .*; delete it"):
+            number(source)
+    assert number(source) == 1
 
 
 def test_libraries_of_the_package_are_compiled_by_one_command(source, cache, monkeypatch, capsys):

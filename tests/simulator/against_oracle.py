@@ -42,11 +42,11 @@ def by_clock(work, machine, chosen):
 def same(work, machine, chosen):
     """Check that both give the same tasks in the same order at the same times, and the same memory.
 
-    Sanitizers see what the clock in C does to memory: with them there is nothing to compare.
+    With sanitizers, which see what the clock in C does to memory, only small runs are compared: others take too long.
     """
     work = work.chosen(checkpoint_stop(chosen.checkpoint, work.m))
     tasks, found = by_clock(work, machine, chosen)
-    if SANITIZED:
+    if SANITIZED and len(tasks) > 80:
         return
     expected_tasks, expected = by_oracle(work, machine, chosen)
     for number, (task, expected_task) in enumerate(zip_longest(tasks, expected_tasks)):

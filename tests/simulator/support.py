@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import settings
-from hypothesis import strategies as st
 
-from gpipe_bench.components import Components
 from gpipe_bench.native.build import EXTRA_FLAGS
-from gpipe_bench.simulator.clock.run import Run, Settings
+from gpipe_bench.simulator.clock.run import Run
 from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, SplitWork, TaskWork, Workload
 
 SANITIZED = "-fsanitize" in os.environ.get(EXTRA_FLAGS, "")
@@ -26,13 +24,6 @@ LETTERS = {
     "portal": "P",
     "portal_grad": "p",
 }
-# Those of pipelines whose order of issue is known beforehand.
-SETTINGS = st.builds(
-    Settings,
-    components=st.builds(Components, early_recompute=st.booleans()),
-    checkpoint=st.sampled_from(["always", "except_last", "never"]),
-    steps=st.integers(1, 3),
-)
 
 
 def examples(usual: int) -> settings:

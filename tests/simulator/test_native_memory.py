@@ -101,6 +101,13 @@ def test_kernels_do_without_scratch_memory_for_which_there_is_no_room():
     assert run.flushes != (0, 0)
 
 
+def test_tensors_of_many_tebibytes():
+    rows = (MemoryOp("alloc", 1, 5 << 40), MemoryOp("alloc", 2, 3 << 40), MemoryOp("free", 1), MemoryOp("alloc", 3, 7))
+    run = simulate(workload(2, [task(forward_memory=rows, graph_memory=rows)] * 2), Plain(), Settings())
+    assert run is not None
+    assert run.peak_reserved_bytes[0] > 8 << 40
+
+
 # --- any order of calls ----------------------------------------------------------------------------------------------
 
 

@@ -121,6 +121,13 @@ def test_a_model_that_computes_nothing():
         attempt(model=nn.Sequential(nn.Flatten()), balance=[1], optimizer=None)
 
 
+@pytest.mark.parametrize("batch_size", [10**16, 10**18, 10**30])
+@pytest.mark.parametrize("memory", [True, False])
+def test_numbers_that_no_64_bits_hold(batch_size, memory):
+    with pytest.raises(ConfigError, match=r"must add up to less than 1.2e\+18, got .*; use a smaller batch"):
+        attempt(batch_size=batch_size, memory=memory)
+
+
 def test_a_model_of_the_suite_brings_its_own_batch():
     with pytest.raises(ConfigError, match="sample must be None"):
         attempt(model=Model("unet", {"depth": 1}))

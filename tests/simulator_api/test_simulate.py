@@ -117,6 +117,12 @@ def test_a_step_that_does_not_fit(unet):
     assert (row.status, row.reason, row.peak_reserved_gib) == ("oom", step.reason, None)
 
 
+def test_tensors_of_many_tebibytes_do_not_fit(unet):
+    step = unet(batch_size=10**8, chunks=1)
+    assert step.status == "oom"
+    assert step.shortage.tensors_gib > 2**12
+
+
 def of_memory(gib):
     profile = load_profile("p40")
     return profile.model_copy(update={"memory_gib": profile.context_gib + gib})

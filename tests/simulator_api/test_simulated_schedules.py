@@ -70,6 +70,9 @@ def test_devices_of_ones_own():
         ),
         ([[("F", 0, 0), ("B", 0, 0)]], ConfigError, "schedule must be for 8 micro-batches and 4 partitions, got"),
         ([[("B", i, j) for i in range(M)] + [("F", i, j) for i in range(M)] for j in range(N)], ScheduleError, "B"),
+        ([[("X", 0, 0)], [("F", 0, 1)]], ScheduleError, r"the kind of an action must be one of .*, got X\(0,0\)"),
+        ([[("F", -1, 0)]], ScheduleError, r"must be integers from 0, got F\(-1,0\)"),
+        ([], ScheduleError, "a schedule must have an action, got none"),
     ],
 )
 def test_one_that_does_not_fit_is_refused(schedule, error, said):

@@ -15,6 +15,7 @@
 /* Appends to the bucket where its time belongs. */
 static void put(Clock *clock, int32_t place) {
     Agenda *agenda = &clock->agenda;
+    clock->effort++;
     Time time = agenda->entered.items[place].time;
     uint64_t differing = (uint64_t)(time ^ clock->now);
     uint32_t level = differing ? (63 - (uint32_t)__builtin_clzll(differing)) / DIGIT_BITS : 0;
@@ -34,7 +35,6 @@ static void put(Clock *clock, int32_t place) {
 /* Enters something that happens at `time`, which is not over. */
 void agenda_add(Clock *clock, Time time, uint32_t kind, uint32_t number) {
     assert(number < 1u << SUBJECT_BITS && time >= clock->now);
-    clock->entries++;
     int32_t place;
     TAKE_PLACE(clock->agenda.entered, next, place);
     clock->agenda.entered.items[place] = (Appointment){time, kind << SUBJECT_BITS | number, -1};

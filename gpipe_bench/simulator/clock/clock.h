@@ -203,7 +203,7 @@ struct Clock {
     bool full;      /* whether a device's memory did not suffice: then all is over */
     bool is_over;   /* whether only tasks are left */
     Time now;
-    uint64_t entries;
+    int64_t effort; /* moves in the agenda, operations that streams were found to wait for, attempts to start one */
     Agenda agenda;
     PLACES(Operation) operations;
     uint32_t last_number;

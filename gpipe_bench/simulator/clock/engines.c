@@ -47,6 +47,7 @@ static void start(Clock *clock, uint32_t place) {
 /* Starts what is ready where engines are free. Nothing becomes ready meanwhile. */
 void engines_settle(Clock *clock) {
     sort_turns(&clock->ready);
+    clock->effort += clock->ready.count;
     for (int64_t turn = 0; turn < clock->ready.count; turn++) {
         Turn next = clock->ready.items[turn];
         const Operation *operation = &clock->operations.items[next.operation];

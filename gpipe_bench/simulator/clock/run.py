@@ -23,7 +23,7 @@ from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.simulator.clock.lowering import Lowered
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.tasks import TASK_ROW, Busy, Tasks
-from gpipe_bench.simulator.memory.description import Places, describe
+from gpipe_bench.simulator.memory.description import Places, check_sizes, describe
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
 
 __all__ = ["DeviceMemory", "Run", "Settings", "library", "run"]
@@ -59,7 +59,8 @@ class Run:
 
     Attributes:
         makespan_ns: when the last operation ended.
-        agenda_entries: how often the clock went on to something else.
+        effort: how much the clock did: moves in its agenda, operations that streams were found to wait for, attempts
+            to start one.
         step_ends_ns: when the last operation of each step ended.
         issued: every task, in the order in which host threads issued it.
         memory: of each device; empty without memory. Each number of all devices: ``peak_live_bytes`` and so on.
@@ -67,7 +68,7 @@ class Run:
     """
 
     makespan_ns: int
-    agenda_entries: int
+    effort: int
     step_ends_ns: tuple[int, ...]
     issued: Tasks
     memory: tuple[DeviceMemory, ...]
@@ -120,12 +121,14 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         settings: of the run; by default the usual ones.
 
     Raises:
+        ConfigError: times or bytes are larger than 64 bits.
         ValueError: devices or a schedule do not fit the workload.
         ScheduleError: there is no such schedule.
         OutOfMemory: a device's capacity does not suffice.
     """
     settings = settings or Settings()
     workload = workload.chosen(checkpoint_stop(settings.checkpoint, workload.m))
+    check_sizes(workload, settings.steps)
     clock = Clock(Lowered(workload, machine, settings))
     if not settings.memory:
         return clock.run(None)
@@ -169,10 +172,10 @@ class Clock:
             shortage = array("q", bytes(8 * 4))
             library().memory_shortage(memory, shortage.buffer_info()[0])
             raise OutOfMemory(*shortage)
-        makespan, tasks, entries, *ends = result
+        makespan, tasks, effort, *ends = result
         devices = range(self._lowered.input.devices if memory else 0)
         uses = tuple(_use(memory, device) for device in devices if memory)
-        return Run(makespan, entries, tuple(ends), Tasks(self, 0, tasks), uses, self._lowered.devices)
+        return Run(makespan, effort, tuple(ends), Tasks(self, 0, tasks), uses, self._lowered.devices)
 
     def rows(self, first: int, last: int) -> Iterator[tuple[Any, ...]]:
         """Some tasks, as :data:`TASK_ROW` has them."""

@@ -245,7 +245,7 @@ void clock_places(const Clock *clock, int32_t *device_of, int32_t *computing) {
 }
 
 /* Runs all steps, with a memory or without (NULL); 1 if a device was full, then there is no result. Else `result` has
-   the makespan, how many tasks and entries of the agenda there were, and when the last task of each step ended. */
+   the makespan, how many tasks there were, the effort, and when the last task of each step ended. */
 int clock_run(Clock *clock, Memory *memory, int64_t *result) {
     if (memory) {
         clock->memory = memory;
@@ -259,7 +259,7 @@ int clock_run(Clock *clock, Memory *memory, int64_t *result) {
         return 1;
     *result++ = clock->now;
     *result++ = clock->records.count;
-    *result++ = (int64_t)clock->entries;
+    *result++ = clock->effort;
     PUSH(clock->step_records, clock->records.count);
     Time end = 0;
     for (int64_t step = 0, row = 0; step < clock->input->steps; step++) {

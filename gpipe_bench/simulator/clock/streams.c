@@ -37,13 +37,17 @@ static uint32_t operation_new(Clock *clock) {
     made->start = UNKNOWN;
     made->missing = 0;
     made->followers = (List){NONE, NONE};
-    made->starter = made->queue = made->record = NONE;
+    made->starter = made->queue = made->record = made->passed = NONE;
     made->begins = made->ends = false;
     return (uint32_t)place;
 }
 
 static inline bool runs(const Clock *clock, OperationRef found) {
     return found.place != NONE && clock->operations.items[found.place].number == found.number;
+}
+
+static inline bool belongs(const Operation *operation, uint32_t stream) {
+    return operation->streams[0] == stream || operation->streams[1] == stream;
 }
 
 /* Makes `follower` wait for the end of `leader`, if it does not yet. The follower is the newest operation, so it is the
@@ -53,7 +57,12 @@ static void follow(Clock *clock, uint32_t leader, uint32_t follower) {
     if (followers->first != NONE && clock->links.items[followers->last].subject == follower)
         return;
     append(clock, followers, follower);
-    clock->operations.items[follower].missing++;
+    Operation *first = &clock->operations.items[leader], *second = &clock->operations.items[follower];
+    second->missing++;
+    if (!belongs(first, second->streams[0]) && !belongs(first, second->streams[1])) {
+        first->passed = second->streams[0];
+        first->since = second->number;
+    }
 }
 
 void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread) {
@@ -67,15 +76,16 @@ void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread) {
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
 uint32_t stream_add(Clock *clock, uint32_t device) {
-    PUSH(clock->streams, (Stream){.tail = {NONE, 0}, .queued = {NONE, NONE}});
+    PUSH(clock->streams, (Stream){.queued = {NONE, NONE}});
     PUSH(clock->device_of, device);
     return clock->streams.count - 1;
 }
 
-/* Drops what has ended from what the next operation of a stream waits for; the tail joins the others. */
+/* What the next operation of a stream waits for. What has ended is dropped. */
 static OperationRefs *pending(Clock *clock, Stream *stream) {
     OperationRefs *awaited = &stream->awaited;
     int64_t kept = 0;
+    clock->effort += awaited->count;
     for (int64_t place = 0; place < awaited->count; place++)
         if (runs(clock, awaited->items[place]))
             awaited->items[kept++] = awaited->items[place];
@@ -83,45 +93,48 @@ static OperationRefs *pending(Clock *clock, Stream *stream) {
     return awaited;
 }
 
-static bool among(const OperationRefs *others, OperationRef found) {
-    for (int64_t place = 0; place < others->count; place++)
-        if (others->items[place].number == found.number)
-            return true;
-    return false;
-}
-
 /* Appends to a list what the next operation of a stream waits for. */
 void stream_pending(Clock *clock, uint32_t number, OperationRefs *found) {
-    Stream *stream = &clock->streams.items[number];
-    const OperationRefs *awaited = pending(clock, stream);
+    const OperationRefs *awaited = pending(clock, &clock->streams.items[number]);
     for (int64_t place = 0; place < awaited->count; place++)
         PUSH(*found, awaited->items[place]);
-    if (runs(clock, stream->tail) && !among(awaited, stream->tail))
-        PUSH(*found, stream->tail);
+}
+
+/* Whether an operation is known to begin after the end of another one. */
+static inline bool succeeds(const Clock *clock, OperationRef later, OperationRef earlier) {
+    const Operation *one = &clock->operations.items[later.place], *other = &clock->operations.items[earlier.place];
+    bool is_shared = belongs(one, other->streams[0]) || belongs(one, other->streams[1]);
+    return (is_shared && one->number > other->number) || (belongs(one, other->passed) && one->number >= other->since);
+}
+
+/* Adds an operation to a list of those that run. An operation that another one in the list succeeds is left out: lists
+   would grow with the number of partitions else. */
+static void add(Clock *clock, OperationRefs *awaited, OperationRef added) {
+    int64_t kept = 0;
+    for (int64_t place = 0; place < awaited->count; place++)
+        if (awaited->items[place].number == added.number || succeeds(clock, awaited->items[place], added))
+            return;
+    for (int64_t place = 0; place < awaited->count; place++)
+        if (!succeeds(clock, added, awaited->items[place]))
+            awaited->items[kept++] = awaited->items[place];
+    awaited->count = kept;
+    PUSH(*awaited, added);
 }
 
 /* What is issued to `waiter` from now on begins after some operations. They are not in a list of its own. */
 void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, int64_t count) {
-    Stream *target = &clock->streams.items[waiter];
-    OperationRefs *own = pending(clock, target);
-    for (int64_t place = 0; place < count; place++) {
-        if (!runs(clock, awaited[place]))
-            continue;
-        if (runs(clock, target->tail) && !among(own, target->tail))
-            PUSH(*own, target->tail);
-        target->tail.place = NONE;
-        if (!among(own, awaited[place]))
-            PUSH(*own, awaited[place]);
-    }
+    OperationRefs *own = pending(clock, &clock->streams.items[waiter]);
+    clock->effort += count;
+    for (int64_t place = 0; place < count; place++)
+        if (runs(clock, awaited[place]))
+            add(clock, own, awaited[place]);
 }
 
 /* What is issued to `waiter` from now on begins after everything issued to `awaited` so far. */
 void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited) {
-    const Stream *source = &clock->streams.items[awaited];
-    if (waiter == awaited)
-        return;
-    stream_await(clock, waiter, source->awaited.items, source->awaited.count);
-    stream_await(clock, waiter, &source->tail, 1);
+    const OperationRefs *source = &clock->streams.items[awaited].awaited;
+    if (waiter != awaited)
+        stream_await(clock, waiter, source->items, source->count);
 }
 
 /* Says how many operations an event waits for: all that are pending on a stream. As a MemoryRecord. */
@@ -188,18 +201,17 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
     Operation *made = &clock->operations.items[place];
     made->duration = order->duration;
     made->issued = clock->now + order->host_ns;
+    made->streams[0] = streams[0];
+    made->streams[1] = streams[count > 1];
     made->engine_count = order->engine_count;
     for (uint32_t engine = 0; engine < order->engine_count; engine++)
         made->engines[engine] = order->engines[engine];
     for (uint32_t one = 0; one < count; one++) {
-        Stream *stream = &clock->streams.items[streams[one]];
-        if (runs(clock, stream->tail))
-            follow(clock, stream->tail.place, place);
-        for (int64_t awaited = 0; awaited < stream->awaited.count; awaited++)
-            if (runs(clock, stream->awaited.items[awaited]))
-                follow(clock, stream->awaited.items[awaited].place, place);
-        stream->awaited.count = 0;
-        stream->tail = (OperationRef){place, made->number};
+        OperationRefs *awaited = pending(clock, &clock->streams.items[streams[one]]);
+        for (int64_t leader = 0; leader < awaited->count; leader++)
+            follow(clock, awaited->items[leader].place, place);
+        awaited->count = 0;
+        PUSH(*awaited, (OperationRef){place, made->number});
     }
     if (clock->input->queue_depth && order->launches)
         queue_launches(clock, streams[0], place, order->launches);

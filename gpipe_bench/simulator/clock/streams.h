@@ -94,14 +94,16 @@ typedef struct {
     uint32_t queue;    /* the stream whose launch queue it is in, or NONE */
     uint32_t queued;   /* the next one there, or NONE */
     uint32_t record;   /* the row of its task, or NONE */
+    uint32_t streams[2]; /* that it belongs to; if there are more, two of them */
+    uint32_t passed;   /* another stream that has waited for it, or NONE: operations there begin after it ... */
+    uint32_t since;    /* ... from this number on */
     uint32_t engines[3];
     uint8_t engine_count;
     bool begins, ends; /* whether it is the first, and the last, of its task */
 } Operation;
 
 typedef struct {
-    OperationRef tail;     /* the last operation issued; NONE, or ended, if there is none to wait for */
-    OperationRefs awaited; /* operations of other streams that the next one waits for */
+    OperationRefs awaited; /* operations that the next one waits for, some of which may have ended */
     int64_t launched;      /* launches so far */
     List queued;           /* operations with launches that have not ended; those before leave room for all launches */
 } Stream;

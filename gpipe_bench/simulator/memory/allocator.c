@@ -66,15 +66,14 @@ static int add_segment(Allocators *all, int32_t pool, int64_t size) {
         device->use.peak_reserved = device->use.reserved;
     int32_t block;
     TAKE_PLACE(all->blocks, after, block);
-    uint32_t units = (uint32_t)(length / UNIT);
-    all->blocks.items[block] = (Block){device->next_address, units, .before = NONE, .after = NONE, .pool = pool};
+    all->blocks.items[block] = (Block){device->next_address, length / UNIT, .before = NONE, .after = NONE, .pool = pool};
     device->next_address += length;
     give_block(all, block);
     return 1;
 }
 
 /* Place of the free block that the allocator chooses, if need be of a new segment; NONE: the device is full. */
-static int64_t choose(Allocators *all, int32_t number, uint32_t units) {
+static int64_t choose(Allocators *all, int32_t number, int64_t units) {
     const Pool *pool = &all->pools[number];
     int64_t place = first_from(pool->items, pool->count, units, 0);
     if (place < pool->count)
@@ -86,14 +85,7 @@ static int64_t choose(Allocators *all, int32_t number, uint32_t units) {
 
 /* --- requests ----------------------------------------------------------------------------------------------------- */
 
-static uint32_t units_of(int64_t bytes) {
-    int64_t units = rounded(bytes) / UNIT;
-    if (units > UINT32_MAX - ROUND_LARGE / UNIT)
-        give_up("a tensor of 2 TiB or more");
-    return (uint32_t)units;
-}
-
-static int32_t pool_of(int32_t stream, uint32_t units) {
+static int32_t pool_of(int32_t stream, int64_t units) {
     return 2 * stream + (units * UNIT > SMALL);
 }
 
@@ -107,7 +99,7 @@ static void count(MemoryUse *use, int64_t live, int64_t allocated) {
 }
 
 int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
-    uint32_t units = units_of(bytes);
+    int64_t units = rounded(bytes) / UNIT;
     int32_t number = pool_of(stream, units);
     int64_t place = choose(all, number, units);
     if (place == NONE)
@@ -122,13 +114,13 @@ int32_t allocate(Allocators *all, int32_t stream, int64_t bytes) {
 }
 
 int allocate_briefly(Allocators *all, int32_t stream, int64_t bytes) {
-    uint32_t units = units_of(bytes);
+    int64_t units = rounded(bytes) / UNIT;
     int32_t number = pool_of(stream, units);
     int64_t place = choose(all, number, units);
     if (place == NONE)
         return 0;
     const Pool *pool = &all->pools[number];
-    uint32_t found = pool->items[place].units;
+    int64_t found = pool->items[place].units;
     int64_t size = (found - units < pool->keep ? found : units) * UNIT;
     MemoryUse *use = &all->devices[all->pools[number].device].use;
     count(use, bytes, size);

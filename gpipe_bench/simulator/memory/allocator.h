@@ -22,7 +22,7 @@ enum { NONE = -1, FREE = -1 };
 /* A piece of a segment: in use, free, or waiting until other streams no longer use it. */
 typedef struct {
     int64_t address;        /* ascending, in the order in which segments were made */
-    uint32_t units;         /* size in units of 512 bytes */
+    int64_t units;          /* size in units of 512 bytes */
     uint32_t slack;         /* bytes that its holder did not ask for */
     int32_t before, after;  /* neighbours in its segment; NONE at the ends */
     int32_t pool;           /* where it is free: twice its stream, plus one if it is large */
@@ -32,8 +32,7 @@ typedef struct {
 
 /* A free block in the sorted row of its pool. */
 typedef struct {
-    int64_t address;
-    uint32_t units;
+    int64_t address, units;
     int32_t block;
 } Free;
 
@@ -98,7 +97,7 @@ void use_on_stream(Allocators *all, int32_t block, int32_t stream);
 void discount(Allocators *all, int32_t device, int64_t live, int64_t allocated);
 
 /* Place of the first free block that has at least `units`, and of those with as many, not below `address`. */
-static inline int64_t first_from(const Free *items, int64_t count, uint32_t units, int64_t address) {
+static inline int64_t first_from(const Free *items, int64_t count, int64_t units, int64_t address) {
     const Free *base = items;
     while (count > 0) {
         int64_t half = count / 2;
@@ -114,7 +113,7 @@ static inline int64_t first_from(const Free *items, int64_t count, uint32_t unit
 void give_block(Allocators *all, int32_t block);
 
 /* Take the free block at `place`, or as much of its beginning as is asked for. */
-int32_t take_block(Allocators *all, Pool *pool, int64_t place, uint32_t units);
+int32_t take_block(Allocators *all, Pool *pool, int64_t place, int64_t units);
 
 /* One more holds the block. */
 static inline int32_t hold(Allocators *all, int32_t block) {
@@ -125,7 +124,7 @@ static inline int32_t hold(Allocators *all, int32_t block) {
 /* Bytes that the holder of a block asked for. */
 static inline int64_t requested(const Allocators *all, int32_t block) {
     const Block *found = &all->blocks.items[block];
-    return (int64_t)found->units * 512 - found->slack;
+    return found->units * UNIT - found->slack;
 }
 
 /* Bytes that a request takes. */

@@ -6,9 +6,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.memory.lowering import lowered_task, record
 from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, StaticMemory, TaskWork, Workload
+
+_TOTAL: Final = 2**60
+"""Sums of times and bytes are below this: of 64 bits some are left for losses, copies and updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,31 @@ def describe(
     for records in (skips, partitions, kinds):
         found += (len(records), *chain.from_iterable(records))
     return array("q", found)
+
+
+def check_sizes(workload: Workload, steps: int) -> None:
+    """Check that the clock and the memory, which count with 64 bits, can add up all times and bytes of a run.
+
+    Args:
+        workload: as :meth:`Workload.chosen` gives it.
+        steps: of training.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    tasks = (work for works in workload.partitions for work in works.values())
+    total = workload.m * steps * sum(map(_amount, tasks))
+    if total >= _TOTAL:
+        rule = f"bytes and nanoseconds of a simulation must add up to less than {_TOTAL:.1e}"
+        raise ConfigError([f"{rule}, got {total:.1e}; use a smaller batch, fewer steps or a smaller model"])
+
+
+def _amount(work: TaskWork) -> int:
+    """All bytes and nanoseconds of a task."""
+    halves = work.split or SplitWork(NOTHING, NOTHING)
+    passes = work.forward, work.recompute, work.backward, halves.inputs, halves.weights
+    own = sum(work.input_bytes) + sum(work.output_bytes) + sum(kernels.duration_ns for kernels in passes)
+    return own + sum(op.bytes for op in _requests(work))
 
 
 def _requests(work: TaskWork) -> Iterator[MemoryOp]:

@@ -64,7 +64,7 @@ void give_block(Allocators *all, int32_t block) {
     }
 }
 
-int32_t take_block(Allocators *all, Pool *pool, int64_t place, uint32_t units) {
+int32_t take_block(Allocators *all, Pool *pool, int64_t place, int64_t units) {
     int32_t found = pool->items[place].block;
     if (pool->items[place].units - units < pool->keep) {
         remove_at(pool, place);

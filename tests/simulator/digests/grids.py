@@ -167,7 +167,7 @@ def capacity() -> Iterator[Case]:
 
 
 def large() -> Iterator[Case]:
-    """More than a thousand tasks whose order of issue is known beforehand, and some whose order is not."""
+    """More than a thousand tasks."""
     even, uneven_ = with_sizes(130, [stage(graph=3 * MIB)] * 8), with_sizes(70, uneven(16), rest=True)
     ahead = with_sizes(400, [stage(90, 9000, launches=5), *[stage(1, 1, launches=1)] * 2])
     works = {
