@@ -37,7 +37,7 @@ from gpipe_bench.engine.placed import device_of, taken_out
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.sequential import PipeSequential, check_outermost, check_sharing
 from gpipe_bench.engine.transfer import TRANSFERS, Stream, current_stream, record_stream, wait_stream
-from gpipe_bench.engine.worker import is_held_here
+from gpipe_bench.engine.worker import this_thread
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 
@@ -194,7 +194,7 @@ class Layers(nn.Module):
         Raises:
             RuntimeError: a batch of this pipeline is running, and this thread works for it.
         """
-        if is_held_here(self._lock):
+        if self._lock in this_thread.locks and self._lock.locked():
             raise RuntimeError(
                 "a pipeline must run one batch at a time, got a call from a loss, layer or hook of a batch that runs; "
                 "compute it before the batch, or call another pipeline or the plain module"

@@ -29,7 +29,7 @@ from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attac
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
 from gpipe_bench.engine.runtime.runtime import End, Runtime
-from gpipe_bench.engine.worker import Workers, held_for_batch, in_fresh_thread
+from gpipe_bench.engine.worker import Workers, in_fresh_thread, this_thread
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
@@ -138,12 +138,13 @@ class Pipeline(Layers):
         """What the tasks of a batch share, for as long as its forward passes run."""
         anew = bool(plan.checkpointed) or self._choice is not None
         shared = plan.m > 1 and plan.n > 1
-        with held_for_batch(self._lock), deferring(self._deferred, plan.m), uncached_weights(shared=shared, anew=anew):
+        with self._lock, deferring(self._deferred, plan.m), uncached_weights(shared=shared, anew=anew):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
             randomness = Batch(self.devices, self._random_ways, concurrent=concurrent, training=self.training)
             aside = plan.components.copy_streams and plan.n > 1
+            before, this_thread.locks = this_thread.locks, (*this_thread.locks, self._lock)
             try:
                 yield BatchContext(
                     components=self.components,
@@ -156,6 +157,7 @@ class Pipeline(Layers):
                     trained=[any(weight.requires_grad for weight in each.layers.parameters()) for each in self._places],
                 )
             finally:
+                this_thread.locks = before
                 randomness.end()
 
     def _plan(self, m: int) -> Plan[SkipKey]:

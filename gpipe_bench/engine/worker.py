@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from _thread import start_new_thread
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -21,35 +21,25 @@ T = TypeVar("T")
 Result = tuple[Any, BaseException | None]
 
 
-class _Here(threading.local):
+class ThreadState(threading.local):
+    """What a thread works for.
+
+    Attributes:
+        locks: of the pipelines whose batches it works for. It must not wait for one of them: it would wait for itself.
+    """
+
     locks: tuple[threading.Lock, ...] = ()
 
 
-_here = _Here()
-
-
-@contextmanager
-def held_for_batch(lock: threading.Lock) -> Iterator[None]:
-    """Hold a lock for a block. This thread knows it, and so do threads that it makes: see :func:`is_held_here`."""
-    with lock:
-        before, _here.locks = _here.locks, (*_here.locks, lock)
-        try:
-            yield
-        finally:
-            _here.locks = before
-
-
-def is_held_here(lock: threading.Lock) -> bool:
-    """Whether a lock is held for a batch for which this thread works: it would wait for itself."""
-    return lock in _here.locks and lock.locked()
+this_thread = ThreadState()
 
 
 def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
-    """A fresh thread for ``job``, which is yet to be started."""
-    locks = _here.locks
+    """A fresh thread for ``job``, which is yet to be started; it works for what this thread works for."""
+    locks = this_thread.locks
 
     def run() -> None:
-        _here.locks = locks
+        this_thread.locks = locks
         # OpenMP counts its threads per host thread, and a new one would use every core: asking makes PyTorch set its
         # own number here, too.
         torch.get_num_threads()
