@@ -5,8 +5,8 @@
               weight 2            weight 1                   and runs into the branches alone.
 
 Only public autograd is used: ``Node.next_functions``, ``Node.register_prehook``, ``GradientEdge`` and
-``backward(inputs=)``. W keeps the noted gradients, and the nodes with what they saved; so do the nodes between them,
-since a node holds those that it leads to.
+``backward(inputs=)``. W keeps the noted gradients, and the nodes with what they saved. The nodes between them stay,
+too, because a node holds those that it leads to.
 """
 
 from __future__ import annotations
