@@ -82,7 +82,8 @@ def timing(schedule: Schedule, durations: Durations | None = None) -> Timing:
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
     """For each device the largest number of passes whose activations it holds at once.
 
-    A forward pass (of one micro-batch through one partition) holds its activations until its B, or its W, has ended.
+    A forward pass (of one micro-batch through one partition) holds its activations until its B, or its W, has ended. It
+    counts as one from I to W, too, where only what W needs is left.
     """
     peaks = []
     for row in schedule.devices:

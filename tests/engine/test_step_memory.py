@@ -133,18 +133,21 @@ def test_checkpoints_hold_only_what_is_recomputed(schedule, checkpoint):
         assert together == 1, "one thread recomputes for one partition at a time"
 
 
+DEPTH = 99
+
+
 class Deep(nn.Module):
-    """(B, 64) -> (B, 64), by 99 activations that its backward pass needs."""
+    """(B, 64) -> (B, 64), by 99 activations that its backward pass needs, two of them for the gradients of weights."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(64))
+        self.first, self.last = nn.Parameter(torch.ones(64)), nn.Parameter(torch.ones(64))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * self.weight
-        for _ in range(98):
+        x = x * self.first
+        for _ in range(DEPTH - 1):
             x = torch.tanh(x)
-        return x
+        return x * self.last
 
 
 def activation_bytes(schedule: str) -> list[int]:
@@ -156,12 +159,22 @@ def activation_bytes(schedule: str) -> list[int]:
     live = LiveBytes(pipe)
     with live, pipe.observe(live):
         pipe.step(x, target, mean_loss)
-    return [peak - 2 * 4 * 64 for peak in live.peak_bytes]
+    return [peak - 2 * 2 * 4 * 64 for peak in live.peak_bytes]
 
 
 def test_1f1b_holds_its_share_of_the_bytes_of_gpipe():
     for j, (ours, all_of_them) in enumerate(zip(activation_bytes("1f1b"), activation_bytes("gpipe"), strict=True)):
         assert ours <= (N - j) / M * all_of_them * 1.05
+
+
+def test_zb_h1_holds_what_1f1b_does_and_what_w_waits_for():
+    """On partition j another j micro-batches wait for W (Zero Bubble, section 2.1), and the one that is in I will.
+
+    Each of them holds two inputs and two gradients.
+    """
+    one = 4 * 4 * 64
+    for j, (ours, least) in enumerate(zip(activation_bytes("zb_h1"), activation_bytes("1f1b"), strict=True)):
+        assert ours <= least + (j + 1) * 4 * one
 
 
 # --- nothing stays ---------------------------------------------------------------------------------------------------

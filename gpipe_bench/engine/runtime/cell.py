@@ -207,6 +207,7 @@ class Cell:
             return self._whole("backward_inputs", edges, theirs)
         self._edges = []
         found, self._later = split
+        self._later.free_saved()
         return self._inlet.spread(found)
 
     def backward_weights(self) -> None:

@@ -4,9 +4,12 @@
                  │                   │                       from which weights branch off. W begins at these nodes
               weight 2            weight 1                   and runs into the branches alone.
 
-Only public autograd is used: ``Node.next_functions``, ``Node.register_prehook``, ``GradientEdge`` and
-``backward(inputs=)``. W keeps the noted gradients, and the nodes with what they saved. The nodes between them stay,
-too, because a node holds those that it leads to.
+W keeps the noted gradients, and what the nodes at which it begins have saved: that of a Linear its input, without which
+there is no gradient of the weight. The nodes between them stay, because a node holds those that it leads to, but when I
+has ended they let go of what they have saved.
+
+Only documented autograd is used: ``Node.next_functions``, ``Node.register_prehook``, ``GradientEdge``,
+``backward(inputs=)`` and hooks of saved tensors.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
+from gpipe_bench.engine.runtime.saved import Packed, pack_saved
+
 Grads = tuple[Tensor | None, ...]
 
 # Before PyTorch 2.13 a node of a custom function dies with its graph, even if Python still refers to it.
@@ -30,17 +35,24 @@ class WeightsLater:
     """What W has to do: ``branches`` are the nodes on the way to the inputs, with the weights that branch off there.
 
     ``ends`` are edges and gradients that do not lead to the inputs at all. ``graph`` keeps the nodes alive where
-    nothing else does.
+    nothing else does. ``packed`` is what other nodes have saved.
     """
 
     def __init__(self, branches: dict[Node, list[Tensor]], ends: list[tuple[GradientEdge, Tensor]]) -> None:
         self._branches, self._ends = branches, ends
         self._arrived: dict[Node, Grads] = {}
         self.graph: Sequence[GradientEdge] = ()
+        self.packed: Sequence[Packed] = ()
 
     def note(self, node: Node, grads: Grads) -> None:
         """Called by autograd when the gradients of a node have arrived."""
         self._arrived[node] = grads
+
+    def free_saved(self) -> None:
+        """Let go of what W does not need."""
+        for saved in self.packed:
+            saved.free()
+        self.packed = ()
 
     def run(self) -> None:
         """Compute the gradients of the weights."""
@@ -86,6 +98,8 @@ def backward_inputs(
     if not through:
         return (None,) * len(inputs), later
     handles = [node.register_prehook(partial(later.note, node)) for node in branches]
+    between = [node for node, leads in reaches.items() if leads and node is not end and node not in branches]
+    later.packed = pack_saved(between)
     roots, theirs = zip(*through, strict=True)
     found = torch.autograd.grad(roots, list(inputs), theirs, retain_graph=True, allow_unused=True)
     for handle in handles:

@@ -23,20 +23,17 @@ def trace_split(
     inputs: object,
     skips: dict[SkipKey, TensorSpec | None],
     wanted: Sequence[bool] | None,
-    held: Sequence[bool],
 ) -> SplitTrace:
     """Trace I and W of a layer, of which some input needs a gradient.
 
-    The arguments are those of :func:`.layer_trace.trace_layer`, and for each tensor that leaves, whether W of a later
-    layer keeps the nodes that made it (``held``).
+    The arguments are those of :func:`.layer_trace.trace_layer`.
     """
     give_gradients(layer)
     with no_collection(), accelerator_kernels():
         tracing = LayerTracing(layer, inputs, skips)
         roots = tracing.leave(*tracing.forward(), wanted)
-        staying = [root.node for root, stays in zip(roots, held, strict=True) if root is not None and stays]
         branches = _branches([root.node for root in roots if root is not None], tracing.end)
-        return SplitTrace(whole=True) if branches is None else _split(tracing, roots, branches, staying)
+        return SplitTrace(whole=True) if branches is None else _split(tracing, roots, branches)
 
 
 def _branches(nodes: Sequence[Node], end: Node) -> dict[Node, list[Tensor]] | None:
@@ -45,8 +42,8 @@ def _branches(nodes: Sequence[Node], end: Node) -> dict[Node, list[Tensor]] | No
     return branching(reaches, end, []) if all(reaches[node] for node in nodes) else None
 
 
-def _split(tracing: LayerTracing, roots: list[Any], branches: dict[Node, Any], staying: list[Node]) -> SplitTrace:
-    """Run both parts from ``roots``, which are let go of, as are the nodes."""
+def _split(tracing: LayerTracing, roots: list[Any], branches: dict[Node, Any]) -> SplitTrace:
+    """Run both parts from ``roots``, which are let go of, as are the ``branches``."""
     recorder = tracing.recorder
     recorder.take()
     arrived: list[Grads] = []
@@ -60,12 +57,12 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: dict[Node, Any], s
     for handle in handles:
         handle.remove()
     inputs = recorder.take()
-    holds = _held(tracing, [*branches, *staying])
     received = tuple(map(recorder.block, tracing.spread(found)))
     gradients = tracing.output_gradients(roots)
     before = recorder.alive()
     roots.clear()
     edges.clear()
+    later.free_saved()
     released = before - recorder.alive()
     del found, cut
     kept = recorder.alive()
@@ -78,7 +75,6 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: dict[Node, Any], s
     arrived.reverse()
     arrived.clear()
     branches.clear()
-    staying.clear()
     return SplitTrace(
         inputs=inputs,
         weights=weights,
@@ -87,20 +83,4 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: dict[Node, Any], s
         kept=tuple(sorted(kept)),
         output_gradients=gradients,
         input_gradients=received,
-        holds=holds,
     )
-
-
-def _held(tracing: LayerTracing, nodes: Sequence[Node]) -> tuple[bool, ...]:
-    """Of each input, whether one of the nodes leads to it."""
-    reached: set[int] = set()
-    seen: set[Node] = set(nodes)
-    todo = list(nodes)
-    while todo:
-        for child, index in todo.pop().next_functions:
-            if child is tracing.end:
-                reached.add(tracing.leading[index])
-            elif child is not None and child not in seen:
-                seen.add(child)
-                todo.append(child)
-    return tuple(place in reached for place in range(len(tracing.specs)))

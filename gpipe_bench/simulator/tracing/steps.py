@@ -142,7 +142,6 @@ class SplitTrace(_Trace):
         kept: blocks that stay from I to W.
         output_gradients: block of the gradient of each output.
         input_gradients: block of the gradient of each input.
-        holds: of each input, whether W keeps the autograd nodes that made it.
         whole: whether the two parts cannot be told apart; then I is all of the backward pass, and nothing else is said.
     """
 
@@ -153,7 +152,6 @@ class SplitTrace(_Trace):
     kept: tuple[int, ...] = ()
     output_gradients: tuple[int, ...] = ()
     input_gradients: tuple[int, ...] = ()
-    holds: tuple[bool, ...] = ()
     whole: bool = False
 
 

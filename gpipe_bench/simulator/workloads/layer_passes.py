@@ -7,13 +7,10 @@ graphs of the layers that kept it), which is free when the last one lets go.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import TypeVar
 
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerFacts, LayerTrace, Port, Step
 from gpipe_bench.simulator.workloads.blocks import Blocks
 from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
-
-T = TypeVar("T")
 
 
 class LayerPasses:
@@ -104,7 +101,7 @@ class LayerPasses:
         values, skips = self.gradients()
         for block in (*values, *skips.values()):
             blocks.hold(block)
-        return self.back(values, skips, NO_BLOCK, run)
+        return self.back(values, skips, run)
 
     def gradients(self) -> tuple[list[int], dict[int, int]]:
         """Names of the gradients of the outputs: values, and skips by number."""
@@ -114,22 +111,21 @@ class LayerPasses:
         return [gradient_name(place) for place in range(outputs)], skips
 
     def back(
-        self, values: list[T], skips: dict[int, T], nothing: T, run: Callable[[int, list[T]], list[T]]
-    ) -> tuple[list[T], dict[int, T]]:
-        """Go from the last layer to the first.
+        self, values: list[int], skips: dict[int, int], run: Callable[[int, list[int]], list[int]]
+    ) -> tuple[list[int], dict[int, int]]:
+        """Go from the last layer to the first, with blocks of gradients.
 
         Args:
-            values: what belongs to each output.
-            skips: what belongs to each skip that leaves, by number.
-            nothing: what belongs to a skip that nobody pops.
-            run: (layer, what belongs to its outputs) -> what belongs to its inputs.
+            values: of each output.
+            skips: of each skip that leaves, by number.
+            run: (layer, gradients of its outputs) -> gradients of its inputs.
 
         Returns:
-            What belongs to each input, and to each skip that arrived.
+            Those of each input, and of each skip that arrived.
         """
         for at, (layer, facts) in reversed(list(enumerate(zip(self.layers, self.facts, strict=True)))):
             stashed = [facts.stashes[index] for index in layer.stashed]
-            arrived = run(at, [*values, *(skips.pop(number, nothing) for number in stashed)])
+            arrived = run(at, [*values, *(skips.pop(number, NO_BLOCK) for number in stashed)])
             split = layer.inputs - len(layer.popped)
             values = arrived[:split]
             skips |= {facts.pops[index]: item for index, item in zip(layer.popped, arrived[split:], strict=True)}

@@ -68,7 +68,7 @@ class ModelSource:
         self._loss, self._target = loss, target
         self._losses: dict[int, LayerTrace] = {}
         self._traces: dict[int, _Traces] = {}
-        self._splits: dict[tuple[int, tuple[bool, ...]], SplitTrace] = {}
+        self._splits: dict[int, SplitTrace] = {}
 
     def input_bytes(self, size: int) -> tuple[int, ...]:
         """Bytes of each tensor that enters with ``size`` samples."""
@@ -102,12 +102,11 @@ class ModelSource:
         # What is on disk does not say what it was made of.
         trace, entered = self._tracer.trace(size), self._entered(size, span)
 
-        def split(at: int, held: tuple[bool, ...]) -> SplitTrace:
+        def split(at: int) -> SplitTrace:
             layer = (trace.firsts if entered[at] else trace.layers)[span.start + at]
-            key = id(layer), held
-            if key not in self._splits:
-                self._splits[key] = trace_split(*self._tracer.arguments(layer), held)
-            return self._splits[key]
+            if id(layer) not in self._splits:
+                self._splits[id(layer)] = trace_split(*self._tracer.arguments(layer))
+            return self._splits[id(layer)]
 
         return split
 

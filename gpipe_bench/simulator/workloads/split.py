@@ -1,7 +1,7 @@
 """Puts I and W of layers together to the two parts of a partition's backward pass.
 
-    I    layer 3 ─► layer 2 ─► layer 1      keeps what W needs; at its end the nodes above the first weights are freed
-    W    layer 3 ─► layer 2 ─► layer 1      at its end go the gradients that I noted, and all other nodes
+    I    layer 3 ─► layer 2 ─► layer 1      at its end everything is freed that W does not need
+    W    layer 3 ─► layer 2 ─► layer 1      at its end go the gradients that I noted, and all nodes
 
 A partition without gradients for its inputs has all of the backward pass in W; one that the engine does not cut has it
 in I. So has one in which a layer makes values of weights alone: there the engine cuts, and the simulation does not.
@@ -16,8 +16,8 @@ from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, name_gradients, pass_on
 from gpipe_bench.simulator.workloads.workload import NOTHING, SplitWork, TaskWork
 
-SplitLayers = Callable[[int, tuple[bool, ...]], SplitTrace]
-"""(layer of the partition, for each of its outputs whether W keeps the nodes that made it) -> I and W of the layer."""
+SplitLayers = Callable[[int], SplitTrace]
+"""Layer of the partition -> I and W of the layer."""
 
 
 def split_work(partition: LayerPasses, task: TaskWork, costs: Costs, layers: SplitLayers) -> SplitWork:
@@ -43,22 +43,12 @@ def _begins(layer: LayerTrace) -> bool:
 
 def _traces(partition: LayerPasses, layers: SplitLayers) -> list[SplitTrace] | None:
     """I and W of each layer; None if one of them cannot be cut."""
-    found: dict[int, SplitTrace] = {}
-
-    def look(at: int, held: list[bool]) -> list[bool]:
-        layer = partition.layers[at]
+    found = []
+    for at, layer in enumerate(partition.layers):
         nothing = (NO_BLOCK,) * layer.inputs
-        idle = SplitTrace(
-            output_gradients=layer.output_gradients, input_gradients=nothing, holds=(False,) * layer.inputs
-        )
-        found[at] = layers(at, tuple(held)) if _works(layer) else idle
-        return list(found[at].holds or idle.holds)
-
-    values, skips = partition.gradients()
-    partition.back([False] * len(values), dict.fromkeys(skips, False), False, look)
-    if any(trace.whole for trace in found.values()):
-        return None
-    return [found[at] for at in range(len(partition.layers))]
+        idle = SplitTrace(output_gradients=layer.output_gradients, input_gradients=nothing)
+        found.append(layers(at) if _works(layer) else idle)
+    return None if any(trace.whole for trace in found) else found
 
 
 def _composed(partition: LayerPasses, traces: Sequence[SplitTrace], costs: Costs) -> SplitWork:
@@ -76,7 +66,7 @@ def _composed(partition: LayerPasses, traces: Sequence[SplitTrace], costs: Costs
     values, skips = partition.gradients()
     for block in (*values, *skips.values()):
         blocks.hold(block)
-    values, skips = partition.back(values, skips, NO_BLOCK, run)
+    values, skips = partition.back(values, skips, run)
     returning = (*values, *(skips.get(number, NO_BLOCK) for number in partition.arriving))
     blocks.leave(returning)
     backwards = range(len(traces) - 1, -1, -1)

@@ -1,0 +1,80 @@
+"""What nodes have saved for their backward pass, packed so that it can be freed before the nodes are.
+
+PyTorch's notes on autograd show how ("Hooks for saved tensors"): a ``SavedTensor`` of a node, whose names begin with
+``_raw_saved_``, takes a pair of hooks. The node then holds what ``pack`` gives, here a :class:`Packed`, and asks
+``unpack`` for the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+from gpipe_bench.engine.microbatch import versions
+
+
+class Packed:
+    """Holds a saved tensor until :meth:`free`."""
+
+    __slots__ = ("_tensor", "_versions")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = tensor
+        self._versions = versions((tensor,))
+
+    def unpack(self) -> Tensor | None:
+        """The tensor. Autograd does not check whether it was written to, since a hook may give any other one."""
+        if versions((self._tensor,)) != self._versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation, got "
+                f"version {versions((self._tensor,))[0]} instead of {self._versions[0]}"
+            )
+        return self._tensor
+
+    def free(self) -> None:
+        """Let go of the tensor; the node must not run again."""
+        self._tensor = None
+
+
+def pack_saved(nodes: Iterable[Node]) -> list[Packed]:
+    """Pack what these nodes have saved.
+
+    Tensors that have hooks already stay as they are, as those of an inner checkpoint, and so does what a custom
+    function keeps elsewhere than by ``save_for_backward``.
+
+    Raises:
+        RuntimeError: a tensor was written to since it was saved, or is freed already; the errors are autograd's own.
+    """
+    packed: list[Packed] = []
+
+    def pack(tensor: Tensor) -> Packed:
+        packed.append(Packed(tensor))
+        return packed[-1]
+
+    for node in nodes:
+        for raw, checked in _names(type(node)):
+            saved = _tuple(getattr(node, raw))
+            if all(each.unpack_hook is None for each in saved):
+                # Autograd checks whether they were written to when it is asked for their values.
+                for each, value in zip(saved, _tuple(getattr(node, checked)), strict=True):
+                    # A number that was wrapped in a tensor cannot be packed within a dispatch mode.
+                    if value is not None and value.dim():
+                        each.register_hooks(pack, Packed.unpack)
+    return packed
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+@lru_cache(maxsize=256)
+def _names(kind: type[Node]) -> list[tuple[str, str]]:
+    """Of what nodes of this kind save: the name of the ``SavedTensor``, or of several, and that of their values."""
+    if issubclass(kind, BackwardCFunction):
+        return [("_raw_saved_tensors", "saved_tensors")]
+    return [(name, name.removeprefix("_raw")) for name in dir(kind) if name.startswith("_raw_saved_")]
