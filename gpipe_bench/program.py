@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final, Generic, Protocol, TypeVar
 
 from gpipe_bench.components import Components
@@ -101,7 +100,7 @@ class Plan(Generic[SkipT]):
         """Whether micro-batch i is checkpointed."""
         return i < self.checkpointed
 
-    @cached_property
+    @property
     def checkpointed(self) -> int:
         """How many micro-batches are checkpointed: the first ones."""
         return checkpoint_stop(self.checkpoint, self.m) if self.backward else 0

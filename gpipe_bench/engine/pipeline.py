@@ -47,7 +47,7 @@ class Pipeline(Layers):
         if self._choice is None:
             return self._paper(plan, microbatches, gather).unwrap()
         lists = self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
-        if plan.backward and not lists.forwards_first:
+        if plan.backward and not lists.facts.schedule.forwards_first:
             rule = "schedule must end its forward passes before it begins its backward passes for pipe(x)"
             advice = "call pipe.step(input, target, loss), or pipe(x) under torch.no_grad()"
             raise ScheduleError([f"{rule}, got {lists.name}; {advice}"])

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import Components, is_checkpointing, is_recomputing
+from gpipe_bench import Components, GPipe, is_checkpointing, is_recomputing
 from gpipe_bench.engine import worker
+from gpipe_bench.schedules import Action
 from tests.engine.support import MODES, SOME, Mix, crossing_model, label, numbered, on_cpu, probe_pipe, score
 
 M, N = 4, 3
@@ -329,3 +330,15 @@ def test_a_layer_that_leaves_grad_mode_off_does_so_for_its_own_task_only(checkpo
         gradients.append([parameter.grad for parameter in pipe.parameters()])
     assert all(grad is not None for grad in gradients[0])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_the_lists_that_threads_share_have_no_dict():
+    """Python 3.11 makes the ``__dict__`` of an instance when it is first asked for, as by ``cached_property``.
+
+    If a garbage collection begins meanwhile and lets another thread ask, each gets one, and they share their values,
+    which are free when the first one goes.
+    """
+    pipe = GPipe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), [1, 1], devices=["cpu"] * 2, schedule="1f1b")
+    lists = pipe._choice.lists(4, 0, early_recompute=True)
+    assert lists.places[Action("F", 0, 0)] == 0
+    assert not hasattr(lists, "__dict__")

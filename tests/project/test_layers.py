@@ -53,6 +53,7 @@ EXCEPTIONAL = {
     "gpipe_bench.pipe": "engine",
     "gpipe_bench.engine.dispatch_mode": "skip",
     "gpipe_bench.engine.sequential": "skip",
+    "gpipe_bench.engine.runtime.saved": "skip",
     "gpipe_bench.engine.runtime.split": "skip",
     "gpipe_bench.__main__": "cli",
 }

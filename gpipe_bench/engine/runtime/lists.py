@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,39 +15,42 @@ ScheduleLike = str | Schedule | Callable[[int, int], Schedule]
 """A name, a schedule, or a function from (m, n) to a schedule."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ActionLists:
-    """A schedule for one number of micro-batches: the checked lists, the cells to recompute, a thread per partition."""
+    """A schedule for one number of micro-batches.
+
+    Without ``__dict__``, since threads share it: where two of them ask for that of one object for the first time,
+    Python 3.11 may free its values too early, and crash.
+
+    Attributes:
+        name: of the schedule.
+        facts: its actions, checked.
+        checkpointed: the cells to recompute.
+        groups: a number for each partition; those with the same number have one thread.
+        forward: the forward passes in one order that keeps that of every device.
+        backward: all other actions in such an order.
+        places: the place of each action in the order of all.
+        splits: whether backward passes are cut into I and W.
+    """
 
     name: str
     facts: Facts
     checkpointed: frozenset[tuple[int, int]]
     groups: tuple[int, ...]
+    forward: tuple[Action, ...]
+    backward: tuple[Action, ...]
+    places: dict[Action, int]
+    splits: bool
 
-    @cached_property
-    def forward(self) -> tuple[Action, ...]:
-        """The forward passes in one order that keeps that of every device."""
-        return tuple(action for action in self.facts.order if action.kind == "F")
-
-    @cached_property
-    def backward(self) -> tuple[Action, ...]:
-        """All other actions in such an order."""
-        return tuple(action for action in self.facts.order if action.kind != "F")
-
-    @cached_property
-    def forwards_first(self) -> bool:
-        """Whether it can stop between its forward passes and everything else."""
-        return self.facts.schedule.forwards_first
-
-    @cached_property
-    def splits(self) -> bool:
-        """Whether backward passes are cut into I and W."""
-        return self.facts.schedule.splits
-
-    @cached_property
-    def places(self) -> dict[Action, int]:
-        """The place of each action in the order of all."""
-        return {action: place for place, action in enumerate(self.facts.order)}
+    @classmethod
+    def of(
+        cls, name: str, facts: Facts, checkpointed: frozenset[tuple[int, int]], groups: tuple[int, ...]
+    ) -> ActionLists:
+        """The lists of a checked schedule."""
+        forward = tuple(action for action in facts.order if action.kind == "F")
+        backward = tuple(action for action in facts.order if action.kind != "F")
+        places = {action: place for place, action in enumerate(facts.order)}
+        return cls(name, facts, checkpointed, groups, forward, backward, places, facts.schedule.splits)
 
     def per_thread(self, order: Sequence[Action]) -> list[list[Action]]:
         """``order`` cut into a list for each thread."""
@@ -90,7 +92,7 @@ class Choice:
         cells = {(i, j) for kind, i, j in schedule if kind == "R"}
         cells |= {(i, j) for i in range(checkpointed) for j in range(n)}
         name = self.schedule if isinstance(self.schedule, str) else "one of your own"
-        return ActionLists(name, facts, frozenset(cells), self._groups(facts))
+        return ActionLists.of(name, facts, frozenset(cells), self._groups(facts))
 
     def _groups(self, facts: Facts) -> tuple[int, ...]:
         """A thread for each accelerator; on the CPU one for each device of the schedule."""

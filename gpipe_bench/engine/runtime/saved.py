@@ -15,24 +15,25 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from gpipe_bench.engine.microbatch import versions
-
 
 class Packed:
-    """Holds a saved tensor until :meth:`free`."""
+    """Holds a saved tensor until :meth:`free`.
 
-    __slots__ = ("_tensor", "_versions")
+    ``Tensor._version`` has no public name, but PyTorch's notes on autograd describe it.
+    """
+
+    __slots__ = ("_tensor", "_version")
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor: Tensor | None = tensor
-        self._versions = versions((tensor,))
+        self._version = tensor._version  # noqa: SLF001 - see above
 
     def unpack(self) -> Tensor | None:
         """The tensor. Autograd does not check whether it was written to, since a hook may give any other one."""
-        if versions((self._tensor,)) != self._versions:
+        if self._tensor is not None and self._tensor._version != self._version:  # noqa: SLF001 - see above
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation, got "
-                f"version {versions((self._tensor,))[0]} instead of {self._versions[0]}"
+                f"version {self._tensor._version} instead of {self._version}"  # noqa: SLF001 - see above
             )
         return self._tensor
 
