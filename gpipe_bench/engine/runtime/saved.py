@@ -15,25 +15,25 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from gpipe_bench.engine.microbatch import versions
+
 
 class Packed:
-    """Holds a saved tensor until :meth:`free`.
-
-    ``Tensor._version`` has no public name, but PyTorch's notes on autograd describe it.
-    """
+    """Holds a saved tensor until :meth:`free`."""
 
     __slots__ = ("_tensor", "_version")
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor: Tensor | None = tensor
-        self._version = tensor._version  # noqa: SLF001 - see above
+        (self._version,) = versions((tensor,))
 
     def unpack(self) -> Tensor | None:
         """The tensor. Autograd does not check whether it was written to, since a hook may give any other one."""
-        if self._tensor is not None and self._tensor._version != self._version:  # noqa: SLF001 - see above
+        (now,) = versions((self._tensor,))
+        if now != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation, got "
-                f"version {self._tensor._version} instead of {self._version}"  # noqa: SLF001 - see above
+                f"version {now} instead of {self._version}"
             )
         return self._tensor
 
