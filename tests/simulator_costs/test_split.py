@@ -53,7 +53,7 @@ def test_both_parts_run_the_kernels_of_the_backward_pass(name):
     for place, layer in enumerate(tracer.trace(4).layers):
         if set(layer.input_gradients) <= {NO_BLOCK}:
             continue
-        split = trace_split(*tracer.arguments(layer), (False,) * len(layer.outputs))
+        split = trace_split(*tracer.arguments(layer))
         whole = Counter(layer.kernels("backward"))
         parts = Counter(split.kernels("inputs")) + Counter(split.kernels("weights"))
         assert {kernel.op for kernel in (whole - parts) + (parts - whole)} <= REPEATED, place
