@@ -1,8 +1,8 @@
-"""What nodes have saved for their backward pass, packed so that it can be freed before the nodes are.
+"""Frees the tensors that a node has saved for its backward pass, while the node itself stays.
 
-PyTorch's notes on autograd show how ("Hooks for saved tensors"): a ``SavedTensor`` of a node, whose names begin with
-``_raw_saved_``, takes a pair of hooks. The node then holds what ``pack`` gives, here a :class:`Packed`, and asks
-``unpack`` for the tensor.
+PyTorch's notes on autograd show how ("Hooks for saved tensors"). A node has a ``SavedTensor`` for each of them, in an
+attribute that begins with ``_raw_saved_``, and it takes a pair of hooks. The node then holds the result of ``pack``,
+here a :class:`Packed`, and asks ``unpack`` for the tensor.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Packed:
 
 
 def pack_saved(nodes: Iterable[Node]) -> list[Packed]:
-    """Pack what these nodes have saved.
+    """Pack the tensors that these nodes have saved.
 
-    Tensors that have hooks already stay as they are, as those of an inner checkpoint, and so does what a custom
-    function keeps elsewhere than by ``save_for_backward``.
+    Tensors that have hooks already stay as they are, as those of an inner checkpoint. So do tensors that a custom
+    function keeps without ``save_for_backward``.
 
     Raises:
         RuntimeError: a tensor was written to since it was saved, or is freed already; the errors are autograd's own.
@@ -75,7 +75,7 @@ def _tuple(value: Any) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=256)
 def _names(kind: type[Node]) -> list[tuple[str, str]]:
-    """Of what nodes of this kind save: the name of the ``SavedTensor``, or of several, and that of their values."""
+    """The attributes with saved tensors: for each its name, and the name of the one with the values."""
     if issubclass(kind, BackwardCFunction):
         return [("_raw_saved_tensors", "saved_tensors")]
     return [(name, name.removeprefix("_raw")) for name in dir(kind) if name.startswith("_raw_saved_")]

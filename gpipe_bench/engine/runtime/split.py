@@ -4,9 +4,9 @@
                  │                   │                       from which weights branch off. W begins at these nodes
               weight 2            weight 1                   and runs into the branches alone.
 
-W keeps the noted gradients, and what the nodes at which it begins have saved: that of a Linear its input, without which
-there is no gradient of the weight. The nodes between them stay, because a node holds those that it leads to, but when I
-has ended they let go of what they have saved.
+W keeps the noted gradients, and the tensors that its first nodes have saved. For a Linear this is the input, without
+which there is no gradient of the weight. All other nodes stay, too, because a node holds those that it leads to, but
+their saved tensors are freed when I has ended.
 
 Only documented autograd is used: ``Node.next_functions``, ``Node.register_prehook``, ``GradientEdge``,
 ``backward(inputs=)`` and hooks of saved tensors.
@@ -35,7 +35,7 @@ class WeightsLater:
     """What W has to do: ``branches`` are the nodes on the way to the inputs, with the weights that branch off there.
 
     ``ends`` are edges and gradients that do not lead to the inputs at all. ``graph`` keeps the nodes alive where
-    nothing else does. ``packed`` is what other nodes have saved.
+    nothing else does. ``packed`` are the saved tensors of all other nodes.
     """
 
     def __init__(self, branches: dict[Node, list[Tensor]], ends: list[tuple[GradientEdge, Tensor]]) -> None:
@@ -49,7 +49,7 @@ class WeightsLater:
         self._arrived[node] = grads
 
     def free_saved(self) -> None:
-        """Let go of what W does not need."""
+        """Free the saved tensors that W does not need."""
         for saved in self.packed:
             saved.free()
         self.packed = ()
