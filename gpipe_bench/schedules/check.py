@@ -76,7 +76,7 @@ def _malformed(schedule: Schedule) -> Iterator[str]:
     for action in schedule:
         if action.kind not in KINDS:
             yield f"the kind of an action must be one of {', '.join(KINDS)}, got {action}; correct it"
-        if not all(isinstance(k, int) and k >= 0 for k in (action.i, action.j)):
+        if not all(type(k) is int and k >= 0 for k in (action.i, action.j)):
             yield f"micro-batch and partition must be integers from 0, got {action}; correct it"
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import (
     SCHEDULES,
+    Action,
+    Schedule,
     check,
     named_schedule,
     with_recomputation,
@@ -71,6 +73,11 @@ def test_what_cannot_run_is_refused_by_the_names_of_its_actions(texts, words):
 def test_numbers_must_count_from_zero():
     with pytest.raises(ScheduleError, match=r"integers from 0, got F\(-1,0\)"):
         check([[("F", -1, 0), ("B", -1, 0)]])
+
+
+def test_numbers_must_be_integers_in_a_schedule_that_was_made_by_hand_too():
+    with pytest.raises(ScheduleError, match=r"integers from 0, got F\(False,0\)"):
+        check(Schedule(((Action("F", False, 0), Action("B", False, 0)),)))
 
 
 def test_a_huge_number_is_refused_at_once():
