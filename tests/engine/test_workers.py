@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -332,7 +333,7 @@ def test_a_layer_that_leaves_grad_mode_off_does_so_for_its_own_task_only(checkpo
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_the_lists_that_threads_share_have_no_dict():
+def test_no_object_that_threads_share_gets_its_dict_late():
     """Python 3.11 makes the ``__dict__`` of an instance when it is first asked for, as by ``cached_property``.
 
     If a garbage collection begins meanwhile and lets another thread ask, each gets one, and they share their values,
@@ -342,3 +343,5 @@ def test_the_lists_that_threads_share_have_no_dict():
     lists = pipe._choice.lists(4, 0, early_recompute=True)
     assert lists.places[Action("F", 0, 0)] == 0
     assert not hasattr(lists, "__dict__")
+    sources = Path(worker.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if "cached_property" in path.read_text()] == []
