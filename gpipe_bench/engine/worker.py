@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
+from time import sleep
 from typing import Any, TypeVar
 
 import torch
@@ -92,11 +93,14 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
         threads.clear()
 
     def start() -> None:
-        result = result_of(threads[0].start)
-        if result[1] is not None:
-            outbox.put(result)
+        # There is no thread to start any more if the caller was interrupted before this moment.
+        with suppress(IndexError):
+            result = result_of(unstarted.pop().start)
+            if result[1] is not None:
+                outbox.put(result)
 
     threads.append(new_thread("gpipe-batch", run))
+    unstarted = list(threads)
     inbox.put(job)
     try:
         # An interrupt within Thread.start() can leave a thread half made, so a thread that gets no signals calls it.
@@ -106,9 +110,13 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
         with suppress(Empty):
             inbox.get_nowait()
         stop()
+        with suppress(IndexError):
+            unstarted.pop()
+            threads.clear()
         for thread in threads[:1]:
-            while thread.is_alive():
-                result_of(thread.join)
+            # To join fails until it has started, and for ever if it could not be started: then the outbox says why.
+            while result_of(thread.join)[1] is not None and (thread.is_alive() or outbox.empty()):
+                result_of(partial(sleep, 1e-4))
         # An exception in there has a traceback, whose frames hold the outbox.
         while not outbox.empty():
             outbox.get()

@@ -191,6 +191,38 @@ def test_an_interrupt_while_the_first_thread_starts_comes_out_when_no_task_runs(
 
 
 @both
+@pytest.mark.parametrize("starting", [False, True])
+def test_after_an_interrupt_no_thread_starts_any_more(backward, starting, monkeypatch):
+    """The interrupt comes before the thread that starts the first one runs, or while it does so."""
+    late, started = [], []
+    start, start_new_thread = threading.Thread.start, worker.start_new_thread
+
+    def slow(self):
+        time.sleep(0.05)
+        start(self)
+        started.append(self)
+
+    def interrupted(job, given):
+        late.append(job)
+        if starting:
+            start_new_thread(job, given)
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    pipe = on_cpu(nn.Sequential(nn.Identity(), nn.Identity()), [1, 1], chunks=M, backward=backward)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "start_new_thread", interrupted)
+        patch.setattr(threading.Thread, "start", slow)
+        with pytest.raises(KeyboardInterrupt):
+            pipe(torch.ones(M, 3))
+        assert_none_left()
+        count = len(started)
+        late[0]()
+        time.sleep(0.1)
+        assert len(started) == count == starting
+
+
+@both
 def test_no_thread_is_started_where_an_interrupt_may_come(backward, monkeypatch):
     """An interrupt within ``Thread.start()`` can leave an object of Python's threads, or a thread that waits."""
     starters = []
