@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -95,6 +97,22 @@ def test_what_is_between_weights_is_freed_by_i(name):
         assert watch.alive[-1] == [False, True]
 
 
+def test_a_number_in_a_large_tensor_is_freed_with_it():
+    held: list[StorageWeakRef] = []
+
+    def function(x):
+        large = x.exp()
+        held.append(StorageWeakRef(large.untyped_storage()))
+        return x * large[0, 0]
+
+    for pipe, x in compare([Between(function), nn.Linear(3, 3)]):
+        held.clear()
+        watch = Watch(SimpleNamespace(seen=held))
+        with pipe.observe(watch):
+            pipe.step(x, targets(2), mean_loss)
+        assert watch.alive[-1] == [False]
+
+
 def test_tensors_with_hooks_keep_them():
     asked = []
 
@@ -156,3 +174,51 @@ def test_writing_to_what_is_saved_is_refused_within_i():
     pipe = written(function)
     with pytest.raises(RuntimeError, match="modified by an inplace operation, got version 1 instead of 0"):
         pipe.step(samples(2, 3), targets(2), mean_loss)
+
+
+def test_a_tensor_that_a_layer_keeps_aside_is_refused():
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.aside = nn.Linear(3, 3), nn.Linear(3, 3), []
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).exp()
+            self.aside.append((x * 2).sum())
+            return self.last(x.tanh())
+
+    layer = Aside().double()
+    pipe = GPipe(nn.Sequential(layer), [1], devices=["cpu"], schedule="zb_h1", checkpoint="never", workers="never")
+    pipe.step(samples(2, 3), targets(2), mean_loss)
+    with pytest.raises(RuntimeError, match="from the pipeline's outputs, got some from a tensor that"):
+        layer.aside[0].backward()
+
+
+class Boom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("workers", ["always", "never"])
+def test_after_a_failed_i_nothing_stays(workers):
+    class Fails(Between):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).exp()
+            self.seen.append(StorageWeakRef(x.untyped_storage()))
+            return self.last(Boom.apply(x) * 1)
+
+    layer = Fails(None)
+    pipe = GPipe(nn.Sequential(layer, nn.Linear(3, 3)).double(), [1, 1], devices=["cpu"] * 2, schedule="zb_h1",
+                 checkpoint="never", workers=workers)  # fmt: skip
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(samples(2, 3), targets(2), mean_loss)
+    # what autograd had yet to run stays in its queue until the next backward pass
+    torch.ones(1, requires_grad=True).sum().backward()
+    assert len(layer.seen) == 3
+    assert all(each.expired() for each in layer.seen)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
@@ -27,8 +27,13 @@ class Packed:
         self._tensor: Tensor | None = tensor
         (self._version,) = versions((tensor,))
 
-    def unpack(self) -> Tensor | None:
+    def unpack(self) -> Tensor:
         """The tensor. Autograd does not check whether it was written to, since a hook may give any other one."""
+        if self._tensor is None:
+            raise RuntimeError(
+                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor that a layer "
+                "keeps aside, whose graph is freed; return it as an output, or use a schedule without I and W"
+            )
         (now,) = versions((self._tensor,))
         if now != self._version:
             raise RuntimeError(
@@ -46,7 +51,7 @@ def pack_saved(nodes: Iterable[Node]) -> list[Packed]:
     """Pack the tensors that these nodes have saved.
 
     Tensors that have hooks already stay as they are, as those of an inner checkpoint. So do tensors that a custom
-    function keeps without ``save_for_backward``.
+    function keeps without ``save_for_backward``, and those of nodes that show none, as of ``torch._foreach_mul``.
 
     Raises:
         RuntimeError: a tensor was written to since it was saved, or is freed already; the errors are autograd's own.
@@ -63,10 +68,14 @@ def pack_saved(nodes: Iterable[Node]) -> list[Packed]:
             if all(each.unpack_hook is None for each in saved):
                 # Autograd checks whether they were written to when it is asked for their values.
                 for each, value in zip(saved, _tuple(getattr(node, checked)), strict=True):
-                    # A number that was wrapped in a tensor cannot be packed within a dispatch mode.
-                    if value is not None and value.dim():
+                    if value is not None and not _is_number(value):
                         each.register_hooks(pack, Packed.unpack)
     return packed
+
+
+def _is_number(value: Tensor) -> bool:
+    """Whether it may be a number that PyTorch has wrapped: that cannot be packed within a dispatch mode."""
+    return not value.dim() and value.layout == strided and value.untyped_storage().nbytes() <= value.element_size()
 
 
 def _tuple(value: Any) -> tuple[Any, ...]:

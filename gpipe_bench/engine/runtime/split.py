@@ -97,13 +97,16 @@ def backward_inputs(
     through = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if reaches[edge.node]]
     if not through:
         return (None,) * len(inputs), later
-    handles = [node.register_prehook(partial(later.note, node)) for node in branches]
     between = [node for node, leads in reaches.items() if leads and node is not end and node not in branches]
     later.packed = pack_saved(between)
     roots, theirs = zip(*through, strict=True)
-    found = torch.autograd.grad(roots, list(inputs), theirs, retain_graph=True, allow_unused=True)
-    for handle in handles:
-        handle.remove()
+    handles = [node.register_prehook(partial(later.note, node)) for node in branches]
+    try:
+        found = torch.autograd.grad(roots, list(inputs), theirs, retain_graph=True, allow_unused=True)
+    finally:
+        # Python does not see through nodes: their hooks, which know the nodes, would keep them for ever.
+        for handle in handles:
+            handle.remove()
     return found, later
 
 
