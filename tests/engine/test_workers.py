@@ -194,19 +194,20 @@ def test_an_interrupt_while_the_first_thread_starts_comes_out_when_no_task_runs(
 @pytest.mark.parametrize("starting", [False, True])
 def test_after_an_interrupt_no_thread_starts_any_more(backward, starting, monkeypatch):
     """The interrupt comes before the thread that starts the first one runs, or while it does so."""
-    late, started = [], []
+    late, started, begun = [], [], threading.Event()
     start, start_new_thread = threading.Thread.start, worker.start_new_thread
 
     def slow(self):
+        begun.set()
         time.sleep(0.05)
-        start(self)
         started.append(self)
+        start(self)
 
     def interrupted(job, given):
         late.append(job)
         if starting:
             start_new_thread(job, given)
-            time.sleep(0.01)
+            begun.wait()
         raise KeyboardInterrupt
 
     pipe = on_cpu(nn.Sequential(nn.Identity(), nn.Identity()), [1, 1], chunks=M, backward=backward)
