@@ -84,7 +84,7 @@ class Plan:
         components: of the engine.
         schedule: its name; None: the paper's executor.
         transfer: ``direct`` or ``host``.
-        optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
+        optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
     """
 
     balance: Sequence[int]

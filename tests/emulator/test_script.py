@@ -15,6 +15,7 @@ from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import Row
+from tests.overlaps import partial_overlaps
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "emulated" / "planted_race.py"
@@ -133,6 +134,7 @@ def test_a_timeline_for_perfetto(tmp_path):
     assert {row["pid"] for row in slices} == {0, 1}
     assert {"mm", "device_to_device"} <= {row["name"] for row in slices}
     assert trace["otherData"]["evidence"] == "emulated"
+    assert partial_overlaps(trace) == []
 
 
 BACKWARD = """
