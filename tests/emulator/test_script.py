@@ -15,6 +15,7 @@ from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import Row
+from tests.models.test_vision_packages import ABSENT, write_torchvision
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "emulated" / "planted_race.py"
@@ -357,3 +358,11 @@ def test_the_timeline_does_not_overwrite_the_script(tmp_path):
     assert run.returncode == 2
     assert run.stderr.startswith("error: --trace must be another file than the script")
     assert path.read_text() == text
+
+
+def test_a_script_imports_a_torchvision_whose_library_does_not_load(tmp_path):
+    write_torchvision(tmp_path, ABSENT)
+    path = script(tmp_path)
+    path.write_text("import torchvision\n" + path.read_text())
+    run = emulate(path)
+    assert run.returncode == 0, run.stderr
