@@ -366,3 +366,8 @@ def test_a_script_imports_a_torchvision_whose_library_does_not_load(tmp_path):
     path.write_text("import torchvision\n" + path.read_text())
     run = emulate(path)
     assert run.returncode == 0, run.stderr
+
+
+def test_what_writes_about_cuda_to_stderr_is_not_loaded(tmp_path):
+    run = emulate(script(tmp_path, end="import sys\nassert 'torch.utils.cpp_extension' not in sys.modules"))
+    assert run.returncode == 0, run.stderr
