@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles, microbatch_major
