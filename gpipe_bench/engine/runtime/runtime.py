@@ -7,10 +7,8 @@ gradients. Since :func:`gpipe_bench.schedules.check` has found one order of all 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -20,43 +18,11 @@ from gpipe_bench.engine.computation import BatchContext, Computation
 from gpipe_bench.engine.microbatch import MicroBatch, differentiable
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
+from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
 from gpipe_bench.engine.transfer import Holding, move, move_back, wait_stream
 from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, new_thread, raised
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.layout import SkipLayout
-
-_WAKE = object()
-
-
-class Stopped(Exception):  # noqa: N818 - no error of its own: another action has failed
-    """The awaited value will never come."""
-
-
-class Mailboxes(dict[Hashable, "SimpleQueue[Any]"]):
-    """What partitions send each other: a box for each value, which one thread fills and one empties.
-
-    Actions from the place ``limit`` on, in one order of all, will not run.
-    """
-
-    def __init__(self, keys: Iterable[Hashable], places: int) -> None:
-        super().__init__((key, SimpleQueue()) for key in keys)
-        self.limit = places
-        self._lock = threading.Lock()
-
-    def take(self, key: Hashable, place: int) -> Any:
-        """Wait until a box is filled, and empty it; raises Stopped if the action at ``place`` will not run."""
-        while (value := self[key].get()) is _WAKE:
-            if place >= self.limit:
-                raise Stopped
-        return value
-
-    def stop(self, place: int = -1) -> None:
-        """Let no action from this place on run, and wake all that wait."""
-        with self._lock:
-            self.limit = min(self.limit, place)
-        for box in self.values():
-            box.put(_WAKE)
-
 
 class End(Protocol):
     """What follows the last partition: the caller's loss, or one per micro-batch."""
@@ -70,6 +36,16 @@ class End(Protocol):
 
 class Runtime:
     """One batch.
+
+    Args:
+        layout: where skips begin and end.
+        microbatches: the batch, if its first partition is here.
+        batch: what all tasks share.
+        lists: what each thread does.
+        end: what follows the last partition, if that is here.
+        learning: whether backward passes follow.
+        threads: whether each list has a thread.
+        mailboxes: makes them, for the keys of all partitions and as many actions as there are.
 
     Attributes:
         input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
@@ -85,8 +61,9 @@ class Runtime:
         *,
         learning: bool,
         threads: bool,
+        mailboxes: Callable[[Iterable[Key], int], Mailboxes] = Mailboxes,
     ) -> None:
-        m, partitions = len(microbatches), batch.partitions
+        m, partitions = lists.facts.microbatches, batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
         self._partitions, self._layout, self._batch, self.lists, self._end = partitions, layout, batch, lists, end
         self._learning, self._threads = learning, threads
@@ -96,9 +73,9 @@ class Runtime:
         arriving = [("F", partition.j, key) for partition in partitions for key in (None, *partition.incoming)]
         returning = [("B", partition.j, key) for partition in partitions for key in (None, *partition.outgoing)]
         keys = [(way, i, j, key) for way, j, key in arriving + returning for i in range(m)]
-        self._boxes = Mailboxes(keys, len(lists.facts.order))
+        self._mailboxes = mailboxes(keys, len(lists.facts.order))
         for i, microbatch in enumerate(microbatches):
-            self._boxes["F", i, 0, None].put(microbatch)
+            self._mailboxes.put(("F", i, 0, None), microbatch)
         self._failures: dict[int, BaseException] = {}
 
     def run(self, order: Sequence[Action]) -> None:
@@ -109,7 +86,7 @@ class Runtime:
         try:
             # A thread of autograd's own, in a backward pass within a backward pass, is itself needed to run cells.
             if self._threads and not is_foreign_thread():
-                in_fresh_thread(partial(self._spread, self.lists.per_thread(order)), self._boxes.stop)
+                in_fresh_thread(partial(self._spread, self.lists.per_thread(order)), self._mailboxes.stop)
             else:
                 self._perform(order)
             if self._failures:
@@ -119,7 +96,7 @@ class Runtime:
                 raised(first.pop())
         except BaseException:
             self._cells.clear()
-            self._boxes.clear()
+            self._mailboxes.clear()
             raise
         finally:
             self._holding.clear()
@@ -140,15 +117,16 @@ class Runtime:
         do = {"F": self._forward, "R": self._within, "B": self._backward, "I": self._backward, "W": self._within}
         for action in actions:
             place = self.lists.places[action]
-            if place >= self._boxes.limit:
+            if place >= self._mailboxes.limit:
                 return
             try:
                 do[action.kind](action, place)
+                self._mailboxes.done(action)
             except Stopped:
                 return
             except BaseException as error:  # noqa: BLE001 - it belongs to the thread that called the pipeline
                 self._failures[place] = error
-                self._boxes.stop(place)
+                self._mailboxes.fail(action, place, error)
                 return
 
     # --- actions ---------------------------------------------------------------------------------------------------
@@ -156,8 +134,8 @@ class Runtime:
     def _forward(self, action: Action, place: int) -> None:
         _, i, j = action
         partition = self._partitions[j]
-        microbatch: MicroBatch = self._boxes.take(("F", i, j, None), place)
-        skips = [self._boxes.take(("F", i, j, key), place) for key in partition.incoming]
+        microbatch: MicroBatch = self._mailboxes.take(("F", i, j, None), place)
+        skips = [self._mailboxes.take(("F", i, j, key), place) for key in partition.incoming]
         end, count = self._ends[j][i], len(microbatch.values)
         wait_stream(end.computing, end.copying)
         shared = {count + index for index, (_, aliased) in enumerate(skips) if aliased}
@@ -197,8 +175,8 @@ class Runtime:
     def _arrived(self, i: int, j: int, place: int) -> list[Tensor | None]:
         """Gradients of the flat outputs of (i, j)."""
         last = j == len(self._partitions) - 1
-        grads: list[Tensor | None] = self._end.grads(i) if last else self._boxes.take(("B", i, j, None), place)
-        return [*grads, *[self._boxes.take(("B", i, j, key), place) for key in self._partitions[j].outgoing]]
+        grads: list[Tensor | None] = self._end.grads(i) if last else self._mailboxes.take(("B", i, j, None), place)
+        return [*grads, *[self._mailboxes.take(("B", i, j, key), place) for key in self._partitions[j].outgoing]]
 
     def _send(self, i: int, j: int, flat: Sequence[Any], task: Computation) -> None:
         """Send the flat outputs of (i, j) on: values to the next partition, skips to where they are popped.
@@ -210,11 +188,11 @@ class Runtime:
         last = j == len(self._partitions) - 1
         if not last:
             there = self._moved("copy", i, j, j + 1, flat[:count] if portals else flat)
-            self._boxes["F", i, j + 1, None].put(task.microbatch(there[:count]))
+            self._mailboxes.put(("F", i, j + 1, None), task.microbatch(there[:count]))
         for index, key in enumerate(outgoing, count):
             target = self._layout.routes[key][1] if portals else j + 1
             value = self._moved("portal", i, j, target, flat[index : index + 1])[0] if portals else there[index]
-            self._boxes["F", i, target, key].put((value, index in task.aliased))
+            self._mailboxes.put(("F", i, target, key), (value, index in task.aliased))
         if last:
             self._end.take(i, MicroBatch(tuple(flat), task.structure))
 
@@ -226,11 +204,11 @@ class Runtime:
             self.input_grads[i] = grads
             return
         there = self._moved_back("copy", i, j - 1, j, grads[:count] if portals else grads)
+        self._mailboxes.put(("B", i, j - 1, None), there[:count])
         for index, key in enumerate(incoming, count):
             source = self._layout.routes[key][0] if portals else j - 1
             value = self._moved_back("portal", i, source, j, grads[index : index + 1])[0] if portals else there[index]
-            self._boxes["B", i, source, key].put(value)
-        self._boxes["B", i, j - 1, None].put(there[:count])
+            self._mailboxes.put(("B", i, source, key), value)
 
     def _moved(self, kind: str, i: int, source: int, target: int, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values on the device of ``target``; they require a gradient as their originals do."""

@@ -1,0 +1,63 @@
+"""What partitions send each other: a box for each value, which one action fills and one empties."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from queue import SimpleQueue
+from typing import Any
+
+from gpipe_bench.schedules import Action
+from gpipe_bench.skip.namespace import SkipKey
+
+Key = tuple[str, int, int, SkipKey | None]
+"""(way, i, j, skip) of a value that goes to partition j: ``F``, an activation, or ``B``, a gradient, of micro-batch i;
+``skip`` is None for the values of the micro-batch itself."""
+
+_WAKE = object()
+
+
+class Stopped(Exception):  # noqa: N818 - no error of its own: another action has failed
+    """The awaited value will never come."""
+
+
+class Mailboxes:
+    """The boxes of one process, for its threads.
+
+    Attributes:
+        limit: actions from this place on, in one order of all, will not run.
+    """
+
+    def __init__(self, keys: Iterable[Key], places: int) -> None:
+        self._boxes: dict[Key, SimpleQueue[Any]] = {key: SimpleQueue() for key in keys}
+        self.limit = places
+        self._lock = threading.Lock()
+
+    def put(self, key: Key, value: Any) -> None:
+        """Fill a box."""
+        self._boxes[key].put(value)
+
+    def take(self, key: Key, place: int) -> Any:
+        """Wait until a box is filled, and empty it; raises Stopped if the action at ``place`` will not run."""
+        while (value := self._boxes[key].get()) is _WAKE:
+            if place >= self.limit:
+                raise Stopped
+        return value
+
+    def done(self, action: Action) -> None:
+        """Called when an action has ended."""
+
+    def fail(self, action: Action, place: int, error: BaseException) -> None:  # noqa: ARG002 - for other processes
+        """Called when an action has failed."""
+        self.stop(place)
+
+    def stop(self, place: int = -1) -> None:
+        """Let no action from this place on run, and wake all that wait."""
+        with self._lock:
+            self.limit = min(self.limit, place)
+        for box in self._boxes.values():
+            box.put(_WAKE)
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._boxes.clear()
