@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,18 +28,22 @@ class Mailboxes:
         limit: actions from this place on, in one order of all, will not run.
     """
 
-    def __init__(self, keys: Iterable[Key], places: int) -> None:
-        self._boxes: dict[Key, SimpleQueue[Any]] = {key: SimpleQueue() for key in keys}
-        self.limit = places
+    def __init__(self) -> None:
+        self._boxes: dict[Key, SimpleQueue[Any]] = {}
+        self.limit = sys.maxsize
         self._lock = threading.Lock()
 
     def put(self, key: Key, value: Any) -> None:
         """Fill a box."""
-        self._boxes[key].put(value)
+        self._box(key).put(value)
 
     def take(self, key: Key, place: int) -> Any:
         """Wait until a box is filled, and empty it; raises Stopped if the action at ``place`` will not run."""
-        while (value := self._boxes[key].get()) is _WAKE:
+        with self._lock:
+            box = self._box(key)
+            if place >= self.limit:
+                raise Stopped
+        while (value := box.get()) is _WAKE:
             if place >= self.limit:
                 raise Stopped
         return value
@@ -55,9 +59,14 @@ class Mailboxes:
         """Let no action from this place on run, and wake all that wait."""
         with self._lock:
             self.limit = min(self.limit, place)
-        for box in self._boxes.values():
+            waiting = list(self._boxes.values())
+        for box in waiting:
             box.put(_WAKE)
 
     def clear(self) -> None:
         """Drop all values."""
         self._boxes.clear()
+
+    def _box(self, key: Key) -> SimpleQueue[Any]:
+        # Threads may ask for one box at the same time: setdefault gives both the same.
+        return self._boxes.setdefault(key, SimpleQueue())

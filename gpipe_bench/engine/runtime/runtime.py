@@ -7,7 +7,7 @@ gradients. Since :func:`gpipe_bench.schedules.check` has found one order of all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,11 +18,12 @@ from gpipe_bench.engine.computation import BatchContext, Computation
 from gpipe_bench.engine.microbatch import MicroBatch, differentiable
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
-from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
+from gpipe_bench.engine.runtime.mailboxes import Mailboxes, Stopped
 from gpipe_bench.engine.transfer import Holding, move, move_back, wait_stream
 from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, new_thread, raised
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.layout import SkipLayout
+
 
 class End(Protocol):
     """What follows the last partition: the caller's loss, or one per micro-batch."""
@@ -45,7 +46,7 @@ class Runtime:
         end: what follows the last partition, if that is here.
         learning: whether backward passes follow.
         threads: whether each list has a thread.
-        mailboxes: makes them, for the keys of all partitions and as many actions as there are.
+        mailboxes: how values travel; default: between the threads of this process.
 
     Attributes:
         input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
@@ -61,7 +62,7 @@ class Runtime:
         *,
         learning: bool,
         threads: bool,
-        mailboxes: Callable[[Iterable[Key], int], Mailboxes] = Mailboxes,
+        mailboxes: Mailboxes | None = None,
     ) -> None:
         m, partitions = lists.facts.microbatches, batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
@@ -70,10 +71,7 @@ class Runtime:
         self._holding = Holding()
         self._ends = batch.ends
         self._cells: dict[tuple[int, int], Cell] = {}
-        arriving = [("F", partition.j, key) for partition in partitions for key in (None, *partition.incoming)]
-        returning = [("B", partition.j, key) for partition in partitions for key in (None, *partition.outgoing)]
-        keys = [(way, i, j, key) for way, j, key in arriving + returning for i in range(m)]
-        self._mailboxes = mailboxes(keys, len(lists.facts.order))
+        self._mailboxes = mailboxes or Mailboxes()
         for i, microbatch in enumerate(microbatches):
             self._mailboxes.put(("F", i, 0, None), microbatch)
         self._failures: dict[int, BaseException] = {}
