@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 # The base of BatchNorm1d to 3d and of SyncBatchNorm, which programs test for; no public class is one for any shape.
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from gpipe_bench.engine.context import is_recomputing
 from gpipe_bench.engine.sequential import children_of
@@ -71,10 +71,13 @@ class DeferredBatchNorm(_BatchNorm):
         if not (self.training and self.track_running_stats) or (self.gathered is None and not again):
             return super().forward(*args, **kwargs)
         tracked = self.num_batches_tracked
+        mode = _Watching(self, None if again else self.gathered)
         try:
-            with _Watching(self, None if again else self.gathered):
-                return super().forward(*args, **kwargs)
+            # Not in a with block, which would not leave the mode where an interrupt comes while it is entered.
+            mode.__enter__()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
+            return super().forward(*args, **kwargs)
         finally:
+            mode.leave()
             # Some classes do not add to their counter, but put a new one in its place.
             self.num_batches_tracked = tracked
 
@@ -100,6 +103,12 @@ class _Watching(TorchFunctionMode):
         self.mean, self.var, self.tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
         # Counted on by forward, and forgotten.
         self.count = None if self.tracked is None else self.tracked.clone()
+
+    def leave(self) -> None:
+        """Leave the mode, if it was entered."""
+        # There is no public way to ask.
+        if _get_current_function_mode() is self:  # type: ignore[no-untyped-call]  # as above
+            self.__exit__(None, None, None)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
