@@ -9,6 +9,7 @@
     ├── SkipLayoutError    (TypeError)     stashes and pops do not match; lists every mismatch
     ├── SkipUsageError     (RuntimeError)  a skippable layer broke its own declaration
     ├── RandomnessError    (RuntimeError)  a recomputation could not reproduce its random numbers
+    ├── PeerError          (RuntimeError)  another process of a distributed pipeline has failed, or is gone
     ├── TraceError         (ValueError)    a layer cannot be traced, or a trace cannot be replayed
     ├── UnsupportedError   (RuntimeError)  a switch or device that this machine cannot run
     ├── CompilerError      (RuntimeError)  there is no C compiler, or it failed
@@ -72,6 +73,10 @@ class SkipUsageError(GpipeBenchError, RuntimeError):
 
 class RandomnessError(GpipeBenchError, RuntimeError):
     """A recomputation could not reproduce the random numbers of its forward pass."""
+
+
+class PeerError(GpipeBenchError, RuntimeError):
+    """Another process of a distributed pipeline has failed, or is gone; the message names it and the cause."""
 
 
 class TraceError(GpipeBenchError, ValueError):

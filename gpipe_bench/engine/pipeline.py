@@ -104,10 +104,7 @@ class Pipeline(Layers):
             finally:
                 # The loss has been made on the stream of the last partition: the caller comes after it, too.
                 after(self._streams())
-        grads = [grad for each in runtime.input_grads for grad in each]
-        pairs = [(value, grad) for value, grad in zip(entering, grads, strict=False) if grad is not None]
-        if pairs:
-            torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
+        hand_back(entering, runtime.input_grads)
         return (total, gather(end.outputs).unwrap()) if return_output else total
 
     def _paper(self, plan: Plan[SkipKey], microbatches: list[MicroBatch], gather: Gather) -> MicroBatch:
@@ -181,3 +178,11 @@ class Pipeline(Layers):
     def _has_threads(self, plan: Plan[SkipKey]) -> bool:
         """Whether tasks run in threads of their own: not without clock-cycles, nor where nothing runs beside them."""
         return self.workers != "never" and plan.components.clock_cycle and plan.n > 1
+
+
+def hand_back(entering: Sequence[Any], grads: Sequence[Sequence[Tensor | None]]) -> None:
+    """Give the flat values of all micro-batches their gradients."""
+    flat = [grad for each in grads for grad in each]
+    pairs = [(value, grad) for value, grad in zip(entering, flat, strict=False) if grad is not None]
+    if pairs:
+        torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])

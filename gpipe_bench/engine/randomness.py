@@ -37,6 +37,11 @@ _UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
 _cpu_lock = threading.RLock()
 
 
+def state_digest() -> bytes:
+    """Of the default generator."""
+    return hashlib.blake2b(_bytes(torch.default_generator.get_state()), digest_size=16).digest()
+
+
 class Batch:
     """The random numbers of one forward pass and its recomputations.
 
@@ -56,7 +61,8 @@ class Batch:
         self.drew = False
         self.nested = concurrent and in_task()
         self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
-        self._digest = b""
+        # What all seeds of this batch come from; where processes share a batch, that of the first.
+        self.digest = b""
 
     def way(self, j: int) -> str:
         """How a task of partition j that begins now gets its random numbers."""
@@ -95,11 +101,11 @@ class Batch:
             torch.empty(1).uniform_()
 
     def _seed(self) -> bytes:
-        """What all seeds of this batch come from; a recomputation asks only if its first pass did, or if suspect."""
+        """The digest; a recomputation asks only if its first pass did, or if suspect."""
         # A digest, made when needed: the graph keeps this batch, and the state itself is 5 kB.
-        if not self._digest and self._state is not None:
-            self._digest = hashlib.blake2b(self._state, digest_size=16).digest()
-        return self._digest
+        if not self.digest and self._state is not None:
+            self.digest = hashlib.blake2b(self._state, digest_size=16).digest()
+        return self.digest
 
 
 @dataclass(slots=True)

@@ -1,0 +1,80 @@
+"""The process group of a pipeline, and what is asked of it: to send and to receive some bytes.
+
+A pipeline has a group of its own: its messages never meet those of the user's group, and its timeout is its own. Only
+five methods of the group are used, so tests put threads in the place of processes.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Work(Protocol):
+    """A transfer on its way."""
+
+    def wait(self) -> Any:
+        """Wait until it has ended."""
+
+
+class Group(Protocol):
+    """What is used of a ``torch.distributed.ProcessGroup``."""
+
+    def rank(self) -> int:
+        """Of this process."""
+
+    def size(self) -> int:
+        """How many processes there are."""
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
+        """Begin to send a tensor."""
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
+        """Begin to receive a tensor."""
+
+
+def own_group(group: Any, timeout_s: float) -> Group:
+    """A group of the same processes for one pipeline, over gloo; all of them must call this.
+
+    Args:
+        group: a ``ProcessGroup``; any other group is taken as it is.
+        timeout_s: how long a process waits for another one before it gives up.
+    """
+    if not isinstance(group, dist.ProcessGroup):
+        found: Group = group
+        return found
+    own: Group = dist.new_group(
+        dist.get_process_group_ranks(group),
+        backend="gloo",
+        timeout=timedelta(seconds=timeout_s),
+        use_local_synchronization=True,
+    )
+    return own
+
+
+def end_group(group: Any) -> None:
+    """Give back a group of :func:`own_group`."""
+    if isinstance(group, dist.ProcessGroup):
+        dist.destroy_process_group(group)
+
+
+def send(group: Group, tensor: Tensor, rank: int) -> None:
+    """Send bytes, and wait until they are received."""
+    if tensor.numel():
+        group.send([tensor], rank, 0).wait()
+
+
+def receive(group: Group, tensor: Tensor, rank: int) -> Tensor:
+    """Wait until ``tensor`` is filled."""
+    if tensor.numel():
+        group.recv([tensor], rank, 0).wait()
+    return tensor
+
+
+def bytes_of(data: bytes) -> Tensor:
+    """Bytes as a tensor."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
