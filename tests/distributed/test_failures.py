@@ -1,0 +1,197 @@
+"""A rank that fails ends all of them, with an error that names it, what it did and why; nothing waits for ever."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import threading
+from zlib import crc32
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gpipe_bench.distributed import PeerError, Pipe
+from gpipe_bench.errors import DeviceCountError
+from gpipe_bench.schedules import SCHEDULES
+from tests.distributed.fake import World, run_ranks
+from tests.distributed.test_parity import ranks_of
+
+# For each schedule.
+CASES = int(os.environ.get("FAILURES", "2"))
+
+
+class Boom(Exception):
+    pass
+
+
+class Fuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, burn):
+        ctx.burn = burn
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.burn()
+        return grad, None
+
+
+class Layer(nn.Module):
+    """Calls ``burn`` at its nth call, forward or backward."""
+
+    def __init__(self, burn, number):
+        super().__init__()
+        self.linear, self.burn, self.left = nn.Linear(3, 3), burn, number
+
+    def count(self):
+        self.left -= 1
+        if self.left == 0:
+            self.burn()
+
+    def forward(self, x):
+        self.count()
+        return torch.tanh(self.linear(Fuse.apply(x, self.count)))
+
+
+def outcomes(schedule, partitions, place, number, burn, world=None):
+    """What a step gives on each rank, if the layer at ``place`` burns."""
+
+    def job(group):
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(partitions)))
+        layers[place] = Layer(burn, number)
+        pipe = Pipe(layers, [1] * partitions, schedule=schedule, group=group, chunks=4, checkpoint="always")
+        try:
+            pipe.step(torch.rand(8, 3, requires_grad=True), torch.rand(8, 3), functional.mse_loss)
+        except BaseException:
+            with pytest.raises(PeerError, match="must run without failure, got "):
+                pipe.step(torch.rand(8, 3), torch.rand(8, 3), functional.mse_loss)
+            raise
+
+    return run_ranks(ranks_of(schedule, partitions), job, world)
+
+
+def cases(schedule):
+    """(partitions, place of the layer, its rank, number of the call) of some failures."""
+    for number in range(CASES):
+        draw = random.Random(crc32(f"{schedule} {number}".encode()))
+        partitions = 4 if ranks_of(schedule, 4) == 2 else draw.choice([2, 3, 4])
+        place = draw.randrange(partitions)
+        rank = {"interleaved": place % 2, "zb_v": (0, 1, 1, 0)[place % 4], "v_half": (0, 1, 1, 0)[place % 4]}
+        yield partitions, place, rank.get(schedule, place), draw.randint(1, 12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_exception(schedule):
+    def burn():
+        raise Boom("by accident")
+
+    for partitions, place, rank, number in cases(schedule):
+        results = outcomes(schedule, partitions, place, number, burn)
+        assert isinstance(results.pop(rank), Boom)
+        for other in results:
+            assert isinstance(other, PeerError)
+            assert f"rank {rank} failed at " in str(other)
+            assert "Boom: by accident" in str(other)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_process_that_is_gone(schedule):
+    for partitions, place, rank, number in cases(schedule):
+        world = World(ranks_of(schedule, partitions))
+
+        def burn(world=world, rank=rank):
+            world.kill(rank)
+            raise Boom
+
+        results = outcomes(schedule, partitions, place, number, burn, world)
+        results.pop(rank)
+        for other in results:
+            assert isinstance(other, PeerError)
+            assert f"rank {rank} is gone or silent" in str(other)
+
+
+def test_an_interrupt():
+    def burn():
+        raise KeyboardInterrupt
+
+    results = outcomes("1f1b", 3, 1, 3, burn)
+    assert isinstance(results[1], KeyboardInterrupt)
+    assert all("rank 1 failed at" in str(results[rank]) for rank in (0, 2))
+
+
+def test_no_thread_is_left():
+    before = set(threading.enumerate())
+    outcomes("1f1b", 3, 1, 3, lambda: (_ for _ in ()).throw(Boom()))
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in left)
+
+
+def made(**changes):
+    """What making a pipeline gives on three ranks, of which the second one makes another one."""
+
+    def job(group):
+        options = {"width": 3, "balance": [1, 1, 1], "schedule": "1f1b", "deferred_batch_norm": False}
+        options |= changes if group.rank() == 1 else {}
+        layers = nn.Sequential(*(nn.Linear(3, options.pop("width")) if j == 1 else nn.Linear(3, 3) for j in range(3)))
+        return Pipe(layers, options.pop("balance"), group=group, **options)
+
+    return run_ranks(3, job)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"width": 4}, "parameters"),
+        ({"schedule": "zb_h1"}, "schedule"),
+        ({"deferred_batch_norm": True}, "deferred_batch_norm"),
+    ],
+)
+def test_another_model_on_one_rank(changes, name):
+    for result in made(**changes):
+        assert isinstance(result, ValueError)
+        assert f"{name} must be the same in all processes, got" in str(result)
+        assert "on rank 0 and" in str(result)
+        assert "on rank 1;" in str(result)
+
+
+def test_another_number_of_processes():
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    for result in run_ranks(3, lambda group: Pipe(copy.deepcopy(layers), [1, 1], group=group)):
+        assert isinstance(result, DeviceCountError)
+        assert "processes must be as many as the devices of the schedule, 2 for 2 partitions, got 3" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("chunks", lambda pipe: setattr(pipe, "chunks", 3)),
+        ("checkpoint", lambda pipe: setattr(pipe, "checkpoint", "never")),
+        ("training mode", lambda pipe: pipe.eval()),
+    ],
+)
+def test_another_setting_on_one_rank(name, change):
+    def job(group):
+        pipe = Pipe(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), [1, 1, 1], group=group, chunks=4)
+        if group.rank() == 1:
+            change(pipe)
+        pipe.step(torch.rand(8, 3), torch.rand(8, 3), functional.mse_loss)
+
+    results = run_ranks(3, job)
+    assert all(f"{name} must be the same in all processes, got" in str(result) for result in results)
+    assert [type(result) for result in results] == [PeerError, ValueError, PeerError]
+
+
+def test_input_that_is_refused():
+    def job(group):
+        pipe = Pipe(nn.Sequential(*(nn.Linear(3, 3) for _ in range(2))), [1, 1], group=group, chunks=4)
+        pipe.step("text" if group.rank() == 0 else None, torch.rand(8, 3), functional.mse_loss)
+
+    refused, other = run_ranks(2, job)
+    assert isinstance(refused, TypeError)
+    assert "rank 0 failed: TypeError: input must be a tensor" in str(other)
