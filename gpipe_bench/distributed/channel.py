@@ -6,12 +6,16 @@ five methods of the group are used, so tests put threads in the place of process
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import count
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 
 class Work(Protocol):
@@ -37,6 +41,10 @@ class Group(Protocol):
         """Begin to receive a tensor."""
 
 
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
+"""For each group how many pipelines had it: its processes make their pipelines in the same order."""
+
+
 def own_group(group: Any, timeout_s: float) -> Group:
     """A group of the same processes for one pipeline, over gloo; all of them must call this.
 
@@ -47,19 +55,11 @@ def own_group(group: Any, timeout_s: float) -> Group:
     if not isinstance(group, dist.ProcessGroup):
         found: Group = group
         return found
-    own: Group = dist.new_group(
-        dist.get_process_group_ranks(group),
-        backend="gloo",
-        timeout=timedelta(seconds=timeout_s),
-        use_local_synchronization=True,
-    )
+    # Not by dist.new_group: a group of the same processes would find the addresses of the one that was given back.
+    name = f"gpipe_bench/{next(_numbers[group.group_name])}"
+    store = distributed_c10d.PrefixStore(name, group.get_group_store())
+    own: Group = dist.ProcessGroupGloo(store, group.rank(), group.size(), timedelta(seconds=timeout_s))
     return own
-
-
-def end_group(group: Any) -> None:
-    """Give back a group of :func:`own_group`."""
-    if isinstance(group, dist.ProcessGroup):
-        dist.destroy_process_group(group)
 
 
 def send(group: Group, tensor: Tensor, rank: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench.components import Components
-from gpipe_bench.distributed.channel import end_group, own_group
+from gpipe_bench.distributed.channel import own_group
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
@@ -203,10 +203,8 @@ class Pipe(GPipe):
         return total
 
     def close(self) -> None:
-        """Give back the process group of the pipeline, which can run no more."""
-        group, self.__dict__["_group"] = self._group, None
-        self.__dict__["failure"] = self.failure or "it was closed"
-        end_group(group)
+        """Close the connections of the pipeline, which can run no more."""
+        self.__dict__.update(_group=None, failure=self.failure or "it was closed")
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")

@@ -68,7 +68,8 @@ class FakeGroup:
         return transfer
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Transfer:
-        waiting = self._world.sent[rank, self._rank, tag]
+        with self._world.changed:
+            waiting = self._world.sent[rank, self._rank, tag]
 
         def ended() -> bool:
             if not transfer.done and waiting and not self._world.dead & {rank, self._rank}:
