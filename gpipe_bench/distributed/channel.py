@@ -58,8 +58,9 @@ def own_group(group: Any, timeout_s: float) -> Group:
     # Not by dist.new_group: a group of the same processes would find the addresses of the one that was given back.
     name = f"gpipe_bench/{next(_numbers[group.group_name])}"
     store = distributed_c10d.PrefixStore(name, group.get_group_store())
-    own: Group = dist.ProcessGroupGloo(store, group.rank(), group.size(), timedelta(seconds=timeout_s))
-    return own
+    own: Any = dist.ProcessGroupGloo(store, group.rank(), group.size(), timedelta(seconds=timeout_s))
+    made: Group = own
+    return made
 
 
 def send(group: Group, tensor: Tensor, rank: int) -> None:

@@ -28,7 +28,7 @@ from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.errors import DeviceCountError, PeerError
 from gpipe_bench.program import Plan
-from gpipe_bench.skip.layout import inspect_skip_layout
+from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 from gpipe_bench.skip.namespace import SkipKey
 
 
@@ -119,20 +119,26 @@ class Pipe(GPipe):
         given = mesh.get_group() if mesh is not None else dist.group.WORLD if group is None else group
         if given is None:
             raise ValueError("a process group must be there, got none; call torch.distributed.init_process_group first")
-        self.__dict__.update(rank=given.rank(), failure=None, _group=None, _size=given.size(), _materialise=materialise)
-        self.__dict__["_device"] = named_device("device", device)
-        super().__init__(
-            module,
-            balance,
-            chunks=chunks,
-            checkpoint=checkpoint,
-            deferred_batch_norm=deferred_batch_norm,
-            components=Components(copy_streams=False),
-            schedule=schedule,
-            workers="never",
-        )
+        rank, size = given.rank(), given.size()
+        # Of the processes, until the schedule has said which partition belongs to which.
+        self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None)
+        self.__dict__.update(rank=rank, _size=size, _device=named_device("device", device), _materialise=materialise)
         self.__dict__["_group"] = own_group(given, timeout_s)
-        self._compare(self._exchanged(lambda exchange: self._gathered(exchange, self._description(module))))
+
+        def make(exchange: Exchange) -> list[dict[str, Any]]:
+            super(Pipe, self).__init__(
+                module,
+                balance,
+                chunks=chunks,
+                checkpoint=checkpoint,
+                deferred_batch_norm=deferred_batch_norm,
+                components=Components(copy_streams=False),
+                schedule=schedule,
+                workers="never",
+            )
+            return self._gathered(exchange, self._description(module))
+
+        self._compare(self._exchanged(make))
 
     def forward(self, input: Any = None) -> Any:  # noqa: A002 - as in GPipe
         """Evaluate one batch, in every process and without gradients.
@@ -268,10 +274,10 @@ class Pipe(GPipe):
         return [rank for rank in range(self._size) if rank != self.rank]
 
     def _edges(self) -> set[tuple[int, int]]:
-        """(sender, receiver) of all channels: between neighbours, the ends of skips, and the first process and all."""
+        """(sender, receiver) of all channels: neighbours, ends of skips, and all with rank 0 and the first process."""
         ends = [(j, j + 1) for j in range(len(self._rows) - 1)] + [*self._layout.routes.values()]
         pairs = {(self._rows[source], self._rows[target]) for source, target in ends}
-        pairs |= {(self._rows[0], rank) for rank in range(self._size)}
+        pairs |= {(center, rank) for center in (0, self._rows[0]) for rank in range(self._size)}
         return {edge for pair in pairs for edge in (pair, pair[::-1]) if pair[0] != pair[1]}
 
     def _exchanged(self, job: Callable[[Exchange], Any]) -> Any:
@@ -293,8 +299,8 @@ class Pipe(GPipe):
         return tensor.to(self._device)
 
     def _gathered(self, exchange: Exchange, value: Any) -> list[Any]:
-        """The values of all processes, in all of them; the first one collects."""
-        first = self._rows[0]
+        """The values of all processes, in all of them; rank 0 collects."""
+        first = 0
         if self.rank != first:
             exchange.tell("end", [first], value)
             found: list[Any] = exchange.hear("end", first)

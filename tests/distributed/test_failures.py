@@ -23,7 +23,7 @@ from tests.distributed.test_parity import ranks_of
 CASES = int(os.environ.get("FAILURES", "2"))
 
 
-class Boom(Exception):
+class BoomError(Exception):
     pass
 
 
@@ -87,15 +87,15 @@ def cases(schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_exception(schedule):
     def burn():
-        raise Boom("by accident")
+        raise BoomError("by accident")
 
     for partitions, place, rank, number in cases(schedule):
         results = outcomes(schedule, partitions, place, number, burn)
-        assert isinstance(results.pop(rank), Boom)
+        assert isinstance(results.pop(rank), BoomError)
         for other in results:
             assert isinstance(other, PeerError)
             assert f"rank {rank} failed at " in str(other)
-            assert "Boom: by accident" in str(other)
+            assert "BoomError: by accident" in str(other)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -105,7 +105,7 @@ def test_a_process_that_is_gone(schedule):
 
         def burn(world=world, rank=rank):
             world.kill(rank)
-            raise Boom
+            raise BoomError
 
         results = outcomes(schedule, partitions, place, number, burn, world)
         results.pop(rank)
@@ -125,7 +125,7 @@ def test_an_interrupt():
 
 def test_no_thread_is_left():
     before = set(threading.enumerate())
-    outcomes("1f1b", 3, 1, 3, lambda: (_ for _ in ()).throw(Boom()))
+    outcomes("1f1b", 3, 1, 3, lambda: (_ for _ in ()).throw(BoomError()))
     left = [thread for thread in threading.enumerate() if thread not in before]
     for thread in left:
         thread.join(5)
