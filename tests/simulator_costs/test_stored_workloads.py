@@ -6,8 +6,10 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
+import torch
 
 from gpipe_bench.sealed import write_sealed
 from gpipe_bench.simulator.hardware.machine import HardwareMachine
@@ -50,6 +52,25 @@ def test_a_stored_workload_is_the_same(workload, tmp_path):
     assert first is workload
     assert second == workload
     assert second is not workload
+
+
+@contextmanager
+def double():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, double])
+def test_the_modes_in_which_a_model_is_traced_first_do_not_matter(tmp_path, mode):
+    model = Model("gpt2", {"L": 1, "D": 32, "heads": 2, "vocabulary": 64, "context": 8, "dropout": 0.0})
+    options = {"balance": [2, 2], "batch_size": 8, "chunks": 2, "profile": load_profile("p40"), "split": True}
+    with mode():
+        found = build_workload(model, cache=tmp_path / "one", **options)
+    again = build_workload(model, cache=tmp_path / "one", **options)
+    assert found == again == build_workload(model, cache=tmp_path / "other", **options)
 
 
 def test_nothing_is_stored_without_a_folder(workload):
