@@ -73,6 +73,25 @@ def test_the_modes_in_which_a_model_is_traced_first_do_not_matter(tmp_path, mode
     assert found == again == build_workload(model, cache=tmp_path / "other", **options)
 
 
+def test_a_model_of_ones_own_is_traced_anew_when_its_file_has_changed(tmp_path):
+    path, options = tmp_path / "own.py", {"balance": [1], "batch_size": 4, "profile": load_profile("p40")}
+    text = """
+from torch import nn
+import torch
+
+def net():
+    return nn.Sequential(nn.Linear(8, WIDTH))
+
+def net_batch(batch_size):
+    return torch.rand(batch_size, 8), torch.rand(batch_size, WIDTH)
+"""
+    found = []
+    for width in (8, 16, 8):
+        path.write_text(text.replace("WIDTH", str(width)))
+        found.append(build_workload(Model(f"{path}:net", {}), cache=tmp_path / "traces", **options))
+    assert [work.partitions[0][4].output_bytes for work in found] == [(4 * width * 4,) for width in (8, 16, 8)]
+
+
 def test_nothing_is_stored_without_a_folder(workload):
     assert kept(None, {}, lambda: workload) is workload
 
