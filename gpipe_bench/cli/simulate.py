@@ -11,7 +11,7 @@ from gpipe_bench.bench.spec.settings import AUTO
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.tables import configurations_beside
-from gpipe_bench.cli.options import named, order_of, settings_of, tell_loss, tell_microbatches
+from gpipe_bench.cli.options import named, order_of, settings_of, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import check_writable, write_files
@@ -71,6 +71,7 @@ def simulate(
         given |= _on_devices(devices, balance, schedule)
     names = {"variant": "--components", "partitions": "--balance" if devices is None else "partitions on --devices"}
     cell = validated(SimulatedCell, given, lambda path: names.get(path[0], f"--{path[0].replace('_', '-')}"))
+    tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
     for path in filter(None, (trace, rows)):
         check_writable(path)

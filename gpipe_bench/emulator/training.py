@@ -142,7 +142,7 @@ class Training:
         if self._whole:
             self._backward(self.pipe(self._inputs))
         else:
-            self.pipe.step(self._inputs, self._target, self._scalar)
+            self.pipe.step(self._inputs, self._target, self._scalar, reduction="mean")
         if self._optimizer is not None:
             self._optimizer.step()
 

@@ -4,14 +4,17 @@ Each micro-batch is normalised by its own statistics. Those are gathered over th
 statistics are updated once per mini-batch (GPipe, arXiv 1811.06965, section 2.3), as a plain module would with the
 whole batch. Ordinary batch normalisation in a pipeline instead updates once per micro-batch, and once more per
 recomputation.
+
+A layer's own ``forward`` runs in a mode that sees its calls of ``F.batch_norm``. So classes that derive from
+``nn.BatchNorm1d`` to ``3d`` are deferred, too, whatever else their ``forward`` does.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,25 +22,38 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 # The base of BatchNorm1d to 3d and of SyncBatchNorm, which programs test for; no public class is one for any shape.
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from gpipe_bench.engine.context import is_recomputing
 from gpipe_bench.engine.sequential import children_of
 
-_Statistics = tuple[int, Tensor, Tensor]
-"""Samples per channel, their mean, and the sum of their squared deviations from it."""
+
+class _Statistics(NamedTuple):
+    """Samples per channel, their mean, the sum of their squared deviations from it, and the share of an update."""
+
+    samples: int
+    mean: Tensor
+    deviations: Tensor
+    momentum: float
 
 
 class DeferredBatchNorm(_BatchNorm):
-    """Batch normalisation whose running statistics wait for the end of the mini-batch, see :func:`deferring`.
+    """Mixed into a class of batch normalisation: running statistics wait for the mini-batch, see :func:`deferring`.
 
-    Parameters, buffers and checkpoints are those of ``nn.BatchNorm1d`` to ``3d``. Outside a pipeline, and in
-    evaluation, it behaves as these do.
+    Parameters, buffers, hooks and checkpoints are those of the class. Outside a pipeline, and in evaluation, it behaves
+    as this does.
 
-    Shape: (N, C, ...) -> (N, C, ...).
+    Attributes:
+        plain: the class.
+        gathered: the statistics of each call while deferring, else None.
     """
 
-    # The statistics of each call while deferring, else None.
+    plain: type[_BatchNorm]
     gathered: list[_Statistics] | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copy and pickle by the plain class: this one has no name by which it could be found."""
+        return _blank, (self.plain,), *super().__reduce_ex__(protocol)[2:]
 
     def commit(self, m: int) -> None:
         """Update the running statistics from what m micro-batches have gathered.
@@ -47,50 +63,99 @@ class DeferredBatchNorm(_BatchNorm):
         gathered, self.gathered = self.gathered or [], None
         calls = len(gathered) // m if len(gathered) % m == 0 else 1
         for call in range(calls):
-            self._update(*functools.reduce(_merged, gathered[call::calls]))
+            self._update(functools.reduce(_merged, gathered[call::calls]))
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that _BatchNorm gives it
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Normalise; while deferring, gather instead of updating."""
-        if not (self.training and self.gathered is not None and self.track_running_stats):
-            if is_recomputing() and self.training:
-                return self._normalise(input)
-            return super().forward(input)
-        if not is_recomputing():
-            self.gathered.append(_statistics(input.detach()))
-        return self._normalise(input)
+        again = is_recomputing()
+        if not (self.training and self.track_running_stats) or (self.gathered is None and not again):
+            return super().forward(*args, **kwargs)
+        tracked = self.num_batches_tracked
+        mode = _Watching(self, None if again else self.gathered)
+        try:
+            # Not in a with block, which would not leave the mode where an interrupt comes while it is entered.
+            mode.__enter__()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
+            return super().forward(*args, **kwargs)
+        finally:
+            mode.leave()
+            # Some classes do not add to their counter, but put a new one in its place.
+            self.num_batches_tracked = tracked
 
-    def _update(self, count: int, mean: Tensor, deviations: Tensor) -> None:
-        if self.num_batches_tracked is None:
-            return
+    def _update(self, found: _Statistics) -> None:
         running_mean, running_var = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
         # Nothing here needs a gradient. Without torch.no_grad(), an interrupt of the caller cannot leave grad mode off.
-        self.num_batches_tracked.add_(1)
-        # momentum None asks for the cumulative average
-        share = 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
-        running_mean.lerp_(mean.to(running_mean.dtype), share)
-        running_var.lerp_((deviations / max(count - 1, 1)).to(running_var.dtype), share)
-
-    def _normalise(self, input: Tensor) -> Tensor:  # noqa: A002 - as in forward
-        return F.batch_norm(input, None, None, self.weight, self.bias, training=True, momentum=0.0, eps=self.eps)
-
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - as in forward
-        if input.dim() < 2:
-            raise ValueError(f"input must have at least 2 dimensions, got {input.dim()}; pass (N, C, ...)")
+        share = found.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            # momentum None asks for the cumulative average
+            share = 1.0 / int(self.num_batches_tracked) if self.momentum is None else share
+        running_mean.lerp_(found.mean.to(running_mean.dtype), share)
+        running_var.lerp_((found.deviations / max(found.samples - 1, 1)).to(running_var.dtype), share)
 
 
-def _statistics(values: Tensor) -> _Statistics:
-    dims = [dim for dim in range(values.dim()) if dim != 1]
-    count = values.numel() // values.size(1)
-    var, mean = torch.var_mean(values.float() if values.dtype.itemsize < 4 else values, dims, correction=0)
-    return count, mean, var * count
+class _Watching(TorchFunctionMode):
+    """Lets a layer's ``forward`` normalise without an update of its running statistics, and gathers what they miss."""
+
+    def __init__(self, layer: DeferredBatchNorm, gathered: list[_Statistics] | None) -> None:
+        super().__init__()
+        self.gathered = gathered
+        self.name = layer.plain.__name__
+        self.mean, self.var, self.tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
+        # Counted on by forward, and forgotten.
+        self.count = None if self.tracked is None else self.tracked.clone()
+
+    def leave(self) -> None:
+        """Leave the mode, if it was entered."""
+        # There is no public way to ask.
+        if _get_current_function_mode() is self:  # type: ignore[no-untyped-call]  # as above
+            self.__exit__(None, None, None)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Do what the layer asks for."""
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **(kwargs or {}))
+        args = [self.count if value is self.tracked else value for value in args]
+        result = func(*args, **(kwargs or {}))
+        # What gives no tensor has read a shape, a dtype or a device.
+        gives = any(isinstance(value, Tensor) for value in (result if isinstance(result, tuple) else (result,)))
+        if gives and any(value is self.mean or value is self.var for value in (*args, *(kwargs or {}).values())):
+            raise TypeError(
+                "deferred batch normalisation must use its running statistics in F.batch_norm alone, got "
+                f"{getattr(func, '__name__', func)} in the forward of {self.name}; call F.batch_norm there, or make "
+                "the pipeline with deferred_batch_norm=False"
+            )
+        return result
+
+    def _batch_norm(  # noqa: PLR0917 - as F.batch_norm
+        self,
+        input: Tensor,  # noqa: A002 - names and defaults are those of F.batch_norm
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training or running_mean is not self.mean or running_mean is None or running_var is None:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        # An update from nothing with momentum 1 gives what this micro-batch adds.
+        mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+        output = F.batch_norm(input, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
+        if self.gathered is not None:
+            samples = input.numel() // input.size(1)
+            mean, var = (value.float() if value.dtype.itemsize < 4 else value for value in (mean, var))
+            self.gathered.append(_Statistics(samples, mean, var * (samples - 1), momentum))
+        return output
 
 
 def _merged(one: _Statistics, other: _Statistics) -> _Statistics:
     """Of both samples: exact where the difference of two sums of squares would cancel (Chan, Golub, LeVeque 1979)."""
-    (before, mean, deviations), (count, mean_after, deviations_after) = one, other
-    total, delta = before + count, mean_after - mean
-    deviations = deviations + deviations_after + delta.square() * (before * count / total)
-    return total, mean + delta * (count / total), deviations
+    total, delta = one.samples + other.samples, other.mean - one.mean
+    deviations = one.deviations + other.deviations + delta.square() * (one.samples * other.samples / total)
+    return _Statistics(total, one.mean + delta * (other.samples / total), deviations, one.momentum)
 
 
 @contextmanager
@@ -112,16 +177,24 @@ def convert_deferred_batch_norm(module: nn.Module) -> nn.Module:
     """Replace every batch normalisation in ``module``, in place, by a deferred one with the same parameters.
 
     Returns:
-        ``module``, or its replacement if it is itself a batch normalisation. Synchronised batch normalisation and
-        classes derived by a user are left alone.
+        ``module``, or its replacement if it is itself a batch normalisation.
+
+    Raises:
+        TypeError: a layer is a synchronised batch normalisation.
     """
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.SyncBatchNorm):
+            raise TypeError(
+                "deferred batch normalisation must be one of this process alone, got a "
+                f"{type(layer).__name__} in '{name}'; use nn.BatchNorm2d there, or deferred_batch_norm=False"
+            )
     return _converted(module, {})
 
 
 def _converted(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
     """The replacement of ``module``, the same one wherever it occurs."""
     if module not in known:
-        plain = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        plain = isinstance(module, _BatchNorm) and not isinstance(module, DeferredBatchNorm)
         known[module] = _deferred(cast("_BatchNorm", module)) if plain else module
         for name, child in children_of(module):
             if child is not None:
@@ -130,7 +203,22 @@ def _converted(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Modul
 
 
 def _deferred(plain: _BatchNorm) -> DeferredBatchNorm:
-    deferred = DeferredBatchNorm.__new__(DeferredBatchNorm)
+    deferred = _blank(type(plain))
     # One state for both objects: parameters, buffers, hooks and mode stay in step wherever the plain one is known.
     deferred.__dict__ = plain.__dict__
     return deferred
+
+
+def _blank(plain: Any) -> DeferredBatchNorm:
+    """An object of the deferred form of a class, without attributes."""
+    kind = _deferred_class(plain)
+    return kind.__new__(kind)
+
+
+@functools.cache
+def _deferred_class(plain: Any) -> type[DeferredBatchNorm]:
+    body: dict[str, Any] = {"plain": plain, "__doc__": plain.__doc__, "__module__": plain.__module__}
+    if later := getattr(plain, "cls_to_become", None):
+        # A lazy layer takes this class when it sees its first input.
+        body["cls_to_become"] = _deferred_class(later)
+    return type(f"Deferred{plain.__name__}", (DeferredBatchNorm, plain), body)

@@ -11,6 +11,7 @@ import threading
 from _thread import start_new_thread
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import sleep
@@ -36,7 +37,10 @@ this_thread = ThreadState()
 
 
 def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
-    """A fresh thread for ``job``, which is yet to be started; it works for what this thread works for."""
+    """A fresh thread for ``job``, which is yet to be started.
+
+    It works for what this thread works for, and finds the values of ``contextvars`` that this thread has now.
+    """
     locks = this_thread.locks
 
     def run() -> None:
@@ -46,7 +50,7 @@ def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
         torch.get_num_threads()
         job()
 
-    return threading.Thread(target=run, name=name, daemon=True)
+    return threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True)
 
 
 def is_foreign_thread() -> bool:

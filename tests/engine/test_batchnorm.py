@@ -107,7 +107,7 @@ def test_each_microbatch_is_normalised_by_its_own_statistics():
 
 def test_a_recomputation_beside_a_forward_pass_is_not_gathered():
     """A backward pass in another thread may recompute one batch while the next is gathered."""
-    plain, layer = nn.BatchNorm2d(2), DeferredBatchNorm(2)
+    plain, layer = nn.BatchNorm2d(2), convert_deferred_batch_norm(nn.BatchNorm2d(2))
     with deferring([layer], 1):
         layer(images(seed=1))
         with ExecutionContext.capture([torch.device("cpu")]).applied(recomputing=True):
@@ -215,7 +215,8 @@ def test_all_kinds_are_converted_in_place_with_their_parameters(kind):
     module = nn.Sequential(nn.Sequential(kind(2)))
     before = dict(module.state_dict(keep_vars=True))
     convert_deferred_batch_norm(module)
-    assert type(module[0][0]) is DeferredBatchNorm
+    assert isinstance(module[0][0], DeferredBatchNorm)
+    assert isinstance(module[0][0], kind)
     assert all(value is before[name] for name, value in module.state_dict(keep_vars=True).items())
 
 
@@ -229,15 +230,8 @@ def test_a_layer_used_in_two_places_is_converted_in_both():
             return self.second(self.first(x))
 
     shared = convert_deferred_batch_norm(Shared())
-    assert type(shared.first) is type(shared.second) is DeferredBatchNorm
-
-
-def test_synchronised_and_derived_layers_are_left_alone():
-    class Own(nn.BatchNorm2d):
-        pass
-
-    module = convert_deferred_batch_norm(nn.Sequential(Own(2), nn.SyncBatchNorm(2)))
-    assert [type(layer) for layer in module] == [Own, nn.SyncBatchNorm]
+    assert shared.first is shared.second
+    assert isinstance(shared.first, DeferredBatchNorm)
 
 
 def test_a_converted_layer_outside_a_pipeline_is_the_plain_one():
@@ -245,11 +239,6 @@ def test_a_converted_layer_outside_a_pipeline_is_the_plain_one():
     converted = convert_deferred_batch_norm(copy.deepcopy(plain))
     torch.testing.assert_close(converted(images()), plain(images()))
     assert_equal_statistics(converted, plain)
-
-
-def test_an_input_without_channels_is_refused():
-    with pytest.raises(ValueError, match=r"at least 2 dimensions, got 1; pass \(N, C, \.\.\.\)"):
-        DeferredBatchNorm(2)(torch.zeros(3))
 
 
 def test_a_checkpoint_fits_both_ways():

@@ -130,7 +130,7 @@ def test_a_new_batch_normalisation_is_deferred_like_the_others():
     model = gpipe(deferred_batch_norm=True)
     model.stem = nn.BatchNorm1d(4)
     model(X)
-    assert type(model.stem) is DeferredBatchNorm
+    assert isinstance(model.stem, DeferredBatchNorm)
     assert model.stem.num_batches_tracked == 1
     torch.testing.assert_close(model.stem.running_mean, 0.1 * X.mean(0))
 
