@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -51,6 +52,8 @@ def emulate(
     hardware = load_profile(profile)
     if reason := obstacle():
         raise UnsupportedError(reason)
+    # A process has accelerators of one kind, and here they are virtual.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from gpipe_bench.emulator.library import leave
     from gpipe_bench.emulator.script import run_script, script_traceback
 
@@ -61,6 +64,8 @@ def emulate(
         if text is None:
             raise
         typer.echo(text, nl=False, err=True)
+        if "cuda" in str(error).lower():
+            typer.echo(_no_cuda(devices), err=True)
         leave(1)
     if run.replayed.shortage:
         typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)
@@ -69,6 +74,16 @@ def emulate(
     if trace is not None:
         _write(trace, run, {"profile": hardware.name, "host_time": host_time})
     leave(0)
+
+
+def _no_cuda(devices: int) -> str:
+    """What a script must change that names CUDA."""
+    names = f"virtual:0 to virtual:{devices - 1}" if devices > 1 else "virtual:0"
+    return (
+        f"error: devices of an emulated script must be {names}, got an error about CUDA, which it does not have; write "
+        "torch.device(torch.accelerator.current_accelerator().type, 0) for cuda:0, .to(device) for .cuda(), and "
+        "torch.accelerator for torch.cuda, which run on GPUs, too"
+    )
 
 
 def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
@@ -90,7 +105,9 @@ def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool, host_
     title = f"emulated on {devices} x {profile.device} ({profile.name}); values are not computed{launches}"
     console.print(title, style="bold")
     if not any(record.kind == "kernel" for record in run.records):
-        console.print("no virtual device was used: the script must take its devices from torch.accelerator")
+        console.print(
+            "no virtual device was used: the script must take its devices from torch.accelerator, not from torch.cuda"
+        )
         return
     console.print(_steps(run))
     begin, end, window = run.replayed.begin_ns, run.replayed.end_ns, run.window

@@ -69,12 +69,18 @@ def skips():
     return nn.Sequential(nn.Linear(8, WIDTH), Stash(), nn.Tanh(), Product(), nn.Linear(WIDTH, 8))
 
 
+def batch_skips():
+    """The batch goes around the first two partitions; it needs no gradient, which is that of the output alone."""
+    return nn.Sequential(Stash(), nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8), Product(), nn.Linear(8, 8))
+
+
 CASES = [
     (chain, (1, 2, 2)),
     (chain, (1, 1, 1, 2)),
     (pairs, (2, 2)),
     (masked, (1, 1, 3)),
     (skips, (2, 1, 2)),
+    (batch_skips, (2, 1, 3)),
 ]
 
 

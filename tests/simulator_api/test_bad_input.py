@@ -62,6 +62,13 @@ def test_a_wrong_argument_is_named(name, value):
     assert len(str(caught.value)) < 300
 
 
+def test_numbers_of_devices_end_somewhere():
+    near, far = (attempt(devices=[0, last], steps=1) for last in (1, 2**16 - 1))
+    assert (far.step_time_ms, far.peak_allocated_gib) == (near.step_time_ms, near.peak_allocated_gib)
+    with pytest.raises(ConfigError, match="devices must be numbers below 65536, got 65536; number them from 0 on"):
+        attempt(devices=[0, 2**16])
+
+
 def test_all_problems_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         attempt(batch_size=0, checkpoint="x", transfer="x", devices=[1])

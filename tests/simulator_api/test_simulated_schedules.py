@@ -35,6 +35,16 @@ def test_a_schedule_by_its_name(schedule, checkpoint):
     assert ("recompute" in kinds) == (checkpoint == "always")
 
 
+@pytest.mark.parametrize("devices", [2, 3, 6])
+def test_interleaved_partitions_on_as_many_devices_as_are_given(devices):
+    """Without devices there are two partitions on each."""
+    schedule = named_schedule("interleaved", M, 6, devices)
+    named = simulated("interleaved", 6, devices=[j % devices for j in range(6)])
+    own = simulated(schedule, 6)
+    assert named.row().device_count == own.row().device_count == devices
+    assert (named.step_time_ms, named.peak_allocated_gib) == (own.step_time_ms, own.peak_allocated_gib)
+
+
 @pytest.mark.parametrize("form", [lambda schedule: schedule, lambda schedule: schedule.devices])
 def test_one_of_your_own_gives_what_its_name_gives(form):
     own = simulated(form(named_schedule("zb_h1", M, N, N)))

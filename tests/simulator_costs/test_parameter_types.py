@@ -18,6 +18,7 @@ MAKERS = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "rmsprop": torch.optim.RMSprop,
     "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
 }
 
 

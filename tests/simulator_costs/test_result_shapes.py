@@ -34,3 +34,17 @@ def test_an_error_is_that_of_the_operation():
         evaluate(aten.mm.default, (x, x), {})
     fits = x, x.t()
     assert evaluate(aten.mm.default, fits, {}).shape == (2, 2)
+
+
+def test_integers_give_numbers_of_the_type_that_is_the_default_now(default_dtype):
+    x = torch.ones(3, dtype=torch.int64, device="meta")
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        default_dtype(dtype)
+        assert evaluate(aten.div.Tensor, (x, x), {}).dtype is dtype
+
+
+@pytest.fixture
+def default_dtype():
+    """Sets the default type of floats until the test has ended."""
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)

@@ -6,8 +6,10 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
+import torch
 
 from gpipe_bench.sealed import write_sealed
 from gpipe_bench.simulator.hardware.machine import HardwareMachine
@@ -50,6 +52,44 @@ def test_a_stored_workload_is_the_same(workload, tmp_path):
     assert first is workload
     assert second == workload
     assert second is not workload
+
+
+@contextmanager
+def double():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, double])
+def test_the_modes_in_which_a_model_is_traced_first_do_not_matter(tmp_path, mode):
+    model = Model("gpt2", {"L": 1, "D": 32, "heads": 2, "vocabulary": 64, "context": 8, "dropout": 0.0})
+    options = {"balance": [2, 2], "batch_size": 8, "chunks": 2, "profile": load_profile("p40"), "split": True}
+    with mode():
+        found = build_workload(model, cache=tmp_path / "one", **options)
+    again = build_workload(model, cache=tmp_path / "one", **options)
+    assert found == again == build_workload(model, cache=tmp_path / "other", **options)
+
+
+def test_a_model_of_ones_own_is_traced_anew_when_its_file_has_changed(tmp_path):
+    path, options = tmp_path / "own.py", {"balance": [1], "batch_size": 4, "profile": load_profile("p40")}
+    text = """
+from torch import nn
+import torch
+
+def net():
+    return nn.Sequential(nn.Linear(8, WIDTH))
+
+def net_batch(batch_size):
+    return torch.rand(batch_size, 8), torch.rand(batch_size, WIDTH)
+"""
+    found = []
+    for width in (8, 16, 8):
+        path.write_text(text.replace("WIDTH", str(width)))
+        found.append(build_workload(Model(f"{path}:net", {}), cache=tmp_path / "traces", **options))
+    assert [work.partitions[0][4].output_bytes for work in found] == [(4 * width * 4,) for width in (8, 16, 8)]
 
 
 def test_nothing_is_stored_without_a_folder(workload):

@@ -82,6 +82,21 @@ def test_traces_lie_on_a_line(name, arguments):
         assert [line.at(size) for line in lines] == list(tracer.trace(size).layers)
 
 
+class Centred(nn.Module):
+    """Its backward pass sums up gradients over the samples, unless there is one sample only."""
+
+    def forward(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 40])
+def test_the_trace_of_any_size_is_that_of_a_model_that_is_traced_at_it(size):
+    module, sample = nn.Sequential(nn.Linear(C, C), Centred()).to("meta"), torch.empty(1, C)
+    source = module_source(module, sample)
+    assert list(source.layers(size)) == list(Tracer(module, sample).trace(size).layers)
+    assert source._lines is not None
+
+
 def test_what_is_not_linear_has_no_line():
     class Pairs(nn.Module):
         def forward(self, x):

@@ -39,6 +39,8 @@ class Arguments {
   Arguments(const c10::OperatorHandle& op, const Stack& stack, size_t first) {
     key_.reserve(512);
     put(&op.schema());
+    // Of integers some operators make numbers of the default type.
+    put(c10::get_default_dtype_as_scalartype());
     for (size_t index = first; index < stack.size(); ++index) {
       add(stack[index]);
     }

@@ -90,7 +90,8 @@ def _key_of_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> H
     if func.is_view or func._schema.is_mutable:  # noqa: SLF001 - public properties: pytorch#67254
         return None
     try:
-        return func, _plain(args), _plain([*kwargs.items()])
+        # Of integers some operations make numbers of the default type.
+        return func, _plain(args), _plain([*kwargs.items()]), torch.get_default_dtype()
     except TypeError:
         return None
 

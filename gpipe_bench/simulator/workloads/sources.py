@@ -7,7 +7,8 @@ come from a line through three traces, where there is one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from math import prod
 from pathlib import Path
@@ -100,12 +101,15 @@ class ModelSource:
         from gpipe_bench.simulator.tracing.split_trace import trace_split
 
         # What is on disk does not say what it was made of.
-        trace, entered = self._tracer.trace(size), self._entered(size, span)
+        with self._usual_modes():
+            trace = self._tracer.trace(size)
+        entered = self._entered(size, span)
 
         def split(at: int) -> SplitTrace:
             layer = (trace.firsts if entered[at] else trace.layers)[span.start + at]
             if id(layer) not in self._splits:
-                self._splits[id(layer)] = trace_split(*self._tracer.arguments(layer))
+                with self._usual_modes():
+                    self._splits[id(layer)] = trace_split(*self._tracer.arguments(layer))
             return self._splits[id(layer)]
 
         return split
@@ -157,7 +161,24 @@ class ModelSource:
         return lines if all(line is not None for part in lines for line in part) else None
 
     def _kept(self, make: Callable[[], T], **part: str | int) -> T:
-        return kept(self._folder, {**self._key, **part}, make)
+        def made() -> T:
+            with self._usual_modes():
+                return make()
+
+        return kept(self._folder, {**self._key, **part}, made)
+
+    @contextmanager
+    def _usual_modes(self) -> Iterator[None]:
+        """Trace with gradients, whatever the caller does; models by name in float32, as a process of their own has."""
+        import torch
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32 if self._key else before)
+        try:
+            with torch.inference_mode(mode=False), torch.enable_grad():
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 def _each(function: Callable[..., T], *traces: tuple[tuple[Any, ...], ...]) -> tuple[tuple[T, ...], tuple[T, ...]]:

@@ -88,6 +88,16 @@ def test_views_and_writes_in_place_share_memory():
     assert trace.of("alloc") == []
 
 
+def test_integers_give_numbers_of_the_type_that_is_the_default_now():
+    x = torch.ones(3, dtype=torch.int64, device=devices()[0])
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            assert (x / x).dtype is dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_result_that_is_resized():
     for _ in range(2):
         out = torch.empty(0, device=FIRST)
