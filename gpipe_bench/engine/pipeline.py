@@ -25,6 +25,7 @@ from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.randomness import Batch
+from gpipe_bench.engine.replicas import check_no_replica, check_replica
 from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
@@ -44,6 +45,8 @@ class Pipeline(Layers):
     def _forward(self, microbatches: list[MicroBatch], gather: Gather) -> Any:
         """What the last layer gives for micro-batches."""
         plan = self._plan(len(microbatches))
+        if plan.backward:
+            check_replica(self, plan.m, whole=self._choice is None and not plan.checkpointed)
         if self._choice is None:
             return self._paper(plan, microbatches, gather).unwrap()
         lists = self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
@@ -78,6 +81,8 @@ class Pipeline(Layers):
             raise TypeError(
                 f"loss must be a function of (output, target), got {loss!r:.60}; pass one, such as mse_loss"
             )
+        if torch.is_grad_enabled():
+            check_no_replica(self)
         targets = split_targets(target, self.chunks, sizes)
         if self._choice is None:
             output = self._forward(microbatches, gather)
