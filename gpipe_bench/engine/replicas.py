@@ -7,16 +7,22 @@ parameter gets a gradient from each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench.errors import UnsupportedError
 
+# The instance whose forward runs, in whatever thread; PyTorch's compiler asks for it, too.
+active_replica: Callable[[], DistributedDataParallel | None] = DistributedDataParallel._get_active_ddp_module  # noqa: SLF001 - as above
 
-def check_replica(pipe: nn.Module, m: int, *, whole: bool) -> None:
+
+def check_replica(replica: DistributedDataParallel, pipe: nn.Module, m: int, *, whole: bool) -> None:
     """Refuse a batch of m micro-batches whose gradients would not be averaged.
 
     Args:
+        replica: what :func:`active_replica` gives.
         pipe: the pipeline.
         m: how many micro-batches there are.
         whole: whether autograd runs backward once, through one graph.
@@ -24,33 +30,28 @@ def check_replica(pipe: nn.Module, m: int, *, whole: bool) -> None:
     Raises:
         UnsupportedError: DistributedDataParallel calls ``pipe``, and would not average its gradients.
     """
-    replica = _replica(pipe)
-    if replica is None or whole or replica.static_graph:
+    if whole or replica.static_graph or not (m > 1 or replica.find_unused_parameters):
         return
-    if m > 1 or replica.find_unused_parameters:
+    if _averages(replica, pipe):
         raise UnsupportedError(
             "DistributedDataParallel must have static_graph=True around a pipeline with checkpoints or a schedule, got "
             "static_graph=False; set it, or use checkpoint='never' without a schedule"
         )
 
 
-def check_no_replica(pipe: nn.Module) -> None:
+def check_no_replica(replica: DistributedDataParallel, pipe: nn.Module) -> None:
     """Refuse a step that runs backward before DistributedDataParallel is ready to average.
 
     Raises:
         UnsupportedError: DistributedDataParallel calls ``pipe``, and would not average its gradients.
     """
-    if _replica(pipe) is not None:
+    if _averages(replica, pipe):
         raise UnsupportedError(
             "pipe.step must run outside of DistributedDataParallel, got one in its forward; return pipe(x) there and "
             "call loss.backward(), or average the gradients yourself after pipe.step"
         )
 
 
-def _replica(pipe: nn.Module) -> DistributedDataParallel | None:
-    """What will average the gradients of this batch, if anything; within ``no_sync()`` nothing does."""
-    # PyTorch's compiler asks it, too, for the instance whose forward runs, in whatever thread.
-    replica = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]  # noqa: SLF001 - as above
-    if replica is None or not replica.require_backward_grad_sync or all(each is not pipe for each in replica.modules()):
-        return None
-    return replica  # type: ignore[no-any-return]  # not annotated in PyTorch
+def _averages(replica: DistributedDataParallel, pipe: nn.Module) -> bool:
+    """Whether it is ``pipe`` that runs in it, or a module that holds it; within ``no_sync()`` it averages nothing."""
+    return replica.require_backward_grad_sync and any(each is pipe for each in replica.modules())

@@ -90,8 +90,7 @@ def test_what_would_not_be_averaged_is_refused_before_it_runs(checkpoint, schedu
 
 @pytest.mark.usefixtures("_alone")
 def test_a_layer_of_a_larger_module_is_refused_alike():
-    model = DistributedDataParallel(nn.ModuleDict({"pipe": pipe()}))
-    model.module.forward = model.module["pipe"]
+    model = DistributedDataParallel(nn.Sequential(pipe()))
     with pytest.raises(UnsupportedError, match="static_graph"):
         model(X)
 
@@ -102,9 +101,7 @@ def test_a_step_within_its_forward_is_refused(schedule):
     inner = pipe("never", schedule)
     model = DistributedDataParallel(nn.ModuleDict({"pipe": inner}), static_graph=True)
     model.module.forward = lambda x: inner.step(x, x, mse_loss)
-    with pytest.raises(
-        UnsupportedError, match=r"pipe\.step must run outside of DistributedDataParallel, got one in its"
-    ):
+    with pytest.raises(UnsupportedError, match=r"pipe\.step must run outside of DistributedDataParallel"):
         model(X)
 
 
