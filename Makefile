@@ -17,9 +17,11 @@ EXPERIMENTS := ablation speed memory sweep advice timeline transparency
 LAYER ?= models
 # The Python that .venv is made with; empty: the first suitable one in PATH.
 PYTHON ?=
-export PYTHON
+# Another PyTorch than the pinned one, in an environment of its own: make test TORCH=2.14.1
+TORCH ?=
+export PYTHON TORCH
 
-BIN := $(CURDIR)/.venv/bin
+BIN := $(CURDIR)/.venv$(if $(TORCH),-torch-$(TORCH))/bin
 # Adds to .venv what a target needs and is not there; a line of its recipe names the layer.
 SETUP := @scripts/setup.sh --quiet
 
@@ -34,7 +36,7 @@ ablation: ## simulate every combination of the components, and measure here: tab
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation $(ARGS)
 	@scripts/setup.sh --next
 
-test: ## run every check: ruff, mypy, snakefmt, snakemake --lint, the wheel, pytest
+test: ## run every check: ruff, mypy, snakefmt, snakemake --lint, the wheel, pytest; TORCH=2.14.1: with that PyTorch
 	$(SETUP) dev
 	@PATH="$(BIN):$$PATH" python -m scripts.check $(CHECKS)
 	@scripts/setup.sh --next

@@ -1,4 +1,4 @@
-"""Every exception that gpipe_bench raises on purpose.
+"""Every exception that gpipe_bench raises on purpose, and its warnings.
 
     GpipeBenchError
     ├── ConfigError        (ValueError)    a configuration is wrong; carries *all* problems found
@@ -14,6 +14,8 @@
     ├── CompilerError      (RuntimeError)  there is no C compiler, or it failed
     ├── OutOfMemory        (RuntimeError)  a simulated device has too little memory
     └── OutputError        (OSError)       a result could not be written
+
+    ReductionWarning       (UserWarning)   a loss of one's own is taken for a mean over samples
 
 Each also derives from the built-in type that a user of torchgpipe or ``torch.nn`` would catch.
 Messages follow one form: ``<thing> must be <rule>, got <value>; <what to change>``.
@@ -104,3 +106,7 @@ class OutOfMemory(GpipeBenchError, RuntimeError):  # noqa: N818 - after torch.Ou
             f"memory of device {device} must suffice, got {reserved + needed} B needed of {capacity} B; use smaller "
             "micro-batches, more partitions or more checkpoints"
         )
+
+
+class ReductionWarning(UserWarning):
+    """How a loss of one's own reduces a batch is not known: micro-batches are weighted by their sizes."""

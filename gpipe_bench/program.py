@@ -29,10 +29,6 @@ from typing import Final, Generic, Protocol, TypeVar
 from gpipe_bench.components import Components
 from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles, microbatch_major
 
-HANDED_OVER_BYTES: Final = 2**16
-"""In a scheduled backward pass a task with a single output gets the only reference to its gradient, if the gradient has
-this many bytes or more. A smaller one is not worth the node that hands it over."""
-
 SkipT = TypeVar("SkipT", bound=Hashable)
 SkipT_contra = TypeVar("SkipT_contra", bound=Hashable, contravariant=True)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from gpipe_bench.perfetto import Slice, perfetto_trace
+
 COMPUTE_KINDS: Final = ("forward", "recompute", "backward", "backward_inputs", "backward_weights")
 COPY_KINDS: Final = ("copy", "copy_grad", "portal", "portal_grad")
 KINDS: Final = COMPUTE_KINDS + COPY_KINDS
@@ -48,35 +50,28 @@ class TimelineEvent:
         return asdict(self)
 
 
-_TRACKS: Final = ("compute", "copy", "copy on the compute stream")
+_COPIES: Final = dict(zip(COPY_KINDS, ("copies in", "gradients out", "skips in", "skip gradients out"), strict=True))
+_ON_COMPUTE: Final = " (compute stream)"
+_TRACKS: Final = ("compute", *_COPIES.values(), *(track + _ON_COMPUTE for track in _COPIES.values()))
 
 
 def chrome_trace(events: Iterable[TimelineEvent], *, title: str, metadata: dict[str, str]) -> dict[str, Any]:
-    """A Chrome trace that Perfetto opens: a process per partition, a thread per stream.
-
-    A copy on a compute stream has a thread of its own: it arrives at its partition, but may occupy the stream of the
-    device that sends, and slices of one thread must not overlap.
+    """A Chrome trace that Perfetto opens: a group per partition, a track for its computation and for each kind of copy.
 
     Args:
         events: the events of one step.
         title: shown as the name of the trace.
         metadata: plain facts (evidence, variant, model, device) shown with the trace.
     """
-    ordered = sorted(events, key=lambda event: (event.start_us, event.partition, event.kind))
-    tracks: dict[int, list[str]] = {}
-    rows: list[dict[str, Any]] = []
-    for partition in sorted({event.partition for event in ordered}):
-        members = [event for event in ordered if event.partition == partition]
-        present = {_track(event) for event in members}
-        tracks[partition] = [track for track in _TRACKS if track in present]
-        rows.append(_name("process", f"partition {partition} on {computing_devices(members)}", partition))
-        rows += [_name("thread", track, partition, thread) for thread, track in enumerate(tracks[partition])]
-    rows += [_slice(event, tracks[event.partition].index(_track(event))) for event in ordered]
-    return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": {"title": title, **metadata}}
-
-
-def _track(event: TimelineEvent) -> str:
-    return _TRACKS[2] if event.kind in COPY_KINDS and event.stream == _TRACKS[0] else event.stream
+    members: dict[int, list[TimelineEvent]] = {}
+    for event in events:
+        members.setdefault(event.partition, []).append(event)
+    return perfetto_trace(
+        (_slice(event) for own in members.values() for event in own),
+        processes={j: f"partition {j} on {computing_devices(own)}" for j, own in sorted(members.items())},
+        tracks=_TRACKS,
+        facts={"title": title, **metadata},
+    )
 
 
 def computing_devices(events: Sequence[TimelineEvent]) -> str:
@@ -85,24 +80,22 @@ def computing_devices(events: Sequence[TimelineEvent]) -> str:
     return ", ".join(sorted({event.device for event in computing or events}))
 
 
-def _name(what: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:
-    return {"ph": "M", "name": f"{what}_name", "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _slice(event: TimelineEvent, thread: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": f"{event.kind} ({event.microbatch},{event.partition})",
-        "cat": event.kind,
-        "pid": event.partition,
-        "tid": thread,
-        "ts": event.start_us,
-        "dur": event.end_us - event.start_us,
-        "args": {
+def _slice(event: TimelineEvent) -> Slice:
+    track = "compute"
+    if event.kind in _COPIES:
+        track = _COPIES[event.kind] + _ON_COMPUTE * (event.stream == "compute")
+    return Slice(
+        process=event.partition,
+        track=track,
+        name=f"{event.kind} ({event.microbatch},{event.partition})",
+        category=event.kind,
+        start_us=event.start_us,
+        end_us=event.end_us,
+        facts={
             "microbatch": event.microbatch,
             "partition": event.partition,
             "device": event.device,
             "issue_us": event.issue_us,
             "bytes": event.bytes,
         },
-    }
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,10 +102,8 @@ class _Operations(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch lea
         self.written: set[int] = set()
         self.work = 0.0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, and note it."""
         result = func(*args, **kwargs)
         given, gave = list(tensors_in((args, kwargs))), list(tensors_in(result))
         self.done.append((str(func), [tuple(tensor.shape) for tensor in gave]))

@@ -19,6 +19,7 @@ from typing import Any
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.own_files import OwnName, is_installed, own_files
+from gpipe_bench.models.vision_packages import mend_torchvision
 
 _imported: dict[str, tuple[ModuleType | None, bytes]] = {}
 """Name of a module of the user's -> the module, and its file when it was imported here."""
@@ -81,6 +82,7 @@ def _module(own: OwnName, folder: str, digest: str) -> ModuleType:
     """The module, imported for these files."""
     files = {name: path.absolute() for name, path in own_files(own).items()}
     main = next(iter(files))
+    mend_torchvision()
     _look_in(folder)
     if own.is_file:
         # As for a program: what lies beside it can be imported.

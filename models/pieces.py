@@ -27,12 +27,26 @@ class Piece:
         program: what it does.
         parts: paths of the submodules, parameters and buffers of the network that it holds.
         transient: paths of buffers that are not part of the network's state.
+        weights: how many numbers its parameters have.
     """
 
     name: str
     program: Program
     parts: tuple[str, ...]
     transient: frozenset[str]
+    weights: int
+
+
+def heavy_layer(pieces: Sequence[Piece]) -> str | None:
+    """What to know of a cut in which one layer holds more than half of the weights, in a line; None for another cut."""
+    weights = [piece.weights for piece in pieces]
+    most, total = max(weights), sum(weights)
+    if len(pieces) == 1:
+        return "it is one layer, which no balance can divide"
+    if 2 * most <= total:
+        return None
+    name, share = pieces[weights.index(most)].name, round(100 * most / total)
+    return f"one of the {len(pieces)} layers, {name}, holds {share} % of the weights; no balance can divide it"
 
 
 def assemble(pieces: Sequence[Piece], module: nn.Module) -> nn.Sequential:
@@ -59,16 +73,28 @@ class Router:
         """One for each stretch between two cuts."""
         stretches = [self.cutter.calls[a:b] for a, b in pairwise(self.cutter.cuts())]
         hops = self._hops(stretches)
-        unused = set(self.cutter.state)
         programs = [self._program(k, stretch, hops, len(stretches)) for k, stretch in enumerate(stretches)]
-        parts = [self._parts(stretch) for stretch in stretches]
-        for paths in parts:
-            unused -= {name for name in unused for path in paths if name == path or name.startswith(f"{path}.")}
-        # What the forward never uses still belongs to the state.
-        parts[-1] |= unused
+        holdings = self._holdings([self._parts(stretch) for stretch in stretches])
         transient = frozenset(set(self.cutter.state) - set(self.cutter.module.state_dict(keep_vars=True)))
-        for name, program, paths in zip(self._names(stretches), programs, parts, strict=True):
-            yield Piece(name, program, tuple(sorted(paths)), transient)
+        for name, program, held in zip(self._names(stretches), programs, holdings, strict=True):
+            yield Piece(name, program, tuple(sorted(held)), transient, self._weights(held))
+
+    def _holdings(self, parts: Sequence[set[str]]) -> list[set[str]]:
+        """What each layer holds: the parts that it calls, and the rest of the state, each tensor in one layer only."""
+        state = self.cutter.state
+        holder = {id(state[name]): k for k, paths in enumerate(parts) for name in state if _is_below(name, paths)}
+        holdings = [set(paths) for paths in parts]
+        for name, tensor in state.items():
+            # Another name of a tensor that a layer uses; what the forward never uses is in the last layer.
+            held = holdings[holder.get(id(tensor), -1)]
+            if not _is_below(name, held):
+                held.add(name)
+        return holdings
+
+    def _weights(self, held: set[str]) -> int:
+        state = self.cutter.state.items()
+        own = {id(part): part for name, part in state if isinstance(part, nn.Parameter) and _is_below(name, held)}
+        return sum(part.numel() for part in own.values())
 
     def _hops(self, stretches: Sequence[Sequence[fx.Node]]) -> list[tuple[str, int, int]]:
         """(value, layer that has it, layer that it goes to next), for all values and layers."""
@@ -117,6 +143,12 @@ class Router:
             name = f"layer{k}" if heaviest is None else path_of(heaviest.target).replace(".", "_")
             names.append(name if name not in names else f"{name}_{k}")
         return names
+
+
+def _is_below(name: str, paths: set[str]) -> bool:
+    """Whether a parameter or buffer is one of the paths, or of a submodule that is."""
+    words = name.split(".")
+    return any(".".join(words[:count]) in paths for count in range(1, len(words) + 1))
 
 
 def _next(visits: set[int], layer: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import metadata
@@ -90,10 +91,29 @@ def cut_network(module: nn.Module, size: int) -> nn.Sequential:
 
     Raises:
         UnsupportedError: see :func:`gpipe_bench.models.chain.cut`.
+
+    Warns:
+        UserWarning: one layer holds more than half of the weights.
     """
     from gpipe_bench.models.chain import assemble
+    from gpipe_bench.models.pieces import heavy_layer
 
-    return assemble(_cut(_without_values(module), size), module)
+    pieces = _cut(_without_values(module), size)
+    if heavy := heavy_layer(pieces):
+        warnings.warn(f"{type(module).__name__}: {heavy}", stacklevel=2)
+    return assemble(pieces, module)
+
+
+def heavy_layer_of(name: str, values: Values) -> str | None:
+    """What to know of a model in which one layer holds more than half of the weights; None for another one.
+
+    Args:
+        name: of any model of the suite.
+        values: complete arguments of it.
+    """
+    from gpipe_bench.models.pieces import heavy_layer
+
+    return heavy_layer(_pieces(name, tuple(values.items()))) if is_vision(name) else None
 
 
 def _without_values(module: nn.Module) -> nn.Module:

@@ -1,15 +1,54 @@
-"""Loads torchvision and timm on first use, and says what to install where they are absent."""
+"""Loads torchvision and timm on first use, also a torchvision whose compiled library does not load.
+
+Torchvision from PyPI is built for CUDA. Beside a PyTorch for the CPU its compiled library does not load, and the import
+ends with "operator torchvision::nms does not exist": the library did not declare the operators that torchvision
+registers shape functions for. No classification network calls these operators, so a declaration is enough.
+
+Torchvision first tries to load the library, then imports the module with the shape functions. In between
+:func:`mend_torchvision` declares the operators, if the library has not: it can no longer declare them itself.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
-import importlib.util
-from typing import Any
+import sys
+from importlib.abc import MetaPathFinder
+from typing import Any, Final
 
 from gpipe_bench.errors import ConfigError
 
-_KEPT: list[Any] = []  # A library's declarations last as long as the object.
+_LOADS_LIBRARY: Final = "torchvision.extension"
+_REGISTERS_SHAPES: Final = "torchvision._meta_registrations"
+_SCHEMAS: Final = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_kept: list[Any] = []  # Declarations last as long as their object.
+
+
+def mend_torchvision() -> None:
+    """Let every later ``import torchvision`` in this process succeed, whoever writes it; imports nothing itself."""
+    if not any(isinstance(finder, _Mender) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Mender())
+
+
+class _Mender(MetaPathFinder):
+    """Finds no module: it is asked for each one before it is imported."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG002 - Python's
+        if fullname == _REGISTERS_SHAPES and _LOADS_LIBRARY in sys.modules:
+            _declare_operators()
+
+
+def _declare_operators() -> None:
+    import torch
+
+    if hasattr(torch.ops.torchvision, "nms"):
+        return
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]  # PyTorch's
+    for schema in _SCHEMAS:
+        library.define(schema)  # type: ignore[no-untyped-call]  # PyTorch's
+    _kept.append(library)
 
 
 def load_torchvision() -> Any:
@@ -18,7 +57,6 @@ def load_torchvision() -> Any:
     Raises:
         ConfigError: torchvision is not installed.
     """
-    _declare_operators()
     return _load("torchvision.models", "torchvision")
 
 
@@ -26,13 +64,14 @@ def load_timm() -> Any:
     """The module ``timm``, which loads torchvision.
 
     Raises:
-        ConfigError: timm is not installed.
+        ConfigError: timm or torchvision is not installed.
     """
     load_torchvision()
     return _load("timm", "timm")
 
 
 def _load(module: str, package: str) -> Any:
+    mend_torchvision()
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -40,43 +79,3 @@ def _load(module: str, package: str) -> Any:
             raise
         extra = "pip install 'gpipe-bench[models]'"
         raise ConfigError([f"{package} must be installed for its models, got no such package; {extra}"]) from error
-
-
-def _declare_operators() -> None:
-    """Declare the operators that a torchvision without its compiled library fails for at import.
-
-    Torchvision from PyPI is built for CUDA. Beside a PyTorch for the CPU its library does not load, and the import ends
-    with "operator torchvision::nms does not exist", since shape functions are registered for operators that nobody
-    declared. No classification network calls them, so a declaration is enough. Where the library loads, nothing is
-    done here; a declaration that comes before the library's own would be refused there.
-    """
-    import torch
-
-    if _KEPT or importlib.util.find_spec("torchvision") is None or _compiled_library_loads():
-        return
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]  # PyTorch's
-    for schema in (
-        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    ):
-        library.define(schema)  # type: ignore[no-untyped-call]  # PyTorch's
-    _KEPT.append(library)
-
-
-def _compiled_library_loads() -> bool:
-    """Whether torchvision's operators can be had: as its own import does, by loading its library."""
-    import torch
-
-    if hasattr(torch.ops.torchvision, "nms"):
-        return True
-    spec = importlib.util.find_spec("torchvision")
-    assert spec is not None  # noqa: S101 - the caller has found it
-    for folder in spec.submodule_search_locations or ():
-        found = importlib.machinery.PathFinder.find_spec("_C", [folder])
-        if found is not None and found.origin is not None:
-            try:
-                torch.ops.load_library(found.origin)  # type: ignore[no-untyped-call]  # PyTorch's
-            except OSError:
-                return False
-            return hasattr(torch.ops.torchvision, "nms")
-    return False

@@ -5,6 +5,9 @@
 #                                       is there already
 #   scripts/setup.sh --next             say how to run what was installed
 #
+# TORCH=2.14.1 makes .venv-torch-2.14.1 instead: with that PyTorch, the torchvision that pip finds for it, and what the
+# locks pin for everything else.
+#
 # A larger layer stays when a smaller one is asked for. Safe to interrupt and to run again:
 #   .venv/.complete    written last; the layer, and a digest of all that it was made from and where it stands
 #   .venv/.unfinished  there while an installation runs; found later, the environment is made anew, since an
@@ -13,7 +16,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 layers=(run workflow models dev)
-venv=$PWD/.venv
+torch=${TORCH:-}
+name=.venv${torch:+-torch-$torch}
+venv=$PWD/$name
 complete=$venv/.complete
 unfinished=$venv/.unfinished
 digest="$(cat requirements/{run,workflow,models,dev}.lock pyproject.toml scripts/setup.sh | cksum) $PWD"
@@ -21,7 +26,7 @@ step="start"
 
 say_next() {
   if [ "${VIRTUAL_ENV:-}" != "$venv" ]; then
-    printf 'Next, once in every terminal: source .venv/bin/activate\n'
+    printf 'Next, once in every terminal: source %s/bin/activate\n' "$name"
   fi
   printf 'Then: snakemake --cores 1 TARGET (docs/workflow.md lists the targets), or gpipe-bench --help\n'
 }
@@ -41,6 +46,21 @@ rank() {
 usable() {
   "$venv/bin/python" -c 'import pip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null \
     && grep -qsF "$venv/bin/python" "$venv/bin/pip"
+}
+
+# The file of what to install for a layer: its lock; with TORCH, the pins of all its locks, changed.
+requirements() {
+  if [ -z "$torch" ]; then
+    echo "requirements/$1.lock"
+    return
+  fi
+  local range below
+  # Without a lower end pip takes a torchvision that is so old that it asks for no PyTorch.
+  range=$(grep -o 'torchvision>=[^"]*' pyproject.toml)
+  for below in "${layers[@]:0:$(rank "$1")+1}"; do
+    sed -E "/^(#|--)/d; s/^torch==.*/torch==$torch/; s/^torchvision==.*/$range/" "requirements/$below.lock"
+  done > "$venv/requirements.txt"
+  echo "$venv/requirements.txt"
 }
 
 say() {
@@ -80,7 +100,7 @@ if [ "$(rank "$installed")" -gt "$(rank "$layer")" ]; then
 fi
 if [ "$installed" = "$layer" ] && [ "$made_from" = "$digest" ]; then
   if ! "$quiet"; then
-    echo "set-up: .venv has the layer $layer, nothing to do"
+    echo "set-up: $name has the layer $layer, nothing to do"
     say_next
   fi
   exit 0
@@ -89,7 +109,7 @@ trap report EXIT
 trap 'step="$step, interrupted"; exit 130' INT TERM
 
 if [ -d "$venv" ] && { [ -e "$unfinished" ] || ! usable; }; then
-  say "remove a .venv that was left unfinished or does not run here"
+  say "remove a $name that was left unfinished or does not run here"
   # The mark goes last: an interrupted removal must not leave what looks whole.
   touch "$unfinished"
   rm -rf "$venv"/[!.]*
@@ -98,7 +118,7 @@ fi
 if [ ! -d "$venv" ]; then
   step="find Python"
   python=$(scripts/find_python.sh)
-  say "make .venv with $("$python" --version) at $python"
+  say "make $name with $("$python" --version) at $python"
   mkdir "$venv"
   touch "$unfinished"
   "$python" -m venv "$venv"
@@ -106,7 +126,7 @@ fi
 
 rm -f "$complete"
 touch "$unfinished"
-lock=requirements/$layer.lock
+lock=$(requirements "$layer")
 say "install what $lock pins, and the layers below it (minutes the first time)"
 "$venv/bin/python" -m pip install --disable-pip-version-check --requirement "$lock"
 say "install this checkout in editable form"
@@ -122,6 +142,6 @@ say "compile the C code of the package"
 "$venv/bin/python" -m gpipe_bench.native || true
 rm -f "$unfinished"
 printf '%s %s' "$layer" "$digest" > "$complete"
-printf '\n== set-up: done, .venv has the layer %s\n' "$layer"
+printf '\n== set-up: done, %s has the layer %s\n' "$name" "$layer"
 say_next
 echo

@@ -7,7 +7,6 @@ takes no memory, so a model that is too large for any device can be balanced.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +138,7 @@ class _Births(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves 
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self._born: list[weakref.ref[torch.UntypedStorage]] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         # A view or a change in place gives the storage of an argument, which is not new.
         known = [*_storages(args), *_storages(kwargs)]

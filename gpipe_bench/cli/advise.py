@@ -9,7 +9,7 @@ import typer
 
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.cli.options import Processes, settings_of, stem, tell_loss
+from gpipe_bench.cli.options import Processes, settings_of, stem, tell_layers, tell_loss
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.files import check_writable
 
@@ -50,6 +50,7 @@ def advise(
         raise typer.BadParameter("--figure is drawn from a table and needs --rows")
     if rows is not None:
         check_writable(rows)
+    tell_layers(request.model, request.model_args)
     tell_loss(request.model)
     from gpipe_bench.bench.advice.advice import advise as find
 

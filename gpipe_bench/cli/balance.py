@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.cli.options import complete, named, number, running, tell_microbatches
+from gpipe_bench.cli.options import complete, named, number, running, tell_layers, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
@@ -63,6 +63,7 @@ def balance(
     else:
         options |= {"device": device, "timeout": timeout}
     cell = SimulatedCell.model_construct(batch_size=batch_size, chunks=chunks)
+    tell_layers(model, model_args)
     tell_microbatches([cell])
     with progress(f"finding the cost of {layers} layers by {by}"):
         costs = _costs(model, model_args, by, batch_size=batch_size, chunks=chunks, options=options)

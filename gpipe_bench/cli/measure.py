@@ -18,6 +18,7 @@ from gpipe_bench.cli.options import (
     running,
     settings_of,
     tell,
+    tell_layers,
     tell_loss,
     tell_microbatches,
 )
@@ -109,6 +110,7 @@ def _cell(given: dict[str, Any]) -> Cell:
 
 def _tell(cell: Cell, repeat: int, repeats: int) -> None:
     """Say which wishes were changed."""
+    tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
     tell_microbatches([cell])
     if repeats and repeat:

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.own import is_own, uses_default_loss
-from gpipe_bench.models.table import MODELS
+from gpipe_bench.models.table import MODELS, parse_arguments
+from gpipe_bench.models.vision import heavy_layer_of
 from gpipe_bench.processes import PROCESSES
 
 if TYPE_CHECKING:
@@ -151,6 +152,12 @@ def tell_microbatches(cells: Iterable[PipelineSettings]) -> None:
         why = f"the batch has {batch_size} sample{'s' * (batch_size > 1)}"
         why += "" if size == 1 else f" and the micro-batches {size} each"
         tell(f"chunks: {chunks} asked for, {used} used, since {why}")
+
+
+def tell_layers(model: str, model_args: str) -> None:
+    """Say on stderr which layer of a network that was cut holds most of the weights, if one does."""
+    if heavy := heavy_layer_of(model, parse_arguments(model, model_args)):
+        tell(f"{model}: {heavy}")
 
 
 def tell_loss(model: str) -> None:

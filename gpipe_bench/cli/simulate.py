@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gpipe_bench.bench.spec.settings import AUTO
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.tables import configurations_beside
-from gpipe_bench.cli.options import named, order_of, settings_of, tell_loss, tell_microbatches
+from gpipe_bench.cli.options import named, order_of, settings_of, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import check_writable, write_files
 from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.rows import Row
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.tables import csv_text
 
 if TYPE_CHECKING:
@@ -32,8 +34,12 @@ def simulate(
         str, typer.Option(help="Its arguments, 'key=value' joined by ';'; published ones else.")
     ] = "",
     batch_size: Annotated[int, _setting("batch_size")] = 128,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Devices.  [default: those of --balance, else one]", show_default=False)
+    ] = None,
     balance: Annotated[
-        str, typer.Option(help="Layers per partition, joined by '-'; one device each.  [default: all on one device]")
+        str,
+        typer.Option(help="Layers per partition, joined by '-'.  [default: even in simulated time on --devices]"),
     ] = "",
     chunks: Annotated[int, _setting("chunks")] = 8,
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
@@ -57,11 +63,15 @@ def simulate(
     row says how much which device needs, and the exit status is 0.
     """
     given = {name: value for name, value in locals().items() if name in SimulatedCell.model_fields}
-    layers = balance or str(_layers(model, model_args))
-    given |= {"variant": components, "balance": layers, "partitions": len(layers.split("-"))}
-    given |= order_of(backward, schedule)
-    names = {"variant": "--components", "partitions": "--balance"}
+    given |= {"variant": components, **order_of(backward, schedule)}
+    if devices is None:
+        layers = balance or str(_layers(model, model_args))
+        given |= {"balance": layers, "partitions": len(layers.split("-"))}
+    else:
+        given |= _on_devices(devices, balance, schedule)
+    names = {"variant": "--components", "partitions": "--balance" if devices is None else "partitions on --devices"}
     cell = validated(SimulatedCell, given, lambda path: names.get(path[0], f"--{path[0].replace('_', '-')}"))
+    tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
     for path in filter(None, (trace, rows)):
         check_writable(path)
@@ -75,6 +85,21 @@ def simulate(
     # Published runs trained in float32.
     print_simulation(result, published_for([result.row]) if cell.precision == "float32" else [])
     _write(result, trace, rows)
+
+
+def _on_devices(devices: int, balance: str, schedule: str | None) -> dict[str, Any]:
+    """Partitions for so many devices, and a balance that has as many, or is found.
+
+    Raises:
+        ConfigError: ``balance`` is one for other devices.
+    """
+    partitions = devices * (2 if schedule in TWO_PER_DEVICE else 1)
+    sizes = balance.split("-")
+    if balance not in ("", AUTO) and len(sizes) != partitions:
+        rule = f"--balance must have {partitions} entries for --devices {devices}"
+        rule += f" and --schedule {schedule}" if partitions > devices else ""
+        raise ConfigError([f"{rule}, got {len(sizes)} in {balance}; change it, or leave one of them out"])
+    return {"partitions": partitions, "balance": balance or AUTO}
 
 
 def _layers(model: str, model_args: str) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch.utils.cpp_extension import include_paths, library_paths
 
 from gpipe_bench.cache import cache_folder
 from gpipe_bench.errors import CompilerError
@@ -15,6 +14,8 @@ from gpipe_bench.native.build import compile_into, digest
 from gpipe_bench.native.compiler import find_cxx_compiler, identity
 
 _SOURCES: Final = Path(__file__).parent / "csrc"
+# Where torch.utils.cpp_extension finds them, too, which writes about CUDA to stderr when it is imported.
+_TORCH: Final = Path(torch.__file__).parent
 # PyTorch's headers warn; more optimisation takes longer than it saves.
 _FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w")
 _NO_COMPILER: Final = "a C++ compiler must be in PATH (c++, g++ or clang++; or name one in CXX), got none; install one"
@@ -49,13 +50,12 @@ def built() -> Path:
 
 
 def _arguments() -> list[str]:
-    libraries = library_paths()
     return [
         *_FLAGS,
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        *(f"-I{path}" for path in include_paths()),
+        f"-I{_TORCH / 'include'}",
         str(_SOURCES / "backend.cpp"),
-        *(f"-L{path}" for path in libraries),
-        *(f"-Wl,-rpath,{path}" for path in libraries),
+        f"-L{_TORCH / 'lib'}",
+        f"-Wl,-rpath,{_TORCH / 'lib'}",
         *("-lc10", "-ltorch", "-ltorch_cpu"),
     ]

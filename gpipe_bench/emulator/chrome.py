@@ -1,4 +1,4 @@
-"""A replayed trace as a Chrome trace: a process per device, a thread per stream, a slice per kernel or copy."""
+"""A replayed trace as a Chrome trace: a group per device, a track per stream, a slice per kernel or copy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from gpipe_bench.emulator.replay.run import Replayed
 from gpipe_bench.emulator.trace import Record
 from gpipe_bench.emulator.use import started_ns
+from gpipe_bench.perfetto import Slice, perfetto_trace
 
 _NS_PER_US = 1000
 
@@ -20,35 +21,30 @@ def chrome_trace(records: Sequence[Record], replayed: Replayed, metadata: Mappin
         replayed: when they ran.
         metadata: plain facts that are shown with the trace.
     """
-    streams = sorted({record.queue for record in records if record.kind in ("kernel", "copy")})
-    rows = [_name("process", f"device {device}", device) for device in sorted({device for device, _ in streams})]
-    rows += [_name("thread", _stream(stream), device, stream) for device, stream in streams]
-    for record, begin, end, issued in zip(records, replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True):
-        if record.kind in ("kernel", "copy"):
-            rows.append(_slice(record, started_ns(record, begin, end), end, issued))
-    title = {"title": "emulated", "evidence": "emulated", **metadata}
-    return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": title}
+    times = zip(records, replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True)
+    streams = {record.queue for record in records if record.kind in ("kernel", "copy")}
+    return perfetto_trace(
+        (_slice(record, *own) for record, *own in times if record.kind in ("kernel", "copy")),
+        processes={device: f"device {device}" for device in sorted({device for device, _ in streams})},
+        tracks=[_stream(stream) for stream in sorted({stream for _, stream in streams})],
+        facts={"title": "emulated", "evidence": "emulated", **metadata},
+    )
 
 
 def _stream(number: int) -> str:
     return f"stream {number}" if number else "default stream"
 
 
-def _name(what: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:
-    return {"ph": "M", "name": f"{what}_name", "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _slice(record: Record, begin: int, end: int, issued: int) -> dict[str, Any]:
+def _slice(record: Record, begin: int, end: int, issued: int) -> Slice:
     facts = {"issue_us": issued / _NS_PER_US, "host_thread": record.thread}
     if record.kind == "copy":
         facts |= {"bytes": record.nbytes, "to_device": record.peer}
-    return {
-        "ph": "X",
-        "name": record.name,
-        "cat": record.kind,
-        "pid": record.device,
-        "tid": record.stream,
-        "ts": begin / _NS_PER_US,
-        "dur": (end - begin) / _NS_PER_US,
-        "args": facts,
-    }
+    return Slice(
+        process=record.device,
+        track=_stream(record.stream),
+        name=record.name,
+        category=record.kind,
+        start_us=started_ns(record, begin, end) / _NS_PER_US,
+        end_us=end / _NS_PER_US,
+        facts=facts,
+    )

@@ -106,7 +106,7 @@ def emulate(
         components: which components of the engine are on; default: all.
         schedule: the name of a schedule; None: the paper's executor, with autograd's backward pass.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
-        optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
+        optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile; one per process.
         devices: number of each device of the schedule; empty: 0, 1, and so on.
         sample: with an ``nn.Sequential``, a tensor of shape (samples, ...) as it takes them.

@@ -31,6 +31,7 @@ from gpipe_bench.emulator.replay.run import Replayed, replay
 from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import Record, Trace, mark, recording
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.vision_packages import mend_torchvision
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile
 
 _OWN: Final = str(Path(__file__).parent)
@@ -99,6 +100,7 @@ def run_script(
 
 def _run(script: Path, arguments: Sequence[str]) -> None:
     """Run a script as ``python SCRIPT ARGUMENTS`` does."""
+    mend_torchvision()
     before, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))

@@ -13,7 +13,7 @@ and numbers. Random numbers are not drawn. Two things need values:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -65,16 +65,10 @@ def price_by(profile: Profile) -> None:
 class _Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
     """Sees one operator with meta tensors, gives its results, and tells the devices its cost."""
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
-                return _asked(func, args, kwargs or {})
+                return _asked(func, args, kwargs)
         except Exception as error:  # noqa: BLE001 - raised again by the devices: Python must not see it on the way
             unsupported = isinstance(error, NotImplementedError)
             backend().vd_refuse(_reason(func, error).encode(), unsupported)

@@ -84,7 +84,7 @@ class Plan:
         components: of the engine.
         schedule: its name; None: the paper's executor.
         transfer: ``direct`` or ``host``.
-        optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
+        optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
     """
 
     balance: Sequence[int]
@@ -142,7 +142,7 @@ class Training:
         if self._whole:
             self._backward(self.pipe(self._inputs))
         else:
-            self.pipe.step(self._inputs, self._target, self._scalar)
+            self.pipe.step(self._inputs, self._target, self._scalar, reduction="mean")
         if self._optimizer is not None:
             self._optimizer.step()
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 _ONE_ROW = "Expected more than 1 value per channel when training"
 _SELECTIVE = "region computed under selective activation checkpoint"
-_OTHER_SHAPE = "Mismatch in shape: grad_output"
+# The second one is raised by the node with which a cell of the runtime begins its backward pass.
+_OTHER_SHAPE = ("Mismatch in shape: grad_output", "Function _HandOverBackward returned an invalid gradient")
 
 
 def advise(error: BaseException, m: int, rows: tuple[int, int]) -> None:
@@ -30,7 +31,7 @@ def advise(error: BaseException, m: int, rows: tuple[int, int]) -> None:
             "Selective activation checkpointing must run backward once, got a schedule that splits the backward pass "
             "into I and W; use one that does not, such as '1f1b', or let the pipeline checkpoint the layer."
         )
-    if _OTHER_SHAPE in text:
+    if any(begin in text for begin in _OTHER_SHAPE):
         notes.append(
             "A checkpointed layer must give the same when it runs again, got another shape in the recomputation; draw "
             "random numbers from torch, hand on jagged tensors as values and offsets, or use checkpoint='never'."

@@ -14,7 +14,15 @@ from torch import Tensor
 from gpipe_bench.components import Components
 from gpipe_bench.engine.advice import advise
 from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.microbatch import MicroBatch, Values, aliased_values, separated, versions
+from gpipe_bench.engine.microbatch import (
+    MicroBatch,
+    Values,
+    aliased_values,
+    can_have_gradient,
+    needs_gradient,
+    separated,
+    versions,
+)
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import Batch, Draws
@@ -116,16 +124,40 @@ class Computation:
             keep = self.partition.j == 0 and self.partition.writes_inputs is not False
             return self._run("forward", flat, around, keep=keep)
 
-    def first_pass(self, flat: Values) -> Values:
-        """Run without a graph; :meth:`recompute` follows."""
+    def first_pass(self, flat: Values) -> tuple[Values, list[bool]]:
+        """Run without a graph; :meth:`recompute` follows.
+
+        Returns:
+            The outputs, and whether each counts as needing a gradient. As in ``torch.utils.checkpoint``, every output
+            that can have a gradient does, except an input that needs none and is handed on as it is.
+        """
+        needs: list[bool] = []
+
+        def run(layers: Callable[[Values], Values], inputs: Values) -> Values:
+            before = versions(inputs)
+            outputs = layers(inputs)
+            unchanged = [one == other for one, other in zip(before, versions(inputs), strict=True)]
+            frozen = [
+                value
+                for value, given, same in zip(inputs, flat, unchanged, strict=True)
+                if same and not needs_gradient(given)
+            ]
+            needs.extend(can_have_gradient(each) and all(each is not value for value in frozen) for each in outputs)
+            return outputs
+
         with use_stream(self.stream), self._batch.execution.applied(checkpointing=True), self._draws.first_pass():
-            return self._run("forward", flat, operator.call, keep=True)
+            return self._run("forward", flat, run, keep=True), needs
 
     def recompute(self, flat: Values, *, around: Around = operator.call) -> Values:
         """Run again with a graph, on the same inputs, with the same random numbers and modes; see :meth:`forward`."""
-        try:
+
+        def run() -> Values:
             with use_stream(self.stream), self._batch.execution.applied(recomputing=True), self._draws.replay():
                 return self._run("recompute", flat, around, keep=True)
+
+        try:
+            # A backward pass may run in a thread of autograd's own. A context can be entered once at a time.
+            return self._batch.execution.variables.copy().run(run)
         except KeyboardInterrupt as error:
             # A block that was interrupted while it was entered or left ends with its frames: now, within the backward
             # pass, not when the caller drops the traceback. It puts back modes of the backward pass.

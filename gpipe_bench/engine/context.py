@@ -1,4 +1,4 @@
-"""Thread-local state of a task: the caller's grad mode, inference mode and autocast, and what the task is for.
+"""Thread-local state of a task: the caller's modes and context variables, and what the task is for.
 
 A worker that did not inherit them would silently train in float32 under autocast, or build a graph under no_grad.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,23 +52,32 @@ def _entered(blocks: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionContext:
-    """A snapshot of the thread-local modes; ``autocast`` has (device type, enabled, dtype) of each type involved."""
+    """A snapshot of thread-local state.
+
+    Attributes:
+        grad: whether grad mode is on.
+        inference: whether inference mode is on.
+        autocast: (device type, enabled, dtype) of each type involved.
+        cache: whether autocast keeps casts.
+        variables: the values of ``contextvars``, among them the settings of ``torch.compile``.
+    """
 
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     cache: bool
+    variables: Context
 
     @classmethod
     def capture(cls, devices: Sequence[torch.device]) -> ExecutionContext:
-        """The modes of the calling thread, for work on ``devices``."""
+        """The state of the calling thread, for work on ``devices``."""
         autocast = tuple(
             (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
             for name in sorted({"cpu", *(device.type for device in devices)})
             if torch.amp.autocast_mode.is_autocast_available(name)
         )
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        return cls(grad, inference, autocast, torch.is_autocast_cache_enabled())
+        return cls(grad, inference, autocast, torch.is_autocast_cache_enabled(), copy_context())
 
     @contextmanager
     def applied(self, *, checkpointing: bool = False, recomputing: bool = False) -> Iterator[None]:

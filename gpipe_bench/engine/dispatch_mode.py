@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
 # Private in name only: PyTorch's notes on extending it have the class under this name (pytorch#110073).
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
-    """A mode that does not load the machinery of ``torch.compile``."""
+    """A mode that does not load the machinery of ``torch.compile``.
+
+    A higher-order operator, such as ``torch.cond`` or ``flex_attention``, is no operator to :meth:`run`: the functions
+    that it is given run in the mode, so all operators in them do.
+    """
+
+    supports_higher_order_operators = True
+
+    @abstractmethod
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, outside of the mode."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called by PyTorch for each operator, outside of the mode."""
+        if isinstance(func, HigherOrderOperator):
+            return func(*tree_map(self._inside, args), **tree_map(self._inside, kwargs or {}))
+        return self.run(func, args, kwargs or {})
+
+    def _inside(self, value: Any) -> Any:
+        """A function that runs in the mode; anything else as it is."""
+        if isinstance(value, Tensor | type) or not callable(value):
+            return value
+        function: Callable[..., Any] = value
+
+        def run_inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return run_inside
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

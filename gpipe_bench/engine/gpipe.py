@@ -14,6 +14,7 @@ from torch import Tensor
 from gpipe_bench.engine.gathering import check_shapes, other_forms
 from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
+from gpipe_bench.engine.runtime.reduction import Reduction
 
 
 class GPipe(Pipeline):
@@ -100,6 +101,7 @@ class GPipe(Pipeline):
         loss: Callable[[Any, Any], Tensor],
         *,
         return_output: bool = False,
+        reduction: Reduction = None,
     ) -> Any:
         """Run one batch forward and backward; gradients are added to those of the parameters.
 
@@ -108,11 +110,17 @@ class GPipe(Pipeline):
 
         Args:
             input: as for :meth:`forward`.
-            target: a tensor of shape (batch size, ...) on ``devices[-1]``, or a tuple, list or dict of such tensors.
-            loss: gives the mean over a micro-batch, one number, of (output, target). Micro-batches are weighted by
-                their sizes, so gradients and loss are those of the mean over the batch. The paper's executor calls it
-                once, with the whole batch.
+            target: a tensor of shape (batch size, ...) on ``devices[-1]``, a list with an item per sample, or a tuple,
+                list or dict of these. Everything else in it goes to each micro-batch.
+            loss: gives one number from (output, target). The paper's executor calls it once, with the whole batch; a
+                schedule calls it with each micro-batch.
             return_output: whether to return the output, too.
+            reduction: how ``loss`` reduces a batch, so that a schedule gives the loss and gradients of the whole
+                batch. ``mean``: over samples; micro-batches are weighted by their sizes. ``sum``: their losses are
+                added. A function: gives the weight of a micro-batch in the mean from its target, a number, as in
+                ``lambda target: int((target != 0).sum())``; micro-batches of weight 0 are left out. Default: known
+                for the losses of ``torch.nn`` and ``torch.nn.functional``; any other loss counts as ``mean``, and a
+                :class:`gpipe_bench.errors.ReductionWarning` says so.
 
         Returns:
             The loss, a tensor without dimensions and without a graph, on ``devices[-1]``; or (loss, output). Where grad
@@ -120,13 +128,15 @@ class GPipe(Pipeline):
 
         Raises:
             TypeError: as for :meth:`forward`, or ``loss`` does not give one number.
-            ValueError: as for :meth:`forward`, or ``target`` has another batch size or, with a schedule, a graph.
+            ValueError: as for :meth:`forward`, or ``target`` has another batch size or, with a schedule, a graph; or
+                ``reduction`` has a wrong value.
             Exception: a layer or ``loss`` raised it. Gradients of the micro-batches before may have been added by
                 then: call ``pipe.zero_grad()`` before the next batch.
         """
         microbatches = self._scattered(input)
         sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
-        return self._step(microbatches, sizes, target, loss, gather, return_output=return_output)
+        options: Any = {"return_output": return_output, "reduction": reduction}
+        return self._step(microbatches, sizes, target, loss, gather, **options)
 
     def _scattered(self, value: Any) -> list[MicroBatch]:
         self._settle()

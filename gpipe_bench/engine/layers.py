@@ -225,10 +225,7 @@ class Layers(nn.Module):
                 return
             verify_skippables(module)
             self._arrange(module)
-            before = self._places
             self._prepare()
-            for now, old in zip(self._places, before, strict=True):
-                now.own_stream, now.copying = old.own_stream, old.copying
 
     def _prepare(self) -> None:
         """Everything that belongs to this process and cannot be copied or pickled."""

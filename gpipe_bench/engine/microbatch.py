@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import combinations
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -59,22 +60,26 @@ def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
     return tuple(leaves), structure
 
 
-def _hides_tensors(value: Any, depth: int = 4) -> bool:
-    """Whether an object has tensors in its attributes or, as a container, its items; modules are left alone."""
-    if isinstance(value, Tensor):
-        return True
-    if depth == 0 or value is None or isinstance(value, (bool, int, float, complex, str, bytes, type, nn.Module)):
-        return False
-    items: list[Any] = []
-    if isinstance(value, Mapping):
-        items += value.values()
-    elif isinstance(value, (list, tuple, AbstractSet)):
-        items += value
-    items += getattr(value, "__dict__", {}).values()
-    for kind in type(value).__mro__:
-        slots = getattr(kind, "__slots__", ())
-        items += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
-    return any(_hides_tensors(item, depth - 1) for item in items)
+def _hides_tensors(value: Any) -> bool:
+    """Whether an object leads to tensors by attributes or, as a container, by items; modules are left alone."""
+    seen: dict[int, Any] = {}
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, Tensor):
+            return True
+        if id(each) in seen or isinstance(each, (bool, int, float, complex, str, bytes, type, nn.Module, ModuleType)):
+            continue
+        seen[id(each)] = each  # its id stays its own for as long
+        if isinstance(each, Mapping):
+            todo += each.values()
+        elif isinstance(each, (list, tuple, AbstractSet)):
+            todo += each
+        todo += getattr(each, "__dict__", {}).values()
+        for kind in type(each).__mro__:
+            slots = getattr(kind, "__slots__", ())
+            todo += [getattr(each, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
+    return False
 
 
 def differentiable(values: Sequence[Any]) -> list[int]:
@@ -92,10 +97,14 @@ def can_have_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def cut(values: Sequence[Any]) -> Values:
-    """``values`` as leaves, each of which requires a gradient if the value does."""
+def cut(values: Sequence[Any], needs_grad: Sequence[bool] | None = None) -> Values:
+    """``values`` as leaves, each of which requires a gradient as ``needs_grad`` says, or if the value does."""
+    needs_grad = [needs_gradient(value) for value in values] if needs_grad is None else needs_grad
     return tuple(
-        [value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in values]
+        [
+            value.detach().requires_grad_(needed) if isinstance(value, Tensor) else value
+            for value, needed in zip(values, needs_grad, strict=True)
+        ]
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from traceback import walk_stack
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from gpipe_bench.engine.microbatch import MicroBatch, Values, flatten
 from gpipe_bench.engine.sequential import Arguments, PipeSequential
-from gpipe_bench.engine.transfer import Endpoint, Stream, current_stream, has_streams, new_stream
+from gpipe_bench.engine.transfer import Endpoint, Stream, current_stream, has_streams, shared_stream
 from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.skippable import Skippable
@@ -36,7 +36,7 @@ class Partition:
         incoming: skips that a task takes in, in order.
         outgoing: skips that a task gives out, in order.
         has_skips: whether any layer stashes or pops.
-        copying: a copy stream per micro-batch, made when first needed and kept.
+        place: the number of partitions before it on its device.
         writes_inputs: whether its layers write to their inputs; None until a first task has shown it.
     """
 
@@ -49,7 +49,7 @@ class Partition:
     incoming: list[SkipKey]
     outgoing: list[SkipKey]
     has_skips: bool
-    copying: list[Stream] = field(default_factory=list)
+    place: int
     writes_inputs: bool | None = None
 
     def computing(self) -> Stream:
@@ -60,9 +60,9 @@ class Partition:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
         if not (copy_streams and has_streams(self.device)):
             return [Endpoint(self.device, computing, computing)] * m
-        while len(self.copying) < m:
-            self.copying.append(new_stream(self.device, copying=True))
-        return [Endpoint(self.device, copying, computing) for copying in self.copying[:m]]
+        numbers = range(self.place * m, self.place * m + m)
+        streams = [shared_stream(self.device, number, copying=True) for number in numbers]
+        return [Endpoint(self.device, copying, computing) for copying in streams]
 
     def compute(self, flat: Values, count: int, structure: TreeSpec | None) -> tuple[Values, TreeSpec | None]:
         """Run the layers on ``count`` values of a micro-batch, which the first layer sees so, and the incoming skips.
@@ -106,7 +106,7 @@ def place(
     for j, (layers, device) in enumerate(zip(partitions, devices, strict=True)):
         sharing = {row for row, other in zip(rows, devices, strict=True) if other == device}
         if transfer == "host" and len(sharing) > 1 and rows[j] not in own:
-            own[rows[j]] = new_stream(device)
+            own[rows[j]] = shared_stream(device, sorted(sharing).index(rows[j]))
         places.append(
             Partition(
                 j,
@@ -119,6 +119,7 @@ def place(
                 outgoing=layout.departures(j) if portals else layout.passing(j),
                 has_skips=bool(layout.passing(j) or layout.passing(j - 1))
                 or any(isinstance(layer, Skippable) for layer in layers.modules()),
+                place=list(devices[:j]).count(device),
             )
         )
     return places

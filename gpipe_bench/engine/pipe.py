@@ -21,6 +21,7 @@ from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_devi
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
 from gpipe_bench.engine.runtime.lists import ScheduleLike
+from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.engine.sequential import Arguments, PipeSequential, check_outermost
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.skip.trees import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
@@ -176,7 +177,14 @@ class Pipe(Pipeline):
         return LocalValue(self._forward(microbatches, gather_values))
 
     def step(
-        self, inputs: Any, target: Any, loss: Callable[..., Tensor], *, return_output: bool = False, **kwargs: Any
+        self,
+        inputs: Any,
+        target: Any,
+        loss: Callable[..., Tensor],
+        *,
+        return_output: bool = False,
+        reduction: Reduction = None,
+        **kwargs: Any,
     ) -> Any:
         """Run one batch forward and backward; gradients are added to those of the parameters.
 
@@ -185,6 +193,7 @@ class Pipe(Pipeline):
             target: as for :meth:`gpipe_bench.GPipe.step`.
             loss: as for :meth:`gpipe_bench.GPipe.step`.
             return_output: whether to return the output, too.
+            reduction: as for :meth:`gpipe_bench.GPipe.step`.
             kwargs: as for :meth:`forward`.
 
         Returns:
@@ -193,7 +202,8 @@ class Pipe(Pipeline):
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         microbatches = self._scattered(given, kwargs)
         sizes = split_sizes([*given, *kwargs.values()], self.chunks)
-        return self._step(microbatches, sizes, target, loss, gather_values, return_output=return_output)
+        options: Any = {"return_output": return_output, "reduction": reduction}
+        return self._step(microbatches, sizes, target, loss, gather_values, **options)
 
     def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:
         self._settle()

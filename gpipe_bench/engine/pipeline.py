@@ -29,6 +29,7 @@ from gpipe_bench.engine.replicas import active_replica, check_no_replica, check_
 from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
+from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.runtime.runtime import End, Runtime
 from gpipe_bench.engine.worker import Workers, in_fresh_thread, this_thread
 from gpipe_bench.errors import ScheduleError
@@ -73,6 +74,7 @@ class Pipeline(Layers):
         gather: Gather,
         *,
         return_output: bool,
+        reduction: Reduction,
     ) -> Any:
         """A training step: the loss of the batch, and its output if asked for. Empties ``microbatches``."""
         if not self.partitions:
@@ -95,9 +97,9 @@ class Pipeline(Layers):
         if plan.backward:
             check_target(target)
         lists = self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
+        loss, shares = reduced(loss, reduction, target, targets, sizes)
         entering = [value for microbatch in microbatches for value in microbatch.values]
         with self._entered(plan, microbatches) as batch:
-            shares = [size / sum(sizes) if sum(sizes) else 1 / plan.m for size in sizes]
             end = Losses(loss, targets, shares, batch.execution, batch.ends[-1][0].computing, keeps=return_output)
             runtime = self._runtime(batch, plan, microbatches, lists, end)
             microbatches.clear()

@@ -80,11 +80,8 @@ class Redirect(DispatchMode):
         super().__enter__()  # type: ignore[no-untyped-call]  # as above
         return self
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it is random, with the task's generator."""
-        kwargs = kwargs or {}
         if not _is_random(func):
             return func(*args, **kwargs)
         device = _device_of(args, kwargs)

@@ -52,11 +52,14 @@ def current_stream(device: torch.device) -> Stream:
     return torch.accelerator.current_stream(device) if has_streams(device) else None
 
 
-def new_stream(device: torch.device, *, copying: bool = False) -> Stream:
-    """A stream from PyTorch's pool for ``device``.
+@functools.cache
+def shared_stream(device: torch.device, number: int, *, copying: bool = False) -> Stream:  # noqa: ARG001 - the key
+    """A stream of ``device``, the same one for all pipelines of this process that ask for this number.
 
-    A pool has 32 streams for each priority, and more requests share them. Streams that copy have a priority, and so
-    a pool, of their own: a copy on the compute stream of some partition would stall it.
+    Pipelines that are made one after another take no new streams, since libraries keep memory for each stream that they
+    have worked on, such as the workspaces of cuBLAS. PyTorch has a pool of 32 streams for each priority, and more
+    requests share them. Streams that copy have a priority, and so a pool, of their own: a copy on the compute stream of
+    some partition would stall it.
     """
     if not has_streams(device):
         return None

@@ -12,6 +12,7 @@ import warnings
 from _thread import start_new_thread
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import sleep
@@ -37,7 +38,10 @@ this_thread = ThreadState()
 
 
 def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
-    """A fresh thread for ``job``, which is yet to be started; it works for what this thread works for."""
+    """A fresh thread for ``job``, which is yet to be started.
+
+    It works for what this thread works for, and finds the values of ``contextvars`` that this thread has now.
+    """
     locks = this_thread.locks
     if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - it has no public name; False in a profile of all threads
         _warn_of_profile()
@@ -49,7 +53,7 @@ def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
         torch.get_num_threads()
         job()
 
-    return threading.Thread(target=run, name=name, daemon=True)
+    return threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True)
 
 
 def _warn_of_profile() -> None:

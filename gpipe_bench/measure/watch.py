@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -32,10 +32,9 @@ class Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves th
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.owner = owner
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        results = func(*args, **(kwargs or {}))
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, and show its operands and results."""
+        results = func(*args, **kwargs)
         self.owner.account(list(tensors_in((args, kwargs))), list(tensors_in(results)))
         return results
 

@@ -82,7 +82,7 @@ def simulate(
             device. It orders all passes as ``pipe.step`` runs them, with a loss for each micro-batch, whatever
             ``backward`` is. None: as ``backward`` says; with ``autograd`` the paper's forward program comes first.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
-        optimizer: ``sgd``, ``momentum``, ``rmsprop`` or ``adam``; None for no update.
+        optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile.
         devices: number of each partition's device; empty for one device per partition.
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them, on any device.

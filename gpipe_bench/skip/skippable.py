@@ -12,18 +12,18 @@
             residual = yield pop("residual")
             return x + residual
 
-torchgpipe (arXiv 2004.09910, section 3.3) introduced this interface. As with ``dataclass``, the decorated class stays
-the same class, so names of parameters, checkpoints, pickling and ``super(Enter, self)`` work. A wrapper module would
-rename every parameter, and in a subclass ``super(Enter, self)`` would call itself for ever.
+torchgpipe (arXiv 2004.09910, section 3.3) introduced this interface. There a decorated layer is a module around the
+layer, which renames every parameter. Here the decorator derives a class from the layer's class, under the same name.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from types import GeneratorType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -33,6 +33,9 @@ from gpipe_bench.skip.tracker import current_tracker
 from gpipe_bench.skip.trees import tree_leaves
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_NAMES: Final = ("__module__", "__qualname__", "__doc__", "__firstlineno__")
+"""What a class is found by, in pickles and in sources."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +63,7 @@ class pop:  # noqa: N801 - reads as a statement: `tensor = yield pop(name)`
 
 
 class Skippable:
-    """Base class that :func:`skippable` adds to the class that it decorates.
+    """Base class of the classes that :func:`skippable` gives.
 
     Attributes:
         stashable_names: skips that the class declares as ``stash``.
@@ -182,17 +185,18 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
         pop: names of the skips that ``forward`` pops.
 
     Returns:
-        A decorator, which gives the class itself.
+        A decorator, which derives a new class from the one that it gets, with its name. The class that it gets stays as
+        it was, so that one class can be decorated several times, for skips of other names. Methods call ``super()``
+        without arguments: to ``super(Enter, self)``, ``Enter`` would be the new class.
 
     Raises:
-        TypeError: ``stash`` or ``pop`` is a string, or the class is one of PyTorch's.
+        TypeError: ``stash`` or ``pop`` is a string.
     """
     stashable, poppable = _names("stash", stash), _names("pop", pop)
 
     def decorate(module_cls: type[ModuleT]) -> type[ModuleT]:
-        if module_cls.__module__.startswith("torch."):
-            raise TypeError(f"skippable must decorate a class of yours, got {module_cls!r}; derive one from it first")
-        plain_forward: Callable[..., Any] = module_cls.forward
+        # Of a class that is decorated already, new names take the place of the old ones.
+        plain_forward: Callable[..., Any] = getattr(module_cls.forward, "undriven", module_cls.forward)
 
         @functools.wraps(plain_forward)
         def forward(self: Skippable, *args: Any, **kwargs: Any) -> Any:
@@ -202,11 +206,11 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
             self._check_complete(set(), set())
             return result
 
-        if not issubclass(module_cls, Skippable):
-            module_cls.__bases__ += (Skippable,)
-        for name, value in {"stashable_names": stashable, "poppable_names": poppable, "forward": forward}.items():
-            setattr(module_cls, name, value)
-        return module_cls
+        forward.undriven = plain_forward  # type: ignore[attr-defined]  # functions take attributes
+        bases = (module_cls,) if issubclass(module_cls, Skippable) else (module_cls, Skippable)
+        body = {name: vars(module_cls)[name] for name in _NAMES if name in vars(module_cls)}
+        body |= {"stashable_names": stashable, "poppable_names": poppable, "forward": forward}
+        return types.new_class(module_cls.__name__, bases, exec_body=lambda namespace: namespace.update(body))
 
     return decorate
 

@@ -56,3 +56,11 @@ def test_micro_batches_are_those_that_the_batch_gives(capsys):
     assert not status
     assert "; batch 8 in 8 micro-batches\n" in out
     assert err == "note: chunks: 1000 asked for, 8 used, since the batch has 8 samples\n"
+
+
+def test_a_layer_that_holds_most_of_the_weights_is_named(capsys):
+    arguments = ("--model", "torchvision/alexnet", "--model-args", "size=64", "--partitions", "2", "--by", "size")
+    status, _, err = call(capsys, *arguments)
+    assert not status
+    layer = "one of the 8 layers, classifier_1, holds 62 % of the weights"
+    assert err == f"note: torchvision/alexnet: {layer}; no balance can divide it\n"

@@ -44,7 +44,7 @@ COMPLETED = {
         *("dep-str-ptl", "dep-str-ptl-clk-x", "dep-str-ptl-x-rec", "dep-str-ptl-x-x"),
     ],
     ("simulate", "--profile", "p"): ["p100", "p40"],
-    ("simulate", "--optimizer", "a"): ["adam"],
+    ("simulate", "--optimizer", "a"): ["adam", "adamw"],
     ("balance", "--by", ""): ["time", "size", "simulation"],
     ("transparency", "run", ""): ["amoebanet", "unet"],
 }

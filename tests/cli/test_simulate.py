@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 
 import pytest
 
@@ -73,6 +74,37 @@ def test_other_settings_have_no_published_value(call):
 def test_without_a_balance_all_is_on_one_device(call):
     _, out, _ = call("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
     assert "1 partitions (29)" in out
+
+
+ARGS = ("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
+
+
+@pytest.mark.parametrize(("schedule", "partitions"), [((), 3), (("--schedule", "zb_v"), 6)])
+def test_for_devices_a_balance_is_found(call, schedule, partitions):
+    status, out, _ = call(*ARGS, "--devices", 3, *schedule)
+    assert status == 0
+    assert "simulated on 3 x cuda Tesla P40 (p40)" in out
+    (sizes,) = re.findall(rf"{partitions} partitions \(([0-9-]+)\)", out)
+    assert sum(map(int, sizes.split("-"))) == 29
+    assert call(*ARGS, "--balance", sizes, *schedule)[1] == out
+    assert call(*ARGS, "--devices", 3, "--balance", sizes, *schedule)[1] == out
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--balance", "14-15"), "--balance must have 3 entries for --devices 3, got 2 in 14-15; change it, or leave"),
+        (
+            ("--balance", "10-10-9", "--schedule", "interleaved"),
+            "--balance must have 6 entries for --devices 3 and --schedule interleaved, got 3 in 10-10-9; change it",
+        ),
+        (("--devices", 30), "partitions on --devices must be at most the 29 layers of unet, got 30; lower it"),
+    ],
+)
+def test_devices_that_do_not_fit(call, words, error):
+    status, _, err = call(*ARGS, "--devices", 3, *words)
+    assert status == 2
+    assert error in err
 
 
 def test_out_of_memory_is_a_result(call, tmp_path):

@@ -15,6 +15,8 @@ from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import Row
+from tests.models.test_vision_packages import ABSENT, write_torchvision
+from tests.overlaps import partial_overlaps
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "emulated" / "planted_race.py"
@@ -133,6 +135,7 @@ def test_a_timeline_for_perfetto(tmp_path):
     assert {row["pid"] for row in slices} == {0, 1}
     assert {"mm", "device_to_device"} <= {row["name"] for row in slices}
     assert trace["otherData"]["evidence"] == "emulated"
+    assert partial_overlaps(trace) == []
 
 
 BACKWARD = """
@@ -357,3 +360,16 @@ def test_the_timeline_does_not_overwrite_the_script(tmp_path):
     assert run.returncode == 2
     assert run.stderr.startswith("error: --trace must be another file than the script")
     assert path.read_text() == text
+
+
+def test_a_script_imports_a_torchvision_whose_library_does_not_load(tmp_path):
+    write_torchvision(tmp_path, ABSENT)
+    path = script(tmp_path)
+    path.write_text("import torchvision\n" + path.read_text())
+    run = emulate(path)
+    assert run.returncode == 0, run.stderr
+
+
+def test_what_writes_about_cuda_to_stderr_is_not_loaded(tmp_path):
+    run = emulate(script(tmp_path, end="import sys\nassert 'torch.utils.cpp_extension' not in sys.modules"))
+    assert run.returncode == 0, run.stderr

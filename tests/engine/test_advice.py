@@ -122,7 +122,7 @@ class Padded(nn.Module):
 def test_jagged_tensors_between_checkpointed_partitions(schedule):
     pipe = piped(GPipe, nn.Linear(4, 4), Jagged(), Padded(), chunks=2, checkpoint="always", schedule=schedule)
     loss = pipe(torch.rand(6, 3, 4)).sum()
-    (note,) = notes_of(RuntimeError, "Mismatch in shape", loss.backward)
+    (note,) = notes_of(RuntimeError, "shape", loss.backward)
     assert note == (
         "A checkpointed layer must give the same when it runs again, got another shape in the recomputation; draw "
         "random numbers from torch, hand on jagged tensors as values and offsets, or use checkpoint='never'."

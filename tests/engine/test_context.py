@@ -1,12 +1,14 @@
-"""Grad mode, inference mode and autocast of the calling thread hold in workers and recomputations."""
+"""Modes and context variables of the calling thread hold in workers and recomputations."""
 
 from __future__ import annotations
 
 import copy
+from contextvars import ContextVar
 
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config as compiler
 
 from gpipe_bench import Components, is_recomputing
 from gpipe_bench.engine.context import ExecutionContext
@@ -179,3 +181,45 @@ def test_the_cache_stays_off_where_the_caller_has_it_off():
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         on_cpu(nn.Sequential(Ask(), Ask()), [1, 1], chunks=2)(batch())
     assert seen == [False] * 4
+
+
+# --- context variables -----------------------------------------------------------------------------------------------
+
+setting = ContextVar("setting", default="of nobody")
+
+
+class Settings(nn.Module):
+    """Notes the values of two settings, first pass and recomputation apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.first, self.again = set(), set()
+
+    def forward(self, x):
+        (self.again if is_recomputing() else self.first).add((setting.get(), compiler.donated_buffer))
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("workers", ["always", "never"])
+def test_context_variables_reach_workers_and_recomputations(workers):
+    """Those of the forward pass, as the other modes; among them the settings of torch.compile."""
+    pipe = on_cpu(nn.Sequential(Settings(), Settings()), [1, 1], chunks=4, checkpoint="always", workers=workers)
+    before = setting.set("of the caller")
+    with compiler.patch(donated_buffer=False):
+        output = pipe(batch())
+    setting.reset(before)
+    output.sum().backward()
+    for layer in pipe:
+        assert layer.first == layer.again == {("of the caller", False)}
+
+
+def test_a_setting_of_a_layer_is_its_own():
+    class Sets(Settings):
+        def forward(self, x):
+            setting.set("of a layer")
+            return super().forward(x)
+
+    pipe = on_cpu(nn.Sequential(Sets(), Settings()), [1, 1], chunks=4, checkpoint="always", workers="always")
+    pipe(batch()).sum().backward()
+    assert setting.get() == "of nobody"

@@ -13,11 +13,13 @@ def test_streams_that_copy_come_from_a_pool_of_their_own(monkeypatch, copying, p
     asked = []
     monkeypatch.setattr(transfer, "has_streams", lambda device: True)
     monkeypatch.setattr(torch, "Stream", lambda device, *, priority: asked.append((device, priority)))
+    transfer.shared_stream.cache_clear()
     device = torch.device("cuda", 0)
-    transfer.new_stream(device, copying=copying)
+    transfer.shared_stream(device, 0, copying=copying)
     assert asked == [(device, priority)]
 
 
 def test_the_cpu_has_none():
     cpu = torch.device("cpu")
-    assert transfer.new_stream(cpu) is transfer.new_stream(cpu, copying=True) is transfer.current_stream(cpu) is None
+    assert transfer.shared_stream(cpu, 0) is transfer.shared_stream(cpu, 0, copying=True) is None
+    assert transfer.current_stream(cpu) is None

@@ -86,6 +86,7 @@ HIDING = {
     "list in an attribute": (lambda y: Hidden([y]), lambda hidden: hidden.tensor[0]),
     "slot": (Slotted, lambda hidden: hidden.tensor),
     "set": (lambda y: {y}, lambda hidden: next(iter(hidden))),
+    "far inside": (lambda y: Hidden([[[[[Hidden([y])]]]]]), lambda hidden: hidden.tensor[0][0][0][0][0].tensor[0]),
     "mapping": (lambda y: MappingProxyType({"y": y}), lambda hidden: hidden["y"]),
 }
 

@@ -37,6 +37,12 @@ def test_with_host_transfer_every_partition_computes_on_a_stream_of_its_own(devi
     assert len(set.union(*by_partition)) == N
 
 
+def test_pipelines_made_one_after_another_use_the_same_streams(device):
+    steps = [watched_step(device, transfer="host", checkpoint="always") for _ in range(20)]
+    used = [(streams(watch, compute=True), streams(watch, compute=False)) for watch in steps]
+    assert used == used[:1] * 20
+
+
 def test_copies_use_neither_compute_streams_nor_the_callers(device):
     watch = watched_step(device, transfer="host")
     copying = streams(watch, compute=False)

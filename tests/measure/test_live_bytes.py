@@ -384,8 +384,8 @@ def test_the_timeline_shows_that_each_task_of_the_backward_pass_frees_its_micro_
         if point.task.kind == "backward":
             j = point.task.partition
             held[j].append(round(point.live_bytes[j] / UNIT))
-    # Weights, their gradients, batch and the gradient of the sum are left.
-    assert round(sum(live.timeline[-1].live_bytes) / UNIT) == 2 * 8 + 3 + 1
+    # Weights, their gradients and the batch are left.
+    assert round(sum(live.timeline[-1].live_bytes) / UNIT) == 2 * 8 + 3
     # Without checkpoints a task frees three activations or more. With them the last partition frees what it recomputed,
     # and its input in exchange for the gradient that it sends on; the first one sends none, and frees its part of the
     # batch.

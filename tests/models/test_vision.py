@@ -257,6 +257,36 @@ def test_a_module_of_ones_own_is_cut_where_it_may_be() -> None:
     assert sum(any(".twice." in key for key in layer.state_dict(prefix="l.")) for layer in chain) == 1
 
 
+class Tied(nn.Module):
+    """Has two names for its first layer, and for the weight of its last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alias, self.second, self.last = (nn.Linear(4, 4) for _ in range(3))
+        self.first = self.alias
+        self.weight = self.last.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.first(x).relu()).relu())
+
+
+def test_a_parameter_of_several_names_is_in_one_layer() -> None:
+    module = Tied()
+    chain = chain_of(module, (2, 4))
+    assert len(chain) == 3
+    assert to_original(chain.state_dict()).keys() == module.state_dict().keys()
+    pipe = GPipe(chain, [1, 1, 1], devices=["cpu"] * 3, chunks=2)
+    x = torch.rand(4, 4)
+    torch.testing.assert_close(pipe(x), module(x))
+
+
+def test_a_layer_that_holds_most_of_the_weights_is_named() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 50), nn.Linear(50, 5))
+    warning = "^Sequential: one of the 3 layers, 2, holds 95 % of the weights; no balance can divide it$"
+    with pytest.warns(UserWarning, match=warning):
+        cut_network(network, 8)
+
+
 class Undecided(nn.Module):
     """A forward that depends on values."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.test_lock import packages_up_to
 from tests.project.tree import ROOT
 
 PYTHON = """\
@@ -65,6 +66,17 @@ def test_a_layer_is_added_to_what_is_there(checkout):
     assert set_up(checkout, "dev")[0] == ["install:dev", "project", "native"]
     assert (checkout / ".venv" / "left").exists()
     assert set_up(checkout, "workflow")[0] == []
+
+
+def test_another_pytorch_has_an_environment_of_its_own(checkout):
+    set_up(checkout)
+    calls, run = set_up(checkout, "--quiet", "models", TORCH="2.14.1")
+    assert calls == ["venv", "install:requirements.txt", "project", "native"]
+    assert "source .venv-torch-2.14.1/bin/activate" in run.stdout
+    asked = (checkout / ".venv-torch-2.14.1" / "requirements.txt").read_text().split()
+    assert {"torch==2.14.1", "torchvision>=0.26,<0.30", "timm==1.0.31"} < set(asked)
+    assert {line.partition("==")[0] for line in asked} >= packages_up_to("models") - {"torchvision"}
+    assert [set_up(checkout, "--quiet", "models", TORCH=torch)[0] for torch in ("", "2.14.1")] == [[], []]
 
 
 def test_a_larger_layer_that_is_there_is_kept_up_to_date(checkout):
@@ -167,6 +179,12 @@ def test_a_make_target_installs_what_it_needs_and_ends_with_what_to_do_next(targ
     )
     first, *_, last = run.stdout.splitlines()
     assert (first, last) == (f"scripts/setup.sh --quiet {layer}", "scripts/setup.sh --next")
+
+
+def test_the_checks_run_in_the_environment_of_the_pytorch_that_is_asked_for():
+    command = ["make", "--dry-run", "test", "TORCH=2.14.1", "CHECKS=mypy"]
+    shown = subprocess.check_output(command, cwd=ROOT, env={"PATH": os.environ["PATH"]}, text=True)
+    assert shown.splitlines()[1].endswith('/.venv-torch-2.14.1/bin:$PATH" python -m scripts.check mypy')
 
 
 def test_continuous_integration_starts_from_a_clean_environment(tmp_path):

@@ -18,7 +18,8 @@ def tracked_files() -> tuple[Path, ...]:
         paths = (ROOT / name for name in listed.stdout.split("\0") if name)
     else:
         hidden = {".venv", ".git", ".snakemake", "results", "figures", "logs", "__pycache__"}
-        paths = (path for path in ROOT.rglob("*") if not hidden.intersection(path.relative_to(ROOT).parts))
+        named = ((path, path.relative_to(ROOT).parts) for path in ROOT.rglob("*"))
+        paths = (path for path, parts in named if not hidden.intersection(part.split("-torch-")[0] for part in parts))
     return tuple(sorted(path for path in paths if path.is_file()))
 
 

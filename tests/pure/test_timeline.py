@@ -60,15 +60,28 @@ def test_a_process_per_partition_named_by_where_it_computes():
     assert sum(row["name"] == "process_name" for row in rows) == 2
 
 
-def test_a_thread_per_stream():
-    rows = trace(EVENTS)["traceEvents"]
-    assert named(rows, "thread") == {(0, 0): "compute", (1, 0): "compute", (1, 1): "copy"}
+def test_a_track_for_computation_and_for_each_kind_of_copy():
+    copies = [event(kind, 0, 1, 50.0, 51.0, stream="copy") for kind in COPY_KINDS]
+    rows = trace([*EVENTS, *copies])["traceEvents"]
+    assert named(rows, "thread") == {
+        (0, 0): "compute",
+        (1, 0): "compute",
+        (1, 1): "copies in",
+        (1, 2): "gradients out",
+        (1, 3): "skips in",
+        (1, 4): "skip gradients out",
+    }
 
 
 def test_a_copy_on_the_sender_s_compute_stream_does_not_overlap_what_the_receiver_computes():
     rows = trace([event("forward", 0, 1, 0.0, 10.0, device="cuda:1"), event("copy", 1, 1, 5.0, 15.0)])["traceEvents"]
-    assert named(rows, "thread") == {(1, 0): "compute", (1, 1): "copy on the compute stream"}
+    assert named(rows, "thread") == {(1, 0): "compute", (1, 1): "copies in (compute stream)"}
     assert [row["tid"] for row in rows if row["ph"] == "X"] == [0, 1]
+
+
+def test_copies_of_one_kind_that_overlap_are_on_two_tracks():
+    copies = [event("copy", i, 1, 5.0 + i, 7.0 + i, stream="copy") for i in range(2)]
+    assert named(trace(copies)["traceEvents"], "thread") == {(1, 0): "copies in", (1, 1): "copies in (2)"}
 
 
 def test_a_trace_carries_title_and_metadata_and_is_plain_json():

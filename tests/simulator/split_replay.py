@@ -12,7 +12,6 @@ import torch
 
 from gpipe_bench import GPipe
 from gpipe_bench.measure.live_bytes import LiveBytes
-from gpipe_bench.program import HANDED_OVER_BYTES
 from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import Action, check, named_schedule, with_recomputation
 from gpipe_bench.simulator.effects import without_scratch
@@ -93,8 +92,6 @@ class Replay:
     tables: dict[tuple[int, int], dict[int, Storage]] = field(default_factory=dict)
     # What was sent, by direction, micro-batch and partition or skip.
     boxes: dict[tuple[Any, ...], list[Storage | None]] = field(default_factory=dict)
-    # Tasks that got the only reference to their gradient.
-    handed: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def new(self, nbytes: int) -> Storage:
         self.live += nbytes
@@ -181,6 +178,10 @@ class Replay:
     def size(self, i: int) -> int:
         return self.work.microbatch_sizes[i]
 
+    def hands_over(self, i: int, j: int) -> bool:
+        """Whether a task gets the only reference to the gradient of its output."""
+        return self.work.needing_gradients(j, self.size(i)) == 1
+
     def again(self, i: int, j: int, work: TaskWork) -> None:
         table = self.tables[i, j]
         with self.observed(f"R{i},{j}"):
@@ -199,9 +200,8 @@ class Replay:
         grads = [*grads, *(self.boxes.pop(("skip back", i, k))[0] for k in self.skips(j, out=True))]
         given = {gradient_name(place): grad for place, grad in enumerate(grads) if grad is not None}
         table |= given
-        self.handed[i, j] = len(given) == 1 and all(grad.nbytes >= HANDED_OVER_BYTES for grad in given.values())
         with self.observed(f"I{i},{j}"):
-            self.ops(split.inputs_memory, table, () if self.handed[i, j] else given)
+            self.ops(split.inputs_memory, table, () if self.hands_over(i, j) else given)
         self.send_back(i, j, work, table)
         left = {op.block for op in split.weights_memory if op.kind not in {"alloc", "scratch"}}
         for name in [name for name in table if name not in left]:
@@ -223,7 +223,7 @@ class Replay:
         table = self.tables.pop((i, j))
         given = [name for name in table if name < -1 and name % 2]
         with self.observed(f"W{i},{j}"):
-            self.ops(work.split.weights_memory, table, () if self.handed[i, j] else given)
+            self.ops(work.split.weights_memory, table, () if self.hands_over(i, j) else given)
         assert not table
 
 

@@ -14,7 +14,9 @@ from tests.simulator.live import live_peaks
 from tests.simulator.support import examples
 from tests.simulator.test_live_models import Residual
 
-WIDTH, LENGTH, SAMPLES = 64, 3, 4
+WIDTH, LENGTH = 64, 3
+SAMPLES = (4, 88)
+"""Of a micro-batch, whose tensors then have 3 KiB or 66 KiB."""
 
 
 class Gate(nn.Module):
@@ -79,32 +81,38 @@ LAYERS = {
 
 
 @st.composite
-def models(draw):
-    """(names of layers after the first one, balance, micro-batches)."""
-    names = draw(st.lists(st.sampled_from(list(LAYERS)), min_size=2, max_size=8))
+def models(draw, least=2, without=()):
+    """(names of layers after the first one, balance, micro-batches, samples of each)."""
+    kinds = [name for name in LAYERS if name not in without]
+    names = draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=8))
     ends = sorted(draw(st.sets(st.integers(1, len(names)), max_size=3)))
     balance = [stop - start for start, stop in zip([0, *ends], [*ends, len(names) + 1], strict=True)]
-    return names, balance, draw(st.integers(2, 4))
+    return names, balance, draw(st.integers(least, 4)), draw(st.sampled_from(SAMPLES))
 
 
 @pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
 @pytest.mark.parametrize("checkpoint", MODES)
 @examples(25)
-@given(model=models(), components=st.sampled_from(list(Components.factorial())))
-def test_the_peak_is_that_of_the_engine(model, components, checkpoint, tokens):
-    names, balance, m = model
+@given(
+    model=models(),
+    components=st.sampled_from(list(Components.factorial())),
+    schedule=st.sampled_from([None, "gpipe", "1f1b", "zb_h1"]),
+)
+def test_the_peak_is_that_of_the_engine(model, components, schedule, checkpoint, tokens):
+    names, balance, m, samples = model
     if checkpoint == "never":
         # With more, the counter would show itself: autograd adds gradients in place, but not while it is watched.
         m = 2
     try:
         layers = nn.Sequential(nn.Embedding(4, WIDTH) if tokens else linear(), *(LAYERS[name]() for name in names))
-        batch = torch.zeros(SAMPLES * m, LENGTH, dtype=torch.long) if tokens else torch.ones(SAMPLES * m, LENGTH, WIDTH)
+        batch = torch.zeros(samples * m, LENGTH, dtype=torch.long) if tokens else torch.ones(samples * m, LENGTH, WIDTH)
         layers(batch).sum().backward()
     except RuntimeError as error:
         # What a layer keeps is written to by the next one: no plain module either.
         assert "inplace operation" in str(error)  # noqa: PT017 - anything else is a failure
         return
     layers.zero_grad(set_to_none=True)
-    real, simulated = live_peaks(layers, batch, balance, m=m, checkpoint=checkpoint, components=components)
+    options = {"checkpoint": checkpoint, "components": components, "schedule": schedule}
+    real, simulated = live_peaks(layers, batch, balance, m=m, **options)
 
     assert simulated == pytest.approx(real, rel=0.01)

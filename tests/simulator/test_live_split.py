@@ -15,7 +15,7 @@ from tests.engine.support import MODES
 from tests.simulator.split_replay import engine_points, replayed_points
 from tests.simulator.support import examples
 from tests.simulator.test_live_models import MODELS, ROWS, One, Residual, Two
-from tests.simulator.test_live_random import LAYERS, LENGTH, SAMPLES, WIDTH
+from tests.simulator.test_live_random import LAYERS, LENGTH, WIDTH, models
 
 # Losses are no tensors of the simulation.
 NUMBERS = 128
@@ -81,26 +81,18 @@ def test_every_schedule_holds_what_the_engine_does(schedule):
     compare(module, torch.ones(ROWS), [3, 1, 2, 2], chunks=4, checkpoint="except_last", schedule=schedule)
 
 
-@st.composite
-def models(draw):
-    """(names of layers after the first one, balance, micro-batches)."""
-    names = draw(st.lists(st.sampled_from(list(LAYERS)), min_size=2, max_size=8))
-    ends = sorted(draw(st.sets(st.integers(1, len(names)), max_size=3)))
-    balance = [stop - start for start, stop in zip([0, *ends], [*ends, len(names) + 1], strict=True)]
-    return names, balance, draw(st.integers(1, 4))
-
-
 @pytest.mark.parametrize("tokens", [False, True], ids=["numbers", "tokens"])
 @pytest.mark.parametrize("checkpoint", MODES)
 @examples(15)
-@given(model=models(), schedule=st.sampled_from(["zb_h1", "zb_h2"]))
+# What an in-place layer saves of a view stays until W in the engine, since its node does not show it.
+@given(model=models(least=1, without=("hardtanh_",)), schedule=st.sampled_from(["zb_h1", "zb_h2"]))
 def test_random_models_hold_what_they_do_in_the_engine(model, schedule, checkpoint, tokens):
-    names, balance, m = model
+    names, balance, m, samples = model
     try:
         module = nn.Sequential(
             nn.Embedding(4, WIDTH) if tokens else nn.Linear(WIDTH, WIDTH), *(LAYERS[name]() for name in names)
         )
-        x = torch.zeros(SAMPLES * m, LENGTH, dtype=torch.long) if tokens else torch.ones(SAMPLES * m, LENGTH, WIDTH)
+        x = torch.zeros(samples * m, LENGTH, dtype=torch.long) if tokens else torch.ones(samples * m, LENGTH, WIDTH)
         module(x).sum().backward()
     except RuntimeError as error:
         # What a layer keeps is written to by the next one: no plain module either.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.tracing import model_trace
 from gpipe_bench.simulator.workloads import optimizer_trace, optimizers, sources
 from gpipe_bench.simulator.workloads.build import Model, build_workload, microbatch_sizes
+from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
 from gpipe_bench.simulator.workloads.workload import Workload, gradient_name, input_name
 from gpipe_bench.skip.layout import inspect_skip_layout
 from tests.simulator.oracle.ways import kept_names
@@ -135,12 +139,22 @@ def test_scratch_memory_depends_on_the_algorithm(cache):
     )
 
 
-@pytest.mark.parametrize(("optimizer", "scale"), [("sgd", 2), ("rmsprop", 3), ("momentum", 3), ("adam", 4), (None, 2)])
+@pytest.mark.parametrize(
+    ("optimizer", "scale"), [("sgd", 2), ("rmsprop", 3), ("momentum", 3), ("adam", 4), ("adamw", 4), (None, 2)]
+)
 def test_static_bytes_are_exact(cache, optimizer, scale):
     parameters = sum(parameter.numel() for parameter in MODELS["unet"].build(**UNET).parameters())
     work = unet(cache, [20, LAYERS - 20], optimizer=optimizer)
     assert sum(work.static_bytes) == scale * F32 * parameters
     assert len(work.optimizer) == (0 if optimizer is None else 2)
+
+
+def test_adamw_is_adam_and_a_multiplication_of_the_weights(cache):
+    adam, adamw = (trace_optimizer(name, ["float32"], cache)["float32"] for name in ("adam", "adamw"))
+    more = Counter(kernel.op for kernel in adamw.kernels) - Counter(kernel.op for kernel in adam.kernels)
+    assert more == {"mul_": 1}
+    assert len(adamw.kernels) == len(adam.kernels) + 1
+    assert replace(adamw, kernels=adam.kernels) == adam
 
 
 def test_published_model_memory():

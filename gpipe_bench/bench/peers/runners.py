@@ -109,7 +109,7 @@ def make_step(contender: Contender, case: PeerCase) -> TrainingStep:
 
     def step() -> None:
         if contender.one_call:
-            pipe.step(batch, target, work.loss)
+            pipe.step(batch, target, work.loss, reduction="mean")
         else:
             torch.autograd.backward(work.loss(pipe(batch), target))
 

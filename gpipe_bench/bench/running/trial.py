@@ -62,7 +62,7 @@ class Trial:
         if self._whole:
             torch.autograd.backward(self._checked_loss(self.pipe(self._batch), self._target))
         else:
-            self.pipe.step(self._batch, self._target, self._checked_loss)
+            self.pipe.step(self._batch, self._target, self._checked_loss, reduction="mean")
         with torch.no_grad():
             for parameter in self._parameters:
                 if parameter.grad is not None:

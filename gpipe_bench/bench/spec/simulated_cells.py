@@ -51,7 +51,8 @@ def _profile(value: Any) -> Any:
 
 
 Optimizer = Annotated[
-    Literal["sgd", "momentum", "rmsprop", "adam"], Field(description="what updates the parameters after each step")
+    Literal["sgd", "momentum", "rmsprop", "adam", "adamw"],
+    Field(description="what updates the parameters after each step"),
 ]
 Profile = Annotated[
     str, BeforeValidator(_profile), Field(description="hardware: name of a profile, or path of a YAML file")

@@ -24,7 +24,7 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
-from gpipe_bench.engine.microbatch import Values, can_have_gradient, cut, needs_gradient
+from gpipe_bench.engine.microbatch import Values, cut, needs_gradient
 from gpipe_bench.engine.nodes import apply, check_whole, pass_through
 from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
@@ -85,8 +85,10 @@ class Checkpoint(Function):
     @staticmethod
     def forward(ctx: Any, phony: Tensor, slot: Slot, keep: bool, *values: Any) -> tuple[Any, ...]:
         ctx.slot, ctx.inputs = slot, Saved(ctx, values)
-        outputs = slot.fill(values, again=False) if keep else slot.computation.first_pass(values)
-        return pass_through(ctx, outputs, [can_have_gradient(value) for value in outputs])
+        if keep:
+            outputs = slot.fill(values, again=False)
+            return pass_through(ctx, outputs, [needs_gradient(value) for value in outputs])
+        return pass_through(ctx, *slot.computation.first_pass(values))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:

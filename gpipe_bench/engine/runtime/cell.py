@@ -17,18 +17,9 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
-from gpipe_bench.engine.microbatch import (
-    Values,
-    can_have_gradient,
-    cut,
-    differentiable,
-    needs_gradient,
-    replace,
-    versions,
-)
-from gpipe_bench.engine.nodes import apply, new_leaf
+from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
+from gpipe_bench.engine.nodes import apply, get_phony, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
-from gpipe_bench.program import HANDED_OVER_BYTES
 
 
 class Inlet:
@@ -106,35 +97,30 @@ class Outlet:
     """The edges at which a cell's backward pass begins. The outputs themselves are not kept.
 
     A caller of autograd keeps the gradients that it begins with until the backward pass is over, though the last layer
-    alone may need them. So one large gradient is handed to a node, which passes it on and forgets it.
+    alone may need them. So the gradient of a sole output is handed to a node, which passes it on and forgets it.
     """
 
     __slots__ = ("_edges", "_handed", "_start")
 
     def __init__(self, outputs: Sequence[Any]) -> None:
-        self._edges: list[GradientEdge | None] = [
-            get_gradient_edge(value) if needs_gradient(value) else None for value in outputs
-        ]
+        self._edges = [(index, get_gradient_edge(outputs[index])) for index in differentiable(outputs)]
         self._handed: list[Tensor] = []
         self._start: Tensor | None = None
-        if len(self._edges) - self._edges.count(None) == 1:
-            (large,) = (value for value, edge in zip(outputs, self._edges, strict=True) if edge is not None)
-            if large.layout == torch.strided and large.nbytes >= HANDED_OVER_BYTES:
-                # A layer may have left grad mode off.
-                with torch.enable_grad():
-                    self._start = apply(_HandOver, self._handed, large)
-                self._edges = []
+        if len(self._edges) == 1:
+            ((index, _),) = self._edges
+            # A layer may have left grad mode off.
+            with torch.enable_grad():
+                self._start = apply(_HandOver, self._handed, outputs[index])
 
     def roots(self, grads: list[Tensor | None]) -> tuple[list[GradientEdge], list[Tensor]]:
         """Edges to begin at, and a gradient for each; those of the outputs are taken out of ``grads``."""
-        given = list(grads)
+        pairs = [(edge, grad) for index, edge in self._edges if (grad := grads[index]) is not None]
+        start, self._start, self._edges = self._start, None, []
         grads.clear()
-        if self._start is not None:
-            self._handed.extend([grad for grad in given if grad is not None])
-            start, self._start = self._start, None
-            return ([get_gradient_edge(start)], [start.detach()]) if self._handed else ([], [])
-        pairs = [(edge, grad) for edge, grad in zip(self._edges, given, strict=True) if edge and grad is not None]
-        self._edges = []
+        if start is not None and pairs:
+            ((_, grad),) = pairs
+            self._handed.append(grad)
+            return [get_gradient_edge(start)], [start.detach()]
         return [edge for edge, _ in pairs], [grad for _, grad in pairs]
 
 
@@ -145,7 +131,7 @@ class _HandOver(Function):
     def forward(ctx: Any, handed: list[Tensor], value: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.handed = handed
-        return value.new_empty(0)
+        return get_phony(value.device).detach()
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[None, Tensor]:
@@ -171,9 +157,7 @@ class Cell:
         if not self._checkpointed:
             return cut(self.task.forward(flat, around=self._in_graph))
         self._saved = flat, versions(flat)
-        outputs = self.task.first_pass(flat)
-        # As torch.utils.checkpoint has it, everything that can have a gradient counts as needing one.
-        return tuple([value.detach().requires_grad_() if can_have_gradient(value) else value for value in outputs])
+        return cut(*self.task.first_pass(flat))
 
     def recompute(self) -> None:
         """R: fill a checkpointed cell, unless that has been done."""

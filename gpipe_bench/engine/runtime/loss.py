@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -37,15 +38,18 @@ class Losses:
         self._execution, self._stream, self._keeps = execution, stream, keeps
         self._values: list[Tensor | None] = [None] * len(targets)
         # Losses with their graph, and where the gradients of the outputs arrive, until the backward pass.
-        self._open: dict[int, tuple[Tensor, Inlet]] = {}
+        self._open: dict[int, tuple[Tensor | None, Inlet]] = {}
 
     def take(self, i: int, microbatch: MicroBatch) -> None:
-        """Compute the loss of micro-batch i."""
+        """Compute the loss of micro-batch i, if it counts."""
         target, self._targets[i] = self._targets[i], None
         with use_stream(self._stream), self._execution.applied():
             values, inlet = receive(microbatch.values)
-            loss = check_loss(self._loss(MicroBatch(values, microbatch.structure).unwrap(), target)) * self._shares[i]
-        self._values[i] = loss.detach()
+            loss = None
+            if self._shares[i]:
+                output = MicroBatch(values, microbatch.structure).unwrap()
+                loss = check_loss(self._loss(output, target)) * self._shares[i]
+                self._values[i] = loss.detach()
         self._open[i] = loss, inlet
         if self._keeps:
             values = tuple([value.detach() if isinstance(value, Tensor) else value for value in microbatch.values])
@@ -54,7 +58,7 @@ class Losses:
     def grads(self, i: int) -> list[Tensor | None]:
         """Gradients of the outputs of micro-batch i."""
         loss, inlet = self._open.pop(i)
-        if not loss.requires_grad:
+        if loss is None or not loss.requires_grad:
             return inlet.spread(())
         with use_stream(self._stream):
             return inlet.collect(torch.autograd.backward, loss)
@@ -70,7 +74,7 @@ def check_loss(loss: Any) -> Tensor:
     """A loss of one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:60]
-        raise TypeError(f"loss must give the mean over a micro-batch, one number in a tensor, got {got}; take its mean")
+        raise TypeError(f"loss must give one number in a tensor, got {got}; take its mean")
     return loss.reshape(())
 
 
@@ -84,18 +88,52 @@ def check_target(target: Any) -> None:
 
 
 def split_targets(target: Any, chunks: int, sizes: Sequence[int]) -> list[Any]:
-    """The target of each micro-batch: tensors are split as the batch was, everything else goes to all of them.
+    """The target of each micro-batch.
+
+    Tensors are split as the batch was, lists with an item per sample likewise; everything else goes to all of them.
 
     Raises:
-        ValueError: a tensor has another batch size.
+        ValueError: a tensor or a list has another batch size, or a list may be meant in two ways.
     """
-    leaves, structure = tree_flatten(target)
+    if len(sizes) == 1:
+        return [target]
+    rows = sum(sizes)
+    leaves, structure = tree_flatten(target, is_leaf=lambda value: _has_item_per_sample(value, rows))
     columns: list[Sequence[Any]] = []
     for leaf in leaves:
-        split = isinstance(leaf, Tensor) and leaf.dim() > 0
-        pieces = leaf.chunk(chunks) if split else (leaf,) * len(sizes)
-        if split and leaf.size(0) != sum(sizes):
-            got = f"a tensor of {leaf.size(0)}"
-            raise ValueError(f"target must have the input's batch size {sum(sizes)}, got {got}; pass one batch")
-        columns.append(pieces)
+        if isinstance(leaf, list | tuple):
+            ends = list(accumulate(sizes))
+            columns.append([leaf[end - size : end] for size, end in zip(sizes, ends, strict=True)])
+        elif isinstance(leaf, Tensor) and leaf.dim() > 0:
+            if leaf.size(0) != rows:
+                got = f"a tensor of {leaf.size(0)}"
+                raise ValueError(f"target must have the input's batch size {rows}, got {got}; pass one batch")
+            columns.append(leaf.chunk(chunks))
+        else:
+            columns.append((leaf,) * len(sizes))
     return [tree_unflatten([column[i] for column in columns], structure) for i in range(len(sizes))]
+
+
+def _has_item_per_sample(value: Any, rows: int) -> bool:
+    """Whether a list, or a tuple without tensors, has an item for each of ``rows`` samples; else it has whole targets.
+
+    Raises:
+        ValueError: it has neither, or may have both.
+    """
+    leaves = tree_leaves(value)
+    if type(value) not in (list, tuple) or not value or (type(value) is tuple and any(map(torch.is_tensor, leaves))):
+        return False
+    several = len(value) == rows
+    if several and not any(_is_batch(item, rows) for item in value):
+        return True
+    if not several and all(_is_batch(leaf, rows) for leaf in leaves):
+        return False
+    raise ValueError(
+        f"a list of targets must have an item per sample, or tensors of the batch size {rows}, got {len(value)} items "
+        f"of types {', '.join(sorted({type(item).__name__ for item in value}))}; pass several targets in a tuple or a "
+        "dict, and settings within the loss"
+    )
+
+
+def _is_batch(value: Any, rows: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == rows

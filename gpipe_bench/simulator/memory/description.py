@@ -55,7 +55,8 @@ def describe(
             gradients that come to it until it has run, unless they are handed over.
     """
     sizes = {size: number for number, size in enumerate(workload.partitions[0])}
-    tasks = [works[size] for works in workload.partitions for size in sizes]
+    places_of_tasks = [(j, size) for j in range(workload.n) for size in sizes]
+    tasks = [workload.partitions[j][size] for j, size in places_of_tasks]
     scratch = dict.fromkeys(op.block for work in tasks for op in _requests(work) if op.kind == "scratch")
     kernels = {block: number for number, block in enumerate(scratch)}
     names = _names(workload, tasks)
@@ -73,7 +74,10 @@ def describe(
         for skip in workload.skips
     ]
     partitions = [_partition(workload, places, j, riding=riding) for j in range(workload.n)]
-    kinds = [lowered_task(work, kernels) for work in tasks]
+    kinds = [
+        lowered_task(work, kernels, hands_over=workload.needing_gradients(*place) == 1)
+        for place, work in zip(places_of_tasks, tasks, strict=True)
+    ]
     for records in (skips, partitions, kinds):
         found += (len(records), *chain.from_iterable(records))
     return array("q", found)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from gpipe_bench.program import HANDED_OVER_BYTES
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
 from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, TaskWork
 
@@ -29,7 +28,6 @@ CODE_BITS: Final = 8
 """Bits of a code; the slot is above them."""
 
 _ALLOC, _DROP, _BRIEF, _SCRATCH, _LET_GO, _GRADIENT, _VIEW, _LEAVING, _KEPT = range(len(CODES))
-_ENDLESS: Final = 2**62
 _GRADIENTS: Final = frozenset({"gradient", "view"})
 
 _Blocks = dict[int, None]
@@ -45,10 +43,16 @@ def record(integers: Iterable[int], *lists: Sequence[int]) -> list[int]:
     return found
 
 
-def lowered_task(work: TaskWork, kernels: Mapping[int, int]) -> list[int]:
-    """The record of a task; ``kernels``: a number for each kind of kernel that asks for scratch memory."""
+def lowered_task(work: TaskWork, kernels: Mapping[int, int], *, hands_over: bool) -> list[int]:
+    """The record of a task.
+
+    Args:
+        work: the task.
+        kernels: a number for each kind of kernel that asks for scratch memory.
+        hands_over: whether, with a schedule, the task gets the only reference to the gradient of its output.
+    """
     lowered = LoweredTask(work, kernels)
-    integers = (lowered.slots, lowered.left, lowered.splits, lowered.later, lowered.hand_over, lowered.passes_back)
+    integers = (lowered.slots, lowered.left, lowered.splits, lowered.later, hands_over, lowered.passes_back)
     return record(integers, *lowered.lists)
 
 
@@ -71,7 +75,6 @@ class LoweredTask:
         self.splits = work.split is not None
         halves = self._halves(work.split or SplitWork(NOTHING, NOTHING), left)
         self.later = len(self._slots)
-        self.hand_over = HANDED_OVER_BYTES if len(work.leaving) == 1 else _ENDLESS
         self.passes_back = min(work.returning, default=0) < NO_BLOCK
         kept, early = _kept_names(work), work.split.inputs_memory if work.split else ()
         self.lists: tuple[Sequence[int], ...] = (

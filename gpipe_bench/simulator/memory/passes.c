@@ -9,13 +9,13 @@ static void scratch(Memory *memory, int64_t kind, int32_t stream, int64_t bytes)
 }
 
 /* Whether what was lent is in use no longer once the pass does not need it. Checkpoints keep what they took and what
-   came; tasks of a schedule mostly the latter. */
+   came, tasks of a schedule the latter, unless it is handed over. */
 static int goes(const Memory *memory, const Kind *kind, int64_t name, Way way) {
     int32_t block = memory->lent[name];
     if (!way.is_open || block == NONE || memory->all.blocks.items[block].holders != 1)
         return 0;
     int is_gradient = name % 2;
-    return !memory->given.scheduled || !is_gradient || requested(&memory->all, block) >= kind->hand_over;
+    return !memory->given.scheduled || !is_gradient || kind->hands_over;
 }
 
 int run_rows(Memory *memory, const Kind *kind, int64_t j, Numbers rows, Way way) {

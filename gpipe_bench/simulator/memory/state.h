@@ -44,7 +44,7 @@ typedef struct {
     int64_t left;        /* slots in use after a pass with graph, numbered from 0; first those that leave */
     int64_t splits;      /* whether the backward pass has halves */
     int64_t later;       /* slots in use after I, numbered from 0 */
-    int64_t hand_over;   /* with a schedule: least bytes of a gradient that goes amid a backward pass */
+    int64_t hands_over;  /* with a schedule: whether the gradient that comes goes amid a backward pass */
     int64_t passes_back; /* whether a gradient that comes goes on as it is */
     Numbers outputs;     /* bytes */
     Numbers inputs;      /* bytes */

@@ -6,7 +6,7 @@ It holds no tensor that it sees, so storages die exactly when the layer and its 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -36,14 +36,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
         self._sums: set[int] = set()
         self._added: dict[int, bool] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func`` on shapes, and note its memory and its kernels."""
         # Below autograd the modes above it have no say, but every look at a tensor would ask them.
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - the only one that turns modes off too
             result = evaluate(func, args, kwargs)

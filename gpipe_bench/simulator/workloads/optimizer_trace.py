@@ -18,6 +18,7 @@ _MAKERS: Final[dict[str, Any]] = {
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=False),
     "rmsprop": partial(torch.optim.RMSprop, foreach=False),
     "adam": partial(torch.optim.Adam, foreach=False),
+    "adamw": partial(torch.optim.AdamW, foreach=False),
 }
 
 _LOSS_SCALE: Final = 2.0**16

@@ -19,7 +19,7 @@ from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts
 PROBE: Final = 1000
 """Elements of the parameter that is traced."""
 
-OPTIMIZERS: Final = ("sgd", "momentum", "rmsprop", "adam")
+OPTIMIZERS: Final = ("sgd", "momentum", "rmsprop", "adam", "adamw")
 """``sgd`` without momentum, RMSprop with its defaults, as in the published runs."""
 
 

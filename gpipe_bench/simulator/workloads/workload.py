@@ -200,6 +200,14 @@ class Workload:
         """The work of micro-batch i on partition j."""
         return self.partitions[j][self.microbatch_sizes[i]]
 
+    def needing_gradients(self, j: int, size: int) -> int:
+        """How many of the tensors that leave a task need a gradient: outputs, and skips that depart."""
+        skips = sum(skip.returns for skip in self.skips if skip.source == j != skip.target)
+        outputs = self.partitions[j][size].output_bytes
+        if j == self.n - 1:
+            return len(outputs) + skips
+        return sum(self.partitions[j + 1][size].returns or (True,) * len(outputs)) + skips
+
     def without_requests(self) -> Workload:
         """The same without requests for memory, for runs that ask for times alone."""
 

@@ -12,12 +12,12 @@ import torch
 from gpipe_bench import Components
 from gpipe_bench.emulator.races import find_races
 from gpipe_bench.emulator.trace import recording
-from gpipe_bench.program import HANDED_OVER_BYTES
 from tests.cover import cover
 from tests.emulator.bed.mutants import mutants
 from tests.emulator.inside.pipelines import WAYS, WIDTH, BoomError, Case, batch, mean_score, score, targets
 
 ON, NO_COPY_STREAMS = Components(), Components(copy_streams=False)
+LARGE = 2 + 2**16 // (8 * WIDTH)
 WAYS_TO_TRAVEL = (((0, 1, 2), "direct"), ((0, 1, 2), "host"), ((0, 0, 0), "host"))
 # What a mutant may break: transfers between devices and within one, skips both ways, with and without copy streams.
 CASES = [
@@ -34,10 +34,10 @@ CASES += [
         product(WAYS[1:], WAYS_TO_TRAVEL, CHOICES)
     )
 ]
-# A gradient is copied to the other end of a skip, while the neighbour on the same device goes on with it. If it is
-# large, the runtime hands it over to the neighbour.
+# A gradient is copied to the other end of a skip, while the neighbour on the same device goes on with it. With a
+# schedule the runtime hands it over to the neighbour, small or large.
 NEIGHBOURS = Case((0, 1, 1), 2, ON, "never", "nested", "direct")
-CASES += [NEIGHBOURS, replace(NEIGHBOURS, schedule="gpipe", size=2 + HANDED_OVER_BYTES // (8 * WIDTH))]
+CASES += [NEIGHBOURS, *(replace(NEIGHBOURS, schedule="gpipe", size=size) for size in (2, LARGE))]
 MUTANTS = mutants()
 
 

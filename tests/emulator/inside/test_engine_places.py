@@ -232,3 +232,10 @@ def test_plain_model_is_moved_layer_by_layer():
     module = model("none")
     pipe = Case((4, 5), 2, ON, "always", "none", "direct").pipe(module)
     assert [next(layer.parameters()).device.index for layer in pipe] == [4] * 4 + [5] * 4
+
+
+@pytest.mark.parametrize(("schedule", "through"), PLAIN_WAYS)
+def test_pipelines_made_one_after_another_use_the_same_streams(schedule, through):
+    case = Case((0, 0, 1), 3, ON, "always", "none", "host", schedule, through)
+    used = [{(task.kind, task.partition, task.stream.stream_id) for task, _ in watched(case)[0]} for _ in range(20)]
+    assert used == used[:1] * 20

@@ -164,7 +164,8 @@ class Memory:
             lent |= {gradient_name(place): block for place, block in enumerate(came) if block is not None}
             came = []
         passed_on = {name: lent[name].hold() for name in {*work.returning} & lent.keys()} if lent else lent
-        found = self._passes.backward(j, work, self._graphs[i, j], lent, is_open=is_open, later=later)
+        options = {"is_open": is_open, "hands_over": self._hands_over(i, j)}
+        found = self._passes.backward(j, work, self._graphs[i, j], lent, later=later, **options)
         if passed_on:
             found |= passed_on
         self._return(i, j, work, found)
@@ -182,8 +183,12 @@ class Memory:
     def _weights(self, i: int, j: int, work: TaskWork) -> None:
         """W is issued."""
         lent = self._lent.pop((i, j))
-        self._passes.backward(j, work, self._graphs.pop((i, j)), lent, is_open=True)
+        self._passes.backward(j, work, self._graphs.pop((i, j)), lent, is_open=True, hands_over=self._hands_over(i, j))
         drop_all(lent.values())
+
+    def _hands_over(self, i: int, j: int) -> bool:
+        """Whether, with a schedule, a task gets the only reference to the gradient of its output."""
+        return self._work.needing_gradients(j, self._work.microbatch_sizes[i]) == 1
 
     def _return(self, i: int, j: int, work: TaskWork, found: dict[int, Block]) -> None:
         """Gradients go to the partition before, and to where skips came from."""

@@ -111,6 +111,7 @@ class Passes:
         lent: Table,
         *,
         is_open: bool,
+        hands_over: bool,
         later: Sequence[MemoryOp] = (),
     ) -> Table:
         """Run a backward pass, or a half of it; gives what returns of its own.
@@ -122,11 +123,12 @@ class Passes:
             lent: by name the gradients that came to it and the inputs that its graph kept. Whoever calls this gives
                 them back afterwards; those that nobody else holds count as in use until the pass needs them no more.
             is_open: whether the graph was made by the forward pass, or is that of a cell.
+            hands_over: whether, with a schedule, a gradient that came goes amid the pass.
             later: requests of the half that follows; if there are any, everything else stays in ``graph`` for it.
         """
         way = self._way(j, work, is_open=is_open)
         made = new_gradients(work) if way.gradients == "made" else ()
-        requests = self._requests(work, way, last_needed(work, way, lent))
+        requests = self._requests(work, way, last_needed(way, lent, hands_over=hands_over))
         table = self._one_by_one(j, requests, graph, lent)
         if later:
             freed = {op.block for op in later if op.kind == "free"}

@@ -9,17 +9,15 @@ What the engine keeps until the end of a backward pass, although the graph would
 
     checkpoint                inputs, gradients that came; in the published runs also outputs of the recomputation
     none                      nothing
-    none, with a schedule     gradients that came, unless handed over, as that of an only output is if it is large
+    none, with a schedule     gradients that came, unless handed over, as that of an only output is that needs one
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Final, NamedTuple
 
-from gpipe_bench.program import HANDED_OVER_BYTES
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork
 from tests.simulator.oracle.allocator import Block
@@ -95,14 +93,16 @@ def new_gradients(work: TaskWork) -> tuple[int, ...]:
     return tuple(op.block for op in work.backward_memory if op.kind in _GRADIENTS)
 
 
-def last_needed(work: TaskWork, way: Way, lent: Mapping[int, Block]) -> Lent:
-    """What goes amid a pass: checkpoints keep what they took and what came, tasks of a schedule mostly the latter."""
+def last_needed(way: Way, lent: Mapping[int, Block], *, hands_over: bool) -> Lent:
+    """What goes amid a pass: checkpoints keep what they took and what came, tasks of a schedule the latter, too.
+
+    But if the schedule ``hands_over`` the gradient of a task's output, it goes.
+    """
     if not way.is_open:
         return ()
     found = tuple((name, lent[name].requested) for name in sorted(lent) if lent[name].holders == 1)
-    if way.scheduled:
-        least = HANDED_OVER_BYTES if len(work.leaving) == 1 else math.inf
-        found = tuple((name, nbytes) for name, nbytes in found if not name % 2 or nbytes >= least)
+    if way.scheduled and not hands_over:
+        return tuple((name, nbytes) for name, nbytes in found if not name % 2)
     return found
 
 
