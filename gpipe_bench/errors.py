@@ -10,7 +10,7 @@
     ├── SkipUsageError     (RuntimeError)  a skippable layer broke its own declaration
     ├── RandomnessError    (RuntimeError)  a recomputation could not reproduce its random numbers
     ├── TraceError         (ValueError)    a layer cannot be traced, or a trace cannot be replayed
-    ├── UnsupportedError   (RuntimeError)  a switch or device that this machine cannot run
+    ├── UnsupportedError   (RuntimeError)  settings that this machine, or a wrapper of the pipeline, cannot run
     ├── CompilerError      (RuntimeError)  there is no C compiler, or it failed
     ├── OutOfMemory        (RuntimeError)  a simulated device has too little memory
     └── OutputError        (OSError)       a result could not be written
@@ -79,7 +79,7 @@ class TraceError(GpipeBenchError, ValueError):
 
 
 class UnsupportedError(GpipeBenchError, RuntimeError):
-    """This machine cannot run the requested settings."""
+    """This machine, or a wrapper of the pipeline, cannot run the requested settings."""
 
 
 class CompilerError(GpipeBenchError, RuntimeError):
