@@ -11,7 +11,7 @@
     ├── RandomnessError    (RuntimeError)  a recomputation could not reproduce its random numbers
     ├── PeerError          (RuntimeError)  another process of a distributed pipeline has failed, or is gone
     ├── TraceError         (ValueError)    a layer cannot be traced, or a trace cannot be replayed
-    ├── UnsupportedError   (RuntimeError)  a switch or device that this machine cannot run
+    ├── UnsupportedError   (RuntimeError)  settings that this machine, or a wrapper of the pipeline, cannot run
     ├── CompilerError      (RuntimeError)  there is no C compiler, or it failed
     ├── OutOfMemory        (RuntimeError)  a simulated device has too little memory
     └── OutputError        (OSError)       a result could not be written
@@ -84,7 +84,7 @@ class TraceError(GpipeBenchError, ValueError):
 
 
 class UnsupportedError(GpipeBenchError, RuntimeError):
-    """This machine cannot run the requested settings."""
+    """This machine, or a wrapper of the pipeline, cannot run the requested settings."""
 
 
 class CompilerError(GpipeBenchError, RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
 import torch
@@ -143,6 +143,11 @@ def split_layers(
             raise ValueError(
                 f"devices must keep the weights of partition {len(partitions)}, got 'meta', which holds no numbers; "
                 "use one such as 'cpu', or a module that was made on 'meta'"
+            )
+        if device.type != "meta" and any(each.is_meta for each in chain(partition.parameters(), partition.buffers())):
+            raise ValueError(
+                f"layers must have numbers to be put on a device, got partition {len(partitions)} on 'meta'; call "
+                f"module.to_empty(device='{device}') and initialise it before"
             )
         partitions.append(partition.to(device))
     return partitions

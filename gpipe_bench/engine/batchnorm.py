@@ -5,14 +5,14 @@ statistics are updated once per mini-batch (GPipe, arXiv 1811.06965, section 2.3
 whole batch. Ordinary batch normalisation in a pipeline instead updates once per micro-batch, and once more per
 recomputation.
 
-A layer's own ``forward`` runs in a mode that sees its calls of ``F.batch_norm``. So classes that derive from
-``nn.BatchNorm1d`` to ``3d`` are deferred, too, whatever else their ``forward`` does.
+A layer's own ``forward`` runs with running statistics that see its calls of ``F.batch_norm``. So classes that derive
+from ``nn.BatchNorm1d`` to ``3d`` are deferred, too, whatever else their ``forward`` does.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -22,10 +22,11 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 # The base of BatchNorm1d to 3d and of SyncBatchNorm, which programs test for; no public class is one for any shape.
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from gpipe_bench.engine.context import is_recomputing
 from gpipe_bench.engine.sequential import children_of
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class _Statistics(NamedTuple):
@@ -70,16 +71,20 @@ class DeferredBatchNorm(_BatchNorm):
         again = is_recomputing()
         if not (self.training and self.track_running_stats) or (self.gathered is None and not again):
             return super().forward(*args, **kwargs)
-        tracked = self.num_batches_tracked
-        mode = _Watching(self, None if again else self.gathered)
+        watch = _Watch(self.plain.__name__, None if again else self.gathered)
+        buffers = watch.watched(self._buffers)
+        # Other threads may run this layer, so its forward runs on an object with other buffers.
+        before = {**self.__dict__, "_buffers": buffers}
+        twin = self.plain.__new__(self.plain)
+        twin.__dict__ = dict(before)
         try:
-            # Not in a with block, which would not leave the mode where an interrupt comes while it is entered.
-            mode.__enter__()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
-            return super().forward(*args, **kwargs)
+            return self.plain.forward(twin, *args, **kwargs)
         finally:
-            mode.leave()
-            # Some classes do not add to their counter, but put a new one in its place.
-            self.num_batches_tracked = tracked
+            # What it has set stays.
+            self.__dict__.update(
+                (key, value) for key, value in vars(twin).items() if value is not before.get(key, twin)
+            )
+            self._buffers.update((name, buffer) for name, buffer in buffers.items() if name not in _STATISTICS)
 
     def _update(self, found: _Statistics) -> None:
         running_mean, running_var = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
@@ -93,62 +98,79 @@ class DeferredBatchNorm(_BatchNorm):
         running_var.lerp_((found.deviations / max(found.samples - 1, 1)).to(running_var.dtype), share)
 
 
-class _Watching(TorchFunctionMode):
-    """Lets a layer's ``forward`` normalise without an update of its running statistics, and gathers what they miss."""
+class _Watch:
+    """What one call of a layer normalises; ``gathered`` is None in a recomputation."""
 
-    def __init__(self, layer: DeferredBatchNorm, gathered: list[_Statistics] | None) -> None:
-        super().__init__()
-        self.gathered = gathered
-        self.name = layer.plain.__name__
-        self.mean, self.var, self.tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
-        # Counted on by forward, and forgotten.
-        self.count = None if self.tracked is None else self.tracked.clone()
+    def __init__(self, name: str, gathered: list[_Statistics] | None) -> None:
+        self.name, self.gathered = name, gathered
 
-    def leave(self) -> None:
-        """Leave the mode, if it was entered."""
-        # There is no public way to ask.
-        if _get_current_function_mode() is self:  # type: ignore[no-untyped-call]  # as above
-            self.__exit__(None, None, None)
+    def watched(self, buffers: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """The buffers that the ``forward`` of a layer sees: none of its statistics changes."""
+        found = dict(buffers)
+        for name in _STATISTICS:
+            buffer = found[name]
+            if buffer is not None and name == "num_batches_tracked":
+                found[name] = buffer.clone()
+            elif buffer is not None:
+                watched = found[name] = buffer.as_subclass(_Watched)
+                watched.plain, watched.watch = buffer, self
+        return found
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Do what the layer asks for."""
-        if func is F.batch_norm:
-            return self._batch_norm(*args, **(kwargs or {}))
-        args = [self.count if value is self.tracked else value for value in args]
-        result = func(*args, **(kwargs or {}))
-        # What gives no tensor has read a shape, a dtype or a device.
-        gives = any(isinstance(value, Tensor) for value in (result if isinstance(result, tuple) else (result,)))
-        if gives and any(value is self.mean or value is self.var for value in (*args, *(kwargs or {}).values())):
-            raise TypeError(
-                "deferred batch normalisation must use its running statistics in F.batch_norm alone, got "
-                f"{getattr(func, '__name__', func)} in the forward of {self.name}; call F.batch_norm there, or make "
-                "the pipeline with deferred_batch_norm=False"
-            )
-        return result
-
-    def _batch_norm(  # noqa: PLR0917 - as F.batch_norm
+    def batch_norm(  # noqa: PLR0917 - as F.batch_norm
         self,
         input: Tensor,  # noqa: A002 - names and defaults are those of F.batch_norm
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
+        running_mean: _Watched,
+        running_var: _Watched,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if not training or running_mean is not self.mean or running_mean is None or running_var is None:
-            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        """Normalise without an update, and gather what this misses."""
+        mean, var = running_mean.plain, running_var.plain
+        if not training:
+            return F.batch_norm(input, mean, var, weight, bias, training, momentum, eps)
         # An update from nothing with momentum 1 gives what this micro-batch adds.
-        mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+        mean, var = torch.zeros_like(mean), torch.zeros_like(var)
         output = F.batch_norm(input, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
         if self.gathered is not None:
             samples = input.numel() // input.size(1)
             mean, var = (value.float() if value.dtype.itemsize < 4 else value for value in (mean, var))
             self.gathered.append(_Statistics(samples, mean, var * (samples - 1), momentum))
         return output
+
+
+class _Watched(Tensor):
+    """A running statistic that only ``F.batch_norm`` may use.
+
+    Attributes:
+        plain: the statistic.
+        watch: told when it is used.
+    """
+
+    plain: Tensor
+    watch: _Watch
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Do what the layer asks for; what gives no tensor reads a shape, a dtype or a device."""
+        kwargs = kwargs or {}
+        watches = [value.watch for value in (*args, *kwargs.values()) if isinstance(value, cls)]
+        if func is F.batch_norm:
+            return watches[0].batch_norm(*args, **kwargs)
+        if watches:
+            result = func(*(value.plain.clone() if isinstance(value, cls) else value for value in args), **kwargs)
+            if not any(isinstance(value, Tensor) for value in (result if isinstance(result, tuple) else (result,))):
+                return result
+        where = watches[0].name if watches else "a layer"
+        raise TypeError(
+            "deferred batch normalisation must use its running statistics in F.batch_norm alone, got "
+            f"{getattr(func, '__name__', func)} in the forward of {where}; call F.batch_norm there, or make the "
+            "pipeline with deferred_batch_norm=False"
+        )
 
 
 def _merged(one: _Statistics, other: _Statistics) -> _Statistics:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.components import Components
+from gpipe_bench.engine.advice import advise
 from gpipe_bench.engine.context import ExecutionContext
 from gpipe_bench.engine.microbatch import (
     MicroBatch,
@@ -41,6 +42,7 @@ class BatchContext:
         observer: told of every task, if any.
         partitions: in place.
         ends: where the copies of each partition begin or end, a list by micro-batch.
+        rows: of the first and of the last micro-batch.
         trained: whether each partition has something to learn. If it has not, and no input of a task needs a gradient,
             the task is no checkpoint: nothing would be recomputed.
     """
@@ -52,6 +54,7 @@ class BatchContext:
     observer: Observer | None
     partitions: list[Partition]
     ends: list[list[Endpoint]]
+    rows: tuple[int, int]
     trained: list[bool]
 
     def route(self, kind: str, i: int, source: int, target: int) -> Route | None:
@@ -164,8 +167,12 @@ class Computation:
     def observed(self, kind: str, job: Any, *args: Any) -> Any:
         """Run ``job`` on the compute stream, and report it as a task of this kind."""
         observer = self._batch.observer
-        with use_stream(self.stream):
-            return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
+        try:
+            with use_stream(self.stream):
+                return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
+        except Exception as error:
+            advise(error, len(self._batch.ends[0]), self._batch.rows)
+            raise
 
     def task(self, kind: str) -> Task:
         """What an observer is told of this computation."""

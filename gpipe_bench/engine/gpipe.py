@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpipe_bench.engine.gathering import check_shapes, other_forms
 from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.runtime.reduction import Reduction
@@ -87,7 +88,7 @@ class GPipe(Pipeline):
         Raises:
             TypeError: ``input``, or what the last layer gives, holds something else than tensors.
             ValueError: a tensor of ``input`` has no batch dimension, another batch size, or is on another device; or
-                what the last layer gives has no batch dimension.
+                what the last layer gives has no batch dimension, or other shapes for other micro-batches.
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
         microbatches = self._scattered(input)
@@ -189,5 +190,13 @@ def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
             "output of the last layer must have a batch dimension, got a tensor without dimensions for each of "
             f"{len(microbatches)} micro-batches; return a row per sample, and reduce them in the loss"
         )
-    columns = zip(*(microbatch.values for microbatch in microbatches), strict=True)
-    return MicroBatch(tuple(torch.cat(column) for column in columns), first.structure)
+    forms = [microbatch.structure for microbatch in microbatches]
+    if any(form != forms[0] for form in forms):
+        raise other_forms(forms)
+    columns = list(zip(*(microbatch.values for microbatch in microbatches), strict=True))
+    try:
+        return MicroBatch(tuple(torch.cat(column) for column in columns), first.structure)
+    except RuntimeError:
+        for column in columns:
+            check_shapes(column)
+        raise

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from gpipe_bench.engine.arguments import (
     check_collection,
     checked_setting,
     cuda_devices,
+    named_device,
     resolve_devices,
     split_layers,
 )
@@ -151,25 +152,44 @@ class Layers(nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def cuda(self, device: Device | None = None) -> NoReturn:
-        """Refused: see :meth:`to`."""
-        raise PlacementError(_not_moved(f"cuda({'' if device is None else device})"))
+    def cuda(self, device: Device | None = None) -> Self:
+        """As :meth:`to`."""
+        self._check_stays("cuda" if device is None else device, f"cuda({'' if device is None else device})")
+        return self
 
-    def cpu(self) -> NoReturn:
-        """Refused: see :meth:`to`."""
-        raise PlacementError(_not_moved("cpu()"))
+    def cpu(self) -> Self:
+        """As :meth:`to`."""
+        self._check_stays("cpu", "cpu()")
+        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Change the dtype, as ``nn.Module.to``; a change of device is refused.
 
         Raises:
-            TypeError: a device was given.
+            TypeError: a device was given that is not that of all partitions.
         """
         for value in (*args, kwargs.get("device"), kwargs.get("tensor")):
             if isinstance(value, (str, int, torch.device, torch.Tensor)) and not isinstance(value, bool):
-                raise PlacementError(_not_moved(f"to({getattr(value, 'device', value)})"))
+                device = value.device if isinstance(value, torch.Tensor) else value
+                self._check_stays(device, f"to({device})")
         super().to(*args, **kwargs)
         return self
+
+    def to_empty(self, *, device: Device | None, recurse: bool = True) -> Self:
+        """As ``nn.Module.to_empty``; a change of device is refused, as by :meth:`to`."""
+        if device is not None:
+            self._check_stays(device, f"to_empty(device={device})")
+        super().to_empty(device=device, recurse=recurse)
+        return self
+
+    def _check_stays(self, device: Device, call: str) -> None:
+        """Refuse a call that would move a layer."""
+        try:
+            there = {named_device("device", device)}
+        except (ValueError, IndexError):
+            there = set()
+        if there != set(self.devices):
+            raise PlacementError(_not_moved(call))
 
     def _arrange(self, module: nn.Sequential) -> None:
         """Take the layers of ``module`` for children, and make partitions of them."""

@@ -129,10 +129,10 @@ def versions(values: Values) -> list[int]:
 def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None:
     """Check that an input is where the first partition is."""
     if device is not None and tensor.device != device:
-        raise ValueError(
-            f"{name} must be on the first partition's device {device}, got {tensor.device}; move it with "
-            ".to(pipe.devices[0])"
-        )
+        advice = "move it with .to(pipe.devices[0])"
+        if device.type == "meta":
+            advice = "make the pipeline of layers that have numbers, after module.to_empty() or load_state_dict()"
+        raise ValueError(f"{name} must be on the first partition's device {device}, got {tensor.device}; {advice}")
 
 
 def aliased_values(values: Sequence[Any], carried: Iterable[Tensor] = ()) -> frozenset[int]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import check_balance, check_collection
+from gpipe_bench.engine.gathering import check_shapes, other_forms
 from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
@@ -275,11 +276,9 @@ def gather_values(microbatches: Sequence[MicroBatch]) -> MicroBatch:
     list with what each micro-batch gave (PyTorch 2.3, ``Pipe.forward``).
     """
     results = [_items(microbatch.unwrap()) for microbatch in microbatches]
-    forms = list(dict.fromkeys(str(structure) for _, structure in results))
-    if len(forms) > 1:
-        raise TypeError(
-            f"results of all micro-batches must have one form, got {forms}; return the same tuple from every one"
-        )
+    forms = [structure for _, structure in results]
+    if any(form != forms[0] for form in forms):
+        raise other_forms(forms)
     columns = zip(*(items for items, _ in results), strict=True)
     return MicroBatch(*flatten(tree_unflatten([_gathered(column) for column in columns], results[0][1])))
 
@@ -301,4 +300,8 @@ def _gathered(column: Sequence[Any]) -> Any:
         return list(column)
     if any(tensor.dim() == 0 for tensor in column):
         return torch.stack(list(column))
-    return torch.cat(list(column)) if len(column) > 1 else column[0]
+    try:
+        return torch.cat(list(column)) if len(column) > 1 else column[0]
+    except RuntimeError:
+        check_shapes(column)
+        raise

@@ -25,6 +25,7 @@ from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.randomness import Batch
+from gpipe_bench.engine.replicas import active_replica, check_no_replica, check_replica
 from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
@@ -45,6 +46,8 @@ class Pipeline(Layers):
     def _forward(self, microbatches: list[MicroBatch], gather: Gather) -> Any:
         """What the last layer gives for micro-batches."""
         plan = self._plan(len(microbatches))
+        if plan.backward and (replica := active_replica()) is not None:
+            check_replica(replica, self, plan.m, whole=self._choice is None and not plan.checkpointed)
         if self._choice is None:
             return self._paper(plan, microbatches, gather).unwrap()
         lists = self._choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
@@ -80,6 +83,8 @@ class Pipeline(Layers):
             raise TypeError(
                 f"loss must be a function of (output, target), got {loss!r:.60}; pass one, such as mse_loss"
             )
+        if torch.is_grad_enabled() and (replica := active_replica()) is not None:
+            check_no_replica(replica, self)
         targets = split_targets(target, self.chunks, sizes)
         if self._choice is None:
             output = self._forward(microbatches, gather)
@@ -137,6 +142,11 @@ class Pipeline(Layers):
         """What the tasks of a batch share, for as long as its forward passes run."""
         anew = bool(plan.checkpointed) or self._choice is not None
         shared = plan.m > 1 and plan.n > 1
+        # Rows of the first and of the last micro-batch; a tensor that is not split has as many or more.
+        first, last = (
+            min((value.size(0) for value in each.values if isinstance(value, Tensor) and value.dim()), default=0)
+            for each in (microbatches[0], microbatches[-1])
+        )
         with self._lock, deferring(self._deferred, plan.m), uncached_weights(shared=shared, anew=anew):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
@@ -153,6 +163,7 @@ class Pipeline(Layers):
                     observer=self._observer,
                     partitions=self._places,
                     ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in self._places],
+                    rows=(first, last),
                     trained=[any(weight.requires_grad for weight in each.layers.parameters()) for each in self._places],
                 )
             finally:

@@ -8,6 +8,7 @@ thread, which starts, feeds and ends all others, and an interrupt of the caller 
 from __future__ import annotations
 
 import threading
+import warnings
 from _thread import start_new_thread
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,6 +43,8 @@ def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
     It works for what this thread works for, and finds the values of ``contextvars`` that this thread has now.
     """
     locks = this_thread.locks
+    if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - it has no public name; False in a profile of all threads
+        _warn_of_profile()
 
     def run() -> None:
         this_thread.locks = locks
@@ -51,6 +54,16 @@ def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
         job()
 
     return threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True)
+
+
+def _warn_of_profile() -> None:
+    """Say that a profile of this thread does not see another one: PyTorch has no way to let it in."""
+    warnings.warn(
+        "torch.profiler must profile all threads to see the layers of a pipeline, got a profile of this thread alone; "
+        "pass experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) to profile(), or "
+        "make the pipeline with workers='never'",
+        stacklevel=2,
+    )
 
 
 def is_foreign_thread() -> bool:

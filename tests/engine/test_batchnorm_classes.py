@@ -164,6 +164,19 @@ def test_the_batch_normalisation_of_timm_is_deferred():
     assert_trains_like_the_plain_one(lambda: kinds["BatchNormAct2d"](2), batch(), "always")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_layers_are_deferred():
+    plain = nn.Sequential(nn.Conv2d(2, 2, 1), WithActivation(2)).double()
+    module = convert_deferred_batch_norm(copy.deepcopy(plain))
+    pipe = on_cpu(
+        nn.Sequential(torch.compile(module, backend="eager")), [1], chunks=3, checkpoint="always",
+        deferred_batch_norm=True,
+    )  # fmt: skip
+    pipe(batch()).sum().backward()
+    plain(batch())
+    torch.testing.assert_close(dict(module.named_buffers()), dict(plain.named_buffers()))
+
+
 class OwnFormula(nn.BatchNorm2d):
     """Updates its running statistics itself."""
 

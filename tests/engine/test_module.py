@@ -118,15 +118,14 @@ def test_an_optimizer_trains_the_layers_of_the_module_itself():
 MOVES = {
     "cuda()": lambda pipe: pipe.cuda(),
     "cuda(1)": lambda pipe: pipe.cuda(1),
-    "cpu()": lambda pipe: pipe.cpu(),
-    "to(cpu)": lambda pipe: pipe.to("cpu"),
     "to(meta)": lambda pipe: pipe.to(torch.device("meta")),
     "to(0)": lambda pipe: pipe.to(0),
-    "to(cpu) ": lambda pipe: pipe.to(device="cpu"),
-    "to(cpu)  ": lambda pipe: pipe.to("cpu", torch.float64),
-    "to(cpu)   ": lambda pipe: pipe.to(X),
-    "to(cpu)    ": lambda pipe: pipe.to(tensor=X),
-    "to(cpu)     ": lambda pipe: pipe.to(torch.float64, device="cpu"),
+    "to(meta) ": lambda pipe: pipe.to(device="meta"),
+    "to(meta)  ": lambda pipe: pipe.to("meta", torch.float64),
+    "to(meta)   ": lambda pipe: pipe.to(X.to("meta")),
+    "to(meta)    ": lambda pipe: pipe.to(tensor=X.to("meta")),
+    "to(meta)     ": lambda pipe: pipe.to(torch.float64, device="meta"),
+    "to_empty(device=meta)": lambda pipe: pipe.to_empty(device="meta"),
 }
 
 
@@ -141,7 +140,24 @@ def test_a_pipeline_does_not_move(call):
     assert pipe[0].linear.weight.dtype == torch.float32
 
 
+STAYS = {
+    "cpu()": lambda pipe: pipe.cpu(),
+    "to(cpu)": lambda pipe: pipe.to("cpu"),
+    "to(device)": lambda pipe: pipe.to(device=torch.device("cpu")),
+    "to(tensor)": lambda pipe: pipe.to(X),
+    "to_empty()": lambda pipe: pipe.to_empty(device="cpu"),
+}
+
+
+@pytest.mark.parametrize("call", STAYS)
+def test_a_move_to_where_it_is_changes_nothing(call):
+    pipe = on_cpu(nn.Sequential(*layers()), [2, 2], chunks=2)
+    assert STAYS[call](pipe) is pipe
+    assert pipe(X).shape == X.shape
+
+
 CASTS = {
+    "to(cpu, dtype)": lambda pipe: pipe.to("cpu", torch.float64),
     "to(dtype)": lambda pipe: pipe.to(torch.float64),
     "to(dtype=)": lambda pipe: pipe.to(dtype=torch.float64),
     "double()": lambda pipe: pipe.double(),

@@ -1,21 +1,18 @@
-"""Pipe: partitions by placement, several inputs, values gathered, DistributedDataParallel around it."""
+"""Pipe: partitions by placement, several inputs, values gathered."""
 
 from __future__ import annotations
 
 import copy
 import re
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench import Pipe
 from gpipe_bench.engine.placed import placed_partitions
-from gpipe_bench.pipe import LocalValue, NoChunk, PipeSequential, WithDevice, partition_model
+from gpipe_bench.pipe import NoChunk, PipeSequential, WithDevice, partition_model
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
@@ -267,31 +264,3 @@ def test_refused(name):
     call, error, message = REFUSED[name]
     with pytest.raises(error, match=re.escape(message)):
         call()
-
-
-TOGETHER = (("never", {}), ("never", {"static_graph": True}), ("except_last", {"static_graph": True}))
-
-
-def _train(rank, folder, half):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        for number, (checkpoint, options) in enumerate(TOGETHER):
-            model = DistributedDataParallel(Pipe(chain(), 2, checkpoint, balance=[2, 2]), **options)
-            result = model(half[rank])
-            assert isinstance(result, LocalValue)
-            result.local_value().square().mean().backward()
-            torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{number}-{rank}.pt")
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-@pytest.mark.timeout(120)
-def test_two_processes_average_their_gradients(tmp_path):
-    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
-    torch.multiprocessing.spawn(_train, (str(tmp_path), batch.chunk(2)), nprocs=2)
-    plain = chain()
-    plain(batch).square().mean().backward()
-    for number, rank in product(range(len(TOGETHER)), range(2)):
-        for found, parameter in zip(torch.load(tmp_path / f"{number}-{rank}.pt"), plain.parameters(), strict=True):
-            torch.testing.assert_close(found, parameter.grad)

@@ -1,0 +1,50 @@
+"""What to change, where an error of PyTorch does not say that the pipeline is the reason.
+
+The error keeps its type, its text and its traceback; the advice is a note below it.
+"""
+
+from __future__ import annotations
+
+_ONE_ROW = "Expected more than 1 value per channel when training"
+_SELECTIVE = "region computed under selective activation checkpoint"
+# The second one is raised by the node with which a cell of the runtime begins its backward pass.
+_OTHER_SHAPE = ("Mismatch in shape: grad_output", "Function _HandOverBackward returned an invalid gradient")
+
+
+def advise(error: BaseException, m: int, rows: tuple[int, int]) -> None:
+    """Add a note to an error that a task of a batch has raised.
+
+    Args:
+        error: what it has raised.
+        m: how many micro-batches there are.
+        rows: of the first and of the last micro-batch.
+    """
+    text = str(error)
+    notes = []
+    if _ONE_ROW in text and rows[1] == 1:
+        notes.append(
+            f"A micro-batch must have at least 2 rows for batch normalisation, got {rows[0] * (m - 1) + 1} rows in {m} "
+            f"micro-batches, the last with one; {_other_chunks(rows[0] * (m - 1) + 1, m)}."
+        )
+    if _SELECTIVE in text:
+        notes.append(
+            "Selective activation checkpointing must run backward once, got a schedule that splits the backward pass "
+            "into I and W; use one that does not, such as '1f1b', or let the pipeline checkpoint the layer."
+        )
+    if any(begin in text for begin in _OTHER_SHAPE):
+        notes.append(
+            "A checkpointed layer must give the same when it runs again, got another shape in the recomputation; draw "
+            "random numbers from torch, hand on jagged tensors as values and offsets, or use checkpoint='never'."
+        )
+    for note in notes:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def _other_chunks(rows: int, m: int) -> str:
+    """What gives every micro-batch two rows or more."""
+    for chunks in range(m - 1, 0, -1):
+        size = -(-rows // chunks)
+        if size > 1 and rows % size != 1:
+            return f"use chunks={-(-rows // size)}, or a larger batch"
+    return "use a larger batch"

@@ -1,0 +1,127 @@
+"""DistributedDataParallel around a pipeline: gradients are averaged, or the batch is refused."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from gpipe_bench import Pipe
+from gpipe_bench.errors import UnsupportedError
+from gpipe_bench.pipe import LocalValue
+
+STATIC = {"static_graph": True}
+TOGETHER = (
+    ("never", None, {}),
+    ("never", None, STATIC),
+    ("except_last", None, STATIC),
+    ("always", None, STATIC),
+    ("never", "gpipe", STATIC),
+    ("except_last", "gpipe", STATIC),
+)
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+
+
+def chain():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), nn.Tanh())
+
+
+def pipe(checkpoint="always", schedule=None, chunks=2):
+    return Pipe(chain(), chunks, checkpoint, balance=[2, 2], schedule=schedule)
+
+
+def loss_of(result):
+    assert isinstance(result, LocalValue)
+    return result.local_value().square().mean()
+
+
+def _train(rank, folder, half):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        for number, (checkpoint, schedule, options) in enumerate(TOGETHER):
+            model = DistributedDataParallel(pipe(checkpoint, schedule), **options)
+            for step in range(3):
+                model.zero_grad()
+                # Of two batches, the first of which is not averaged by itself.
+                with model.no_sync() if step == 2 else nullcontext():
+                    loss_of(model(half[rank])).backward()
+            loss_of(model(half[rank] + 1)).backward()
+            torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{number}-{rank}.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_average_their_gradients(tmp_path):
+    torch.multiprocessing.spawn(_train, (str(tmp_path), X.chunk(2)), nprocs=2)
+    plain = chain()
+    (plain(X).square().mean() + plain(X + 1).square().mean()).backward()
+    for number, rank in product(range(len(TOGETHER)), range(2)):
+        for found, parameter in zip(torch.load(tmp_path / f"{number}-{rank}.pt"), plain.parameters(), strict=True):
+            torch.testing.assert_close(found, parameter.grad)
+
+
+@pytest.fixture
+def _alone(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize(
+    ("checkpoint", "schedule"), [("always", None), ("except_last", None), ("never", "gpipe"), ("always", "gpipe")]
+)
+def test_what_would_not_be_averaged_is_refused_before_it_runs(checkpoint, schedule):
+    seen, model = [], DistributedDataParallel(pipe(checkpoint, schedule))
+    model.module[0].register_forward_hook(lambda *_: seen.append("ran"))
+    with pytest.raises(UnsupportedError, match="must have static_graph=True around a pipeline with"):
+        model(X)
+    assert not seen
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_layer_of_a_larger_module_is_refused_alike():
+    model = DistributedDataParallel(nn.Sequential(pipe()))
+    with pytest.raises(UnsupportedError, match="static_graph"):
+        model(X)
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+def test_a_step_within_its_forward_is_refused(schedule):
+    inner = pipe("never", schedule)
+    model = DistributedDataParallel(nn.ModuleDict({"pipe": inner}), static_graph=True)
+    model.module.forward = lambda x: inner.step(x, x, mse_loss)
+    with pytest.raises(UnsupportedError, match=r"pipe\.step must run outside of DistributedDataParallel"):
+        model(X)
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+def test_a_single_microbatch_needs_no_static_graph(checkpoint):
+    model = DistributedDataParallel(pipe(checkpoint, chunks=1))
+    loss_of(model(X)).backward()
+    plain = chain()
+    plain(X).square().mean().backward()
+    torch.testing.assert_close([each.grad for each in model.parameters()], [each.grad for each in plain.parameters()])
+
+
+@pytest.mark.usefixtures("_alone")
+def test_what_is_not_averaged_is_not_refused():
+    model, other = DistributedDataParallel(pipe()), pipe()
+    with torch.no_grad():
+        model(X)
+    with model.no_sync():
+        loss_of(model(X)).backward()
+    model.module[1].register_forward_hook(lambda *_: loss_of(other(X)).backward())
+    model.module.checkpoint = "never"
+    loss_of(model(X)).backward()
