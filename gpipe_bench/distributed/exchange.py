@@ -136,6 +136,17 @@ class Exchange(Mailboxes):
             self.check()
             raise
 
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in all of them; rank 0 collects."""
+        others = [rank for rank in range(self._group.size()) if rank]
+        if self._rank:
+            self.tell("end", [0], value)
+            found: list[Any] = self.hear("end", 0)
+            return found
+        values = [value, *(self.hear("end", rank) for rank in others)]
+        self.tell("end", others, values)
+        return values
+
     # --- threads -----------------------------------------------------------------------------------------------------
 
     def _send_all(self, target: int) -> None:

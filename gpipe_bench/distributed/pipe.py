@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench.components import Components
+from gpipe_bench.distributed.agreement import Begin, compare, description, fingerprint
 from gpipe_bench.distributed.channel import own_group
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.engine.arguments import named_device
@@ -30,14 +30,6 @@ from gpipe_bench.errors import DeviceCountError, PeerError
 from gpipe_bench.program import Plan
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 from gpipe_bench.skip.namespace import SkipKey
-
-
-class _Begin(NamedTuple):
-    """What the process with the first partition tells the others before a batch."""
-
-    sizes: list[int]
-    seed: bytes
-    settings: dict[str, Any]
 
 
 class _Goal(NamedTuple):
@@ -136,9 +128,14 @@ class Pipe(GPipe):
                 schedule=schedule,
                 workers="never",
             )
-            return self._gathered(exchange, self._description(module))
+            mine = description(module, self.balance, schedule, self._layout, deferred_batch_norm=deferred_batch_norm)
+            return exchange.gather(mine)
 
-        self._compare(self._exchanged(make))
+        try:
+            compare(self._exchanged(make))
+        except ValueError as error:
+            self.__dict__["failure"] = str(error)
+            raise
 
     def forward(self, input: Any = None) -> Any:  # noqa: A002 - as in GPipe
         """Evaluate one batch, in every process and without gradients.
@@ -203,7 +200,7 @@ class Pipe(GPipe):
         """
         grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         own = nn.utils.get_total_norm(grads, norm_type).cpu()
-        norms = self._exchanged(lambda exchange: self._gathered(exchange, own))
+        norms = self._exchanged(lambda exchange: exchange.gather(own))
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type).to(self._device)
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
         return total
@@ -298,52 +295,17 @@ class Pipe(GPipe):
     def _received(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device)
 
-    def _gathered(self, exchange: Exchange, value: Any) -> list[Any]:
-        """The values of all processes, in all of them; rank 0 collects."""
-        first = 0
-        if self.rank != first:
-            exchange.tell("end", [first], value)
-            found: list[Any] = exchange.hear("end", first)
-            return found
-        values = [value if rank == first else exchange.hear("end", rank) for rank in range(self._size)]
-        exchange.tell("end", self._others, values)
-        return values
-
-    def _description(self, module: nn.Sequential) -> dict[str, Any]:
-        """What has to be equal in all processes."""
-        names = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
-        schedule = self._choice.schedule if self._choice is not None else None
-        return {
-            "parameters": hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest(),
-            "balance": self.balance,
-            "skips": [*self._layout.routes.values()],
-            "schedule": schedule if isinstance(schedule, str) else "one of your own",
-            "deferred_batch_norm": self.deferred_batch_norm,
-        }
-
-    def _compare(self, descriptions: list[dict[str, Any]]) -> None:
-        """Check that all processes made the same pipeline: each of them raises the same error."""
-        first = descriptions[0]
-        for rank, other in enumerate(descriptions):
-            for name, value in first.items():
-                if other[name] != value:
-                    self.__dict__["failure"] = "processes with different pipelines"
-                    raise ValueError(
-                        f"{name} must be the same in all processes, got {value} on rank 0 and {other[name]} on rank "
-                        f"{rank}; make the same pipeline everywhere"
-                    )
-
-    def _begun(self, exchange: Exchange, value: Any, *, training: bool) -> tuple[Plan[SkipKey], _Begin, list[Any]]:
+    def _begun(self, exchange: Exchange, value: Any, *, training: bool) -> tuple[Plan[SkipKey], Begin, list[Any]]:
         """The plan of a batch, what the first process has said of it, and its micro-batches if they begin here."""
         first, microbatches = self._rows[0], []
         if self.rank == first:
             microbatches = self._scattered(value)
             sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
-            begin = _Begin(sizes, state_digest(), self._settings(len(sizes), training=training))
+            begin = Begin(sizes, state_digest(), self._settings(len(sizes), training=training))
             exchange.tell("begin", self._others, tuple(begin))
         else:
             self._settle()
-            begin = _Begin(*exchange.hear("begin", first))
+            begin = Begin(*exchange.hear("begin", first))
             for name, value_here in self._settings(len(begin.sizes), training=training).items():
                 if begin.settings[name] != value_here:
                     raise ValueError(
@@ -360,7 +322,7 @@ class Pipe(GPipe):
             "checkpoint": self.checkpoint,
             "training mode": self.training,
             "grad mode": torch.is_grad_enabled(),
-            "the schedule": hashlib.blake2b(repr(lists.facts.schedule).encode(), digest_size=8).hexdigest(),
+            "the schedule": fingerprint(lists.facts.schedule),
         }
 
     def _lists(self, plan: Plan[SkipKey]) -> ActionLists:
@@ -386,7 +348,7 @@ class Pipe(GPipe):
                 total = end.total() if self.rank == last else None
             finally:
                 after(self._streams())
-            told = self._gathered(exchange, (total, batch.randomness.drew))
+            told = exchange.gather((total, batch.randomness.drew))
             batch.randomness.drew = any(drew for _, drew in told)
         hand_back(entering, runtime.input_grads)
         output = gather(end.outputs).unwrap() if goal.return_output and self.rank == last else None
@@ -410,7 +372,7 @@ class Pipe(GPipe):
             options: Any = {"learning": False, "threads": False, "mailboxes": exchange}
             self._run(exchange, Runtime(self._layout, microbatches, batch, lists, end, **options), lists.forward)
             after(self._streams())
-            told = self._gathered(exchange, batch.randomness.drew)
+            told = exchange.gather(batch.randomness.drew)
             batch.randomness.drew = any(told)
         return gather(end.microbatches).unwrap() if self.rank == self._rows[-1] else None
 

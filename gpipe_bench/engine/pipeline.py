@@ -142,11 +142,12 @@ class Pipeline(Layers):
         """What the tasks of a batch share, for as long as its forward passes run."""
         anew = bool(plan.checkpointed) or self._choice is not None
         shared = plan.m > 1 and plan.n > 1
-        # Rows of the first and of the last micro-batch; a tensor that is not split has as many or more.
-        first, last = (
+        # A tensor that is not split has as many rows as one that is, or more. In a process without the first partition
+        # nothing is known of them.
+        rows = [
             min((value.size(0) for value in each.values if isinstance(value, Tensor) and value.dim()), default=0)
-            for each in (microbatches[0], microbatches[-1])
-        )
+            for each in microbatches
+        ] or [0]
         with self._lock, deferring(self._deferred, plan.m), uncached_weights(shared=shared, anew=anew):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
@@ -163,7 +164,7 @@ class Pipeline(Layers):
                     observer=self._observer,
                     partitions=self._places,
                     ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in self._places],
-                    rows=(first, last),
+                    rows=(rows[0], rows[-1]),
                     trained=[any(weight.requires_grad for weight in each.layers.parameters()) for each in self._places],
                 )
             finally:

@@ -51,7 +51,9 @@ def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]]) -> Fact
 
     Every micro-batch must pass every partition: F once, and then B once, or I and W once. R may recompute a forward
     pass once, before its B or I. From one device to another, activations are received in the order in which they are
-    sent, and so are gradients. So even a send that lasts until its receive (a rendezvous) holds up no other for ever.
+    sent, and so are gradients. Between processes no device waits for ever if sends run beside the actions, also where a
+    send lasts until its receive (a rendezvous) and skips travel, too. A send that holds up the next action may wait for
+    ever in every schedule that has backward passes between forward passes.
 
     Args:
         schedule: a schedule, or for each device a list of ``(kind, i, j)``.

@@ -16,8 +16,8 @@ from torch.nn import functional
 from gpipe_bench.distributed import PeerError, Pipe
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.schedules import SCHEDULES
-from tests.distributed.fake import World, run_ranks
 from tests.distributed.test_parity import ranks_of
+from tests.distributed.threads import World, run_ranks
 
 # For each schedule.
 CASES = int(os.environ.get("FAILURES", "2"))

@@ -31,6 +31,7 @@ NOT_RUN = {
     "python -m pytest": "other jobs run the tests; the paths must exist",
     "conda": "downloads an environment; a test of the locks reads its file",
     "pip install": "installs; the job of the wheel does so in an environment of its own",
+    "torchrun --nnodes": "needs two hosts; tests/distributed/test_two_hosts.py has two network namespaces",
     "diff -r figures/redrawn": "compares what Snakemake drew; tests/figures redraws and compares every figure",
     "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
     "gpipe-bench predictions": "20 s; tests/simulator_costs/test_predictions.py runs it",

@@ -20,12 +20,13 @@ from tests.project.tree import ROOT
 #    |       +--- models <--- simulator <-----+      |
 #    +----------- native <-------+                   |
 #    |                           ^                   |
-#    +-- (and native) -------- emulator              |
+#    +-- (and native) -------- emulator              |      distributed: above engine; nothing imports it
 #    +----------- figures <------ report <-----------+
 ALLOWED = {
     "pure": set(),
     "skip": {"pure"},
     "engine": {"pure", "skip"},
+    "distributed": {"pure", "skip", "engine"},
     "models": {"pure", "skip"},
     "balance": {"pure", "skip", "engine", "simulator"},
     "measure": {"pure", "skip", "engine"},

@@ -47,7 +47,7 @@ class Transfer:
                 raise RuntimeError(f"Connection closed by peer between {self.ends}")
 
 
-class FakeGroup:
+class ThreadGroup:
     """The group as one rank has it."""
 
     def __init__(self, world: World, rank: int) -> None:
@@ -84,14 +84,14 @@ class FakeGroup:
         return transfer
 
 
-def run_ranks(size: int, job: Callable[[FakeGroup], Any], world: World | None = None) -> list[Any]:
+def run_ranks(size: int, job: Callable[[ThreadGroup], Any], world: World | None = None) -> list[Any]:
     """What ``job`` gives or raises on each rank."""
     world = world or World(size)
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
         try:
-            results[rank] = job(FakeGroup(world, rank))
+            results[rank] = job(ThreadGroup(world, rank))
         except BaseException as error:  # noqa: BLE001 - it is a result
             results[rank] = error
 
@@ -104,7 +104,7 @@ def run_ranks(size: int, job: Callable[[FakeGroup], Any], world: World | None = 
     return results
 
 
-def results_of(size: int, job: Callable[[FakeGroup], Any]) -> list[Any]:
+def results_of(size: int, job: Callable[[ThreadGroup], Any]) -> list[Any]:
     """As :func:`run_ranks`; raises what a rank has raised."""
     results = run_ranks(size, job)
     for result in results:

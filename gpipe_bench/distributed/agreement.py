@@ -1,0 +1,57 @@
+"""What all processes of a pipeline must agree on: what they are made of, and what they do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from gpipe_bench.skip.layout import SkipLayout
+
+
+class Begin(NamedTuple):
+    """What the process with the first partition tells the others before a batch."""
+
+    sizes: list[int]
+    """Of the micro-batches."""
+    seed: bytes
+    """Of the random numbers of all tasks."""
+    settings: dict[str, Any]
+    """What must be the same in all processes."""
+
+
+def fingerprint(value: object) -> str:
+    """A short text, equal for values whose ``repr`` is equal."""
+    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
+
+
+def description(
+    module: nn.Module, balance: Sequence[int], schedule: Any, layout: SkipLayout, *, deferred_batch_norm: bool
+) -> dict[str, Any]:
+    """What a process has made its pipeline of."""
+    names = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
+    return {
+        "parameters": fingerprint(names),
+        "balance": list(balance),
+        "skips": [*layout.routes.values()],
+        "schedule": schedule if isinstance(schedule, str) else "one of your own",
+        "deferred_batch_norm": deferred_batch_norm,
+    }
+
+
+def compare(descriptions: Sequence[dict[str, Any]]) -> None:
+    """Check that all processes have made the same pipeline; each of them raises the same error.
+
+    Raises:
+        ValueError: they have not.
+    """
+    first = descriptions[0]
+    for rank, other in enumerate(descriptions):
+        for name, value in first.items():
+            if other[name] != value:
+                raise ValueError(
+                    f"{name} must be the same in all processes, got {value} on rank 0 and {other[name]} on rank "
+                    f"{rank}; make the same pipeline everywhere"
+                )
