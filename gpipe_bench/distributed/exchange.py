@@ -23,6 +23,7 @@ import torch
 
 from gpipe_bench.distributed import channel, wire
 from gpipe_bench.distributed.channel import Group
+from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
 from gpipe_bench.engine.worker import new_thread
 from gpipe_bench.errors import PeerError
@@ -51,6 +52,7 @@ class Exchange(Mailboxes):
         skips: all skips, in an order that is the same in all processes.
         edges: (sender, receiver) of each channel.
         place: puts a received tensor on this process's device.
+        replicas: told of each action that has ended, if there are any.
 
     Attributes:
         failure: why this process, or another one, has failed; None as long as none has.
@@ -63,10 +65,13 @@ class Exchange(Mailboxes):
         skips: Iterable[Any],
         edges: Collection[tuple[int, int]],
         place: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        replicas: Replicas | None = None,
     ) -> None:
         super().__init__()
         self.failure: str | None = None
         self._group, self._rows, self._rank, self._place = group, rows, group.rank(), place
+        self._replicas = replicas
         self._skips: list[Any] = [None, *skips]
         self._queues: dict[int, SimpleQueue[Message | str | None]] = {}
         self._threads: list[threading.Thread] = []
@@ -86,6 +91,11 @@ class Exchange(Mailboxes):
             super().put(key, value)
         else:
             self._queues[target].put((key, *wire.pack(value)))
+
+    def done(self, action: Action) -> None:
+        """Let gradients that are complete be averaged."""
+        if self._replicas is not None:
+            self._replicas.done(action)
 
     def fail(self, action: Action, place: int, error: BaseException) -> None:
         """Tell all processes that an action of this one has failed."""
