@@ -14,7 +14,7 @@ closes its connections, and one that is silent is given up after the group's tim
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
@@ -169,32 +169,33 @@ class Exchange(Mailboxes):
                 news = b"" if known.get(kind) == description else description
                 known[kind] = description
                 skip = self._skips.index(key[3])
-                self._send(target, [_VALUE, _WAYS.index(key[0]), key[1], key[2], skip], news)
-                for tensor in tensors:
-                    channel.send(self._group, wire.memory(tensor.cpu()), target)
+                here = [tensor.cpu() for tensor in tensors]
+                self._send(target, [_VALUE, _WAYS.index(key[0]), key[1], key[2], skip], news, here)
             self._send(target, [_LAST if message is None else _FAILURE, 0, 0, 0, 0], (message or "").encode())
         except Exception as error:  # noqa: BLE001 - whatever it is ends this process's part
             self.give_up(self._lost(target, error))
 
-    def _send(self, target: int, header: list[int], description: bytes) -> None:
-        channel.send(self._group, torch.tensor([*header, len(description)]).view(torch.uint8), target)
-        channel.send(self._group, channel.bytes_of(description), target)
+    def _send(self, target: int, header: list[int], description: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
+        begin = torch.tensor([*header, len(description)]).view(torch.uint8)
+        pieces = [begin, channel.bytes_of(description), *map(wire.memory, tensors)]
+        channel.send(self._group, pieces, target)
 
     def _receive_all(self, source: int) -> None:
         known: dict[Any, bytes] = {}
         try:
             while True:
                 header = torch.empty(_HEADER, dtype=torch.int64)
-                channel.receive(self._group, header.view(torch.uint8), source)
+                channel.receive(self._group, [header.view(torch.uint8)], source)
                 what, way, i, j, skip, length = header.tolist()
-                news = channel.receive(self._group, torch.empty(length, dtype=torch.uint8), source).numpy().tobytes()
+                data = torch.empty(length, dtype=torch.uint8)
+                channel.receive(self._group, [data], source)
+                news = data.numpy().tobytes()
                 if what != _VALUE:
                     break
                 kind = way, j, skip
                 known[kind] = news or known[kind]
                 parcel = wire.Parcel(known[kind])
-                for tensor in parcel.tensors:
-                    channel.receive(self._group, wire.memory(tensor), source)
+                channel.receive(self._group, [*map(wire.memory, parcel.tensors)], source)
                 super().put((_WAYS[way], i, j, self._skips[skip]), parcel.value(self._place))
             if what == _FAILURE:
                 self.give_up(news.decode())
