@@ -111,9 +111,11 @@ def heavy_layer_of(name: str, values: Values) -> str | None:
         name: of any model of the suite.
         values: complete arguments of it.
     """
+    if not is_vision(name):
+        return None
     from gpipe_bench.models.pieces import heavy_layer
 
-    return heavy_layer(_pieces(name, tuple(values.items()))) if is_vision(name) else None
+    return heavy_layer(_pieces(name, tuple(values.items())))
 
 
 def _without_values(module: nn.Module) -> nn.Module:
