@@ -22,9 +22,11 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 # The base of BatchNorm1d to 3d and of SyncBatchNorm, which programs test for; no public class is one for any shape.
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from gpipe_bench.engine.context import is_recomputing
 from gpipe_bench.engine.sequential import children_of
+from gpipe_bench.errors import UnsupportedError
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -166,7 +168,8 @@ class _Watched(Tensor):
             if not any(isinstance(value, Tensor) for value in (result if isinstance(result, tuple) else (result,))):
                 return result
         where = watches[0].name if watches else "a layer"
-        raise TypeError(
+        # No TypeError: as the result of an operator, Python would make another error of it.
+        raise UnsupportedError(
             "deferred batch normalisation must use its running statistics in F.batch_norm alone, got "
             f"{getattr(func, '__name__', func)} in the forward of {where}; call F.batch_norm there, or make the "
             "pipeline with deferred_batch_norm=False"
@@ -202,13 +205,22 @@ def convert_deferred_batch_norm(module: nn.Module) -> nn.Module:
         ``module``, or its replacement if it is itself a batch normalisation.
 
     Raises:
-        TypeError: a layer is a synchronised batch normalisation.
+        TypeError: a layer has running statistics that cannot be deferred.
     """
     for name, layer in module.named_modules():
+        kind, where = type(layer).__name__, f"in '{name}'; use nn.BatchNorm2d there, or deferred_batch_norm=False"
         if isinstance(layer, nn.SyncBatchNorm):
+            raise TypeError(f"deferred batch normalisation must be one of this process alone, got a {kind} {where}")
+        if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
             raise TypeError(
-                "deferred batch normalisation must be one of this process alone, got a "
-                f"{type(layer).__name__} in '{name}'; use nn.BatchNorm2d there, or deferred_batch_norm=False"
+                f"running statistics must be those of nn.BatchNorm1d to 3d to be deferred, got a {kind} {where}"
+            )
+        inner = getattr(layer, "_orig_mod", layer)
+        # There is no public way to ask what Module.compile() has done.
+        if isinstance(inner, _BatchNorm) and (inner is not layer or vars(inner).get("_compiled_call_impl") is not None):
+            raise TypeError(
+                f"batch normalisation must not be compiled by itself to be deferred, got a {type(inner).__name__} that "
+                f"is, in '{name}'; compile a layer around it, or use deferred_batch_norm=False"
             )
     return _converted(module, {})
 

@@ -48,6 +48,14 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
         return run_inside
 
     @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let layers be compiled within this mode: operators of a compiled layer are seen when it runs.
+
+        Else PyTorch would not compile them, neither here nor, since it remembers, in later batches.
+        """
+        return True
+
+    @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # True, the default, imports it (half a second) only to keep it away from the mode. PyTorch 2.13 calls the
         # switch temporary; torch.compiler.disable is the public one, and imports it, too.

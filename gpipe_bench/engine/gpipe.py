@@ -110,8 +110,8 @@ class GPipe(Pipeline):
 
         Args:
             input: as for :meth:`forward`.
-            target: a tensor of shape (batch size, ...) on ``devices[-1]``, a list with an item per sample, or a tuple,
-                list or dict of these. Everything else in it goes to each micro-batch.
+            target: a tensor of shape (batch size, ...) on ``devices[-1]``, a list with an item per sample, or a tuple
+                or dict of these. A number, or an object, goes to each micro-batch as it is.
             loss: gives one number from (output, target). The paper's executor calls it once, with the whole batch; a
                 schedule calls it with each micro-batch.
             return_output: whether to return the output, too.
@@ -127,7 +127,8 @@ class GPipe(Pipeline):
             mode is off nothing runs backward.
 
         Raises:
-            TypeError: as for :meth:`forward`, or ``loss`` does not give one number.
+            TypeError: as for :meth:`forward`, or ``loss`` does not give one number, or ``target`` has a collection
+                that is neither a tensor nor a list.
             ValueError: as for :meth:`forward`, or ``target`` has another batch size or, with a schedule, a graph; or
                 ``reduction`` has a wrong value.
             Exception: a layer or ``loss`` raised it. Gradients of the micro-batches before may have been added by

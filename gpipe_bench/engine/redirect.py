@@ -65,14 +65,6 @@ class Redirect(DispatchMode):
         self._generators: dict[torch.device, torch.Generator] = {}
         self.drew = False
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let layers be compiled within this mode: what a compiled layer draws is seen when it runs.
-
-        Else PyTorch would not compile them, neither here nor, since it remembers, in later batches.
-        """
-        return True
-
     def __enter__(self) -> Self:
         """Redirect the operators of this thread."""
         if "torch._dynamo" in sys.modules:

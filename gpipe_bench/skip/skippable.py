@@ -19,6 +19,7 @@ layer, which renames every parameter. Here the decorator derives a class from th
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -210,9 +211,33 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
         bases = (module_cls,) if issubclass(module_cls, Skippable) else (module_cls, Skippable)
         body = {name: vars(module_cls)[name] for name in _NAMES if name in vars(module_cls)}
         body |= {"stashable_names": stashable, "poppable_names": poppable, "forward": forward}
+        body |= {"_decorated": (module_cls, stashable, poppable), "__reduce_ex__": _reduce}
         return types.new_class(module_cls.__name__, bases, exec_body=lambda namespace: namespace.update(body))
 
     return decorate
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """Pickle an object whose class is not found under its name by the class that was decorated."""
+    reduced = nn.Module.__reduce_ex__(self, protocol)
+    kind: Any = type(self)
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is kind or "_decorated" not in vars(kind):
+        return reduced
+    return _blank, vars(kind)["_decorated"], *reduced[2:]
+
+
+@functools.cache
+def _derived(module_cls: type[nn.Module], stashable: frozenset[str], poppable: frozenset[str]) -> type[nn.Module]:
+    return skippable(stashable, poppable)(module_cls)
+
+
+def _blank(*decorated: Any) -> nn.Module:
+    """An object without attributes, of a class that is derived anew."""
+    kind = _derived(*decorated)
+    return kind.__new__(kind)
 
 
 def isolate(module: ModuleT, ns: Namespace, *, only: Iterable[str] | None = None) -> ModuleT:

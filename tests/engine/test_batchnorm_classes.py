@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
+from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.models.vision import original
 from tests.engine.support import MODES, on_cpu
 
@@ -189,8 +190,42 @@ class OwnFormula(nn.BatchNorm2d):
 @pytest.mark.parametrize("checkpoint", MODES)
 def test_a_class_with_a_formula_of_its_own_is_refused(checkpoint):
     pipe = on_cpu(nn.Sequential(OwnFormula(2)).double(), [1], chunks=3, checkpoint=checkpoint, deferred_batch_norm=True)
-    with pytest.raises(TypeError, match=r"in F.batch_norm alone, got lerp_ in the forward of OwnFormula; call F.batch"):
+    message = r"in F.batch_norm alone, got lerp_ in the forward of OwnFormula; call F.batch"
+    with pytest.raises(UnsupportedError, match=message):
         pipe(batch())
+
+
+class Operator(nn.BatchNorm2d):
+    def forward(self, x):
+        return x - 0.9 * self.running_mean[None, :, None, None]
+
+
+def test_a_formula_with_operators_is_refused_in_the_same_words():
+    pipe = on_cpu(nn.Sequential(Operator(2)).double(), [1], chunks=3, deferred_batch_norm=True)
+    with pytest.raises(UnsupportedError, match=r"must use its running statistics in F\.batch_norm alone"):
+        pipe(batch())
+
+
+def compiled_in_place():
+    layer = nn.BatchNorm2d(2)
+    layer.compile()
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # the compiler's own
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.InstanceNorm2d(2, track_running_stats=True), "running statistics must be those of nn.BatchNorm1d"),
+        (lambda: torch.compile(nn.BatchNorm2d(2)), r"got a BatchNorm2d that is, in '1\.0'; compile a layer around it"),
+        (compiled_in_place, r"got a BatchNorm2d that is, in '1\.0'; compile a layer around it"),
+    ],
+    ids=["instances", "compiled", "compiled-in-place"],
+)
+def test_other_statistics_are_refused_by_name(make, message):
+    layers = nn.Sequential(nn.Identity(), nn.Sequential(make()))
+    with pytest.raises(TypeError, match=message):
+        on_cpu(layers, [2], deferred_batch_norm=True)
 
 
 def test_synchronised_layers_are_refused_by_name():

@@ -93,8 +93,9 @@ def test_losses_of_pytorch(function, reduction, schedule):
         ({"weight": weight, "reduction": "sum"}, padded),
         ({"label_smoothing": 0.1}, padded),
         ({"weight": weight, "label_smoothing": 0.1}, numbers),
+        ({}, classes.to(torch.uint8)),
     ],
-    ids=["padding", "ignored", "weights", "one-weight", "all", "sum", "smoothing", "probabilities"],
+    ids=["padding", "ignored", "weights", "one-weight", "all", "sum", "smoothing", "probabilities", "bytes"],
 )
 def test_settings_of_cross_entropy(settings, target):
     check(nn.CrossEntropyLoss(**settings), target)
@@ -183,7 +184,14 @@ def test_a_reduction_that_does_not_exist(given):
         pipe.step(batch(), classes, over_labels, reduction=given)
 
 
-@pytest.mark.parametrize("weights", [[0, 0, 0], [1, -1, 2], [1, float("nan"), 1]])
+@pytest.mark.filterwarnings("error")
+def test_a_module_in_a_partial_is_a_loss_of_ones_own():
+    pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=3)
+    with pytest.warns(ReductionWarning, match="partial is none of PyTorch's losses"):
+        pipe.step(batch(), classes, partial(nn.CrossEntropyLoss()))
+
+
+@pytest.mark.parametrize("weights", [[0, 0, 0], [1, -1, 2], [1, float("nan"), 1], [1, None, 1], [1, torch.ones(2), 1]])
 def test_weights_that_are_none(weights):
     pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=3)
     given = iter(weights)
@@ -211,27 +219,30 @@ boxes = [{"boxes": torch.ones(count, 4, dtype=torch.float64), "label": "x"} for 
 
 
 @pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b"])
-@pytest.mark.parametrize(
-    ("loss", "target"), [(to_texts, texts), (to_texts, tuple(texts)), (to_boxes, boxes)], ids=["list", "tuple", "dicts"]
-)
+@pytest.mark.parametrize(("loss", "target"), [(to_texts, texts), (to_boxes, boxes)], ids=["texts", "dicts"])
 def test_a_list_with_an_item_per_sample_is_split(loss, target, schedule):
     check(loss, target, schedule, reduction="mean")
 
 
-def test_a_list_of_whole_targets():
-    check(lambda output, target: ((output - target[0]) * target[1]).mean(), [numbers, signs], reduction="mean")
+def test_several_targets_in_a_tuple():
+    check(lambda output, target: ((output - target[0]) * target[1]).mean(), (numbers, signs), reduction="mean")
 
 
+@pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize(
-    ("target", "got"),
+    ("target", "error", "got"),
     [
-        (texts[:-1], "6 items of types str"),
-        ([numbers, "text"], "2 items of types Tensor, str"),
-        ([numbers] * ROWS, "7 items of types Tensor"),
+        (texts[:-1], ValueError, "batch size 7, got a list of 6"),
+        ([numbers, signs], ValueError, "batch size 7, got a list of 2; .* several targets in a tuple"),
+        ({"a": numbers, "b": texts[:-1]}, ValueError, "batch size 7, got a list of 6"),
+        (numbers.numpy(), TypeError, "got a ndarray"),
+        (range(ROWS), TypeError, "got a range"),
+        ("text", TypeError, "got a str"),
+        (tuple(texts), TypeError, "got a str"),
     ],
-    ids=["short", "mixed", "two-meanings"],
+    ids=["short", "several", "in-a-dict", "array", "range", "text", "tuple"],
 )
-def test_other_lists_are_refused(target, got):
-    pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=3)
-    with pytest.raises(ValueError, match=f"a list of targets must have an item per sample, or .* got {got}"):
+def test_other_collections_are_refused(target, error, got, chunks):
+    pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=chunks)
+    with pytest.raises(error, match=got):
         pipe.step(batch(), target, to_texts, reduction="mean")

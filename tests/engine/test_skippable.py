@@ -365,3 +365,24 @@ def test_a_name_that_no_layer_declares_is_not_isolated():
         isolate(nn.Sequential(Two(), Both()), Namespace(), only=["a", "c"])
     with pytest.raises(ValueError, match="choose from"):
         isolate(nn.Linear(1, 1), Namespace(), only=["a"])
+
+
+class Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x):
+        yield stash("kept", x)
+        return self.linear(x)
+
+
+OtherName = skippable(stash=["kept"])(Kept)
+
+
+def test_a_class_that_is_not_found_under_its_name_can_be_pickled_and_copied():
+    layer = OtherName()
+    for twin in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert isinstance(twin, Kept)
+        assert twin.stashes() == layer.stashes()
+        torch.testing.assert_close(twin.state_dict(), layer.state_dict())

@@ -75,7 +75,7 @@ def test_a_target_of_another_batch_size(schedule):
 def test_a_target_with_a_graph_is_refused(schedule):
     pipe = scheduled(chain(), [1] * 4, schedule, chunks=3)
     weight = torch.ones(7, dtype=torch.float64, requires_grad=True)
-    for target in (targets(7) * weight, {"a": [targets(7) * weight]}):
+    for target in (targets(7) * weight, {"a": (targets(7) * weight,)}):
         with pytest.raises(
             ValueError, match=r"target must have no graph .* pass target.detach\(\), or leave out schedule"
         ):

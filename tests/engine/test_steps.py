@@ -116,7 +116,7 @@ def test_a_loss_may_have_parameters_of_its_own(schedule, workers):
         (nn.functional.mse_loss, torch.ones(7, 3, dtype=torch.float64)),
         (nn.functional.cross_entropy, torch.arange(7) % 3),
         (lambda output, target: (output - target["a"] * target["b"][0]).abs().mean(),
-         {"a": torch.ones(7, 3), "b": (torch.full((7, 1), 2.0), "text")}),
+         {"a": torch.ones(7, 3), "b": (torch.full((7, 1), 2.0), 3)}),
         (lambda output, target: (output * target).mean().reshape(1), torch.tensor(3.0)),
     ],
     ids=["tensor", "classes", "dict", "scalar"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.map import map as map_over
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -171,3 +172,16 @@ def test_kernels_that_step_with_the_batch(samples):
 
     # Two of each part's norm, one of its count of batches, and the concatenation.
     assert launches(samples) == 3 * -(-samples // 16) + 1
+
+
+class Maps(nn.Module):
+    def forward(self, x):
+        return map_over(torch.sin, x)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler that PyTorch calls for it warns of PyTorch's own code
+def test_a_higher_order_operator_is_traced_by_the_operators_in_it():
+    sample = torch.empty(4, 8, device="meta")
+    layers = nn.Sequential(nn.Linear(8, 8, device="meta"), Maps(), nn.Linear(8, 8, device="meta"))
+    step = simulate(layers, balance=[1, 2], batch_size=4, chunks=2, sample=sample)
+    assert step.status == "ok"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from itertools import accumulate
 from typing import Any
 
@@ -90,50 +90,31 @@ def check_target(target: Any) -> None:
 def split_targets(target: Any, chunks: int, sizes: Sequence[int]) -> list[Any]:
     """The target of each micro-batch.
 
-    Tensors are split as the batch was, lists with an item per sample likewise; everything else goes to all of them.
+    Tensors are split as the batch was. A list has an item per sample; a tuple or a dict has several targets. Anything
+    else goes to all micro-batches.
 
     Raises:
-        ValueError: a tensor or a list has another batch size, or a list may be meant in two ways.
+        ValueError: a tensor or a list has another batch size.
+        TypeError: something that may have an item per sample is neither a tensor nor a list.
     """
-    if len(sizes) == 1:
-        return [target]
-    rows = sum(sizes)
-    leaves, structure = tree_flatten(target, is_leaf=lambda value: _has_item_per_sample(value, rows))
+    rows, ends = sum(sizes), list(accumulate(sizes))
+    leaves, structure = tree_flatten(target, is_leaf=lambda value: isinstance(value, list))
     columns: list[Sequence[Any]] = []
     for leaf in leaves:
-        if isinstance(leaf, list | tuple):
-            ends = list(accumulate(sizes))
-            columns.append([leaf[end - size : end] for size, end in zip(sizes, ends, strict=True)])
-        elif isinstance(leaf, Tensor) and leaf.dim() > 0:
-            if leaf.size(0) != rows:
-                got = f"a tensor of {leaf.size(0)}"
-                raise ValueError(f"target must have the input's batch size {rows}, got {got}; pass one batch")
+        is_tensor = isinstance(leaf, Tensor) and leaf.dim() > 0
+        if (is_tensor or isinstance(leaf, list)) and len(leaf) != rows:
+            got = f"a {'tensor' if is_tensor else 'list'} of {len(leaf)}"
+            raise ValueError(f"target must have the input's batch size {rows}, got {got}; pass one batch, and several "
+                             "targets in a tuple or a dict")  # fmt: skip
+        if is_tensor:
             columns.append(leaf.chunk(chunks))
+        elif isinstance(leaf, list):
+            columns.append([leaf[end - size : end] for size, end in zip(sizes, ends, strict=True)])
+        elif isinstance(leaf, Sized) and not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"target must hold tensors, and lists with an item per sample, got a {type(leaf).__name__}; pass one "
+                "of these, and settings within the loss"
+            )
         else:
             columns.append((leaf,) * len(sizes))
     return [tree_unflatten([column[i] for column in columns], structure) for i in range(len(sizes))]
-
-
-def _has_item_per_sample(value: Any, rows: int) -> bool:
-    """Whether a list, or a tuple without tensors, has an item for each of ``rows`` samples; else it has whole targets.
-
-    Raises:
-        ValueError: it has neither, or may have both.
-    """
-    leaves = tree_leaves(value)
-    if type(value) not in (list, tuple) or not value or (type(value) is tuple and any(map(torch.is_tensor, leaves))):
-        return False
-    several = len(value) == rows
-    if several and not any(_is_batch(item, rows) for item in value):
-        return True
-    if not several and all(_is_batch(leaf, rows) for leaf in leaves):
-        return False
-    raise ValueError(
-        f"a list of targets must have an item per sample, or tensors of the batch size {rows}, got {len(value)} items "
-        f"of types {', '.join(sorted({type(item).__name__ for item in value}))}; pass several targets in a tuple or a "
-        "dict, and settings within the loss"
-    )
-
-
-def _is_batch(value: Any, rows: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == rows

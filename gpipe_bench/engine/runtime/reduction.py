@@ -89,10 +89,14 @@ def reduced(
 
 def _weighted(weight: Callable[[Any], Any], targets: Sequence[Any]) -> list[float]:
     with torch.no_grad():
-        weights = [float(weight(target)) for target in targets]
-    if not all(0 <= each < math.inf for each in weights) or sum(weights) == 0:
+        found = [weight(target) for target in targets]
+    try:
+        weights = [float(each) for each in found]
+    except (TypeError, ValueError, RuntimeError):
+        weights = []
+    if not weights or not all(0 <= each < math.inf for each in weights) or sum(weights) == 0:
         raise ValueError(
-            f"weights of micro-batches must be numbers of at least 0, and one of them more, got {weights} from "
+            f"weights of micro-batches must be numbers of at least 0, and one of them more, got {found} from "
             f"reduction={weight!r:.60}; leave out a batch without any weight, or change the function"
         )
     return [each / sum(weights) for each in weights]
@@ -101,7 +105,7 @@ def _weighted(weight: Callable[[Any], Any], targets: Sequence[Any]) -> list[floa
 def _settings(loss: Any) -> dict[str, Any] | None:
     """How one of PyTorch's losses, or a ``partial`` of one, reduces; None for any other loss."""
     given: dict[str, Any] = {}
-    while isinstance(loss, partial) and not loss.args:
+    while isinstance(loss, partial) and not loss.args and not isinstance(loss.func, nn.Module):
         given, loss = {**loss.keywords, **given}, loss.func
     for function, kind in _KNOWN.items():
         if isinstance(loss, nn.Module) and type(loss).forward is kind.forward:
@@ -124,9 +128,10 @@ def _over_labels(loss: Any, settings: Mapping[str, Any], labels: Tensor) -> Loss
     """A loss whose results for the micro-batches of ``labels`` add up to the mean over all labels."""
     with torch.no_grad():
         ignored = settings.get("ignore_index")
+        labels = labels.long()
         counted = labels != (-100 if ignored is None else ignored)
         weight = settings["weight"]
-        total = counted.sum() if weight is None else (weight[labels.where(counted, 0).long()] * counted).sum()
+        total = counted.sum() if weight is None else (weight[labels.where(counted, 0)] * counted).sum()
     per_label: Any
     if isinstance(loss, nn.Module):
         per_label = copy.copy(loss)
