@@ -2,7 +2,8 @@
 
     output ─► Linear 2 ─► Tanh ─► Linear 1 ─► input          I runs this way, and notes what arrives at each node
                  │                   │                       from which weights branch off. W begins at these nodes
-              weight 2            weight 1                   and runs into the branches alone.
+              weight 2            weight 1                   and runs into the branches alone: level by level, since a
+               level 1             level 0                   call of autograd must not go from one node to the next.
 
 W keeps the noted gradients, and the tensors that its first nodes have saved. For a Linear this is the input, without
 which there is no gradient of the weight. All other nodes stay, too, because a node holds those that it leads to, but
@@ -54,12 +55,11 @@ class Branch:
 
 
 Levels = list[dict[Node, Branch]]
-"""The nodes from which weights branch off. Nodes of one level do not lead to one another; later levels lead to earlier
-ones."""
+"""Nodes from which weights branch off. One call of autograd runs a level, as its nodes do not lead to one another."""
 
 
 class WeightsLater:
-    """What W has to do, from the last of ``levels`` to the first, as in I.
+    """What W has to do. The last of ``levels`` comes first, as in I.
 
     ``ends`` are edges and gradients that do not lead to the inputs at all. ``graph`` keeps the nodes alive where
     nothing else does. ``packed`` are the saved tensors of all other nodes.
@@ -91,7 +91,7 @@ class WeightsLater:
 
 
 def _run_level(level: dict[Node, Branch]) -> None:
-    """Compute the gradients of the weights of one level. One call of autograd walks the graph behind it once."""
+    """Compute the gradients of the weights of one level."""
     edges, grads, weights = [], [], []
     for node, branch in level.items():
         for index, grad in enumerate(branch.grads or ()):
@@ -140,10 +140,12 @@ def backward_inputs(
 def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], Levels] | None:
     """The nodes that lead from ``roots`` to ``end``, and those among them from which weights branch off.
 
+    A node is in level k if at most k such nodes are on a way from there to the end.
+
     Returns:
         None if branches meet, or a branch and what is behind a root that does not lead to ``end``.
     """
-    # For each node that leads to the end: how many branches are on the way, at most.
+    # How many nodes of levels are on the way, the node itself included.
     depths: dict[Node, int] = {end: 0}
     levels: Levels = []
     taken: set[Node] = set()
@@ -155,7 +157,7 @@ def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], L
             following[node] = nodes = [each for each, _ in node.next_functions if each is not None]
             todo += [each for each in nodes if each not in following]
             continue
-        # All that follow have been here.
+        # What follows has been here.
         todo.pop()
         nodes = following[node]
         on_the_way = [depths[each] for each in nodes if each in depths]
