@@ -365,7 +365,7 @@ def test_with_two_partitions_per_device_one_thread_runs_both(schedule):
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES])
 def test_how_often_a_checkpoint_within_a_layer_runs_its_layers(schedule):
-    """PyTorch keeps what it recomputed for one call of autograd: B and I are one, W one per operator with weights."""
+    """PyTorch keeps what it recomputed for one call of autograd: B and I are one, W one per level of weights."""
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:

@@ -2,7 +2,8 @@
 
     output ─► Linear 2 ─► Tanh ─► Linear 1 ─► input          I runs this way, and notes what arrives at each node
                  │                   │                       from which weights branch off. W begins at these nodes
-              weight 2            weight 1                   and runs into the branches alone.
+              weight 2            weight 1                   and runs into the branches alone: level by level, since a
+               level 1             level 0                   call of autograd must not go from one node to the next.
 
 W keeps the noted gradients, and the tensors that its first nodes have saved. For a Linear this is the input, without
 which there is no gradient of the weight. All other nodes stay, too, because a node holds those that it leads to, but
@@ -14,9 +15,8 @@ Only documented autograd is used: ``Node.next_functions``, ``Node.register_preho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -31,22 +31,44 @@ Grads = tuple[Tensor | None, ...]
 _NODES_STAY: Final = torch.__version__ >= "2.13"
 
 
+class Branch:
+    """A node on the way to the inputs, from which weights branch off: a hook before it, which notes what arrives in I.
+
+    The node refers to its hook, so the hook must not refer to the node: Python does not see through nodes.
+
+    Attributes:
+        weights: those that branch off.
+        grads: the gradients that have arrived; None before I, and after W.
+    """
+
+    __slots__ = ("grads", "weights")
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self.weights = weights
+        self.grads: Grads | None = None
+
+    def __call__(self, grads: Grads) -> Grads:
+        """In W hooks of the tensor have run again, on gradients that they had changed already: those of I count."""
+        if self.grads is None:
+            self.grads = grads
+        return self.grads
+
+
+Levels = list[dict[Node, Branch]]
+"""Nodes from which weights branch off. One call of autograd runs a level, as its nodes do not lead to one another."""
+
+
 class WeightsLater:
-    """What W has to do: ``branches`` are the nodes on the way to the inputs, with the weights that branch off there.
+    """What W has to do. The last of ``levels`` comes first, as in I.
 
     ``ends`` are edges and gradients that do not lead to the inputs at all. ``graph`` keeps the nodes alive where
     nothing else does. ``packed`` are the saved tensors of all other nodes.
     """
 
-    def __init__(self, branches: dict[Node, list[Tensor]], ends: list[tuple[GradientEdge, Tensor]]) -> None:
-        self._branches, self._ends = branches, ends
-        self._arrived: dict[Node, Grads] = {}
+    def __init__(self, levels: Levels, ends: list[tuple[GradientEdge, Tensor]]) -> None:
+        self._levels, self._ends = levels, ends
         self.graph: Sequence[GradientEdge] = ()
         self.packed: Sequence[Packed] = ()
-
-    def note(self, node: Node, grads: Grads) -> None:
-        """Called by autograd when the gradients of a node have arrived."""
-        self._arrived[node] = grads
 
     def free_saved(self) -> None:
         """Free the saved tensors that W does not need."""
@@ -59,16 +81,26 @@ class WeightsLater:
         if self._ends:
             torch.autograd.backward([edge for edge, _ in self._ends], [grad for _, grad in self._ends])
             self._ends = []
-        for node, grads in self._arrived.items():
-            there = [(GradientEdge(node, index), grad) for index, grad in enumerate(grads) if grad is not None]
-            if there:
-                # Hooks of the tensor run again, on gradients that they have changed already.
-                handle = node.register_prehook(partial(_instead, grads))
-                edges, theirs = zip(*there, strict=True)
-                torch.autograd.backward(edges, theirs, inputs=self._branches[node])
-                handle.remove()
-        self._arrived.clear()
+        for level in reversed(self._levels):
+            _run_level(level)
+        for level in reversed(self._levels):
+            for branch in level.values():
+                branch.grads = None
+        self._levels = []
         self.graph = ()
+
+
+def _run_level(level: dict[Node, Branch]) -> None:
+    """Compute the gradients of the weights of one level."""
+    edges, grads, weights = [], [], []
+    for node, branch in level.items():
+        for index, grad in enumerate(branch.grads or ()):
+            if grad is not None:
+                edges.append(GradientEdge(node, index))
+                grads.append(grad)
+        weights += branch.weights
+    if edges:
+        torch.autograd.backward(edges, grads, inputs=weights)
 
 
 def backward_inputs(
@@ -86,75 +118,70 @@ def backward_inputs(
         computed from it.
     """
     end = inputs[0].node
-    reaches = reaching([edge.node for edge in edges], end)
-    ends = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if not reaches[edge.node]]
-    branches = branching(reaches, end, [edge.node for edge, _ in ends])
-    if branches is None:
+    cut = find_branches([edge.node for edge in edges], end)
+    if cut is None:
         return None
-    later = WeightsLater(branches, ends)
+    leading, levels = cut
+    pairs = list(zip(edges, grads, strict=True))
+    later = WeightsLater(levels, [(edge, grad) for edge, grad in pairs if edge.node not in leading])
+    branches = {node: branch for level in levels for node, branch in level.items()}
     if not _NODES_STAY and any(isinstance(node, BackwardCFunction) for node in branches):
         later.graph = edges
-    through = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if reaches[edge.node]]
+    through = [(edge, grad) for edge, grad in pairs if edge.node in leading]
     if not through:
         return (None,) * len(inputs), later
-    between = [node for node, leads in reaches.items() if leads and node is not end and node not in branches]
-    later.packed = pack_saved(between)
+    later.packed = pack_saved([node for node in leading if node is not end and node not in branches])
+    for node, branch in branches.items():
+        node.register_prehook(branch)
     roots, theirs = zip(*through, strict=True)
-    handles = [node.register_prehook(partial(later.note, node)) for node in branches]
-    try:
-        found = torch.autograd.grad(roots, list(inputs), theirs, retain_graph=True, allow_unused=True)
-    finally:
-        # Python does not see through nodes: their hooks, which know the nodes, would keep them for ever.
-        for handle in handles:
-            handle.remove()
-    return found, later
+    return torch.autograd.grad(roots, list(inputs), theirs, retain_graph=True, allow_unused=True), later
 
 
-def _instead(grads: Grads, _: Grads) -> Grads:
-    return grads
+def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], Levels] | None:
+    """The nodes that lead from ``roots`` to ``end``, and those among them from which weights branch off.
 
+    A node is in level k if at most k such nodes are on a way from there to the end.
 
-def reaching(roots: Sequence[Node], end: Node) -> dict[Node, bool]:
-    """For each node behind ``roots``, in the order in which all behind it come first: whether it leads to ``end``."""
-    reaches: dict[Node, bool] = {end: True}
-    seen: set[Node] = {end}
-    todo: list[tuple[Node, Any]] = []
-    for root in roots:
-        if root not in seen:
-            seen.add(root)
-            todo.append((root, iter(root.next_functions)))
-        while todo:
-            node, rest = todo[-1]
-            for child, _ in rest:
-                if child is not None and child not in seen:
-                    seen.add(child)
-                    todo.append((child, iter(child.next_functions)))
-                    break
-            else:
-                todo.pop()
-                reaches[node] = any(reaches.get(child, False) for child, _ in node.next_functions if child is not None)
-    return reaches
-
-
-def branching(reaches: dict[Node, bool], end: Node, ends: Sequence[Node]) -> dict[Node, list[Tensor]] | None:
-    """For nodes that lead to ``end`` the weights that branch off there; None if branches, or one and ``ends``, meet."""
-    branches: dict[Node, list[Tensor]] = {}
-    taken = _behind(ends)
-    for node, leads in reaches.items():
-        if not leads or node is end:
+    Returns:
+        None if branches meet, or a branch and what is behind a root that does not lead to ``end``.
+    """
+    # How many nodes of levels are on the way, the node itself included.
+    depths: dict[Node, int] = {end: 0}
+    levels: Levels = []
+    taken: set[Node] = set()
+    following: dict[Node, list[Node]] = {end: []}
+    todo = list(roots)
+    while todo:
+        node = todo[-1]
+        if node not in following:
+            following[node] = nodes = [each for each, _ in node.next_functions if each is not None]
+            todo += [each for each in nodes if each not in following]
             continue
-        own = _behind([child for child, _ in node.next_functions if child is not None and not reaches[child]])
-        if not taken.isdisjoint(own):
-            return None
-        taken |= own
-        leaves = [each for each in own if type(each).__name__ == "AccumulateGrad"]
-        weights = [leaf.variable for leaf in leaves]  # type: ignore[attr-defined]  # documented, but not annotated
-        if weights:
-            branches[node] = weights
-    return branches
+        # What follows has been here.
+        todo.pop()
+        nodes = following[node]
+        on_the_way = [depths[each] for each in nodes if each in depths]
+        if not on_the_way or node in depths:
+            continue
+        depth = max(on_the_way)
+        if len(on_the_way) < len(nodes):
+            own = _behind([each for each in nodes if each not in depths], following)
+            if not taken.isdisjoint(own):
+                return None
+            taken |= own
+            leaves = [each for each in own if type(each).__name__ == "AccumulateGrad"]
+            if leaves:
+                if depth == len(levels):
+                    levels.append({})
+                # documented, but not annotated
+                levels[depth][node] = Branch([leaf.variable for leaf in leaves])  # type: ignore[attr-defined]
+                depth += 1
+        depths[node] = depth
+    elsewhere = _behind([root for root in roots if root not in depths], following)
+    return (depths, levels) if taken.isdisjoint(elsewhere) else None
 
 
-def _behind(nodes: Sequence[Node]) -> set[Node]:
+def _behind(nodes: Sequence[Node], following: dict[Node, list[Node]]) -> set[Node]:
     """These nodes and all that they lead to."""
     found: set[Node] = set()
     todo = list(nodes)
@@ -162,5 +189,5 @@ def _behind(nodes: Sequence[Node]) -> set[Node]:
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo += [child for child, _ in node.next_functions if child is not None]
+            todo += following[node]
     return found

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import GradientEdge, Node
 
 from gpipe_bench.collection import no_collection
-from gpipe_bench.engine.runtime.split import backward_inputs, branching, reaching
+from gpipe_bench.engine.runtime.split import backward_inputs, find_branches
 from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.layer_trace import Grads, LayerTracing, give_gradients
 from gpipe_bench.simulator.tracing.specs import TensorSpec
@@ -36,13 +36,15 @@ def trace_split(
         return SplitTrace(whole=True) if branches is None else _split(tracing, roots, branches)
 
 
-def _branches(nodes: Sequence[Node], end: Node) -> dict[Node, list[Tensor]] | None:
-    """The nodes at which W begins, and their weights; None if the backward pass is not cut."""
-    reaches = reaching(nodes, end)
-    return branching(reaches, end, []) if all(reaches[node] for node in nodes) else None
+def _branches(nodes: Sequence[Node], end: Node) -> list[Node] | None:
+    """The nodes at which W begins; None if the backward pass is not cut."""
+    cut = find_branches(nodes, end)
+    if cut is None or not all(node in cut[0] for node in nodes):
+        return None
+    return [node for level in cut[1] for node in level]
 
 
-def _split(tracing: LayerTracing, roots: list[Any], branches: dict[Node, Any]) -> SplitTrace:
+def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> SplitTrace:
     """Run both parts from ``roots``, which are let go of, as are the ``branches``."""
     recorder = tracing.recorder
     recorder.take()

@@ -1,0 +1,140 @@
+"""W: which weights branch off where, and which of them one call of autograd may compute."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+
+from gpipe_bench.engine.runtime.cell import receive
+from gpipe_bench.engine.runtime.split import find_branches
+from tests.engine.steps import SPLIT, mean_loss, samples, scheduled, step, targets
+from tests.engine.support import assert_same
+
+pytestmark = pytest.mark.usefixtures("no_gc")
+SEEDS = range(12)
+
+
+class Tangle(nn.Module):
+    """Linear layers, each of which reads the values of some before it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.linears = nn.ModuleList(nn.Linear(3, 3, bias=draw.random() < 0.5) for _ in range(draw.randint(2, 8)))
+        self.reads = [draw.sample(range(k + 1), draw.randint(1, min(k + 1, 3))) for k in range(len(self.linears))]
+        # Some layers get the gradient of a weight of theirs from operators of their own.
+        self.scales = nn.ParameterList(torch.rand(3) for _ in self.linears if draw.random() < 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [x]
+        for k, linear in enumerate(self.linears):
+            read = torch.stack([values[index] for index in self.reads[k]]).sum(0)
+            scale = self.scales[k].exp() if k < len(self.scales) else 1
+            values.append(torch.tanh(linear(read)) * scale)
+        return torch.stack(values).sum(0)
+
+
+def leads_to(node: Node) -> set[Node]:
+    found: set[Node] = set()
+    todo = [node]
+    while todo:
+        following = {each for each, _ in todo.pop().next_functions if each is not None} - found
+        found |= following
+        todo += following
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nodes_of_a_level_do_not_lead_to_one_another(seed):
+    layer = Tangle(seed)
+    (x,), _ = receive((samples(2, 3).float() * 1,))
+    output = layer(x)
+    leading, levels = find_branches([output.grad_fn], x.grad_fn)
+    end, every = x.grad_fn, {output.grad_fn} | leads_to(output.grad_fn)
+    assert set(leading) == {node for node in every if node is end or end in leads_to(node)}
+    for level, nodes in enumerate(levels):
+        for node in nodes:
+            assert leads_to(node).isdisjoint(nodes)
+            assert not level or not leads_to(node).isdisjoint(levels[level - 1])
+    weights = [weight for nodes in levels for branch in nodes.values() for weight in branch.weights]
+    assert sorted(map(id, weights)) == sorted(map(id, layer.parameters()))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gradients_of_tangled_layers(seed):
+    torch.manual_seed(seed)
+    plain = nn.Sequential(*(Tangle(4 * seed + j) for j in range(4))).double()
+    pipe = scheduled(plain, [2, 2], "zb_h1", chunks=3, checkpoint="never", workers="never")
+    assert_same(step(pipe, samples(7, 3), targets(7)), step(plain, samples(7, 3), targets(7)))
+
+
+@pytest.mark.parametrize("schedule", SPLIT)
+def test_weights_beside_each_other_are_one_call_of_autograd(schedule):
+    """As a checkpoint within a layer shows, which PyTorch runs again for each call."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linears, self.runs = nn.ModuleList(nn.Linear(3, 3) for _ in range(4)), 0
+
+        def run(self, x: Tensor) -> Tensor:
+            self.runs += 1
+            return torch.stack([linear(x).tanh() for linear in self.linears]).sum(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.run, x, use_reentrant=False)
+
+    layer = Beside()
+    layers = nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    pipe = scheduled(layers, [1] * 4, schedule, chunks=1, checkpoint="never", workers="never")
+    pipe.step(samples(2, 3), targets(2), mean_loss)
+    forward, inputs, weights = 1, 1, 1
+    assert layer.runs == forward + inputs + weights
+
+
+def test_what_a_hook_makes_of_a_gradient_in_i_is_what_w_takes():
+    """The hook runs again in W, and would give another gradient."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other, self.factors = nn.Linear(3, 3), nn.Linear(3, 3), count(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.one(x)
+            hidden.register_hook(lambda grad: grad * next(self.factors))
+            return self.other(hidden)
+
+    plain = nn.Sequential(Counting(), nn.Linear(3, 3)).double()
+    pipe = scheduled(plain, [1, 1], "zb_h1", chunks=1, checkpoint="never", workers="never")
+    found = step(pipe, samples(2, 3), targets(2))
+    plain[0].factors = count(2)
+    assert_same(found, step(plain, samples(2, 3), targets(2)))
+
+
+def test_a_graph_that_a_layer_keeps_aside_holds_no_gradient():
+    held: list[StorageWeakRef] = []
+
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other, self.aside = nn.Linear(3, 3), nn.Linear(3, 3), []
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.one(x)
+            hidden.register_hook(lambda grad: held.append(StorageWeakRef(grad.untyped_storage())))
+            self.aside.append(hidden * 1)
+            return self.other(hidden)
+
+    pipe = scheduled(nn.Sequential(Aside(), Aside()).double(), [1, 1], "zb_h1", chunks=2, checkpoint="never",
+                     workers="never")  # fmt: skip
+    pipe.step(samples(2, 3), targets(2), mean_loss)
+    assert held
+    assert all(each.expired() for each in held)
