@@ -46,7 +46,7 @@ def _enter(x: Tensor) -> Tensor:
     if not x.requires_grad:
         return x.detach()
     phony = torch.empty(0, device=x.device, requires_grad=True)
-    entered: Tensor = _Enter.apply(phony, x.detach())  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
+    entered: Tensor = _Enter.apply(phony, x.detach())  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch leaves it untyped
     return entered
 
 

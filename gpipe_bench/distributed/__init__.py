@@ -1,7 +1,6 @@
 """Pipelines across processes and hosts: one process per device, started by ``torchrun``."""
 
-from gpipe_bench.distributed.data_parallel import average_gradients
 from gpipe_bench.distributed.pipe import Pipe
 from gpipe_bench.errors import PeerError
 
-__all__ = ["PeerError", "Pipe", "average_gradients"]
+__all__ = ["PeerError", "Pipe"]

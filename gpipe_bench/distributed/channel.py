@@ -7,7 +7,7 @@ five methods of the group are used, so tests put threads in the place of process
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any, Protocol
@@ -63,17 +63,18 @@ def own_group(group: Any, timeout_s: float) -> Group:
     return made
 
 
-def send(group: Group, tensor: Tensor, rank: int) -> None:
-    """Send bytes, and wait until they are received."""
-    if tensor.numel():
-        group.send([tensor], rank, 0).wait()
+def send(group: Group, pieces: Sequence[Tensor], rank: int) -> None:
+    """Send some tensors of bytes, in this order, and wait until they are received."""
+    works = [group.send([piece], rank, 0) for piece in pieces if piece.numel()]
+    for work in works:
+        work.wait()
 
 
-def receive(group: Group, tensor: Tensor, rank: int) -> Tensor:
-    """Wait until ``tensor`` is filled."""
-    if tensor.numel():
-        group.recv([tensor], rank, 0).wait()
-    return tensor
+def receive(group: Group, pieces: Sequence[Tensor], rank: int) -> None:
+    """Wait until tensors of bytes are filled, in this order."""
+    works = [group.recv([piece], rank, 0) for piece in pieces if piece.numel()]
+    for work in works:
+        work.wait()
 
 
 def bytes_of(data: bytes) -> Tensor:

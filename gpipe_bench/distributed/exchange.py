@@ -14,7 +14,7 @@ closes its connections, and one that is silent is given up after the group's tim
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
@@ -23,6 +23,7 @@ import torch
 
 from gpipe_bench.distributed import channel, wire
 from gpipe_bench.distributed.channel import Group
+from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
 from gpipe_bench.engine.worker import new_thread
 from gpipe_bench.errors import PeerError
@@ -51,6 +52,7 @@ class Exchange(Mailboxes):
         skips: all skips, in an order that is the same in all processes.
         edges: (sender, receiver) of each channel.
         place: puts a received tensor on this process's device.
+        replicas: told of each action that has ended, if there are any.
 
     Attributes:
         failure: why this process, or another one, has failed; None as long as none has.
@@ -63,10 +65,13 @@ class Exchange(Mailboxes):
         skips: Iterable[Any],
         edges: Collection[tuple[int, int]],
         place: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        replicas: Replicas | None = None,
     ) -> None:
         super().__init__()
         self.failure: str | None = None
         self._group, self._rows, self._rank, self._place = group, rows, group.rank(), place
+        self._replicas = replicas
         self._skips: list[Any] = [None, *skips]
         self._queues: dict[int, SimpleQueue[Message | str | None]] = {}
         self._threads: list[threading.Thread] = []
@@ -86,6 +91,11 @@ class Exchange(Mailboxes):
             super().put(key, value)
         else:
             self._queues[target].put((key, *wire.pack(value)))
+
+    def done(self, action: Action) -> None:
+        """Let gradients that are complete be averaged."""
+        if self._replicas is not None:
+            self._replicas.done(action)
 
     def fail(self, action: Action, place: int, error: BaseException) -> None:
         """Tell all processes that an action of this one has failed."""
@@ -159,32 +169,33 @@ class Exchange(Mailboxes):
                 news = b"" if known.get(kind) == description else description
                 known[kind] = description
                 skip = self._skips.index(key[3])
-                self._send(target, [_VALUE, _WAYS.index(key[0]), key[1], key[2], skip], news)
-                for tensor in tensors:
-                    channel.send(self._group, wire.memory(tensor.cpu()), target)
+                here = [tensor.cpu() for tensor in tensors]
+                self._send(target, [_VALUE, _WAYS.index(key[0]), key[1], key[2], skip], news, here)
             self._send(target, [_LAST if message is None else _FAILURE, 0, 0, 0, 0], (message or "").encode())
         except Exception as error:  # noqa: BLE001 - whatever it is ends this process's part
             self.give_up(self._lost(target, error))
 
-    def _send(self, target: int, header: list[int], description: bytes) -> None:
-        channel.send(self._group, torch.tensor([*header, len(description)]).view(torch.uint8), target)
-        channel.send(self._group, channel.bytes_of(description), target)
+    def _send(self, target: int, header: list[int], description: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
+        begin = torch.tensor([*header, len(description)]).view(torch.uint8)
+        pieces = [begin, channel.bytes_of(description), *map(wire.memory, tensors)]
+        channel.send(self._group, pieces, target)
 
     def _receive_all(self, source: int) -> None:
         known: dict[Any, bytes] = {}
         try:
             while True:
                 header = torch.empty(_HEADER, dtype=torch.int64)
-                channel.receive(self._group, header.view(torch.uint8), source)
+                channel.receive(self._group, [header.view(torch.uint8)], source)
                 what, way, i, j, skip, length = header.tolist()
-                news = channel.receive(self._group, torch.empty(length, dtype=torch.uint8), source).numpy().tobytes()
+                data = torch.empty(length, dtype=torch.uint8)
+                channel.receive(self._group, [data], source)
+                news = data.numpy().tobytes()
                 if what != _VALUE:
                     break
                 kind = way, j, skip
                 known[kind] = news or known[kind]
                 parcel = wire.Parcel(known[kind])
-                for tensor in parcel.tensors:
-                    channel.receive(self._group, wire.memory(tensor), source)
+                channel.receive(self._group, [*map(wire.memory, parcel.tensors)], source)
                 super().put((_WAYS[way], i, j, self._skips[skip]), parcel.value(self._place))
             if what == _FAILURE:
                 self.give_up(news.decode())

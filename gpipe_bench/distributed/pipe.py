@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench.components import Components
 from gpipe_bench.distributed.agreement import Begin, compare, description, fingerprint
 from gpipe_bench.distributed.channel import own_group
+from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
@@ -63,6 +65,9 @@ class Pipe(GPipe):
         schedule: as for :class:`gpipe_bench.GPipe`. Its device r is the process with rank r of the group.
         group: the processes, a ``ProcessGroup``; default: all.
         mesh: a one-dimensional ``DeviceMesh`` in the place of ``group``.
+        replicas: the processes that have the same partitions in other pipelines, a ``ProcessGroup`` or a
+            one-dimensional ``DeviceMesh``. Each pipeline trains on a part of the batch, all of one size; gradients are
+            averaged in ``step``. All begin with the weights of the first one.
         device: where this process computes.
         chunks: as for :class:`gpipe_bench.GPipe`, as ``checkpoint`` and ``deferred_batch_norm``.
         checkpoint: see above.
@@ -87,6 +92,7 @@ class Pipe(GPipe):
     rank: int
     failure: str | None
     _group: Any
+    _replicas: Replicas | None
     _size: int
     _device: torch.device
     _materialise: Callable[[nn.Module], object] | None
@@ -99,6 +105,7 @@ class Pipe(GPipe):
         schedule: ScheduleLike | Iterable[Iterable[tuple[str, int, int]]] = "1f1b",
         group: Any = None,
         mesh: Any = None,
+        replicas: Any = None,
         device: torch.device | str | int = "cpu",
         chunks: int = 1,
         checkpoint: str = "except_last",
@@ -116,6 +123,8 @@ class Pipe(GPipe):
         self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None)
         self.__dict__.update(rank=rank, _size=size, _device=named_device("device", device), _materialise=materialise)
         self.__dict__["_group"] = own_group(given, timeout_s)
+        others = replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas
+        self.__dict__["_replicas"] = None if others is None else Replicas(own_group(others, timeout_s))
 
         def make(exchange: Exchange) -> list[dict[str, Any]]:
             super(Pipe, self).__init__(
@@ -133,6 +142,8 @@ class Pipe(GPipe):
 
         try:
             compare(self._exchanged(make))
+            if self._replicas is not None:
+                self._replicas.copy(self)
         except ValueError as error:
             self.__dict__["failure"] = str(error)
             raise
@@ -207,7 +218,7 @@ class Pipe(GPipe):
 
     def close(self) -> None:
         """Close the connections of the pipeline, which can run no more."""
-        self.__dict__.update(_group=None, failure=self.failure or "it was closed")
+        self.__dict__.update(_group=None, _replicas=None, failure=self.failure or "it was closed")
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")
@@ -239,7 +250,7 @@ class Pipe(GPipe):
         for layer in chain.from_iterable(partitions):
             if any(isinstance(each, DistributedDataParallel) for each in layer.modules()):
                 rule = "layers must not average gradients themselves, since each micro-batch runs backward by itself"
-                advice = "call gpipe_bench.distributed.average_gradients after pipe.step"
+                advice = "pass replicas= to the pipeline"
                 raise ValueError(f"{rule}, got a DistributedDataParallel; {advice}")
             self._give_memory(layer)
         own = [pair for part in partitions for pair in part.named_children()]
@@ -281,7 +292,8 @@ class Pipe(GPipe):
         """Do what all processes do together. If this one fails, all do."""
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
-        exchange = Exchange(self._group, self._rows, self._layout.routes, self._edges(), self._received)
+        ways = self._group, self._rows, self._layout.routes, self._edges()
+        exchange = Exchange(*ways, self._received, replicas=self._replicas)
         try:
             result = job(exchange)
             exchange.finish()
@@ -377,5 +389,10 @@ class Pipe(GPipe):
         return gather(end.microbatches).unwrap() if self.rank == self._rows[-1] else None
 
     def _run(self, exchange: Exchange, runtime: Runtime, order: Sequence[Any]) -> None:
-        runtime.run([action for action in order if self._rows[action.j] == self.rank])
+        own = [action for action in order if self._rows[action.j] == self.rank]
+        if self._replicas is not None:
+            self._replicas.begin(self.partitions, own)
+        runtime.run(own)
         exchange.check()
+        if self._replicas is not None:
+            self._replicas.finish()

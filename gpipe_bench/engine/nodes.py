@@ -18,7 +18,7 @@ from gpipe_bench.engine.microbatch import Values, differentiable, replace
 
 def apply(function: type[Function], *args: Any) -> Any:
     """Make a node: ``function.apply``, which PyTorch has not annotated."""
-    return function.apply(*args)  # type: ignore[no-untyped-call]  # see above
+    return function.apply(*args)  # type: ignore[no-untyped-call, unused-ignore]  # see above
 
 
 def behind(function: type[Function], values: Values, *args: Any) -> Values:

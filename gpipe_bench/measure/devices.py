@@ -25,6 +25,6 @@ def _with_index(device: torch.device) -> torch.device:
         return torch.device(device.type)
     if device != torch.device(device.type):  # it has an index
         return device
-    current = torch.accelerator.current_accelerator()
+    current = torch.accelerator.current_accelerator(check_available=True)
     here = current is not None and current.type == device.type
     return torch.device(device.type, torch.accelerator.current_device_index() if here else 0)

@@ -25,7 +25,6 @@ def environment_facts(devices: Iterable[torch.device | str]) -> dict[str, Any]:
         "profile": machine_slug(name, _machine_count(found[0])),
         "cuda": torch.version.cuda or "",
         **host_facts(),
-        "torch": str(torch.__version__),
     }
 
 

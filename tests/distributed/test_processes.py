@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 from gpipe_bench import GPipe
-from gpipe_bench.distributed import Pipe, average_gradients
+from gpipe_bench.distributed import Pipe
 from tests.distributed.ranks import die, run_processes
 from tests.distributed.test_failures import BoomError, Layer
 from tests.engine.steps import DOUBLE, scheduled
@@ -169,10 +169,14 @@ def replicas(rank):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
     found = []
     for schedule in ("1f1b", "zb_v"):
-        pipe = Pipe(chain(4, 0.0), even(schedule, 2, 4), schedule=schedule, chunks=2, mesh=mesh["pipeline"])
+        torch.manual_seed(rank)  # all replicas get the weights of the first one
+        layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4))).double()
+        if rank < 2:
+            layers = chain(4, 0.0)
+        options = {"mesh": mesh["pipeline"], "replicas": mesh["data"]}
+        pipe = Pipe(layers, even(schedule, 2, 4), schedule=schedule, chunks=2, **options)
         half = numbers().chunk(2)[mesh["data"].get_local_rank()]
         pipe.step(half, half, functional.mse_loss)
-        average_gradients(pipe, mesh["data"].get_group())
         found.append({name: parameter.grad for name, parameter in pipe.named_parameters()})
     return found
 

@@ -189,7 +189,7 @@ setting = ContextVar("setting", default="of nobody")
 
 
 class Settings(nn.Module):
-    """Notes the values of two settings, first pass and recomputation apart."""
+    """Notes the values of two settings, first pass and recomputation apart; PyTorch 2.11 keeps its own elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,8 @@ class Settings(nn.Module):
         self.first, self.again = set(), set()
 
     def forward(self, x):
-        (self.again if is_recomputing() else self.first).add((setting.get(), compiler.donated_buffer))
+        theirs = compiler.donated_buffer if torch.__version__ >= "2.13" else False
+        (self.again if is_recomputing() else self.first).add((setting.get(), theirs))
         return self.linear(x)
 
 

@@ -28,7 +28,9 @@ OPERATORS = {
     "cond": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
     "while_loop": lambda x: while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v.sin()), (torch.tensor(0), x))[1],
     "map": lambda x: map_over(torch.sin, x),
-    "scan": lambda x: scan(lambda one, other: (one + other, one * other), torch.zeros(len(x)), x, dim=1)[1],
+    "scan": lambda x: (
+        scan(lambda one, other: (one + other, one * other), torch.zeros(len(x)), x, dim=1)[0][:, None] * x
+    ),
     "associative_scan": lambda x: associative_scan(torch.mul, x, dim=1, combine_mode="generic"),
 }
 

@@ -25,6 +25,7 @@ def calls_seen(schedule, workers, **options):
     return sum(event.count for event in seen.key_averages() if event.key == "aten::linear")
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # PyTorch 2.11
 @SCHEDULES
 def test_a_profile_of_all_threads_sees_the_layers(schedule):
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)

@@ -1,6 +1,7 @@
 """Facts of machine and software: columns of a row, and never an exception."""
 
 from datetime import datetime
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ def test_facts_are_columns_of_a_row():
     row = Row(**facts)
     assert row.device.startswith("cpu ")
     assert row.device_count == 1
-    assert row.torch == torch.__version__
+    assert row.torch == version("torch")
     assert row.python.count(".") == 2
     assert datetime.fromisoformat(row.started_utc).utcoffset().total_seconds() == 0
 

@@ -130,7 +130,7 @@ class _Sendable(torch.autograd.Function):
 
 
 def _sendable(x: Tensor) -> Tensor:
-    given: Tensor = _Sendable.apply(x)  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
+    given: Tensor = _Sendable.apply(x)  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch leaves it untyped
     return given
 
 

@@ -95,7 +95,7 @@ def rms_norm(
     plain = x.is_contiguous()
     if not plain and any(x.dim() == 4 + place and x.is_contiguous(memory_format=f) for place, f in enumerate(_LAST)):
         return None
-    result: Tensor = _RmsNorm.apply(x, weight, len(shape))  # type: ignore[no-untyped-call]  # PyTorch's
+    result: Tensor = _RmsNorm.apply(x, weight, len(shape))  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch's
     return result
 
 
@@ -131,7 +131,7 @@ def gru_cell(  # noqa: PLR0917 - likewise
 ) -> Tensor:
     """``torch.gru_cell``: the hidden state (B, H)."""
     gates = functional.linear(x, w_ih), functional.linear(h, w_hh)
-    result: Tensor = _GruCell.apply(*gates, h, b_ih, b_hh)  # type: ignore[no-untyped-call]  # likewise
+    result: Tensor = _GruCell.apply(*gates, h, b_ih, b_hh)  # type: ignore[no-untyped-call, unused-ignore]  # likewise
     return result
 
 

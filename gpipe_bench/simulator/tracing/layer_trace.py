@@ -176,7 +176,7 @@ class LayerTracing:
         if self.leading:
             phony = torch.empty(0, device="meta", requires_grad=True)
             leading = [tensors[place] for place in self.leading]
-            entered = _Enter.apply(phony, self._note, leading)  # type: ignore[no-untyped-call]  # PyTorch's
+            entered = _Enter.apply(phony, self._note, leading)  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch's
             self.end = entered[0].grad_fn
             for place, tensor in zip(self.leading, entered, strict=True):
                 tensors[place] = tensor.view_as(tensor) if self.specs[place].view else tensor
@@ -204,7 +204,7 @@ class LayerTracing:
             self._made[place] = self.recorder.adopt(gradient)
             return gradient
 
-        return get_gradient_edge(_Exit.apply(tensor, make))  # type: ignore[no-untyped-call]  # likewise
+        return get_gradient_edge(_Exit.apply(tensor, make))  # type: ignore[no-untyped-call, unused-ignore]  # likewise
 
     def output_gradients(self, roots: Sequence[object]) -> tuple[int, ...]:
         """The block of the gradient that each root got."""

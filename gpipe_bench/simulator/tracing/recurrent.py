@@ -64,7 +64,7 @@ def fused(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
             own = weights[count * len(ends) : count * (len(ends) + 1)]
             gates = functional.linear(x, own[0], own[2] if biased else None)
             operands = gates, own[1], own[3] if biased else None, x.shape[time]
-            outputs.append(_Recurrence.apply(*operands))  # type: ignore[no-untyped-call]  # PyTorch's
+            outputs.append(_Recurrence.apply(*operands))  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch's
             ends.append(outputs[-1].select(time, 0 if way else -1))
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if training and 0 < dropout < 1 and layer < layers - 1:
