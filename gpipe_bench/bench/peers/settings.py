@@ -149,7 +149,7 @@ class DecoderRace(ModelRace):
     """The decoder of a transformer."""
 
     model: Model = "gpt2"
-    model_args: ModelArgs = "L=4;D=128;heads=4;vocabulary=256;context=64;dropout=0"
+    model_args: ModelArgs = "L=6;D=96;heads=4;vocabulary=64;context=64;dropout=0"
 
 
 class PeersSettings(Section):
