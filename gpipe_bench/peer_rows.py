@@ -27,7 +27,9 @@ class PeerRow(Record):
     experiment: str = like("experiment", text="experiment that asked for the run", default="peers")
     evidence: str = like("evidence", text="always measured")
     workload: str = column(
-        "", "cells (tiny layers), combinations (the same in every combination of components), convnet or unet", ""
+        "",
+        "cells (tiny layers), combinations (the same in every combination of components), convnet, unet or decoder",
+        "",
     )
     model: str = like("model", text="name in the table of models, or one of the race's own")
     model_args: str = like("model_args")

@@ -90,7 +90,10 @@ def _plot_cells(axes: Axes, name: str, rows: pd.DataFrame) -> None:
     points = rows.assign(size=(rows["partitions"] * rows["chunks"]).astype(int)).sort_values("size", kind="stable")
     medians = points.groupby("size")[_TIME].median()
     axes.plot(medians.index, medians, color=colour, linestyle=line, linewidth=0.7)
-    axes.plot(points["size"], points[_TIME], marker, color=colour, markersize=2.4, markeredgewidth=0.6)
+    axes.plot(
+        points["size"], points[_TIME], linestyle="none", marker=marker, color=colour, markersize=2.4,
+        markeredgewidth=0.6,
+    )  # fmt: skip
 
 
 def _add_legend(page: Page, names: Sequence[str]) -> None:

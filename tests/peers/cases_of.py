@@ -39,6 +39,22 @@ def tiny_cells(**changes):
     return PeerCase(**{**settings, **changes})
 
 
+def tiny_decoder(**changes):
+    settings = {
+        "workload": "decoder",
+        "model": "gpt2",
+        "model_args": "L=1;D=8;heads=2;vocabulary=8;context=6;dropout=0",
+        "partitions": 2,
+        "chunks": 4,
+        "checkpoint": "always",
+        "batch_size": 8,
+        "balance": (2, 2),
+        "rounds": 2,
+        "cores": 2,
+    }
+    return PeerCase(**{**settings, **changes})
+
+
 def outcome(case, name, rounds, **values):
     """An outcome whose steps took ``rounds`` seconds, one per round."""
     visits = [Visit(k, 0, [seconds], [seconds]) for k, seconds in enumerate(rounds)]

@@ -12,12 +12,17 @@ import pytest
 from gpipe_bench.bench.peers import child, race
 from gpipe_bench.bench.peers.client import PeerError, children
 from gpipe_bench.bench.peers.contenders import CONTENDERS, Contender
-from tests.peers.cases_of import tiny_cells, tiny_unet
+from tests.peers.cases_of import tiny_cells, tiny_decoder, tiny_unet
+
+TWO_PER_PROCESS = (
+    *("distributed-interleaved", "distributed-zb-v"),
+    *("pipelining-interleaved", "pipelining-zero-bubble", "pipelining-zb-v"),
+)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    names = ["plain", "loop", "probe", "pipelining-interleaved", "pipelining-zero-bubble"]
+    names = ["plain", "loop", "probe", "distributed-zb-h1", *TWO_PER_PROCESS]
     with children(names, tmp_path_factory.mktemp("log") / "log.txt", 60.0) as found:
         yield found
 
@@ -28,7 +33,7 @@ def opened(contender, case, **changes):
 
 def test_contenders_live_in_processes_of_their_own(made):
     pids = {contender.ready()["pid"] for contender in made.values()}
-    assert len(pids) == 5
+    assert len(pids) == len(made)
     assert os.getpid() not in pids
 
 
@@ -50,16 +55,39 @@ def test_a_contender_trains_and_saves_its_gradients(made, tmp_path):
 def test_two_stages_per_process_give_the_gradients_of_the_plain_module(made, tmp_path, checkpoint):
     """The third stage ends in a view, and hands on a skip of the first."""
     case = tiny_unet(checkpoint=checkpoint, balance=(7, 7, 7, 8), precision="float64")
+    passes = passes_of_equal_gradients(made, TWO_PER_PROCESS, case, tmp_path)
+    others = ("distributed-interleaved", "distributed-zb-v", "pipelining-interleaved")
+    assert {passes[name] for name in others} == {2 if checkpoint == "always" else 1}
+
+
+def test_a_decoder_across_processes_has_the_gradients_and_the_passes_of_the_loop(made, tmp_path):
+    """Its embedding of places is given no batch."""
+    passes = passes_of_equal_gradients(made, ("loop", "distributed-zb-h1"), tiny_decoder(precision="float64"), tmp_path)
+    assert passes == {"loop": 2, "distributed-zb-h1": 2}
+
+
+def passes_of_equal_gradients(made, names, case, folder):
+    """Forward passes of contenders whose gradients are those of the plain module."""
     passes = {}
-    for name in ("plain", "pipelining-interleaved", "pipelining-zero-bubble"):
+    for name in ("plain", *names):
         opened(made[name], case)
-        passes[name] = made[name].ask("gradients", path=str(tmp_path / f"{name}.npz"))["forward_passes"]
+        passes[name] = made[name].ask("gradients", path=str(folder / f"{name}.npz"))["forward_passes"]
         made[name].close()
-    wanted = race._gradients(tmp_path / "plain.npz")
-    for name in ("pipelining-interleaved", "pipelining-zero-bubble"):
-        assert race._difference(race._gradients(tmp_path / f"{name}.npz"), wanted) < 1e-12
-    assert passes["plain"] == 1
-    assert passes["pipelining-interleaved"] == (2 if checkpoint == "always" else 1)
+    assert passes.pop("plain") == 1
+    wanted = race._gradients(folder / "plain.npz")
+    assert [name for name in names if race._difference(race._gradients(folder / f"{name}.npz"), wanted) > 1e-12] == []
+    return passes
+
+
+def test_processes_of_a_pipeline_hold_their_own_parts_only(made):
+    case = tiny_decoder(checkpoint="never", model_args="L=1;D=64;heads=2;vocabulary=2048;context=6;dropout=0")
+    peaks = {}
+    for name in ("loop", "distributed-zb-h1"):
+        opened(made[name], case, count=True)
+        made[name].ask("run", warmup=2, steps=0)
+        peaks[name] = made[name].ask("peak")["bytes"]
+        made[name].close()
+    assert 0 < peaks["distributed-zb-h1"] < 1.35 * peaks["loop"]
 
 
 def test_a_checkpointed_loop_holds_less_than_the_whole_batch(made):

@@ -50,7 +50,7 @@ def rows_of(path):
 
 def test_every_contender_ran_or_says_why_not(table):
     rows = rows_of(table)
-    assert {row["workload"] for row in rows} == {"cells", "combinations", "convnet", "unet"}
+    assert {row["workload"] for row in rows} == {"cells", "combinations", "convnet", "unet", "decoder"}
     asked = [name for workload in {row["workload"] for row in rows} for name in FEW if CONTENDERS[name].runs(workload)]
     assert sorted(row["contender"] for row in rows) == sorted(asked)
     for row in rows:
@@ -92,7 +92,7 @@ def test_the_engine_says_which_components_were_on(table):
 
 def test_processes_of_a_contender(table):
     processes = {(row["contender"], row["processes"]) for row in rows_of(table)}
-    several = {name for name, _ in processes if name.startswith("pipelining")} | {"loop-processes"}
+    several = {name for name, _ in processes if name.startswith(("distributed", "pipelining"))} | {"loop-processes"}
     counts = {name: {count for other, count in processes if other == name} for name, _ in processes}
     loops = str(min(2, cpu_count()))
     assert counts == {name: {"1" if name not in several else loops if name[0] == "l" else "2"} for name in counts}
@@ -107,10 +107,10 @@ def test_peaks_differ_where_the_schedule_does(table):
 
 def test_checkpoints_run_each_layer_twice_and_pytorchs_zero_bubble_more_often(table):
     passes = {(row["checkpoint"], row["contender"]): float(row["forward_passes"]) for row in rows_of(table)
-              if row["workload"] in {"convnet", "unet"} if row["status"] == "ok"}  # fmt: skip
+              if row["workload"] in {"convnet", "unet", "decoder"} if row["status"] == "ok"}  # fmt: skip
     for (mode, name), found in passes.items():
         recomputes = mode == "always" and not name.startswith("plain")
-        if recomputes and name == "pipelining-zero-bubble":
+        if recomputes and name in {"pipelining-zero-bubble", "pipelining-zb-v"}:
             assert found > 2
         else:
             assert found == (2 if recomputes else 1), name

@@ -114,11 +114,11 @@ def test_the_command_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     done = CliRunner().invoke(application(), words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "going on with a race that was cut off: 3 cases are in" in done.output
-    assert ran == ["cells", "combinations", "convnet", "unet", "unet"]
+    assert ran == ["cells", "combinations", "convnet", "unet", "unet", "decoder"]
     with (tmp_path / "peers.csv").open(newline="") as file:
         rows = [
             [row[name] for name in ("contender", "workload", "status", "gradients")] for row in csv.DictReader(file)
         ]
-    assert rows == [["loop", workload, "ok", ""] for workload in ("cells", "convnet", "unet")]
+    assert rows == [["loop", workload, "ok", ""] for workload in ("cells", "convnet", "unet", "decoder")]
     assert done.output.splitlines()[-1] == f"wrote {tmp_path / 'peers.csv'}"
     assert not list(tmp_path.glob("*.jsonl"))

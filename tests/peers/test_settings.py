@@ -43,7 +43,7 @@ def test_micro_batches_must_be_equal():
 
 
 def test_a_model_must_be_one_of_the_race():
-    assert "peers.convnet.model must be one of tiny, convnet, unet, got 'resnet'" in problem(
+    assert "peers.convnet.model must be one of tiny, convnet, unet, gpt2, got 'resnet'" in problem(
         convnet={"model": "resnet"}
     )
 
@@ -64,7 +64,7 @@ def test_cases_are_the_grid_and_the_networks():
     combinations = [(case.checkpoint, case.variant) for case in cases if case.workload == "combinations"]
     assert combinations == [(mode, each.label) for mode in ("always", "never") for each in Components.factorial()]
     networks = [(case.workload, case.checkpoint) for case in cases if not case.tiny]
-    assert networks == [("convnet", "always"), ("convnet", "never"), ("unet", "always"), ("unet", "never")]
+    assert networks == [(name, mode) for name in ("convnet", "unet", "decoder") for mode in ("always", "never")]
     assert len({case.id for case in cases}) == len(cases)
 
 
@@ -120,7 +120,8 @@ def test_combinations_are_a_matter_of_the_papers_executor_and_its_baseline():
 def test_networks_are_for_all_and_tiny_layers_for_those_without_further_schedules():
     assert [name for name, one in CONTENDERS.items() if not one.runs("cells")] == [
         *("engine-step-gpipe", "engine-1f1b", "engine-interleaved", "engine-zb-h1"),
-        *("pipelining-interleaved", "pipelining-zero-bubble", "loop-processes"),
+        *("distributed-interleaved", "distributed-zb-v"),
+        *("pipelining-interleaved", "pipelining-zero-bubble", "pipelining-zb-v", "loop-processes"),
     ]
     assert [name for name, one in CONTENDERS.items() if not one.runs("unet")] == [
         *("engine-autograd-one-thread", "engine-scheduled-one-thread")

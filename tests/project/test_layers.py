@@ -20,7 +20,7 @@ from tests.project.tree import ROOT
 #    |       +--- models <--- simulator <-----+      |
 #    +----------- native <-------+                   |
 #    |                           ^                   |
-#    +-- (and native) -------- emulator              |      distributed: above engine; nothing imports it
+#    +-- (and native) -------- emulator              |      distributed: above engine, below bench
 #    +----------- figures <------ report <-----------+
 ALLOWED = {
     "pure": set(),
@@ -35,7 +35,7 @@ ALLOWED = {
     "emulator": {"pure", "skip", "engine", "models", "native", "simulator"},
     "figures": {"pure"},
     "report": {"pure", "figures"},
-    "bench": {"pure", "skip", "engine", "models", "balance", "measure", "simulator", "emulator"},
+    "bench": {"pure", "skip", "engine", "distributed", "models", "balance", "measure", "simulator", "emulator"},
     "cli": {
         "pure",
         "skip",

@@ -10,7 +10,7 @@ class PeerCase:
     """What every contender runs.
 
     Attributes:
-        workload: cells, combinations, convnet or unet.
+        workload: cells, combinations, convnet, unet or decoder.
         model: name of the model.
         model_args: its arguments.
         partitions: n, of contenders with one partition per device.

@@ -94,7 +94,7 @@ def _load(name: str) -> dict[str, Any]:
 
 
 def _runner_class(contender: Contender) -> Any:
-    if contender.kind in {"pipelining", "loops"}:
+    if contender.process_per_device or contender.kind == "loops":
         from gpipe_bench.bench.peers.ranks import Ranks
 
         return Ranks

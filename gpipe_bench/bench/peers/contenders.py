@@ -7,6 +7,7 @@
 - other ``engine-*``: the runtime with one schedule each, driven by ``pipe.step``.
 - ``torchgpipe``: torchgpipe 0.0.7 (Kim et al., arXiv 2004.09910).
 - ``fairscale``: fairscale's Pipe, made from torchgpipe.
+- ``distributed-*``: this project's ``gpipe_bench.distributed.Pipe``, a process per device.
 - ``pipelining-*``: torch.distributed.pipelining, a process per device.
 - ``plain*``, ``loop*``: the module without a pipeline, the whole batch at once or micro-batch after micro-batch.
 - ``loop-processes``: as many loops at once as partitions can compute at once, each over its share of the micro-batches,
@@ -29,13 +30,15 @@ class Contender:
 
     Attributes:
         name: in rows and figures.
-        kind: who builds it: engine, rival, pipelining, plain or loops.
+        kind: who builds it: engine, rival, distributed, pipelining, plain or loops.
         package: what has to be installed for it.
         version: the version of it that the race is made for; empty for one that is part of PyTorch or of this project.
         option: what tells contenders of one kind apart; of a pipeline its schedule.
         all_threads: whether operators may use every core; otherwise one thread each.
         one_call: whether the engine runs forward and backward pass in one call, ``step``.
         two_per_device: whether each device has two partitions.
+        v_shaped: whether the second partitions lie on the devices in reversed order, so that the last device has two
+            neighbours.
         one_thread: whether the engine runs all partitions in the calling thread.
         only: ``cells`` or ``networks`` where it takes part in no other workload.
     """
@@ -48,6 +51,7 @@ class Contender:
     all_threads: bool = False
     one_call: bool = False
     two_per_device: bool = False
+    v_shaped: bool = False
     one_thread: bool = False
     only: str = ""
 
@@ -55,6 +59,11 @@ class Contender:
     def pipeline(self) -> bool:
         """Whether partitions run at the same time."""
         return self.kind not in {"plain", "loops"}
+
+    @property
+    def process_per_device(self) -> bool:
+        """Whether each device of the pipeline has a process of its own."""
+        return self.kind in {"distributed", "pipelining"}
 
     def runs(self, workload: str) -> bool:
         """Whether it takes part.
@@ -91,6 +100,22 @@ CONTENDERS: Final = {
         Contender("engine-zb-h1", "engine", "gpipe_bench", option="zb_h1", one_call=True, only="networks"),
         Contender("torchgpipe", "rival", "torchgpipe", "0.0.7"),
         Contender("fairscale", "rival", "fairscale", "0.4.13"),
+        Contender("distributed-gpipe", "distributed", "gpipe_bench", option="gpipe"),
+        Contender("distributed-1f1b", "distributed", "gpipe_bench", option="1f1b"),
+        Contender(
+            *("distributed-interleaved", "distributed", "gpipe_bench"),
+            option="interleaved",
+            only="networks",
+            two_per_device=True,
+        ),
+        Contender("distributed-zb-h1", "distributed", "gpipe_bench", option="zb_h1"),
+        Contender(
+            *("distributed-zb-v", "distributed", "gpipe_bench"),
+            option="zb_v",
+            only="networks",
+            two_per_device=True,
+            v_shaped=True,
+        ),
         Contender("pipelining-gpipe", "pipelining", "torch", option="ScheduleGPipe"),
         Contender("pipelining-1f1b", "pipelining", "torch", option="Schedule1F1B"),
         Contender(
@@ -104,6 +129,13 @@ CONTENDERS: Final = {
             option="ScheduleInterleavedZeroBubble",
             only="networks",
             two_per_device=True,
+        ),
+        Contender(
+            *("pipelining-zb-v", "pipelining", "torch"),
+            option="ScheduleZBVZeroBubble",
+            only="networks",
+            two_per_device=True,
+            v_shaped=True,
         ),
         Contender("plain", "plain", "torch", option="whole"),
         Contender("plain-threads", "plain", "torch", option="whole", all_threads=True),

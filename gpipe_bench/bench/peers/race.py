@@ -268,7 +268,7 @@ def _add_probes(raced: Raced, probe: Child, seconds: float) -> None:
     if raced.case.tiny or raced.case.partitions == 1:
         return
     raced.alone = _probed(probe, "partitions", raced.case, seconds)["alone"]
-    if any(outcome.contender.kind == "pipelining" and outcome.status == "ok" for outcome in raced.outcomes):
+    if any(outcome.contender.process_per_device and outcome.status == "ok" for outcome in raced.outcomes):
         raced.one_way_s = _probed(probe, "transfers", raced.case, seconds)["one_way_s"]
 
 

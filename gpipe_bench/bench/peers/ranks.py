@@ -1,6 +1,7 @@
 """Contenders of several processes, timed from the first start to the last end.
 
-torch.distributed.pipelining has a process per device; ``loop-processes`` one per core, or device, that can be used.
+``gpipe_bench.distributed`` and torch.distributed.pipelining have a process per device; ``loop-processes`` has one per
+core, or device, that can be used.
 
     parent ── run 3 steps ──> rank 0 ── barrier ── step ── barrier ── step ...
                               rank 1 ── barrier ── step ── barrier ── step ...
@@ -34,8 +35,9 @@ from gpipe_bench.bench.peers.contenders import Contender
 from gpipe_bench.bench.peers.live import peak_counter
 from gpipe_bench.bench.peers.runners import CountedStep, TrainingStep, loop_step, recomputed, synchronize
 from gpipe_bench.bench.peers.skips import make_stages
-from gpipe_bench.bench.peers.workloads import make_work
+from gpipe_bench.bench.peers.workloads import Work, make_work
 from gpipe_bench.bench.running.failures import status_of
+from gpipe_bench.distributed import Pipe
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.processes import Child
 
@@ -51,7 +53,7 @@ class Ranks:
     """The ranks of a contender, as one runner.
 
     Args:
-        contender: one whose kind is ``pipelining``, whose option names the schedule, or ``loops``.
+        contender: one with a process per device, whose option names the schedule, or one whose kind is ``loops``.
         case: what it runs.
         count: whether to count live bytes, which makes it slow.
 
@@ -61,7 +63,7 @@ class Ranks:
     """
 
     def __init__(self, contender: Contender, case: PeerCase, *, count: bool) -> None:
-        ranks = case.loops if contender.kind == "loops" else case.partitions
+        ranks = case.partitions if contender.process_per_device else case.loops
         if case.device != "cpu" and case.devices < ranks:
             raise UnsupportedError(
                 f"{contender.name} must have a GPU for each of {ranks} ranks, got {case.devices}: NCCL "
@@ -69,7 +71,7 @@ class Ranks:
             )
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         store = str(Path(self._folder.name) / "store")
-        seats = [Seat(contender.option, case, rank, ranks, store, count) for rank in range(ranks)]
+        seats = [Seat(contender, case, rank, ranks, store, count) for rank in range(ranks)]
         self._ranks = [Child.start(_serve, seat) for seat in seats]
         try:
             self._answers()
@@ -139,7 +141,7 @@ class Seat(NamedTuple):
     """What a rank is told.
 
     Attributes:
-        schedule: name of a class of torch.distributed.pipelining; empty: a loop.
+        contender: what all ranks are part of.
         case: what all ranks run.
         rank: 0-based.
         ranks: how many there are.
@@ -147,7 +149,7 @@ class Seat(NamedTuple):
         counted: whether to count live bytes.
     """
 
-    schedule: str
+    contender: Contender
     case: PeerCase
     rank: int
     ranks: int
@@ -158,20 +160,28 @@ class Seat(NamedTuple):
     def place(self) -> str:
         """The device of this rank."""
         places = self.case.placement()
-        if not self.schedule:
+        if not self.contender.process_per_device:
             places = sorted(set(places))
         return places[self.rank % len(places)]
+
+    def own(self) -> list[int]:
+        """Partitions of this rank: every so manieth, so that neighbours are on different ranks, or a V."""
+        round_trip = (
+            [*range(self.ranks), *reversed(range(self.ranks))] if self.contender.v_shaped else range(self.ranks)
+        )
+        return [j for j in range(len(self.case.balance)) if round_trip[j % len(round_trip)] == self.rank]
 
 
 class _Rank(CountedStep):
     def __init__(self, seat: Seat) -> None:
         torch.set_num_threads(1)
         self._place = place = seat.place
-        self.batch_size = seat.case.batch_size
+        self.pieces = seat.case.chunks
         if place != "cpu":
             torch.accelerator.set_device_index(torch.device(place).index)
         self.peak = None
-        self.step = self._pipelined(seat) if seat.schedule else self._loop(seat)
+        make = {"distributed": self._distributed, "pipelining": self._pipelined, "loops": self._loop}
+        self.step = make[seat.contender.kind](seat)
         # The first step agrees on shapes and opens connections.
         self.step()
 
@@ -181,29 +191,53 @@ class _Rank(CountedStep):
             self.peak = peak_counter([seat.place])
             self.peak.hold(held)
 
+    def _data(self, seat: Seat, work: Work) -> tuple[Tensor | None, Tensor | None]:
+        """The batch in the rank of the first partition, the target in that of the last one."""
+        own = seat.own()
+        given = work.batch.to(seat.place) if 0 in own else None
+        return given, work.target.to(seat.place) if len(seat.case.balance) - 1 in own else None
+
     def _loop(self, seat: Seat) -> TrainingStep:
         work = make_work(seat.case)
         self._count(seat, [*work.model.parameters(), work.batch, work.target])
         return loop_step(seat.case, work, seat.place, slice(seat.rank, None, seat.ranks))
 
+    def _distributed(self, seat: Seat) -> TrainingStep:
+        case, place = seat.case, seat.place
+        work = make_work(case)
+        pipe = Pipe(
+            work.model,
+            case.balance,
+            schedule=seat.contender.option,
+            device=place,
+            chunks=case.chunks,
+            checkpoint=case.checkpoint,
+            timeout_s=_TIMEOUT.total_seconds(),
+        )
+        given, target = self._data(seat, work)
+        self._count(seat, [*pipe.parameters(), *_present(given, target)])
+        # Parameters of other ranks have no gradients here.
+        return TrainingStep(
+            list(work.model.parameters()), lambda: pipe.step(given, target, work.loss, reduction="mean"), [place]
+        )
+
     def _pipelined(self, seat: Seat) -> TrainingStep:
-        case, rank, place = seat.case, seat.rank, seat.place
+        case, place = seat.case, seat.place
         work = make_work(case)
         stages = make_stages(work.model, case.balance, recomputed(case), sent=True)
-        # With several stages per rank, neighbours are on different ranks.
-        own = {j: stages[j].to(place) for j in range(rank, len(stages), seat.ranks)}
-        given = [work.batch.to(place)] if rank == 0 else []
-        target = work.target.to(place) if len(stages) - 1 in own else None
+        own = {j: stages[j].to(place) for j in seat.own()}
+        given, target = self._data(seat, work)
         pieces = [PipelineStage(stage, j, len(stages), torch.device(place)) for j, stage in own.items()]
-        schedule: Any = getattr(pipelining, seat.schedule)
+        schedule: Any = getattr(pipelining, seat.contender.option)
         plan = schedule(pieces if len(pieces) > 1 else pieces[0], case.chunks, loss_fn=work.loss)
         parameters = [parameter for stage in own.values() for parameter in stage.parameters()]
-        self._count(seat, [*parameters, *given, *([] if target is None else [target])])
+        self._count(seat, [*parameters, *_present(given, target)])
+        entering = [] if given is None else [given]
 
         def step() -> None:
             for stage in own.values():
                 stage.calls = 0
-            plan.step(*given, target=target, return_outputs=False)
+            plan.step(*entering, target=target, return_outputs=False)
 
         # Parameters of other ranks have no gradients here.
         return TrainingStep(list(work.model.parameters()), step, [place])
@@ -223,6 +257,10 @@ class _Rank(CountedStep):
     def gradients(self) -> list[Any]:
         self.step()
         return [gradient.cpu().numpy() for gradient in self.step.gradients()]
+
+
+def _present(*tensors: Tensor | None) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _serve(pipe: Connection, seat: Seat) -> None:

@@ -53,29 +53,32 @@ class TrainingStep:
         """Those that the last step left."""
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
 
-    def forward_passes(self, batch_size: int) -> float:
-        """Train once; how often each sample passed each layer with parameters, recomputation included, on average."""
+    def forward_passes(self, pieces: int) -> float:
+        """Train once; how often each sample passed each layer with parameters, recomputation included, on average.
+
+        Args:
+            pieces: equal parts, one after the other, in which the batch passes the layers.
+        """
         passed: list[int] = []  # appended to by all threads
 
-        def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if own := len(list(layer.parameters(recurse=False))):
-                passed.append(own * len(inputs[0]))
+        def note(layer: nn.Module, _: tuple[Any, ...]) -> None:
+            passed.append(len(list(layer.parameters(recurse=False))))
 
         with register_module_forward_pre_hook(note):
             self()
-        return sum(passed) / (len(self.parameters) * batch_size)
+        return sum(passed) / (len(self.parameters) * pieces)
 
 
 class CountedStep:
     """A step and what is counted of it."""
 
     step: TrainingStep
-    batch_size: int
+    pieces: int
     peak: Peak | None
 
     def forward_passes(self) -> float:
         """Of a step, per sample: one, and what checkpoints compute again."""
-        return self.step.forward_passes(self.batch_size)
+        return self.step.forward_passes(self.pieces)
 
     def peak_bytes(self) -> int:
         """The most bytes of tensors that were alive at once; 0 where they are not counted."""
@@ -93,7 +96,7 @@ def make_step(contender: Contender, case: PeerCase) -> TrainingStep:
     """The step of a contender that lives in one process.
 
     Args:
-        contender: one whose kind is not ``pipelining``.
+        contender: one without a process per device.
         case: what it runs.
 
     Raises:

@@ -145,6 +145,13 @@ class UNetRace(ModelRace):
     visit_s: Visit = 1.0
 
 
+class DecoderRace(ModelRace):
+    """The decoder of a transformer."""
+
+    model: Model = "gpt2"
+    model_args: ModelArgs = "L=6;D=96;heads=4;vocabulary=64;context=64;dropout=0"
+
+
 class PeersSettings(Section):
     """The engine beside other pipelines and the plain module."""
 
@@ -159,6 +166,7 @@ class PeersSettings(Section):
     ] = CombinationsRace()
     convnet: Annotated[ModelRace, Field(description="convolutions in a row: throughput")] = ModelRace()
     unet: Annotated[UNetRace, Field(description="a U-Net, whose skips cross the boundary: throughput")] = UNetRace()
+    decoder: Annotated[DecoderRace, Field(description="the decoder of a transformer: throughput")] = DecoderRace()
 
     def problems(self) -> Iterator[Problem]:
         """Contenders exist."""
@@ -171,7 +179,7 @@ class PeersSettings(Section):
     def cases(self, machine: Machine) -> list[PeerCase]:
         """All cases on the devices of ``machine``."""
         shared = {"seed": self.seed, "device": machine.device, "devices": machine.count, "cores": cpu_count()}
-        networks = (("convnet", self.convnet), ("unet", self.unet))
+        networks = (("convnet", self.convnet), ("unet", self.unet), ("decoder", self.decoder))
         return [
             *self.cells.cases(shared),
             *self.combinations.cases(shared),
@@ -202,6 +210,9 @@ QUICK: Final = PeersSettings(
     ),
     convnet=ModelRace(model_args="L=2;C=4;size=8", checkpoints=("never",), **_TINY),
     unet=UNetRace(model_args="depth=2;B=1;C=4;size=16;dropout=0", checkpoints=("always",), **_TINY),
+    decoder=DecoderRace(
+        model_args="L=1;D=8;heads=2;vocabulary=8;context=4;dropout=0", checkpoints=("always",), **_TINY
+    ),
 )
 """The whole path in seconds, for a rehearsal: its numbers mean nothing."""
 
@@ -212,5 +223,6 @@ SHORT: Final = PeersSettings(
     combinations=CombinationsRace(variants=("baseline",), checkpoints=("always",)),
     convnet=ModelRace(checkpoints=("always",), rounds=8, visit_s=0.1),
     unet=UNetRace(checkpoints=("always",), rounds=8, visit_s=0.1),
+    decoder=DecoderRace(checkpoints=("always",), rounds=8, visit_s=0.1),
 )
 """A minute and a half on one GPU, by the side of other measurements."""

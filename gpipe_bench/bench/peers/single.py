@@ -16,7 +16,7 @@ class SingleProcess(CountedStep):
     """Runs the steps of a contender here.
 
     Args:
-        contender: one whose kind is not ``pipelining``.
+        contender: one without a process per device.
         case: what it runs.
         count: whether to count live bytes, which makes it slow.
     """
@@ -24,7 +24,7 @@ class SingleProcess(CountedStep):
     def __init__(self, contender: Contender, case: PeerCase, *, count: bool) -> None:
         self.peak = peak_counter(case.placement()) if count else None
         self.step = make_step(contender, case)
-        self.batch_size = case.batch_size
+        self.pieces = 1 if contender.option == "whole" else case.chunks
 
     def run(self, warmup: int, steps: int) -> tuple[list[float], list[float]]:
         """Seconds and CPU seconds of ``steps`` steps, after ``warmup`` that are not timed."""

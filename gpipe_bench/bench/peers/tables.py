@@ -151,12 +151,18 @@ def _setting(outcome: Outcome) -> dict[str, Any]:
         "cores": case.cores,
         "threads": case.cores if contender.all_threads else 1,
         "microbatches": case.chunks,
-        "processes": {"pipelining": case.partitions, "loops": case.loops}.get(contender.kind, 1),
+        "processes": _processes(outcome),
         "balance": "-".join(map(str, case.balance)),
         "steps": sum(len(visit.wall_s) for visit in outcome.visits) or None,
         "status": outcome.status,
         "reason": outcome.reason,
     }
+
+
+def _processes(outcome: Outcome) -> int:
+    if outcome.contender.process_per_device:
+        return outcome.case.partitions
+    return outcome.case.loops if outcome.contender.kind == "loops" else 1
 
 
 def _results(outcome: Outcome, one: Raced, raced: Sequence[Raced], tolerance: float) -> dict[str, Any]:
@@ -248,7 +254,7 @@ def _copies_s(outcome: Outcome, one: Raced) -> float | None:
     """Threads of one CPU share memory; between processes every micro-batch crosses each boundary, there and back."""
     if outcome.case.device != "cpu":
         return None
-    if outcome.contender.kind != "pipelining":
+    if not outcome.contender.process_per_device:
         return 0.0
     if one.one_way_s is None:
         return None

@@ -1,8 +1,8 @@
 """The models of the race, its batches and its weights: the same in every process.
 
-``unet`` is that of the table of models. Two more are the race's own: ``tiny``, layers so small that nothing but the
-host's work takes time, and ``convnet``, convolutions without anything that joins the samples of a batch, so that
-micro-batches and the whole batch have the same gradients.
+``unet`` and ``gpt2`` are those of the table of models. Two more are the race's own: ``tiny``, layers so small that
+nothing but the host's work takes time, and ``convnet``, convolutions without anything that joins the samples of a
+batch, so that micro-batches and the whole batch have the same gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gpipe_bench.models.arguments import Argument, Values
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.spec import ModelSpec
-from gpipe_bench.models.table import UNET
+from gpipe_bench.models.table import MODELS, UNET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ CONVNET: Final = ModelSpec(
     loss=cross_entropy,
     source="none: 3x3 convolutions of one width",
 )
-RACED: Final = {spec.name: spec for spec in (TINY, CONVNET, UNET)}
+RACED: Final = {spec.name: spec for spec in (TINY, CONVNET, UNET, MODELS["gpt2"])}
 
 
 def raced_arguments(model: str, text: str) -> dict[str, int | float | bool]:
@@ -136,5 +136,5 @@ def make_work(case: PeerCase) -> Work:
     generator = torch.Generator().manual_seed(case.seed)
     batch, target = spec.make_batch(case.batch_size, arguments, generator)
     dtype: torch.dtype = getattr(torch, case.precision)
-    target = target.to(dtype) if target.is_floating_point() else target
-    return Work(model.to(dtype), batch.to(dtype), target, spec.loss)
+    batch, target = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in (batch, target))
+    return Work(model.to(dtype), batch, target, spec.loss)
