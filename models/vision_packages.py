@@ -27,7 +27,7 @@ _kept: list[Any] = []  # Declarations last as long as their object.
 
 
 def mend_torchvision() -> None:
-    """Let every later ``import torchvision`` in this process succeed, also in files of a user; imports nothing itself."""
+    """Let every later ``import torchvision`` in this process succeed, a user's own, too; imports nothing itself."""
     if not any(isinstance(finder, _Mender) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Mender())
 

@@ -7,8 +7,8 @@ There is one channel in each direction between two processes. A sender sends in 
 message beside the thread that runs actions. A receiver takes each message as soon as it comes. So no action waits for
 anything but the values that it needs, and :func:`gpipe_bench.schedules.check` has proven that these come.
 
-A process that fails sends the reason on all its channels, and a process that receives it does the same. One that is gone
-closes its connections, and one that is silent is given up after the group's timeout: a failure, too.
+A process that fails sends the reason on all its channels, and a process that receives it does the same. One that is
+gone closes its connections, and one that is silent is given up after the group's timeout: a failure, too.
 """
 
 from __future__ import annotations
