@@ -86,4 +86,4 @@ def _plot_throughput(axes: Axes, names: Sequence[str], rows: pd.DataFrame, limit
         colour, _, marker = LOOKS[name]
         if row["ratio_low"] is not None:
             axes.plot([row["ratio_low"], row["ratio_high"]], [y, y], color=colour)
-        axes.plot(row["ratio"], y, marker=marker, color=colour, markersize=3.4)
+        axes.plot(row["ratio"], y, linestyle="none", marker=marker, color=colour, markersize=3.4)

@@ -49,8 +49,15 @@ def losses(text):
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"my_model", "resnet_on_digits", "unet_on_digits"}
+    tested = {"distributed", "my_model", "resnet_on_digits", "unet_on_digits"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
     assert {path.stem for path in (EXAMPLES / "migrated").glob("*.py")} == set(MIGRATED)
+
+
+def test_processes_share_a_pipeline():
+    options = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    program = [sys.executable, *options, EXAMPLES / "distributed.py"]
+    assert len(losses(subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout)) == 1
 
 
 def test_a_resnet_learns_digits_and_its_weights_go_back():
