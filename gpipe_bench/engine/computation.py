@@ -136,13 +136,13 @@ class Computation:
         def run(layers: Callable[[Values], Values], inputs: Values) -> Values:
             before = versions(inputs)
             outputs = layers(inputs)
-            unchanged = [one == other for one, other in zip(before, versions(inputs), strict=True)]
-            frozen = [
-                value
-                for value, given, same in zip(inputs, flat, unchanged, strict=True)
-                if same and not needs_gradient(given)
-            ]
-            needs.extend(can_have_gradient(each) and all(each is not value for value in frozen) for each in outputs)
+            after = versions(inputs)
+            frozen = {
+                id(value)
+                for value, given, one, other in zip(inputs, flat, before, after, strict=True)
+                if one == other and not needs_gradient(given)
+            }
+            needs.extend(can_have_gradient(each) and id(each) not in frozen for each in outputs)
             return outputs
 
         with use_stream(self.stream), self._batch.execution.applied(checkpointing=True), self._draws.first_pass():
