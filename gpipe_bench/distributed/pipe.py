@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench.components import Components
 from gpipe_bench.distributed.agreement import Begin, compare, description, fingerprint
@@ -23,6 +22,7 @@ from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_bat
 from gpipe_bench.engine.gpipe import GPipe, gather
 from gpipe_bench.engine.pipeline import hand_back
 from gpipe_bench.engine.randomness import state_digest
+from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.drive import Outputs, after
 from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, schedule_rows
 from gpipe_bench.engine.runtime.loss import Losses, check_target, split_targets
@@ -84,7 +84,7 @@ class Pipe(GPipe):
     Raises:
         TypeError: as for :class:`gpipe_bench.GPipe`, or ``group`` and ``mesh`` are both given.
         ValueError: as for :class:`gpipe_bench.GPipe`; the processes have different models, balances or schedules, or a
-            layer is a DistributedDataParallel.
+            layer averages gradients itself, as DistributedDataParallel and FSDP do.
         DeviceCountError: the group has another number of processes than the schedule has devices.
         PeerError: another process has failed, or is gone.
     """
@@ -240,6 +240,7 @@ class Pipe(GPipe):
 
     def _arrange(self, module: nn.Sequential) -> None:
         """Keep the layers of own partitions, with memory on the device of this process; the others are forgotten."""
+        check_layers(module, whole=False)
         if self.deferred_batch_norm:
             convert_deferred_batch_norm(module)
         layers = iter(list(module.named_children()))
@@ -248,10 +249,6 @@ class Pipe(GPipe):
             part if row == self.rank else nn.Sequential() for part, row in zip(whole, self._rows, strict=True)
         ]
         for layer in chain.from_iterable(partitions):
-            if any(isinstance(each, DistributedDataParallel) for each in layer.modules()):
-                rule = "layers must not average gradients themselves, since each micro-batch runs backward by itself"
-                advice = "pass replicas= to the pipeline"
-                raise ValueError(f"{rule}, got a DistributedDataParallel; {advice}")
             self._give_memory(layer)
         own = [pair for part in partitions for pair in part.named_children()]
         self._modules.clear()
