@@ -17,6 +17,8 @@ from gpipe_bench.distributed.agreement import Begin, compare, description, finge
 from gpipe_bench.distributed.channel import own_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
+from gpipe_bench.distributed.nccl import DeviceGroup
+from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import GPipe, gather
@@ -122,9 +124,9 @@ class Pipe(GPipe):
         # Of the processes, until the schedule has said which partition belongs to which.
         self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None)
         self.__dict__.update(rank=rank, _size=size, _device=named_device("device", device), _materialise=materialise)
-        self.__dict__["_group"] = own_group(given, timeout_s)
+        self.__dict__["_group"] = own_group(given, timeout_s, self._device)
         others = replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas
-        self.__dict__["_replicas"] = None if others is None else Replicas(own_group(others, timeout_s))
+        self.__dict__["_replicas"] = None if others is None else Replicas(own_group(others, timeout_s, self._device))
 
         def make(exchange: Exchange) -> list[dict[str, Any]]:
             super(Pipe, self).__init__(
@@ -142,6 +144,8 @@ class Pipe(GPipe):
 
         try:
             compare(self._exchanged(make))
+            if isinstance(self._group, DeviceGroup):
+                self._group.connect(self._edges(), self._device)
             if self._replicas is not None:
                 self._replicas.copy(self)
         except ValueError as error:
@@ -210,9 +214,9 @@ class Pipe(GPipe):
             The norm before.
         """
         grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        own = nn.utils.get_total_norm(grads, norm_type).cpu()
+        own = nn.utils.get_total_norm(grads, norm_type).to(self._device)
         norms = self._exchanged(lambda exchange: exchange.gather(own))
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type).to(self._device)
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
         return total
 
@@ -289,20 +293,20 @@ class Pipe(GPipe):
         """Do what all processes do together. If this one fails, all do."""
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
-        ways = self._group, self._rows, self._layout.routes, self._edges()
-        exchange = Exchange(*ways, self._received, replicas=self._replicas)
+        direct = isinstance(self._group, DeviceGroup)
+        ways = self._rows, self._layout.routes, self._edges(), Staging(self._device, direct=direct)
+        exchange = Exchange(self._group, *ways, replicas=self._replicas)
         try:
             result = job(exchange)
             exchange.finish()
         except BaseException as error:
             exchange.give_up(f"rank {self.rank} failed: {type(error).__name__}: {error}")
             exchange.leave()
+            if isinstance(self._group, DeviceGroup):
+                self._group.abort()
             self.__dict__["failure"] = exchange.failure
             raise
         return result
-
-    def _received(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device)
 
     def _begun(self, exchange: Exchange, value: Any, *, training: bool) -> tuple[Plan[SkipKey], Begin, list[Any]]:
         """The plan of a batch, what the first process has said of it, and its micro-batches if they begin here."""
