@@ -56,6 +56,9 @@ def _train(rank, folder, half):
                     loss_of(model(half[rank])).backward()
             loss_of(model(half[rank] + 1)).backward()
             torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{number}-{rank}.pt")
+        # A thread of the group may have a gradient's context to free. It takes the interpreter lock for that, which the
+        # end of the group holds while it waits for the thread.
+        torch.distributed.barrier()
     finally:
         torch.distributed.destroy_process_group()
 
