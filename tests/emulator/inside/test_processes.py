@@ -6,7 +6,9 @@ Messages go through pinned host memory, as over gloo, or from device to device, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import threading
+from itertools import permutations
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import pytest
@@ -19,65 +21,74 @@ from gpipe_bench.emulator.races import find_races
 from gpipe_bench.emulator.trace import recording
 from gpipe_bench.schedules import SCHEDULES
 from tests.distributed.test_parity import assert_equal, ranks_of, together, unet
-from tests.distributed.threads import ThreadGroup, World, run_ranks
+from tests.distributed.threads import PATIENCE_S, run_ranks
 from tests.engine.steps import scheduled
 
 X = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3)
 
 
-class Ended(NamedTuple):
-    transfer: object
-    ended: Callable[[], None]
+class Sending:
+    """A send on its way, after the work on the current stream; ``read`` is recorded when its tensor has been read."""
+
+    def __init__(self, tensor):
+        self.tensor, self.stream = tensor, torch.accelerator.current_stream(tensor.device)
+        self.written = self.stream.record_event()
+        self.received, self.read = threading.Event(), None
+
+    def is_completed(self):
+        if self.received.is_set():
+            self.read.synchronize()
+        return self.received.is_set()
 
     def wait(self):
-        self.transfer.wait()
-        self.ended()
+        assert self.received.wait(PATIENCE_S)
+        self.stream.wait_event(self.read)
 
 
-class OnStreams(ThreadGroup):
-    """As NCCL, without its host that goes on: transfers come after and before the work of both current streams."""
+class Receiving(NamedTuple):
+    sent: SimpleQueue
+    tensor: torch.Tensor
+
+    def wait(self):
+        """Receive on the current stream, before what it computes from now on."""
+        sending = self.sent.get(timeout=PATIENCE_S)
+        stream = torch.accelerator.current_stream(self.tensor.device)
+        stream.wait_event(sending.written)
+        self.tensor.copy_(sending.tensor)
+        sending.read = stream.record_event()
+        sending.received.set()
+
+
+class OnStreams:
+    """What is used of NCCL, for one rank."""
+
+    def __init__(self, sent, rank):
+        self.sent, self.rank = sent, rank
 
     def send(self, tensors, rank, tag):
-        stream = torch.accelerator.current_stream(tensors[0].device)
-        tensors[0].written = stream.record_event()
-        transfer = super().send(tensors, rank, tag)
-        return Ended(transfer, lambda: stream.wait_event(transfer.tensor.read))
+        work = Sending(tensors[0])
+        self.sent[self.rank, rank].put(work)
+        return work
 
     def recv(self, tensors, rank, tag):
-        stream = torch.accelerator.current_stream(tensors[0].device)
-        transfer = super().recv(Filled(tensors[0], stream), rank, tag)
-        return Ended(transfer, lambda: None)
-
-
-class Filled(list):
-    """What a receive writes to, on its stream."""
-
-    def __init__(self, tensor, stream):
-        super().__init__([self])
-        self.tensor, self.stream, self.numel = tensor, stream, tensor.numel
-
-    def copy_(self, sent):
-        self.stream.wait_event(sent.written)
-        with staging.use_stream(self.stream):
-            self.tensor.copy_(sent)
-        sent.read = self.stream.record_event()
+        return Receiving(self.sent[rank, self.rank], tensors[0])
 
 
 def ranks_on_devices(schedule, model, *, direct):
     """Loss and gradients of a step of the U-Net, and the races in it."""
     size = ranks_of(schedule, 4)
-    worlds = [World(size) for _ in range(3)]
+    ways = [{ends: SimpleQueue() for ends in permutations(range(size), 2)} for _ in range(2)]
 
     def job(group):
         rank, device = group.rank(), devices()[group.rank()]
         if direct:
-            group = DeviceGroup(group, *(OnStreams(world, rank) for world in worlds[1:]))
+            group = DeviceGroup(group, *(OnStreams(way, rank) for way in ways))
         pipe = Pipe(copy.deepcopy(model), [2] * 4, schedule=schedule, group=group, chunks=3, device=device)
         ((loss, grads),) = together(pipe, [(X.to(device), X.to(device))])
         return loss.cpu(), {name: grad.cpu() for name, grad in grads.items()}
 
     with recording() as trace:
-        results = run_ranks(size, job, worlds[0])
+        results = run_ranks(size, job)
     for result in results:
         if isinstance(result, BaseException):
             raise result
