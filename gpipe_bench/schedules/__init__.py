@@ -16,6 +16,7 @@ from gpipe_bench.schedules.actions import KINDS, Action, Schedule, with_recomput
 from gpipe_bench.schedules.check import Facts, check
 from gpipe_bench.schedules.messages import Message
 from gpipe_bench.schedules.order import merged_order
+from gpipe_bench.schedules.search import searched
 from gpipe_bench.schedules.table import SCHEDULES, named_schedule
 from gpipe_bench.schedules.timing import Durations, Timing, drawn, in_flight, timing
 from gpipe_bench.schedules.torch_csv import read_csv, to_csv
@@ -35,6 +36,7 @@ __all__ = [
     "merged_order",
     "named_schedule",
     "read_csv",
+    "searched",
     "timing",
     "to_csv",
     "with_recomputation",
