@@ -134,12 +134,16 @@ def test_no_device_waits_for_ever_for_another_one(name):
         assert Transport(programs(schedule, skips), directed).ends()
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "gpipe"])
 @pytest.mark.parametrize("options", [{"channel": directed, "blocking": True}, {"channel": shared}], ids=str)
-def test_other_transports_wait_for_ever(name, options):
-    for schedule, kind, skips in cases(name):
-        if kind == "none" and schedule.microbatches > 1:
-            assert not Transport(programs(schedule, skips), **options).ends()
+def test_other_transports_wait_for_ever(options):
+    """Without skips wherever a device has a backward pass before a forward pass."""
+    stuck = 0
+    for name in SCHEDULES:
+        for schedule, kind, skips in cases(name):
+            if kind == "none" and not schedule.forwards_first:
+                assert not Transport(programs(schedule, skips), **options).ends()
+                stuck += 1
+    assert stuck > 50
 
 
 def test_what_a_schedule_of_ones_own_sends_from_device_to_device():
