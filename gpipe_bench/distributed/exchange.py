@@ -24,6 +24,7 @@ import torch
 from gpipe_bench.distributed import channel, wire
 from gpipe_bench.distributed.channel import Group
 from gpipe_bench.distributed.data_parallel import Replicas
+from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
 from gpipe_bench.engine.worker import new_thread
 from gpipe_bench.errors import PeerError
@@ -36,7 +37,7 @@ _WAYS: Final = ("F", "B", "begin", "end")
 _AT_MOST_S: Final = 5.0
 """How long a process that fails takes to tell the others."""
 
-Message = tuple[Key, bytes, list[torch.Tensor]]
+Message = tuple[Key, bytes, Callable[[], Sequence[torch.Tensor]]]
 
 
 class Exchange(Mailboxes):
@@ -51,7 +52,7 @@ class Exchange(Mailboxes):
         rows: for each partition the rank of its process.
         skips: all skips, in an order that is the same in all processes.
         edges: (sender, receiver) of each channel.
-        place: puts a received tensor on this process's device.
+        staging: where tensors are sent from and received into.
         replicas: told of each action that has ended, if there are any.
 
     Attributes:
@@ -64,13 +65,13 @@ class Exchange(Mailboxes):
         rows: tuple[int, ...],
         skips: Iterable[Any],
         edges: Collection[tuple[int, int]],
-        place: Callable[[torch.Tensor], torch.Tensor],
+        staging: Staging,
         *,
         replicas: Replicas | None = None,
     ) -> None:
         super().__init__()
         self.failure: str | None = None
-        self._group, self._rows, self._rank, self._place = group, rows, group.rank(), place
+        self._group, self._rows, self._rank, self._staging = group, rows, group.rank(), staging
         self._replicas = replicas
         self._skips: list[Any] = [None, *skips]
         self._queues: dict[int, SimpleQueue[Message | str | None]] = {}
@@ -90,7 +91,8 @@ class Exchange(Mailboxes):
         if target == self._rank:
             super().put(key, value)
         else:
-            self._queues[target].put((key, *wire.pack(value)))
+            description, tensors = wire.pack(value)
+            self._queues[target].put((key, description, self._staging.outgoing(tensors)))
 
     def done(self, action: Action) -> None:
         """Let gradients that are complete be averaged."""
@@ -162,15 +164,15 @@ class Exchange(Mailboxes):
     def _send_all(self, target: int) -> None:
         known: dict[Any, bytes] = {}
         queue = self._queues[target]
+        self._staging.own_stream(target)
         try:
             while not isinstance(message := queue.get(), str | None):
-                key, description, tensors = message
+                key, description, ready = message
                 kind = key[0], key[2], key[3]
                 news = b"" if known.get(kind) == description else description
                 known[kind] = description
                 skip = self._skips.index(key[3])
-                here = [tensor.cpu() for tensor in tensors]
-                self._send(target, [_VALUE, _WAYS.index(key[0]), key[1], key[2], skip], news, here)
+                self._send(target, [_VALUE, _WAYS.index(key[0]), key[1], key[2], skip], news, ready())
             self._send(target, [_LAST if message is None else _FAILURE, 0, 0, 0, 0], (message or "").encode())
         except Exception as error:  # noqa: BLE001 - whatever it is ends this process's part
             self.give_up(self._lost(target, error))
@@ -182,6 +184,7 @@ class Exchange(Mailboxes):
 
     def _receive_all(self, source: int) -> None:
         known: dict[Any, bytes] = {}
+        self._staging.own_stream(self._group.size() + source)
         try:
             while True:
                 header = torch.empty(_HEADER, dtype=torch.int64)
@@ -194,9 +197,9 @@ class Exchange(Mailboxes):
                     break
                 kind = way, j, skip
                 known[kind] = news or known[kind]
-                parcel = wire.Parcel(known[kind])
+                parcel = wire.Parcel(known[kind], self._staging.empty)
                 channel.receive(self._group, [*map(wire.memory, parcel.tensors)], source)
-                super().put((_WAYS[way], i, j, self._skips[skip]), parcel.value(self._place))
+                super().put((_WAYS[way], i, j, self._skips[skip]), parcel.value(self._staging.incoming))
             if what == _FAILURE:
                 self.give_up(news.decode())
         except Exception as error:  # noqa: BLE001 - whatever it is ends this process's part

@@ -76,18 +76,19 @@ class Parcel:
 
     Args:
         description: see :func:`pack`.
+        empty: gives memory for a tensor of some shape, strides and type.
 
     Attributes:
-        tensors: memory on the CPU, to receive into.
+        tensors: memory to receive into.
     """
 
-    def __init__(self, description: bytes) -> None:
+    def __init__(
+        self, description: bytes, empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+    ) -> None:
         # From another process of the same program, as the objects of torch.distributed's collectives.
         self._forms, self._structure = tree_flatten(pickle.loads(description))  # noqa: S301 - see above
         self.tensors = [
-            torch.empty_strided(form.shape, form.strides, dtype=form.dtype)
-            for form in self._forms
-            if isinstance(form, TensorForm)
+            empty(form.shape, form.strides, form.dtype) for form in self._forms if isinstance(form, TensorForm)
         ]
 
     def value(self, place: Callable[[Tensor], Tensor]) -> Any:
