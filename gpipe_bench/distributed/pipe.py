@@ -18,6 +18,7 @@ from gpipe_bench.distributed.agreement import Begin, compare, description, finge
 from gpipe_bench.distributed.channel import own_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
+from gpipe_bench.distributed.links import Links
 from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import GPipe, gather
@@ -91,7 +92,7 @@ class Pipe(GPipe):
 
     rank: int
     failure: str | None
-    _group: Any
+    _links: Links
     _replicas: Replicas | None
     _size: int
     _device: torch.device
@@ -122,7 +123,7 @@ class Pipe(GPipe):
         # Of the processes, until the schedule has said which partition belongs to which.
         self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None)
         self.__dict__.update(rank=rank, _size=size, _device=named_device("device", device), _materialise=materialise)
-        self.__dict__["_group"] = own_group(given, timeout_s)
+        self.__dict__["_links"] = Links(own_group(given, timeout_s))
         others = replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas
         self.__dict__["_replicas"] = None if others is None else Replicas(own_group(others, timeout_s))
 
@@ -218,7 +219,7 @@ class Pipe(GPipe):
 
     def close(self) -> None:
         """Close the connections of the pipeline, which can run no more."""
-        self.__dict__.update(_group=None, _replicas=None, failure=self.failure or "it was closed")
+        self.__dict__.update(_links=None, _replicas=None, failure=self.failure or "it was closed")
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")
@@ -281,25 +282,16 @@ class Pipe(GPipe):
     def _others(self) -> list[int]:
         return [rank for rank in range(self._size) if rank != self.rank]
 
-    def _edges(self) -> set[tuple[int, int]]:
-        """(sender, receiver) of all channels: neighbours, ends of skips, and all with rank 0 and the first process."""
-        ends = [(j, j + 1) for j in range(len(self._rows) - 1)] + [*self._layout.routes.values()]
-        pairs = {(self._rows[source], self._rows[target]) for source, target in ends}
-        pairs |= {(center, rank) for center in (0, self._rows[0]) for rank in range(self._size)}
-        return {edge for pair in pairs for edge in (pair, pair[::-1]) if pair[0] != pair[1]}
-
     def _exchanged(self, job: Callable[[Exchange], Any]) -> Any:
         """Do what all processes do together. If this one fails, all do."""
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
-        ways = self._group, self._rows, self._layout.routes, self._edges()
-        exchange = Exchange(*ways, self._received, replicas=self._replicas)
+        exchange = Exchange(self._links, self._rows, self._layout.routes, self._received, replicas=self._replicas)
         try:
             result = job(exchange)
             exchange.finish()
         except BaseException as error:
             exchange.give_up(f"rank {self.rank} failed: {type(error).__name__}: {error}")
-            exchange.leave()
             self.__dict__["failure"] = exchange.failure
             raise
         return result
