@@ -3,9 +3,10 @@
     process 0   put ──────────── link ────────────► take    process 1
                             (in the order of put)
 
-``put`` begins to send, and does not wait. ``take`` receives what the other process has sent, in its order, until the
-box is filled. So no action waits for anything but the values that it needs, and :func:`gpipe_bench.schedules.check`
-has proven that these come. There are no threads, so an interrupt is noticed when what a process waits for has come.
+``put`` begins to send, and does not wait; what is copied from a device first is sent at the next ``take``. ``take``
+receives what the other process has sent, in its order, until the box is filled. So no action waits for anything but
+the values that it needs, and :func:`gpipe_bench.schedules.check` has proven that these come. There are no threads, so
+an interrupt is noticed when what a process waits for has come.
 
 A process that fails tells all others the reason and closes its connections. One that notices this does the same. One
 that is silent is given up after the group's timeout.
@@ -13,17 +14,23 @@ that is silent is given up after the group's timeout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-import torch
+from torch import Tensor
 
 from gpipe_bench.distributed import wire
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.links import Links, LostError
+from gpipe_bench.distributed.staging import Staging
+from gpipe_bench.distributed.wire import Description
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
 from gpipe_bench.errors import PeerError
 from gpipe_bench.schedules import Action
+
+T = TypeVar("T")
 
 
 class Exchange(Mailboxes):
@@ -37,7 +44,7 @@ class Exchange(Mailboxes):
         links: to the other processes.
         rows: for each partition the rank of its process.
         routes: where each skip begins and ends, in an order that is the same in all processes.
-        place: puts a received tensor on this process's device.
+        staging: where tensors are sent from and received into.
         replicas: told of each action that has ended, if there are any.
 
     Attributes:
@@ -49,17 +56,18 @@ class Exchange(Mailboxes):
         links: Links,
         rows: tuple[int, ...],
         routes: Mapping[Any, tuple[int, int]],
-        place: Callable[[torch.Tensor], torch.Tensor],
+        staging: Staging,
         *,
         replicas: Replicas | None = None,
     ) -> None:
         super().__init__()
         self.failure: str | None = None
-        self._links, self._rows, self._rank, self._place = links, rows, links.rank, place
+        self._links, self._rows, self._rank, self._staging = links, rows, links.rank, staging
         self._replicas = replicas
         self._routes = routes
         self._skips: list[Any] = [None, *routes]
         self._values: dict[Key, Any] = {}
+        self._leaving: deque[tuple[int, Description, Callable[[], Sequence[Tensor]]]] = deque()
 
     def put(self, key: Key, value: Any) -> None:
         """Fill a box, here or in another process."""
@@ -68,22 +76,21 @@ class Exchange(Mailboxes):
         if target == self._rank:
             self._values[key] = value
             return
-        packed = wire.pack((way, i, j, self._skips.index(skip)), value)
-        try:
-            self._links[target].send(*packed)
-        except LostError as error:
-            self._lose(target, error)
+        description, tensors = wire.pack((way, i, j, self._skips.index(skip)), value)
+        self._leaving.append((target, description, self._staging.outgoing(tensors)))
+        # An action that is next on a device must not wait for the copy.
+        if not self._staging.copies:
+            self._send()
 
     def take(self, key: Key, place: int) -> Any:  # noqa: ARG002 - one thread: none that waits is stopped
         """Receive until a box is filled, and empty it; raises Stopped if a process has failed."""
         while key not in self._values:
+            self._send()
             source = self._source(*key)
-            try:
-                parcel = self._links[source].receive()
-            except LostError as error:
-                self._lose(source, error)
-            way, i, j, skip = parcel.description.box
-            self._values[way, i, j, self._skips[skip]] = parcel.value(self._place)
+            with self._staging.stream(self._links.size + source):
+                parcel = self._linked(source, partial(self._links[source].receive, self._staging.empty))
+                way, i, j, skip = parcel.description.box
+                self._values[way, i, j, self._skips[skip]] = parcel.value(self._staging.incoming)
         return self._values.pop(key)
 
     def done(self, action: Action) -> None:
@@ -113,13 +120,14 @@ class Exchange(Mailboxes):
         Raises:
             PeerError: another process has failed.
         """
-        for peer in self._links:
-            try:
-                self._links[peer].finish()
-            except LostError as error:
-                self._give_up_for(peer, error)
-                break
-        self.check()
+        try:
+            self._send()
+            for peer in self._links:
+                with self._staging.stream(peer):
+                    self._linked(peer, self._links[peer].finish)
+        except Stopped:
+            self.check()
+            raise
 
     def check(self) -> None:
         """Raise a PeerError if a process has failed."""
@@ -163,11 +171,18 @@ class Exchange(Mailboxes):
             return self._rows[self._routes[skip][0 if forward else 1]]
         return self._rows[j - 1 if forward else j + 1]
 
-    def _lose(self, rank: int, error: LostError) -> NoReturn:
-        """Give up because of another process; raises Stopped."""
-        self._give_up_for(rank, error)
-        raise Stopped from None
+    def _send(self) -> None:
+        """Begin to send what was put; first it has to leave the device, if it is copied."""
+        while self._leaving:
+            target, description, ready = self._leaving.popleft()
+            with self._staging.stream(target):
+                self._linked(target, partial(self._links[target].send, description, ready()))
 
-    def _give_up_for(self, rank: int, error: LostError) -> None:
-        lost = f"rank {rank} is gone or silent, said rank {self._rank}: {error}"
-        self.give_up(self._links[rank].why() or lost)
+    def _linked(self, peer: int, job: Callable[[], T]) -> T:
+        """What a job on a link gives; raises Stopped if the other process has failed."""
+        try:
+            return job()
+        except LostError as error:
+            lost = f"rank {peer} is gone or silent, said rank {self._rank}: {error}"
+            self.give_up(self._links[peer].why() or lost)
+            raise Stopped from None

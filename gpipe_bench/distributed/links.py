@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gpipe_bench.distributed import wire
 from gpipe_bench.distributed.channel import Group, Work
-from gpipe_bench.distributed.wire import Description, Parcel
+from gpipe_bench.distributed.wire import Description, Empty, Parcel
 
 _MESSAGE, _RECEIPT, _REASON = 0, 1, 2
 """Tags."""
@@ -63,10 +63,12 @@ class Link:
     Args:
         group: of the processes.
         peer: rank of the other one.
+        direct: whether tensors are sent from device to device. These are received once they are announced, by a
+            byte in host memory; it takes the place of the byte behind the first tensor.
     """
 
-    def __init__(self, group: Group, peer: int) -> None:
-        self._group, self._peer = group, peer
+    def __init__(self, group: Group, peer: int, *, direct: bool = False) -> None:
+        self._group, self._peer, self._direct = group, peer, direct
         self._to, self._from = _Expected(), _Expected()
         # What is sent and may not have been received; receipts that come, each for the messages up to a number.
         self._sent: deque[list[tuple[Work, Tensor]]] = deque()
@@ -80,13 +82,13 @@ class Link:
 
     def send(self, description: Description, tensors: Sequence[Tensor]) -> None:
         """Begin to send a value, see :func:`gpipe_bench.distributed.wire.pack`."""
-        pieces = [wire.memory(tensor.cpu()) for tensor in tensors if tensor.numel()]
+        pieces = [wire.memory(tensor) for tensor in tensors if tensor.numel()]
         expected = self._to.get()
         if description == expected:
-            pieces = pieces or [_bytes(b"\0")]
+            pieces = [_bytes(b"\0"), *pieces] if self._direct or not pieces else pieces
         else:
             news = _bytes(wire.encoded(description))
-            first, *others = (wire.sizes(expected) if expected else []) or [0]
+            first, *others = (wire.sizes(expected) if expected and not self._direct else []) or [0]
             instead = [_bytes(b"\0" * first + b"\1"), *(_bytes(b"\0") for _ in others)]
             pieces = [*instead, torch.tensor([len(news)]), news, *pieces]
         self._to.is_now(description)
@@ -99,26 +101,31 @@ class Link:
             self._receipts.append((self._count_to, self._begun(self._group.recv, mark, _RECEIPT), mark))
         self._sent.append([(self._begun(self._group.send, piece), piece) for piece in pieces])
 
-    def receive(self) -> Parcel:
-        """Wait for the next value."""
+    def receive(self, empty: Empty) -> Parcel:
+        """Wait for the next value, in memory that ``empty`` gives."""
         if not self._coming:
-            self._expect()
-        self._wait(*self._coming)
-        if self._parcel is None or self._differs.item():
+            self._expect(empty)
+        announced, *others = self._coming
+        self._wait(announced)
+        differs = self._parcel is None or bool(self._differs.item())
+        if not (differs and self._direct):
+            self._wait(*others)
+        if differs:
             length = torch.empty(1, dtype=torch.int64)
             self._wait(self._begun(self._group.recv, length))
             news = torch.empty(int(length), dtype=torch.uint8)
             self._wait(self._begun(self._group.recv, news))
-            self._parcel = Parcel(wire.decoded(news.numpy().tobytes()))
+            self._parcel = Parcel(wire.decoded(news.numpy().tobytes()), empty, larger=not self._direct)
             self._wait(*[self._begun(self._group.recv, memory) for memory in self._parcel.memory])
         self._count_from += 1
         if self._count_from % _MESSAGES == 0:
             self._wait(self._begun(self._group.send, _bytes(b"\1"), _RECEIPT))
         parcel, self._parcel, self._coming = self._parcel, None, []
+        assert parcel is not None  # noqa: S101 - what is not expected is described
         self._from.is_now(parcel.description)
         # The other process may have ended after its last message.
         with suppress(LostError):
-            self._expect()
+            self._expect(empty)
         return parcel
 
     def finish(self) -> None:
@@ -144,10 +151,12 @@ class Link:
 
     # --- parts of messages -------------------------------------------------------------------------------------------
 
-    def _expect(self) -> None:
+    def _expect(self, empty: Empty) -> None:
         expected = self._from.get()
-        self._parcel = None if expected is None else Parcel(expected)
-        memory = (self._parcel.memory if self._parcel else []) or [torch.empty(1, dtype=torch.uint8)]
+        self._parcel = None if expected is None else Parcel(expected, empty, larger=not self._direct)
+        memory = self._parcel.memory if self._parcel else []
+        if self._direct or not memory:
+            memory = [torch.empty(1, dtype=torch.uint8), *memory]
         self._differs = memory[0][-1].zero_()
         self._coming = [self._begun(self._group.recv, each) for each in memory]
 
@@ -188,9 +197,9 @@ class Links:
         size: how many processes there are.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, *, direct: bool) -> None:
         self.rank, self.size = group.rank(), group.size()
-        self._links = {peer: Link(group, peer) for peer in range(self.size) if peer != self.rank}
+        self._links = {peer: Link(group, peer, direct=direct) for peer in range(self.size) if peer != self.rank}
 
     def __getitem__(self, peer: int) -> Link:
         return self._links[peer]

@@ -9,7 +9,7 @@ The receiver makes the tensors from the description before their memory comes.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -33,6 +33,9 @@ class TensorForm(NamedTuple):
     def nbytes(self) -> int:
         """Of its elements."""
         return prod(self.shape) * self.dtype.itemsize
+
+
+Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]
 
 
 class Description(NamedTuple):
@@ -128,23 +131,27 @@ def _unpickled(data: bytes) -> Any:
 class Parcel:
     """A value on its arrival.
 
-    Attributes:
+    Args:
         description: see :func:`pack`.
-        memory: of each tensor that has elements, to receive into, on the CPU; a byte larger than needed.
+        empty: gives memory for a tensor of some shape, strides and type.
+        larger: whether that for each tensor is larger than needed.
+
+    Attributes:
+        memory: of each tensor that has elements, to receive into; a byte larger than needed if it is to be.
     """
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, empty: Empty, *, larger: bool) -> None:
         self.description = description
         self.memory: list[Tensor] = []
         self._tensors: list[Tensor] = []
         for form in description.forms:
             if form is not None:
                 # An element more, since others expect that a storage has whole ones.
-                memory = torch.empty(prod(form.shape) + 1, dtype=form.dtype)
+                memory = empty((prod(form.shape) + larger,), (1,), form.dtype)
                 place = memory.untyped_storage(), 0, form.shape, form.strides
-                self._tensors.append(torch.empty(0, dtype=form.dtype).set_(*place))
+                self._tensors.append(torch.empty(0, dtype=form.dtype, device=memory.device).set_(*place))
                 if form.nbytes:
-                    self.memory.append(memory.view(torch.uint8)[: form.nbytes + 1])
+                    self.memory.append(memory.view(torch.uint8)[: form.nbytes + larger])
 
     def value(self, place: Callable[[Tensor], Tensor]) -> Any:
         """The value, once its tensors are filled; ``place`` puts each where it is used."""
@@ -165,8 +172,8 @@ class Parcel:
 
 
 def memory(tensor: Tensor) -> Tensor:
-    """A tensor without gaps as a flat one that shares its memory."""
-    return tensor.as_strided((tensor.numel(),), (1,))
+    """The bytes of a tensor without gaps, as a flat tensor that shares its memory."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:

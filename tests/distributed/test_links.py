@@ -9,10 +9,12 @@ import torch
 
 from gpipe_bench.distributed import wire
 from gpipe_bench.distributed.links import Link, LostError
+from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.engine.microbatch import MicroBatch
 from tests.distributed.threads import ThreadGroup, World
 
 BOX = ("F", 0, 1, 0)
+STAGING = Staging(torch.device("cpu"))
 
 
 class CountingGroup(ThreadGroup):
@@ -35,7 +37,7 @@ class Ends:
         self.ends[0].send(*wire.pack(box, value))
 
     def receive(self):
-        parcel = self.ends[1].receive()
+        parcel = self.ends[1].receive(STAGING.empty)
         return parcel.description.box, parcel.value(torch.Tensor.cpu)
 
     def handed_on(self, value, box=BOX):
