@@ -1,13 +1,13 @@
 """The process group of a pipeline, and what is asked of it: to send and to receive some bytes.
 
 A pipeline has a group of its own: its messages never meet those of the user's group, and its timeout is its own. Only
-five methods of the group are used, so tests put threads in the place of processes.
+four methods of the group are used, so tests put threads in the place of processes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from typing import Any, Protocol
@@ -23,8 +23,8 @@ from gpipe_bench.distributed.nccl import DeviceGroup
 class Work(Protocol):
     """A transfer on its way."""
 
-    def wait(self) -> Any:
-        """Wait until it has ended."""
+    def wait(self, timeout: timedelta = ...) -> Any:
+        """Wait until it has ended. If it takes too long, all connections of this process are closed."""
 
 
 class Group(Protocol):
@@ -40,7 +40,7 @@ class Group(Protocol):
         """Begin to send a tensor."""
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
-        """Begin to receive a tensor."""
+        """Begin to receive a tensor, or a shorter one into its beginning."""
 
 
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
@@ -74,22 +74,3 @@ def own_group(group: Any, timeout_s: float, device: torch.device) -> Group:
     options._timeout = timeout  # noqa: SLF001 - there is no public name
     ways = (made(dist.ProcessGroupNCCL, way, options) for way in ("upwards", "downwards"))
     return DeviceGroup(host, *ways)
-
-
-def send(group: Group, pieces: Sequence[Tensor], rank: int) -> None:
-    """Send some tensors of bytes, in this order, and wait until they are received."""
-    works = [group.send([piece], rank, 0) for piece in pieces if piece.numel()]
-    for work in works:
-        work.wait()
-
-
-def receive(group: Group, pieces: Sequence[Tensor], rank: int) -> None:
-    """Wait until tensors of bytes are filled, in this order."""
-    works = [group.recv([piece], rank, 0) for piece in pieces if piece.numel()]
-    for work in works:
-        work.wait()
-
-
-def bytes_of(data: bytes) -> Tensor:
-    """Bytes as a tensor."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

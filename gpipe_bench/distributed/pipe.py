@@ -18,6 +18,7 @@ from gpipe_bench.distributed.channel import own_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.goal import Goal
+from gpipe_bench.distributed.links import Links
 from gpipe_bench.distributed.nccl import DeviceGroup
 from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.engine.arguments import named_device
@@ -86,6 +87,7 @@ class Pipe(GPipe):
     rank: int
     failure: str | None
     _group: Any
+    _links: Links
     _replicas: Replicas | None
     _size: int
     _device: torch.device
@@ -116,7 +118,8 @@ class Pipe(GPipe):
         # Of the processes, until the schedule has said which partition belongs to which.
         self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None)
         self.__dict__.update(rank=rank, _size=size, _device=named_device("device", device), _materialise=materialise)
-        self.__dict__["_group"] = own_group(given, timeout_s, self._device)
+        own = own_group(given, timeout_s, self._device)
+        self.__dict__.update(_group=own, _links=Links(own, direct=isinstance(own, DeviceGroup)))
         others = replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas
         self.__dict__["_replicas"] = None if others is None else Replicas(own_group(others, timeout_s, self._device))
 
@@ -220,7 +223,7 @@ class Pipe(GPipe):
 
     def close(self) -> None:
         """Close the connections of the pipeline, which can run no more."""
-        self.__dict__.update(_group=None, _replicas=None, failure=self.failure or "it was closed")
+        self.__dict__.update(_group=None, _links=None, _replicas=None, failure=self.failure or "it was closed")
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")
@@ -292,14 +295,13 @@ class Pipe(GPipe):
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
         direct = isinstance(self._group, DeviceGroup)
-        ways = self._rows, self._layout.routes, self._edges(), Staging(self._device, direct=direct)
-        exchange = Exchange(self._group, *ways, replicas=self._replicas)
+        staging = Staging(self._device, direct=direct)
+        exchange = Exchange(self._links, self._rows, self._layout.routes, staging, replicas=self._replicas)
         try:
             result = job(exchange)
             exchange.finish()
         except BaseException as error:
             exchange.give_up(f"rank {self.rank} failed: {type(error).__name__}: {error}")
-            exchange.leave()
             if isinstance(self._group, DeviceGroup):
                 self._group.abort()
             self.__dict__["failure"] = exchange.failure

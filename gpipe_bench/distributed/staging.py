@@ -12,6 +12,7 @@ With NCCL there are no copies: the memory of the device itself is sent and recei
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import torch
@@ -28,7 +29,7 @@ from gpipe_bench.engine.transfer import (
 
 _OUT, _IN = 0, 1
 _STREAMS: Final = 2
-"""For copies; those after them are for the threads that send and receive."""
+"""For copies; those after them are for what is sent and received."""
 
 
 class Staging:
@@ -37,18 +38,21 @@ class Staging:
     Args:
         device: of the process. The current stream of the thread that makes this is the one that computes.
         direct: whether messages are sent from the memory of the device.
+
+    Attributes:
+        copies: whether tensors are copied into host memory first, beside the computation.
     """
 
     def __init__(self, device: torch.device, *, direct: bool = False) -> None:
         self._device, self._direct, self._computing = device, direct, current_stream(device)
-        self._pinned = has_streams(device) and not direct
+        self.copies = has_streams(device) and not direct
 
     def outgoing(self, tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
         """Begin to hand over what this thread's stream has been told to compute.
 
         Returns:
-            To be called, in any thread, for the tensors as they are sent. With ``direct`` the current stream of that
-            thread comes after their computation, else they are there.
+            To be called for the tensors as they are sent. With ``direct`` the current stream then comes after their
+            computation, else they are there.
         """
         computed = current_stream(self._device)
         if computed is None:
@@ -76,7 +80,7 @@ class Staging:
     def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for a tensor to be received."""
         device = self._device if self._direct else torch.device("cpu")
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device, pin_memory=self._pinned)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device, pin_memory=self.copies)
 
     def incoming(self, tensor: Tensor) -> Tensor:
         """A received tensor on the device. What computes there from now on comes after its arrival."""
@@ -90,11 +94,9 @@ class Staging:
             record_stream(tensor, self._computing)
         return tensor
 
-    def own_stream(self, number: int) -> None:
-        """Give this thread a stream of its own: what is sent there must not hold up what computes."""
-        stream = shared_stream(self._device, _STREAMS + number, copying=True)
-        if stream is not None:
-            torch.accelerator.set_stream(stream)
+    def stream(self, number: int) -> AbstractContextManager[object]:
+        """Make a stream of its own current for a block: what is sent there must not hold up what computes."""
+        return use_stream(shared_stream(self._device, _STREAMS + number, copying=True))
 
     def _leaving(self, tensor: Tensor) -> Tensor:
         if self._direct:
