@@ -23,15 +23,29 @@ Devices = Annotated[int, typer.Option(help="p, for a name.")]
 Microbatches = Annotated[int, typer.Option(help="m, for a name.")]
 PerDevice = Annotated[int, typer.Option(help="Partitions on each device, for looped_bfs and interleaved.")]
 
+Skips = Annotated[
+    list[str] | None,
+    typer.Option("--skip", help="Partition that stashes a skip, and the one that pops it: 0-3. May be repeated."),
+]
+
 
 @app.command("check")
-def check(source: Source, devices: Devices = 4, microbatches: Microbatches = 8, per_device: PerDevice = 2) -> None:
+def check(
+    source: Source,
+    devices: Devices = 4,
+    microbatches: Microbatches = 8,
+    per_device: PerDevice = 2,
+    skips: Skips = None,
+) -> None:
     """Prove that a schedule can run, and print what is known of it; else the first problems, and exit status 2."""
-    facts = checked(_schedule(source, devices, microbatches, per_device))
+    schedule = _schedule(source, devices, microbatches, per_device)
+    facts = checked(schedule, [_ends(text) for text in skips or ()])
     homes = " ".join(map(str, facts.placement))
     typer.echo(f"{len(facts.schedule.devices)} devices, {facts.partitions} partitions, on devices {homes}")
     typer.echo(f"{facts.microbatches} micro-batches; most in flight on each device: {_numbers(facts.in_flight)}")
     typer.echo(f"bubble for T_F = T_B = T_W: {facts.bubble():.2%}")
+    for early, late in facts.crossed:
+        typer.echo(f"messages cross: {early} is needed before {late}, and sent after it")
 
 
 @app.command("draw")
@@ -98,6 +112,18 @@ def _schedule(source: str, devices: int, microbatches: int, per_device: int) -> 
         rule = f"a schedule must be one of {', '.join(SCHEDULES)}, or a CSV file"
         raise ScheduleError([f"{rule}, got {source!r}; correct the name or the path"])
     return read_csv(Path(source).read_text(encoding="utf-8", errors="replace"))
+
+
+def _ends(text: str) -> tuple[int, int]:
+    """The partitions of a skip.
+
+    Raises:
+        ScheduleError: the text does not name two.
+    """
+    ends = text.split("-")
+    if len(ends) == 2 and all(map(str.isdecimal, ends)):
+        return int(ends[0]), int(ends[1])
+    raise ScheduleError([f"a skip must be two partitions, got {text!r}; write it as in --skip 0-3"])
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -12,14 +12,31 @@ from gpipe_bench.skip.layout import SkipLayout
 
 
 class Begin(NamedTuple):
-    """What the process with the first partition tells the others before a batch."""
+    """What the process with the first partition tells the others before they do something together."""
 
-    sizes: list[int]
-    """Of the micro-batches."""
-    seed: bytes
-    """Of the random numbers of all tasks."""
     settings: dict[str, Any]
     """What must be the same in all processes."""
+    sizes: Sequence[int] = ()
+    """Of the micro-batches."""
+    seed: bytes = b""
+    """Of the random numbers of all tasks."""
+
+    def agree(self, settings: Mapping[str, Any], ranks: tuple[int, int]) -> None:
+        """Check settings against those of another process.
+
+        Args:
+            settings: of this process.
+            ranks: of the process that has told, and of this one.
+
+        Raises:
+            ValueError: one of them differs.
+        """
+        for name, value in settings.items():
+            if self.settings[name] != value:
+                raise ValueError(
+                    f"{name} must be the same in all processes, got {self.settings[name]} on rank {ranks[0]} and "
+                    f"{value} on rank {ranks[1]}; make the same calls everywhere"
+                )
 
 
 def fingerprint(value: object) -> str:

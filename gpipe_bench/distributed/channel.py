@@ -1,13 +1,13 @@
 """The process group of a pipeline, and what is asked of it: to send and to receive some bytes.
 
 A pipeline has a group of its own: its messages never meet those of the user's group, and its timeout is its own. Only
-five methods of the group are used, so tests put threads in the place of processes.
+four methods of the group are used, so tests put threads in the place of processes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from typing import Any, Protocol
@@ -17,12 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from gpipe_bench.distributed.nccl import DeviceGroup
+
 
 class Work(Protocol):
     """A transfer on its way."""
 
-    def wait(self) -> Any:
-        """Wait until it has ended."""
+    def wait(self, timeout: timedelta = ...) -> Any:
+        """Wait until it has ended. If it takes too long, all connections of this process are closed."""
 
 
 class Group(Protocol):
@@ -38,45 +40,37 @@ class Group(Protocol):
         """Begin to send a tensor."""
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
-        """Begin to receive a tensor."""
+        """Begin to receive a tensor, or a shorter one into its beginning."""
 
 
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 """For each group how many pipelines had it: its processes make their pipelines in the same order."""
 
 
-def own_group(group: Any, timeout_s: float) -> Group:
-    """A group of the same processes for one pipeline, over gloo; all of them must call this.
+def own_group(group: Any, timeout_s: float, device: torch.device) -> Group:
+    """A group of the same processes for one pipeline; all of them must call this.
 
     Args:
-        group: a ``ProcessGroup``; any other group is taken as it is.
+        group: a ``ProcessGroup``; any other group is taken as it is. Messages go over gloo, and, if ``group`` has NCCL
+            for ``device``, tensors over NCCL.
         timeout_s: how long a process waits for another one before it gives up.
+        device: of this process.
     """
     if not isinstance(group, dist.ProcessGroup):
         found: Group = group
         return found
     # Not by dist.new_group: a group of the same processes would find the addresses of the one that was given back.
     name = f"gpipe_bench/{next(_numbers[group.group_name])}"
-    store = distributed_c10d.PrefixStore(name, group.get_group_store())
-    own: Any = dist.ProcessGroupGloo(store, group.rank(), group.size(), timedelta(seconds=timeout_s))
-    made: Group = own
-    return made
+    timeout = timedelta(seconds=timeout_s)
 
+    def made(kind: Any, way: str, options: Any) -> Any:
+        store = distributed_c10d.PrefixStore(f"{name}/{way}", group.get_group_store())
+        return kind(store, group.rank(), group.size(), options)
 
-def send(group: Group, pieces: Sequence[Tensor], rank: int) -> None:
-    """Send some tensors of bytes, in this order, and wait until they are received."""
-    works = [group.send([piece], rank, 0) for piece in pieces if piece.numel()]
-    for work in works:
-        work.wait()
-
-
-def receive(group: Group, pieces: Sequence[Tensor], rank: int) -> None:
-    """Wait until tensors of bytes are filled, in this order."""
-    works = [group.recv([piece], rank, 0) for piece in pieces if piece.numel()]
-    for work in works:
-        work.wait()
-
-
-def bytes_of(data: bytes) -> Tensor:
-    """Bytes as a tensor."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    host: Group = made(dist.ProcessGroupGloo, "host", timeout)
+    if device.type != "cuda" or "nccl" not in dist.get_backend_config(group):
+        return host
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout  # noqa: SLF001 - there is no public name
+    ways = (made(dist.ProcessGroupNCCL, way, options) for way in ("upwards", "downwards"))
+    return DeviceGroup(host, *ways)

@@ -1,42 +1,36 @@
 """What one batch sends between processes: mailboxes whose boxes may belong to another process.
 
-    thread that runs actions ── put ──► queue ── Sender ──► process 2        a thread for each process that is sent to
-                             ◄─ take ── boxes ◄─ Receiver ── process 0       and for each one that is received from
+    process 0   put ──────────── link ────────────► take    process 1
+                            (in the order of put)
 
-There is one channel in each direction between two processes. A sender sends in the order of ``put``, and waits for each
-message beside the thread that runs actions. A receiver takes each message as soon as it comes. So no action waits for
-anything but the values that it needs, and :func:`gpipe_bench.schedules.check` has proven that these come.
+``put`` begins to send, and does not wait; what is copied from a device first is sent at the next ``take``. ``take``
+receives what the other process has sent, in its order, until the box is filled. So no action waits for anything but
+the values that it needs, and :func:`gpipe_bench.schedules.check` has proven that these come. There are no threads, so
+an interrupt is noticed when what a process waits for has come.
 
-A process that fails sends the reason on all its channels, and a process that receives it does the same. One that is
-gone closes its connections, and one that is silent is given up after the group's timeout: a failure, too.
+A process that fails tells all others the reason and closes its connections. One that notices this does the same. One
+that is silent is given up after the group's timeout.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, TypeVar
 
-import torch
+from torch import Tensor
 
-from gpipe_bench.distributed import channel, wire
-from gpipe_bench.distributed.channel import Group
+from gpipe_bench.distributed import wire
 from gpipe_bench.distributed.data_parallel import Replicas
+from gpipe_bench.distributed.links import Links, LostError
+from gpipe_bench.distributed.staging import Staging
+from gpipe_bench.distributed.wire import Description
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
-from gpipe_bench.engine.worker import new_thread
 from gpipe_bench.errors import PeerError
 from gpipe_bench.schedules import Action
 
-_VALUE, _LAST, _FAILURE = 0, 1, 2
-_HEADER: Final = 6
-"""Numbers of a header: kind of message, four for its box, length of the description."""
-_WAYS: Final = ("F", "B", "begin", "end")
-_AT_MOST_S: Final = 5.0
-"""How long a process that fails takes to tell the others."""
-
-Message = tuple[Key, bytes, list[torch.Tensor]]
+T = TypeVar("T")
 
 
 class Exchange(Mailboxes):
@@ -47,11 +41,10 @@ class Exchange(Mailboxes):
     of the sender.
 
     Args:
-        group: of the processes.
+        links: to the other processes.
         rows: for each partition the rank of its process.
-        skips: all skips, in an order that is the same in all processes.
-        edges: (sender, receiver) of each channel.
-        place: puts a received tensor on this process's device.
+        routes: where each skip begins and ends, in an order that is the same in all processes.
+        staging: where tensors are sent from and received into.
         replicas: told of each action that has ended, if there are any.
 
     Attributes:
@@ -60,37 +53,45 @@ class Exchange(Mailboxes):
 
     def __init__(
         self,
-        group: Group,
+        links: Links,
         rows: tuple[int, ...],
-        skips: Iterable[Any],
-        edges: Collection[tuple[int, int]],
-        place: Callable[[torch.Tensor], torch.Tensor],
+        routes: Mapping[Any, tuple[int, int]],
+        staging: Staging,
         *,
         replicas: Replicas | None = None,
     ) -> None:
         super().__init__()
         self.failure: str | None = None
-        self._group, self._rows, self._rank, self._place = group, rows, group.rank(), place
+        self._links, self._rows, self._rank, self._staging = links, rows, links.rank, staging
         self._replicas = replicas
-        self._skips: list[Any] = [None, *skips]
-        self._queues: dict[int, SimpleQueue[Message | str | None]] = {}
-        self._threads: list[threading.Thread] = []
-        for source, target in sorted(edges):
-            if source == self._rank:
-                self._queues[target] = SimpleQueue()
-                self._threads.append(new_thread(f"gpipe-to-{target}", partial(self._send_all, target)))
-            elif target == self._rank:
-                self._threads.append(new_thread(f"gpipe-from-{source}", partial(self._receive_all, source)))
-        for thread in self._threads:
-            thread.start()
+        self._routes = routes
+        self._skips: list[Any] = [None, *routes]
+        self._values: dict[Key, Any] = {}
+        self._leaving: deque[tuple[int, Description, Callable[[], Sequence[Tensor]]]] = deque()
 
     def put(self, key: Key, value: Any) -> None:
         """Fill a box, here or in another process."""
-        target = key[2] if key[0] in ("begin", "end") else self._rows[key[2]]
+        way, i, j, skip = key
+        target = j if way in ("begin", "end") else self._rows[j]
         if target == self._rank:
-            super().put(key, value)
-        else:
-            self._queues[target].put((key, *wire.pack(value)))
+            self._values[key] = value
+            return
+        description, tensors = wire.pack((way, i, j, self._skips.index(skip)), value)
+        self._leaving.append((target, description, self._staging.outgoing(tensors)))
+        # An action that is next on a device must not wait for the copy.
+        if not self._staging.copies:
+            self._send()
+
+    def take(self, key: Key, place: int) -> Any:  # noqa: ARG002 - one thread: none that waits is stopped
+        """Receive until a box is filled, and empty it; raises Stopped if a process has failed."""
+        while key not in self._values:
+            self._send()
+            source = self._source(*key)
+            with self._staging.stream(self._links.size + source):
+                parcel = self._linked(source, partial(self._links[source].receive, self._staging.empty))
+                way, i, j, skip = parcel.description.box
+                self._values[way, i, j, self._skips[skip]] = parcel.value(self._staging.incoming)
+        return self._values.pop(key)
 
     def done(self, action: Action) -> None:
         """Let gradients that are complete be averaged."""
@@ -102,41 +103,45 @@ class Exchange(Mailboxes):
         super().fail(action, place, error)
         self.give_up(f"rank {self._rank} failed at {action}: {type(error).__name__}: {error}")
 
+    def clear(self) -> None:
+        """Drop all values."""
+        self._values.clear()
+
     def give_up(self, reason: str) -> None:
         """Let nothing run any more, here and in all other processes."""
-        with self._lock:
-            first, self.failure = self.failure is None, self.failure or reason
-        if first:
-            for queue in self._queues.values():
-                queue.put(reason)
         self.stop()
+        if self.failure is None:
+            self.failure = reason
+            self._links.close(reason)
 
     def finish(self) -> None:
-        """End the batch: everything is sent and received.
+        """End the batch: all that was sent is received.
 
         Raises:
             PeerError: another process has failed.
         """
-        for queue in self._queues.values():
-            queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        self.check()
+        try:
+            self._send()
+            for peer in self._links:
+                with self._staging.stream(peer):
+                    self._linked(peer, self._links[peer].finish)
+        except Stopped:
+            self.check()
+            raise
 
     def check(self) -> None:
         """Raise a PeerError if a process has failed."""
         if self.failure is not None:
             raise PeerError(f"rank {self._rank} must stop, since another one did: {self.failure}")
 
-    def leave(self) -> None:
-        """After a failure: give the reason some time to reach the other processes."""
-        for thread in self._threads:
-            thread.join(_AT_MOST_S)
-
     def tell(self, way: str, ranks: Iterable[int], value: Any) -> None:
         """Send a value about the batch to some other processes."""
-        for rank in ranks:
-            self.put((way, self._rank, rank, None), value)
+        try:
+            for rank in ranks:
+                self.put((way, self._rank, rank, None), value)
+        except Stopped:
+            self.check()
+            raise
 
     def hear(self, way: str, rank: int) -> Any:
         """Wait for what another process tells; raises a PeerError if one has failed."""
@@ -148,7 +153,7 @@ class Exchange(Mailboxes):
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, in all of them; rank 0 collects."""
-        others = [rank for rank in range(self._group.size()) if rank]
+        others = [*self._links]
         if self._rank:
             self.tell("end", [0], value)
             found: list[Any] = self.hear("end", 0)
@@ -157,51 +162,27 @@ class Exchange(Mailboxes):
         self.tell("end", others, values)
         return values
 
-    # --- threads -----------------------------------------------------------------------------------------------------
+    def _source(self, way: str, i: int, j: int, skip: Any) -> int:
+        """Rank of the process that fills a box."""
+        if way in ("begin", "end"):
+            return i
+        forward = way == "F"
+        if skip is not None:
+            return self._rows[self._routes[skip][0 if forward else 1]]
+        return self._rows[j - 1 if forward else j + 1]
 
-    def _send_all(self, target: int) -> None:
-        known: dict[Any, bytes] = {}
-        queue = self._queues[target]
+    def _send(self) -> None:
+        """Begin to send what was put; first it has to leave the device, if it is copied."""
+        while self._leaving:
+            target, description, ready = self._leaving.popleft()
+            with self._staging.stream(target):
+                self._linked(target, partial(self._links[target].send, description, ready()))
+
+    def _linked(self, peer: int, job: Callable[[], T]) -> T:
+        """What a job on a link gives; raises Stopped if the other process has failed."""
         try:
-            while not isinstance(message := queue.get(), str | None):
-                key, description, tensors = message
-                kind = key[0], key[2], key[3]
-                news = b"" if known.get(kind) == description else description
-                known[kind] = description
-                skip = self._skips.index(key[3])
-                here = [tensor.cpu() for tensor in tensors]
-                self._send(target, [_VALUE, _WAYS.index(key[0]), key[1], key[2], skip], news, here)
-            self._send(target, [_LAST if message is None else _FAILURE, 0, 0, 0, 0], (message or "").encode())
-        except Exception as error:  # noqa: BLE001 - whatever it is ends this process's part
-            self.give_up(self._lost(target, error))
-
-    def _send(self, target: int, header: list[int], description: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
-        begin = torch.tensor([*header, len(description)]).view(torch.uint8)
-        pieces = [begin, channel.bytes_of(description), *map(wire.memory, tensors)]
-        channel.send(self._group, pieces, target)
-
-    def _receive_all(self, source: int) -> None:
-        known: dict[Any, bytes] = {}
-        try:
-            while True:
-                header = torch.empty(_HEADER, dtype=torch.int64)
-                channel.receive(self._group, [header.view(torch.uint8)], source)
-                what, way, i, j, skip, length = header.tolist()
-                data = torch.empty(length, dtype=torch.uint8)
-                channel.receive(self._group, [data], source)
-                news = data.numpy().tobytes()
-                if what != _VALUE:
-                    break
-                kind = way, j, skip
-                known[kind] = news or known[kind]
-                parcel = wire.Parcel(known[kind])
-                channel.receive(self._group, [*map(wire.memory, parcel.tensors)], source)
-                super().put((_WAYS[way], i, j, self._skips[skip]), parcel.value(self._place))
-            if what == _FAILURE:
-                self.give_up(news.decode())
-        except Exception as error:  # noqa: BLE001 - whatever it is ends this process's part
-            self.give_up(self._lost(source, error))
-
-    def _lost(self, rank: int, error: Exception) -> str:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        return f"rank {rank} is gone or silent, said rank {self._rank}: {first_line}"
+            return job()
+        except LostError as error:
+            lost = f"rank {peer} is gone or silent, said rank {self._rank}: {error}"
+            self.give_up(self._links[peer].why() or lost)
+            raise Stopped from None

@@ -5,42 +5,37 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench.components import Components
 from gpipe_bench.distributed.agreement import Begin, compare, description, fingerprint
 from gpipe_bench.distributed.channel import own_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
+from gpipe_bench.distributed.goal import Goal
+from gpipe_bench.distributed.links import Links
+from gpipe_bench.distributed.nccl import DeviceGroup
+from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import GPipe, gather
 from gpipe_bench.engine.pipeline import hand_back
 from gpipe_bench.engine.randomness import state_digest
+from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.drive import Outputs, after
 from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, schedule_rows
-from gpipe_bench.engine.runtime.loss import Losses, check_target, split_targets
-from gpipe_bench.engine.runtime.reduction import Reduction, reduced
+from gpipe_bench.engine.runtime.loss import Losses
+from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.errors import DeviceCountError, PeerError
 from gpipe_bench.program import Plan
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 from gpipe_bench.skip.namespace import SkipKey
-
-
-class _Goal(NamedTuple):
-    """What a step is to minimise."""
-
-    target: Any
-    loss: Any
-    return_output: bool
-    reduction: Reduction
 
 
 class Pipe(GPipe):
@@ -84,7 +79,7 @@ class Pipe(GPipe):
     Raises:
         TypeError: as for :class:`gpipe_bench.GPipe`, or ``group`` and ``mesh`` are both given.
         ValueError: as for :class:`gpipe_bench.GPipe`; the processes have different models, balances or schedules, or a
-            layer is a DistributedDataParallel.
+            layer averages gradients itself, as DistributedDataParallel and FSDP do.
         DeviceCountError: the group has another number of processes than the schedule has devices.
         PeerError: another process has failed, or is gone.
     """
@@ -92,6 +87,7 @@ class Pipe(GPipe):
     rank: int
     failure: str | None
     _group: Any
+    _links: Links
     _replicas: Replicas | None
     _size: int
     _device: torch.device
@@ -122,9 +118,10 @@ class Pipe(GPipe):
         # Of the processes, until the schedule has said which partition belongs to which.
         self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None)
         self.__dict__.update(rank=rank, _size=size, _device=named_device("device", device), _materialise=materialise)
-        self.__dict__["_group"] = own_group(given, timeout_s)
+        own = own_group(given, timeout_s, self._device)
+        self.__dict__.update(_group=own, _links=Links(own, direct=isinstance(own, DeviceGroup)))
         others = replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas
-        self.__dict__["_replicas"] = None if others is None else Replicas(own_group(others, timeout_s))
+        self.__dict__["_replicas"] = None if others is None else Replicas(own_group(others, timeout_s, self._device))
 
         def make(exchange: Exchange) -> list[dict[str, Any]]:
             super(Pipe, self).__init__(
@@ -142,6 +139,8 @@ class Pipe(GPipe):
 
         try:
             compare(self._exchanged(make))
+            if isinstance(self._group, DeviceGroup):
+                self._group.connect(self._edges(), self._device)
             if self._replicas is not None:
                 self._replicas.copy(self)
         except ValueError as error:
@@ -195,7 +194,7 @@ class Pipe(GPipe):
             Exception: as for :meth:`gpipe_bench.GPipe.step`. All other processes raise a PeerError that names it, and
                 the pipeline can run no more.
         """
-        goal = _Goal(target, loss, return_output, reduction)
+        goal = Goal(target, loss, return_output, reduction)
         total, output = self._exchanged(lambda exchange: self._train(exchange, input, goal))
         return (total, output) if return_output else total
 
@@ -210,15 +209,21 @@ class Pipe(GPipe):
             The norm before.
         """
         grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        own = nn.utils.get_total_norm(grads, norm_type).cpu()
-        norms = self._exchanged(lambda exchange: exchange.gather(own))
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type).to(self._device)
+        own = nn.utils.get_total_norm(grads, norm_type).to(self._device)
+        call = {"the call": "clip_grad_norm_", "max_norm": max_norm, "norm_type": norm_type}
+
+        def gathered(exchange: Exchange) -> list[Tensor]:
+            self._agreed(exchange, call)
+            return exchange.gather(own)
+
+        norms = self._exchanged(gathered)
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
         return total
 
     def close(self) -> None:
         """Close the connections of the pipeline, which can run no more."""
-        self.__dict__.update(_group=None, _replicas=None, failure=self.failure or "it was closed")
+        self.__dict__.update(_group=None, _links=None, _replicas=None, failure=self.failure or "it was closed")
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")
@@ -240,6 +245,7 @@ class Pipe(GPipe):
 
     def _arrange(self, module: nn.Sequential) -> None:
         """Keep the layers of own partitions, with memory on the device of this process; the others are forgotten."""
+        check_layers(module, whole=False)
         if self.deferred_batch_norm:
             convert_deferred_batch_norm(module)
         layers = iter(list(module.named_children()))
@@ -248,10 +254,6 @@ class Pipe(GPipe):
             part if row == self.rank else nn.Sequential() for part, row in zip(whole, self._rows, strict=True)
         ]
         for layer in chain.from_iterable(partitions):
-            if any(isinstance(each, DistributedDataParallel) for each in layer.modules()):
-                rule = "layers must not average gradients themselves, since each micro-batch runs backward by itself"
-                advice = "pass replicas= to the pipeline"
-                raise ValueError(f"{rule}, got a DistributedDataParallel; {advice}")
             self._give_memory(layer)
         own = [pair for part in partitions for pair in part.named_children()]
         self._modules.clear()
@@ -292,44 +294,47 @@ class Pipe(GPipe):
         """Do what all processes do together. If this one fails, all do."""
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
-        ways = self._group, self._rows, self._layout.routes, self._edges()
-        exchange = Exchange(*ways, self._received, replicas=self._replicas)
+        direct = isinstance(self._group, DeviceGroup)
+        staging = Staging(self._device, direct=direct)
+        exchange = Exchange(self._links, self._rows, self._layout.routes, staging, replicas=self._replicas)
         try:
             result = job(exchange)
             exchange.finish()
         except BaseException as error:
             exchange.give_up(f"rank {self.rank} failed: {type(error).__name__}: {error}")
-            exchange.leave()
+            if isinstance(self._group, DeviceGroup):
+                self._group.abort()
             self.__dict__["failure"] = exchange.failure
             raise
         return result
 
-    def _received(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device)
-
     def _begun(self, exchange: Exchange, value: Any, *, training: bool) -> tuple[Plan[SkipKey], Begin, list[Any]]:
         """The plan of a batch, what the first process has said of it, and its micro-batches if they begin here."""
-        first, microbatches = self._rows[0], []
-        if self.rank == first:
+        call, microbatches = {"the call": "step" if training else "forward"}, []
+        if self.rank == self._rows[0]:
             microbatches = self._scattered(value)
             sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
-            begin = Begin(sizes, state_digest(), self._settings(len(sizes), training=training))
-            exchange.tell("begin", self._others, tuple(begin))
+            begin = self._agreed(exchange, call | self._settings(len(sizes)), sizes, state_digest())
         else:
             self._settle()
-            begin = Begin(*exchange.hear("begin", first))
-            for name, value_here in self._settings(len(begin.sizes), training=training).items():
-                if begin.settings[name] != value_here:
-                    raise ValueError(
-                        f"{name} must be the same in all processes, got {begin.settings[name]} on rank {first} and "
-                        f"{value_here} on rank {self.rank}; make the same calls everywhere"
-                    )
+            begin = self._agreed(exchange, call)
+            begin.agree(self._settings(len(begin.sizes)), (self._rows[0], self.rank))
         return self._plan(len(begin.sizes)), begin, microbatches
 
-    def _settings(self, m: int, *, training: bool) -> dict[str, Any]:
+    def _agreed(self, exchange: Exchange, settings: dict[str, Any], *batch: Any) -> Begin:
+        """What the first process says; it must have these settings, too. ``batch``, if this is the first one."""
+        first = self._rows[0]
+        if self.rank == first:
+            begin = Begin(settings, *batch)
+            exchange.tell("begin", self._others, tuple(begin))
+        else:
+            begin = Begin(*exchange.hear("begin", first))
+            begin.agree(settings, (first, self.rank))
+        return begin
+
+    def _settings(self, m: int) -> dict[str, Any]:
         lists = self._lists(self._plan(m))
         return {
-            "the call": "step" if training else "forward",
             "chunks": self.chunks,
             "checkpoint": self.checkpoint,
             "training mode": self.training,
@@ -343,10 +348,12 @@ class Pipe(GPipe):
 
     # --- a batch -----------------------------------------------------------------------------------------------------
 
-    def _train(self, exchange: Exchange, value: Any, goal: _Goal) -> tuple[Tensor, Any]:
+    def _train(self, exchange: Exchange, value: Any, goal: Goal) -> tuple[Tensor, Any]:
         plan, begin, microbatches = self._begun(exchange, value, training=True)
         lists, last = self._lists(plan), self._rows[-1]
-        targets, loss, shares = self._split(goal, plan, begin.sizes) if self.rank == last else ([], goal.loss, ())
+        targets, loss, shares = (
+            goal.shared(self.chunks, begin.sizes, learning=plan.backward) if self.rank == last else ([], goal.loss, ())
+        )
         entering = [each for microbatch in microbatches for each in microbatch.values]
         with self._entered(plan, microbatches) as batch:
             batch.randomness.digest = begin.seed
@@ -365,16 +372,6 @@ class Pipe(GPipe):
         hand_back(entering, runtime.input_grads)
         output = gather(end.outputs).unwrap() if goal.return_output and self.rank == last else None
         return told[last][0].to(self._device), output
-
-    def _split(self, goal: _Goal, plan: Plan[SkipKey], sizes: list[int]) -> tuple[list[Any], Any, Sequence[float]]:
-        """Targets of the micro-batches, and how to compute their losses."""
-        if not callable(goal.loss):
-            rule = f"loss must be a function of (output, target) on rank {self.rank}"
-            raise TypeError(f"{rule}, got {goal.loss!r:.60}; pass one, such as mse_loss")
-        if plan.backward:
-            check_target(goal.target)
-        targets = split_targets(goal.target, self.chunks, sizes)
-        return targets, *reduced(goal.loss, goal.reduction, goal.target, targets, sizes)
 
     def _evaluate(self, exchange: Exchange, value: Any) -> Any:
         plan, begin, microbatches = self._begun(exchange, value, training=False)

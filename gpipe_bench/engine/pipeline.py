@@ -25,7 +25,7 @@ from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.randomness import Batch
-from gpipe_bench.engine.replicas import active_replica, check_no_replica, check_replica
+from gpipe_bench.engine.replicas import active_replica, check_layers, check_no_replica, check_replica
 from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
@@ -141,6 +141,8 @@ class Pipeline(Layers):
     def _entered(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> Iterator[BatchContext]:
         """What the tasks of a batch share, for as long as its forward passes run."""
         anew = bool(plan.checkpointed) or self._choice is not None
+        if plan.backward:
+            check_layers(self, whole=not anew)
         shared = plan.m > 1 and plan.n > 1
         # A tensor that is not split has as many rows as one that is, or more. In a process without the first partition
         # nothing is known of them.

@@ -1,14 +1,17 @@
-"""DistributedDataParallel around a pipeline: what it would get wrong is refused before the batch runs.
+"""DistributedDataParallel and FSDP beside a pipeline: what they would get wrong is refused before the batch runs.
 
 DistributedDataParallel counts the gradients of a parameter: the first one of a batch is all that it averages, unless
 ``static_graph=True`` has shown it how many come. Checkpoints and schedules run autograd once per micro-batch, so a
-parameter gets a gradient from each.
+parameter gets a gradient from each. FSDP averages when gradients of a layer's inputs are there: with I and W too early.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,6 +53,30 @@ def check_no_replica(replica: DistributedDataParallel, pipe: nn.Module) -> None:
             "pipe.step must run outside of DistributedDataParallel, got one in its forward; return pipe(x) there and "
             "call loss.backward(), or average the gradients yourself after pipe.step"
         )
+
+
+def check_layers(layers: nn.Module, *, whole: bool) -> None:
+    """Refuse layers that average their gradients themselves, where these come from one micro-batch after another.
+
+    Args:
+        layers: of a pipeline that is about to train.
+        whole: whether autograd runs backward once, through one graph.
+
+    Raises:
+        ValueError: there is such a layer.
+    """
+    if whole or not (dist.is_available() and dist.is_initialized()):
+        return
+    # Its import takes a second, and whoever has such a layer has done it.
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    kinds = (DistributedDataParallel, *((fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp else ()))
+    for name, layer in layers.named_modules():
+        if kind := next((kind.__name__ for kind in kinds if isinstance(layer, kind)), None):
+            raise ValueError(
+                "layers must not average gradients themselves, since checkpoints and schedules run backward once per "
+                f"micro-batch, got '{name}', which is a {kind}; average gradients after the step, or pass replicas= to "
+                "gpipe_bench.distributed.Pipe"
+            )
 
 
 def _averages(replica: DistributedDataParallel, pipe: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from gpipe_bench.schedules.actions import KINDS, Action, Schedule, with_recomputation
 from gpipe_bench.schedules.check import Facts, check
+from gpipe_bench.schedules.messages import Message
 from gpipe_bench.schedules.order import merged_order
 from gpipe_bench.schedules.search import searched
 from gpipe_bench.schedules.table import SCHEDULES, named_schedule
@@ -26,6 +27,7 @@ __all__ = [
     "Action",
     "Durations",
     "Facts",
+    "Message",
     "Schedule",
     "Timing",
     "check",

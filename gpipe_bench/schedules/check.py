@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import KINDS, Action, Schedule
+from gpipe_bench.schedules.messages import Channel, Message, Skips, channels
 from gpipe_bench.schedules.order import merged_order
 from gpipe_bench.schedules.timing import Durations, in_flight, timing
 
@@ -26,6 +27,8 @@ class Facts:
         placement: the device of each partition.
         in_flight: for each device the largest number of forward passes whose activations it holds at once.
         order: all actions in one order that keeps the order of every device.
+        crossed: for pairs of devices two messages of which the first is taken before the second, but sent after it.
+            The second waits at its receiver: a transport must receive in the order of its sender.
     """
 
     schedule: Schedule
@@ -34,6 +37,7 @@ class Facts:
     placement: tuple[int, ...]
     in_flight: tuple[int, ...]
     order: tuple[Action, ...]
+    crossed: tuple[tuple[Message, Message], ...]
 
     def bubble(self, forward: float = 1.0, inputs: float = 1.0, weights: float = 1.0) -> float:
         """The idle share of all devices' time for given T_F, T_B, T_W, with free transfers; from 0 to 1.
@@ -46,30 +50,37 @@ class Facts:
         return timing(self.schedule, Durations(forward, inputs, weights)).bubble
 
 
-def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]]) -> Facts:
+def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]], skips: Skips = ()) -> Facts:
     """Prove that every action occurs once, that what it needs comes before it, and that no device waits for ever.
 
     Every micro-batch must pass every partition: F once, and then B once, or I and W once. R may recompute a forward
-    pass once, before its B or I. From one device to another, activations are received in the order in which they are
-    sent, and so are gradients. Between processes no device waits for ever if sends run beside the actions, also where a
-    send lasts until its receive (a rendezvous) and skips travel, too. A send that holds up the next action may wait for
-    ever in every schedule that has backward passes between forward passes.
+    pass once, before its B or I. From one device to another, activations are taken in the order in which they are sent,
+    and so are gradients. Skips lead forward as activations do, so they add nothing to wait for.
+
+    Between processes this holds where each pair of them has a channel for each direction, sends run beside the actions,
+    and messages are received in the order in which they are sent. Then a send may last until its receive (a
+    rendezvous). A send that holds up the next action, or a channel for both directions, can wait for ever in every
+    schedule that has backward passes between forward passes.
 
     Args:
         schedule: a schedule, or for each device a list of ``(kind, i, j)``.
+        skips: (source, target) of each skip: the partition that stashes it, and the one that pops it.
 
     Raises:
         ScheduleError: the schedule cannot run; the message names the actions of the first problems.
     """
     if not isinstance(schedule, Schedule):
         schedule = Schedule.of(schedule)
-    wrong = chain(_incomplete(schedule), _scattered(schedule), _disordered(schedule))
+    m, n = schedule.microbatches, schedule.partitions
+    wrong = chain(_incomplete(schedule), _scattered(schedule), _disordered(schedule), _misled(skips, n))
     if problems := [*islice(_malformed(schedule), _NAMED)] or [*islice(wrong, _NAMED)]:
         raise ScheduleError(problems)
     order = tuple(merged_order(schedule))
-    if problems := [*islice(_crossed(schedule), _NAMED)]:
+    between = channels(schedule, skips)
+    if problems := [*islice(_unordered(between), _NAMED)]:
         raise ScheduleError(problems)
-    return Facts(schedule, schedule.microbatches, schedule.partitions, schedule.placement, in_flight(schedule), order)
+    crossed = tuple(pair for channel in between.values() for pair in _crossed(channel))
+    return Facts(schedule, m, n, schedule.placement, in_flight(schedule), order, crossed)
 
 
 def _malformed(schedule: Schedule) -> Iterator[str]:
@@ -123,20 +134,29 @@ def _disordered(schedule: Schedule) -> Iterator[str]:
                 yield f"{action} must come before the backward pass that it is for, got it later; move it"
 
 
-def _crossed(schedule: Schedule) -> Iterator[str]:
-    """For each pair of devices the first tensor that is not received as it was sent; gradients apart."""
-    homes = schedule.placement
-    sent: defaultdict[tuple[int, int, int], list[Action]] = defaultdict(list)
-    received: defaultdict[tuple[int, int, int], list[Action]] = defaultdict(list)
-    for action in schedule:
-        here, step = homes[action.j], {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
-        if 0 <= action.j + step < len(homes) and homes[action.j + step] != here:
-            sent[here, homes[action.j + step], step].append(action)
-        if 0 <= action.j - step < len(homes) and homes[action.j - step] != here:
-            received[homes[action.j - step], here, step].append(action)
-    for (source, target, step), sends in sent.items():
-        for first, other in zip(sends, received[source, target, step], strict=True):
-            if (first.i, first.j + step) != other[1:]:
-                got = f"{first} next on device {source}, and {other} next on device {target}"
-                yield f"a device must receive in the order in which another one sends, got {got}; exchange actions"
-                break
+def _unordered(channels: Mapping[tuple[int, int], Channel]) -> Iterator[str]:
+    """For each pair of devices the first activation, and the first gradient, that is not taken as it was sent."""
+    for (source, target), channel in channels.items():
+        for way in "FB":
+            sends, takes = (
+                [(message, action) for message, action in ends if message.way == way and message.skip is None]
+                for ends in (channel.sent, channel.taken)
+            )
+            for (message, first), (other, taking) in zip(sends, takes, strict=True):
+                if message != other:
+                    got = f"{first} next on device {source}, and {taking} next on device {target}"
+                    yield f"a device must receive in the order in which another one sends, got {got}; exchange actions"
+                    break
+
+
+def _crossed(channel: Channel) -> list[tuple[Message, Message]]:
+    """The first message of a channel that is taken before one that was sent earlier, and that one."""
+    pairs = zip(channel.taken, channel.sent, strict=True)
+    return [*islice(((early, late) for (early, _), (late, _) in pairs if early != late), 1)]
+
+
+def _misled(skips: Skips, partitions: int) -> Iterator[str]:
+    for source, target in skips:
+        if not 0 <= source <= target < partitions:
+            got = f"one from {source} to {target} of {partitions} partitions"
+            yield f"a skip must lead to a later partition, or stay in its own, got {got}; correct it"

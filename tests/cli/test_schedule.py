@@ -31,6 +31,16 @@ def test_facts_of_a_name(call):
     assert "5.88%" in out
 
 
+def test_skips_may_make_messages_cross(call):
+    crossing = (
+        "messages cross: gradient of micro-batch 1 to partition 2 is needed before gradient of skip 0 of micro-batch 0"
+    )
+    assert crossing in call("check", "interleaved", "--devices", 2, "--skip", "0-3")[1]
+    assert "cross" not in call("check", "1f1b", "--skip", "0-3")[1]
+    assert "a skip must be two partitions, got '3'; write it as in --skip 0-3" in call("check", "1f1b", "--skip", 3)[2]
+    assert "got one from 3 to 1 of 4 partitions" in call("check", "1f1b", "--skip", "3-1")[2]
+
+
 def test_a_file_is_read_as_it_was_written(call, tmp_path):
     file = tmp_path / "own.csv"
     assert call("write", "interleaved", "--per-device", 3, "--devices", 2, "--out", file)[0] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import time
 
@@ -193,16 +192,23 @@ def test_replicas_average_their_gradients(tmp_path):
             assert merged.keys() == expected.keys()
 
 
-def wrapped(rank):
-    layers = chain(2, 0.0)
-    if rank == 1:
-        layers[1] = nn.parallel.DistributedDataParallel(layers[1], process_group=dist.new_subgroups(1)[0])
-    else:
-        dist.new_subgroups(1)
-    return Pipe(copy.copy(layers), [1, 1])
+def wrapped(rank, way):
+    """Pipelines of one process, which has a replica in the other."""
+    from torch.distributed.fsdp import fully_shard
+
+    layers, mesh = chain(2, 0.0), init_device_mesh("cpu", (2,))
+    pipeline = dist.new_subgroups(1)[0]
+    if way == "after":
+        pipe = Pipe(layers, [2], schedule="zb_h1", group=pipeline, chunks=2)
+        fully_shard(pipe[1], mesh=mesh)
+        return pipe.step(numbers(), numbers(), functional.mse_loss)
+    layers[1] = fully_shard(layers[1], mesh=mesh) if way == "fsdp" else nn.parallel.DistributedDataParallel(layers[1])
+    return Pipe(layers, [2], group=pipeline)
 
 
-def test_a_layer_that_averages_gradients_itself_is_refused(tmp_path):
-    kind, message = run_processes(2, tmp_path, wrapped)[1]
-    assert kind == "ValueError"
-    assert "layers must not average gradients themselves" in message
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "after"])
+def test_a_layer_that_averages_gradients_itself_is_refused(way, tmp_path):
+    for kind, message in run_processes(2, tmp_path, wrapped, way):
+        assert kind == "ValueError"
+        assert "layers must not average gradients themselves" in message
+        assert ("DistributedDataParallel" if way == "ddp" else "FSDPModule") in message

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ class World:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.changed = threading.Condition()
+        self.changed = threading.Condition(threading.RLock())
         self.sent: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
+        self.awaited: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
         self.dead: set[int] = set()
 
     def kill(self, rank: int) -> None:
@@ -28,23 +30,41 @@ class World:
             self.dead.add(rank)
             self.changed.notify_all()
 
+    def begin(self, transfer: Transfer, own: dict[Any, deque[Transfer]]) -> None:
+        """Post one end of a transfer; a send and a receive that meet are done."""
+        with self.changed:
+            if self.dead & {*transfer.way[:2]}:
+                raise RuntimeError("Connection closed by peer")
+            own[transfer.way].append(transfer)
+            while self.sent[transfer.way] and self.awaited[transfer.way]:
+                sent, received = self.sent[transfer.way].popleft(), self.awaited[transfer.way].popleft()
+                memory = sent.tensor.view(torch.uint8)
+                received.tensor.view(torch.uint8)[: len(memory)].copy_(memory)
+                sent.done = received.done = True
+                sent.tensor = received.tensor = None
+            self.changed.notify_all()
+
 
 @dataclass(eq=False)
 class Transfer:
     """A send or a receive on its way."""
 
     world: World
-    ends: tuple[int, int]
-    ended: Callable[[], bool]
+    rank: int
+    way: tuple[int, int, int]
+    tensor: torch.Tensor | None
     done: bool = field(default=False)
 
-    def wait(self) -> None:
+    def wait(self, timeout: timedelta = timedelta(seconds=PATIENCE_S)) -> None:
         with self.world.changed:
-            over = self.world.changed.wait_for(lambda: self.ended() or self.world.dead & {*self.ends}, PATIENCE_S)
+            over = self.world.changed.wait_for(
+                lambda: self.done or self.world.dead & {*self.way[:2]}, timeout.total_seconds()
+            )
             if not over:
-                raise RuntimeError(f"Timed out between {self.ends}")
+                self.world.kill(self.rank)
+                raise RuntimeError(f"Timed out on {self.way}")
             if not self.done:
-                raise RuntimeError(f"Connection closed by peer between {self.ends}")
+                raise RuntimeError(f"Connection closed by peer on {self.way}")
 
 
 class ThreadGroup:
@@ -60,27 +80,13 @@ class ThreadGroup:
         return self._world.size
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Transfer:
-        transfer = Transfer(self._world, (self._rank, rank), lambda: transfer.done)
-        transfer.tensor = tensors[0]
-        with self._world.changed:
-            self._world.sent[self._rank, rank, tag].append(transfer)
-            self._world.changed.notify_all()
+        transfer = Transfer(self._world, self._rank, (self._rank, rank, tag), tensors[0])
+        self._world.begin(transfer, self._world.sent)
         return transfer
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Transfer:
-        with self._world.changed:
-            waiting = self._world.sent[rank, self._rank, tag]
-
-        def ended() -> bool:
-            if not transfer.done and waiting and not self._world.dead & {rank, self._rank}:
-                sent = waiting.popleft()
-                assert sent.tensor.numel() == tensors[0].numel()
-                tensors[0].copy_(sent.tensor)
-                sent.done = transfer.done = True
-                self._world.changed.notify_all()
-            return transfer.done
-
-        transfer = Transfer(self._world, (rank, self._rank), ended)
+        transfer = Transfer(self._world, self._rank, (rank, self._rank, tag), tensors[0])
+        self._world.begin(transfer, self._world.awaited)
         return transfer
 
 

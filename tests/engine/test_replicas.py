@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from gpipe_bench import Pipe
+from gpipe_bench import GPipe, Pipe
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.pipe import LocalValue
 
@@ -55,6 +56,9 @@ def _train(rank, folder, half):
                     loss_of(model(half[rank])).backward()
             loss_of(model(half[rank] + 1)).backward()
             torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{number}-{rank}.pt")
+        # A thread of the group may have a gradient's context to free. It takes the interpreter lock for that, which the
+        # end of the group holds while it waits for the thread.
+        torch.distributed.barrier()
     finally:
         torch.distributed.destroy_process_group()
 
@@ -125,3 +129,37 @@ def test_what_is_not_averaged_is_not_refused():
     model.module[1].register_forward_hook(lambda *_: loss_of(other(X)).backward())
     model.module.checkpoint = "never"
     loss_of(model(X)).backward()
+
+
+def shard(layer):
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, shard])
+@pytest.mark.parametrize(
+    ("checkpoint", "schedule"), [("except_last", None), ("never", "gpipe"), ("never", "zb_h1"), ("always", "zb_h1")]
+)
+def test_a_layer_that_averages_gradients_itself_is_refused_before_it_runs(checkpoint, schedule, wrap):
+    seen, options = [], {"balance": [2, 2], "devices": ["cpu"] * 2, "chunks": 2}
+    layers = chain()
+    layers[2] = wrap(layers[2])
+    layers[0].register_forward_hook(lambda *_: seen.append("ran"))
+    model = GPipe(layers, checkpoint=checkpoint, schedule=schedule, **options)
+    with pytest.raises(ValueError, match=r"layers must not average gradients themselves, .* got '2', which is a"):
+        model.step(X, X, mse_loss)
+    assert not seen
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, shard])
+def test_a_layer_that_averages_gradients_itself_may_run_in_one_graph_or_without_gradients(wrap):
+    layers = chain()
+    layers[2] = wrap(layers[2])
+    model = GPipe(layers, [2, 2], devices=["cpu"] * 2, chunks=2, checkpoint="never")
+    model.step(X, X, mse_loss)
+    with torch.no_grad():
+        model.checkpoint = "always"
+        torch.testing.assert_close(model(X), chain()(X))

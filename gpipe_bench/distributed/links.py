@@ -1,0 +1,227 @@
+"""The messages between two processes: one channel in each direction.
+
+    a value that is expected     the memory of its tensors
+    any other one                the same in size and a byte more, its description, and the memory of its tensors
+
+A receiver expects what followed the last message when that was sent before. So it can wait for the memory of the
+tensors before that is sent, and a step like the last one sends nothing else. The memory for the first tensor is a byte
+larger than needed: in a message that is not the expected one, and only there, this byte is sent, and is 1. So shapes
+may change from batch to batch.
+
+To send is to begin: the process goes on, and waits for nothing but the values that it needs. It frees what it has sent
+once it knows that it was received, which a receipt for every four messages says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpipe_bench.distributed import wire
+from gpipe_bench.distributed.channel import Group, Work
+from gpipe_bench.distributed.wire import Description, Empty, Parcel
+
+_MESSAGE, _RECEIPT, _REASON = 0, 1, 2
+"""Tags."""
+_MESSAGES: Final = 4
+"""A receipt is for so many messages."""
+_AT_MOST: Final = timedelta(seconds=5)
+"""How long a process that fails takes to tell another one."""
+_LONGEST: Final = 4096
+"""Bytes of a reason."""
+
+
+class LostError(Exception):
+    """Another process has failed, is gone, or is silent."""
+
+
+class _Expected:
+    """What comes next on a channel; both ends have the same."""
+
+    def __init__(self) -> None:
+        self._followed: dict[Any, Description] = {}
+        self._last: Any = None
+
+    def get(self) -> Description | None:
+        return self._followed.get(self._last)
+
+    def is_now(self, description: Description) -> None:
+        """Remember what has come."""
+        self._followed[self._last] = description
+        self._last = description.box
+
+
+class Link:
+    """The messages to another process and from it. After a LostError it cannot be used any more.
+
+    Args:
+        group: of the processes.
+        peer: rank of the other one.
+        direct: whether tensors are sent from device to device. These are received once they are announced, by a
+            byte in host memory; it takes the place of the byte behind the first tensor.
+    """
+
+    def __init__(self, group: Group, peer: int, *, direct: bool = False) -> None:
+        self._group, self._peer, self._direct = group, peer, direct
+        self._to, self._from = _Expected(), _Expected()
+        # What is sent and may not have been received; receipts that come, each for the messages up to a number.
+        self._sent: deque[list[tuple[Work, Tensor]]] = deque()
+        self._receipts: deque[tuple[int, Work, Tensor]] = deque()
+        self._count_to, self._count_from = 0, 0
+        self._parcel: Parcel | None = None
+        self._differs = torch.empty(0)
+        self._coming: list[Work] = []
+        self._reason = torch.zeros(_LONGEST, dtype=torch.uint8)
+        self._failed = group.recv([self._reason], peer, _REASON)
+
+    def send(self, description: Description, tensors: Sequence[Tensor]) -> None:
+        """Begin to send a value, see :func:`gpipe_bench.distributed.wire.pack`."""
+        pieces = [wire.memory(tensor) for tensor in tensors if tensor.numel()]
+        expected = self._to.get()
+        if description == expected:
+            pieces = [_bytes(b"\0"), *pieces] if self._direct or not pieces else pieces
+        else:
+            news = _bytes(wire.encoded(description))
+            first, *others = (wire.sizes(expected) if expected and not self._direct else []) or [0]
+            instead = [_bytes(b"\0" * first + b"\1"), *(_bytes(b"\0") for _ in others)]
+            pieces = [*instead, torch.tensor([len(news)]), news, *pieces]
+        self._to.is_now(description)
+        # It is filled before the process waits for it.
+        while self._receipts and self._receipts[0][2].item():
+            self._received()
+        self._count_to += 1
+        if self._count_to % _MESSAGES == 0:
+            mark = torch.zeros(1, dtype=torch.uint8)
+            self._receipts.append((self._count_to, self._begun(self._group.recv, mark, _RECEIPT), mark))
+        self._sent.append([(self._begun(self._group.send, piece), piece) for piece in pieces])
+
+    def receive(self, empty: Empty) -> Parcel:
+        """Wait for the next value, in memory that ``empty`` gives."""
+        if not self._coming:
+            self._expect(empty)
+        announced, *others = self._coming
+        self._wait(announced)
+        differs = self._parcel is None or bool(self._differs.item())
+        if not (differs and self._direct):
+            self._wait(*others)
+        if differs:
+            length = torch.empty(1, dtype=torch.int64)
+            self._wait(self._begun(self._group.recv, length))
+            news = torch.empty(int(length), dtype=torch.uint8)
+            self._wait(self._begun(self._group.recv, news))
+            self._parcel = Parcel(wire.decoded(news.numpy().tobytes()), empty, larger=not self._direct)
+            self._wait(*[self._begun(self._group.recv, memory) for memory in self._parcel.memory])
+        self._count_from += 1
+        if self._count_from % _MESSAGES == 0:
+            self._wait(self._begun(self._group.send, _bytes(b"\1"), _RECEIPT))
+        parcel, self._parcel, self._coming = self._parcel, None, []
+        assert parcel is not None  # noqa: S101 - what is not expected is described
+        self._from.is_now(parcel.description)
+        # The other process may have ended after its last message.
+        with suppress(LostError):
+            self._expect(empty)
+        return parcel
+
+    def finish(self) -> None:
+        """Wait until all is received."""
+        while self._receipts:
+            self._received()
+        self._forget(self._count_to)
+
+    def fail(self, reason: str) -> Work | None:
+        """Begin to tell the other process why this one can go on no more, unless it is gone."""
+        try:
+            return self._begun(self._group.send, _bytes(reason.encode()[:_LONGEST]), _REASON)
+        except LostError:
+            return None
+
+    def why(self) -> str | None:
+        """After a LostError: the reason that the other process has told, if it has."""
+        try:
+            self._failed.wait(_AT_MOST)
+        except RuntimeError:
+            return None
+        return self._reason.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+
+    # --- parts of messages -------------------------------------------------------------------------------------------
+
+    def _expect(self, empty: Empty) -> None:
+        expected = self._from.get()
+        self._parcel = None if expected is None else Parcel(expected, empty, larger=not self._direct)
+        memory = self._parcel.memory if self._parcel else []
+        if self._direct or not memory:
+            memory = [torch.empty(1, dtype=torch.uint8), *memory]
+        self._differs = memory[0][-1].zero_()
+        self._coming = [self._begun(self._group.recv, each) for each in memory]
+
+    def _received(self) -> None:
+        number, work, _ = self._receipts.popleft()
+        self._wait(work)
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        """Free what was sent in the first messages, up to this number of them since the beginning."""
+        while self._count_to - len(self._sent) < number:
+            self._wait(*[work for work, _ in self._sent.popleft()])
+
+    def _begun(self, begin: Callable[..., Work], tensor: Tensor, tag: int = _MESSAGE) -> Work:
+        try:
+            return begin([tensor], self._peer, tag)
+        except RuntimeError as error:
+            raise LostError(_first_line(error)) from None
+
+    def _wait(self, *works: Work) -> None:
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            raise LostError(_first_line(error)) from None
+
+    def close(self) -> None:
+        """Close all connections of this process: a receive that is given up does so."""
+        with suppress(RuntimeError):
+            self._failed.wait(timedelta(milliseconds=1))
+
+
+class Links:
+    """Those of one process to all others.
+
+    Attributes:
+        rank: of this process.
+        size: how many processes there are.
+    """
+
+    def __init__(self, group: Group, *, direct: bool) -> None:
+        self.rank, self.size = group.rank(), group.size()
+        self._links = {peer: Link(group, peer, direct=direct) for peer in range(self.size) if peer != self.rank}
+
+    def __getitem__(self, peer: int) -> Link:
+        return self._links[peer]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._links)
+
+    def close(self, reason: str) -> None:
+        """Tell all other processes why this one goes on no more, and close its connections."""
+        # The others notice the end of a connection, and then find the reason.
+        works = [link.fail(reason) for link in self._links.values()]
+        for work in works:
+            with suppress(RuntimeError):
+                if work is not None:
+                    work.wait(_AT_MOST)
+        for link in self._links.values():
+            link.close()
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,147 @@
+"""Messages between two processes: what is sent, when it is described, and when it is freed."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+
+from gpipe_bench.distributed import wire
+from gpipe_bench.distributed.links import Link, LostError
+from gpipe_bench.distributed.staging import Staging
+from gpipe_bench.engine.microbatch import MicroBatch
+from tests.distributed.threads import ThreadGroup, World
+
+BOX = ("F", 0, 1, 0)
+STAGING = Staging(torch.device("cpu"))
+
+
+class CountingGroup(ThreadGroup):
+    sent = 0
+
+    def send(self, *args):
+        self.sent += 1
+        return super().send(*args)
+
+
+class Ends:
+    """A link from rank 0 to rank 1, in one thread."""
+
+    def __init__(self):
+        self.world = World(2)
+        self.groups = [CountingGroup(self.world, rank) for rank in range(2)]
+        self.ends = [Link(group, 1 - rank) for rank, group in enumerate(self.groups)]
+
+    def send(self, value, box=BOX):
+        self.ends[0].send(*wire.pack(box, value))
+
+    def receive(self):
+        parcel = self.ends[1].receive(STAGING.empty)
+        return parcel.description.box, parcel.value(torch.Tensor.cpu)
+
+    def handed_on(self, value, box=BOX):
+        """What arrives, and how many transfers that takes."""
+        before = self.groups[0].sent
+        self.send(value, box)
+        return self.receive(), self.groups[0].sent - before
+
+
+def test_a_message_like_that_of_the_last_step_is_not_described():
+    ends, (one, other) = Ends(), torch.rand(2, 3)
+    boxes = [("F", i, 1, 0) for i in range(3)]
+    counts = []
+    for _ in range(3):
+        for box in boxes:
+            (there, value), count = ends.handed_on([one, other], box)
+            assert there == box
+            assert torch.equal(torch.stack(value), torch.stack([one, other]))
+            counts.append(count)
+    # Difference, length, description, two tensors. The first message of the second step had never followed the last.
+    assert counts == [5, 5, 5, 5, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [torch.rand(2, 3), torch.rand(3, 2), torch.rand(0, 2), torch.rand(1), torch.rand(2).double()],
+        [[torch.rand(2), None], [None, torch.rand(2)], [None, None]],
+        [1, True, 1.0],
+        [(1, torch.rand(2)), (True, torch.rand(2))],
+        [torch.rand(2), torch.rand(2).requires_grad_()],
+        [torch.rand(2, 3), torch.rand(3, 2).t(), torch.rand(2, 6)[:, :3]],
+        [torch.eye(2), torch.eye(2).to_sparse()],
+    ],
+)
+def test_a_message_that_differs_from_that_of_the_last_step_is_described(values):
+    ends = Ends()
+    for value in [*values, *values, values[0], values[0], *reversed(values)]:
+        (_, there), _ = ends.handed_on(value)
+        assert type(there) is type(value)
+        torch.testing.assert_close(there, value, rtol=0, atol=0)
+        if isinstance(value, torch.Tensor):
+            assert there.requires_grad == value.requires_grad
+
+
+def test_a_tensor_that_came_can_be_saved(tmp_path):
+    (_, there), _ = Ends().handed_on(torch.ones(3, dtype=torch.float64))
+    torch.save(there, tmp_path / "there.pt")
+    assert torch.load(tmp_path / "there.pt").tolist() == [1, 1, 1]
+
+
+def test_strides_stay():
+    value = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    (_, there), _ = Ends().handed_on(value)
+    assert there.stride() == value.stride()
+
+
+def test_a_microbatch():
+    value = MicroBatch((torch.rand(2), torch.rand(2), 3), wire.tree_flatten((0, (0, 0)))[1], frozenset({1}))
+    ends = Ends()
+    for _ in range(3):
+        (_, there), _ = ends.handed_on(value)
+        assert (there.structure, there.aliased) == (value.structure, value.aliased)
+        torch.testing.assert_close(there.values, value.values)
+
+
+def test_tensors_are_freed_once_they_are_received():
+    ends, alive = Ends(), weakref.WeakSet()
+    for number in range(32):
+        value = torch.rand(3)
+        alive.add(value.untyped_storage())
+        ends.send(value)
+        del value
+        ends.receive()
+        assert len(alive) <= 4, number
+    ends.ends[0].finish()
+    assert not alive
+
+
+def test_a_process_that_ends_after_its_last_message():
+    ends = Ends()
+    for _ in range(2):
+        ends.handed_on(torch.ones(2))
+    ends.send(torch.ones(2))
+    ends.world.kill(0)
+    _, value = ends.receive()
+    assert value.tolist() == [1, 1]
+    with pytest.raises(LostError):
+        ends.receive()
+    assert ends.ends[1].why() is None
+
+
+def test_the_reason_of_a_failure():
+    ends = Ends()
+    ends.ends[0].fail("é" * 5000)
+    ends.ends[0].close()
+    with pytest.raises(LostError):
+        ends.receive()
+    assert ends.ends[1].why() == "é" * 2048
+
+
+def test_a_value_that_no_other_process_can_import():
+    class Own:
+        pass
+
+    with pytest.raises(TypeError, match="values between processes must be tensors, or what pickle takes, got Own and"):
+        wire.pack(BOX, [Own()])
