@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gpipe_bench.bench.running import measured
-from gpipe_bench.bench.running.ranks import Ranks, launch_command, rank_here
+from gpipe_bench.bench.running.ranks import Ranks, launch_command, rank_environment, rank_here
 from gpipe_bench.bench.running.run import run_cell
 from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.cli import main
@@ -71,6 +71,12 @@ def test_in_a_job_of_slurm_srun_starts_torchrun_on_each_host():
     assert words[:place] == ["srun", "--overlap", "--nodes", "2", "--ntasks", "2", "--ntasks-per-node", "1"]
     assert words[place:][:5] == TORCHRUN
     assert words[-2:] == ["--rdzv-id", "7"]
+
+
+def test_the_step_of_all_hosts_does_not_take_its_size_from_that_of_one():
+    given = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NUM_NODES": "1", "PATH": "/bin"}
+    expected = {"SLURM_JOB_ID": "7", "PATH": "/bin", "OMP_NUM_THREADS": "2"}
+    assert rank_environment(cell(**FOUR_ON_TWO, threads=2), given) == expected
 
 
 def test_several_hosts_need_somebody_who_starts_them():

@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _PATIENCE: Final = timedelta(minutes=10)
 _PORT: Final = 29400
+_OF_JOB: Final = ("SLURM_JOB_ID", "SLURM_CONF")
 _LOOPBACK: Final = Path("/sys/class/net/lo")
 
 
@@ -59,7 +60,7 @@ def run_in_ranks(cell: Cell, repeat: int) -> RawResult:
     with tempfile.TemporaryDirectory(prefix="ranks-", dir=Path.cwd() if cell.hosts > 1 else None) as folder:
         out = Path(folder) / "result.json"
         words = ["-m", "gpipe_bench", "run", *cell.arguments(), "--repeat", str(repeat), "--out", str(out)]
-        status = _run([*launcher, *words], {"OMP_NUM_THREADS": str(cell.threads), **_network(cell), **os.environ})
+        status = _run([*launcher, *words], rank_environment(cell, os.environ))
         if out.exists():
             return RawResult.read(out)
     raise PeerError(f"rank 0 must write a result, got none from torchrun, which ended with {status}; its log says more")
@@ -84,9 +85,12 @@ def launch_command(cell: Cell, environment: Mapping[str, str]) -> list[str]:
     return [*srun, *torchrun, "--nnodes", hosts, *meeting, "--rdzv-id", environment["SLURM_JOB_ID"]]
 
 
-def _network(cell: Cell) -> dict[str, str]:
-    """On one host ranks talk over loopback, whatever its name resolves to."""
-    return {"GLOO_SOCKET_IFNAME": "lo"} if cell.hosts == 1 and _LOOPBACK.exists() else {}
+def rank_environment(cell: Cell, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the ranks: those of this process, without what srun would take for the size of its new step."""
+    kept = {name: value for name, value in environment.items() if not name.startswith("SLURM_") or name in _OF_JOB}
+    # On one host ranks talk over loopback, whatever its name resolves to.
+    network = {"GLOO_SOCKET_IFNAME": "lo"} if cell.hosts == 1 and _LOOPBACK.exists() else {}
+    return {"OMP_NUM_THREADS": str(cell.threads), **network, **kept}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
