@@ -126,12 +126,10 @@ class Cell(CellSettings):
             if self.processes != p:
                 text = f"must be 1, or {p} for {self.partitions} partitions of {self.schedule}, got {self.processes}"
                 yield Problem(("processes", "partitions", "schedule"), f"{text}; change processes or partitions")
-            if self.backward != "scheduled":
-                text = f"must be scheduled where there are {self.processes} processes, got {self.backward}"
-                yield Problem(("backward", "processes"), f"{text}; set backward to scheduled")
-            if self.transfer != "direct":
-                text = f"must be direct where there are {self.processes} processes, got {self.transfer}"
-                yield Problem(("transfer", "processes"), f"{text}; set transfer to direct")
+            for name, value in (("backward", "scheduled"), ("transfer", "direct")):
+                if (got := getattr(self, name)) != value:
+                    text = f"must be {value} where there are {self.processes} processes, got {got}"
+                    yield Problem((name, "processes"), f"{text}; set {name} to {value}")
         shared = {"processes": self.processes} | ({} if self.device == "cpu" else {"devices": self.devices})
         for name, count in shared.items():
             if count % self.hosts:
