@@ -1,4 +1,4 @@
-"""Draw the seven schedules for docs/schedules.md, each as its module makes and times it.
+"""Draw the schedules for docs/schedules.md, each as its module makes and times it.
 
     python -m scripts.draw_schedules            write docs/pictures/schedules.svg
 
@@ -13,12 +13,12 @@ from typing import Final
 
 from gpipe_bench.figures.chart import KIND_COLOURS
 from gpipe_bench.schedules import SCHEDULES, Action, check, named_schedule, timing
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from scripts.table_contents import ROOT
 
 PICTURE: Final = ROOT / "docs" / "pictures" / "schedules.svg"
 DEVICES: Final = 3
 MICROBATCHES: Final = 6
-_HALVED: Final = ("interleaved", "zb_v", "v_half")
 _KINDS: Final = {
     "F": ("forward", "forward pass"),
     "B": ("backward", "backward pass"),
@@ -74,7 +74,7 @@ def _legend() -> Iterator[str]:
 
 def _panel(name: str, top: int) -> Iterator[str]:
     """One schedule, with its name and numbers to the left and the activations in flight to the right."""
-    parts = 2 if name in _HALVED else 1
+    parts = 2 if name in TWO_PER_DEVICE else 1
     facts = check(named_schedule(name, MICROBATCHES, DEVICES * parts, DEVICES))
     times, unit = timing(facts.schedule), _UNIT // parts
     yield _text(20, top + 24, name, "name left")

@@ -28,6 +28,7 @@ _INTERNAL: Final = "Used by the workflow"
 _COMMANDS: Final = {
     "simulate": ("simulate.simulate", _CHOOSE),
     "emulate": ("emulate.emulate", _CHOOSE),
+    "schedule": ("schedule.app", _CHOOSE),
     "advise": ("advise.advise", _CHOOSE),
     "balance": ("balance.balance", _CHOOSE),
     "predictions": ("predictions.predictions", _CHOOSE),

@@ -33,8 +33,8 @@ from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
-from gpipe_bench.schedules import SCHEDULES, named_schedule
-from gpipe_bench.schedules.table import device_count
+from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.table import device_count, placement
 from gpipe_bench.simulator.arguments import problems_of
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
@@ -125,7 +125,7 @@ def emulate(
     if problems:
         raise ConfigError(problems)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    homes = _homes(schedule, len(balance))
+    homes = placement(schedule or "gpipe", len(balance), device_count(schedule, len(balance)))
     numbers = _numbers(devices, max(homes) + 1)
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
@@ -176,11 +176,6 @@ def _emulated(work: Work, plan: Plan, hardware: Profile, size: tuple[int, int], 
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
     return replace(typical, each=each)
-
-
-def _homes(schedule: str | None, n: int) -> tuple[int, ...]:
-    """For each partition its device of the schedule."""
-    return named_schedule(schedule or "gpipe", 1, n, device_count(schedule, n)).placement
 
 
 def _trained(work: Work, plan: Plan, steps: int) -> tuple[Trace, list[Span]]:

@@ -48,10 +48,10 @@ class GPipe(Pipeline):
         components: which components of the engine are on; default: all. With a schedule, ``fork_join`` has nothing to
             switch: the schedule orders the backward pass.
         schedule: None for the paper's executor, in which autograd orders the backward pass. Else the runtime carries
-            out a schedule: ``gpipe``, ``1f1b``, ``interleaved``, ``zb_h1``, ``zb_h2``, ``zb_v``, ``v_half``, a
+            out a schedule: one of :data:`gpipe_bench.schedules.SCHEDULES`, a
             :class:`gpipe_bench.schedules.Schedule`, a list of (kind, i, j) per device, or a function from (m, n) to a
-            schedule. With ``interleaved``, ``zb_v`` and ``v_half`` each device has several partitions: ``devices`` has
-            one entry per device, and ``balance`` v entries for each of them.
+            schedule. With ``interleaved``, ``looped_bfs``, ``zb_v``, ``v_half`` and ``v_min`` each device has several
+            partitions: ``devices`` has one entry per device, and ``balance`` v entries for each of them.
         backward: ``scheduled`` is another name of ``schedule='gpipe'``, ``autograd`` of the default.
         transfer: how tensors go from device to device: ``direct``; ``host``, through host memory, also where several
             devices of the pipeline are one device of the machine.

@@ -98,7 +98,7 @@ class Pipe(Pipeline):
         balance: layers per partition, to cut layers on one device into several partitions, as on a CPU. The layers of
             each partition must be on one device. Default: consecutive layers on one device are one partition.
         components: which components of the engine are on; default: all.
-        schedule: with ``interleaved``, ``zb_v`` and ``v_half`` the layers must be where the schedule has them. If they
+        schedule: with several partitions on each device the layers must be where the schedule has them. If they
             are all on one device, two partitions count as one device.
         transfer: ``direct`` or ``host``.
         workers: ``always`` or ``never``.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from gpipe_bench.schedules.actions import KINDS, Action, Schedule, with_recomputation
 from gpipe_bench.schedules.check import Facts, check
 from gpipe_bench.schedules.order import merged_order
+from gpipe_bench.schedules.search import searched
 from gpipe_bench.schedules.table import SCHEDULES, named_schedule
 from gpipe_bench.schedules.timing import Durations, Timing, drawn, in_flight, timing
 from gpipe_bench.schedules.torch_csv import read_csv, to_csv
@@ -33,6 +34,7 @@ __all__ = [
     "merged_order",
     "named_schedule",
     "read_csv",
+    "searched",
     "timing",
     "to_csv",
     "with_recomputation",

@@ -1,4 +1,4 @@
-"""GPipe, and 1F1B, where each device alternates between a forward and a backward pass, plain and interleaved.
+"""GPipe and 1F1B, where each device alternates between forward and backward passes; with one partition each, or more.
 
 m is the number of micro-batches, n that of partitions.
 """
@@ -62,6 +62,25 @@ def interleaved(m: int, n: int, devices: int) -> Schedule:
         backward = [Action("B", i, j) for group in _grouped(sizes) for j in reversed(parts) for i in group]
         rows.append(alternate(forward, backward, 2 * (devices - 1 - d) + (v - 1) * sizes[0]))
     return Schedule(tuple(map(tuple, rows)))
+
+
+def looped_bfs(m: int, n: int, devices: int) -> Schedule:
+    """Looped breadth-first (Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953, section 4).
+
+    With m = 2 and n = 4 on two devices (micro-batch, partition):
+
+        device 0  F0,0 F1,0 F0,2 F1,2                B1,2      B0,2      B1,0      B0,0
+        device 1       F0,1 F1,1 F0,3 F1,3 B1,3      B0,3      B1,1      B0,1
+
+    GPipe with several partitions on each device: partition j is on device j mod p, and passes all micro-batches before
+    the next one. With v partitions on each device the bubble is v times smaller; all activations are kept.
+    """
+    rows = []
+    for d in range(devices):
+        parts = range(d, n, devices)
+        forward = [Action("F", i, j) for j in parts for i in range(m)]
+        rows.append((*forward, *(Action("B", i, j) for _, i, j in reversed(forward))))
+    return Schedule(tuple(rows))
 
 
 def _grouped(sizes: list[int]) -> list[range]:

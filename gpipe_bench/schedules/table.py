@@ -4,30 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal, get_args
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Schedule
-from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, one_f_one_b
-from gpipe_bench.schedules.v_shape import v_half, zb_v
+from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
+from gpipe_bench.schedules.search import zb_1p, zb_2p
+from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
 from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
 
-_PLAIN: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
-    {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2}
-)
-_V: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType({"zb_v": zb_v, "v_half": v_half})
+ScheduleName = Literal[
+    "gpipe", "1f1b", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "looped_bfs", "interleaved", "zb_v", "v_half", "v_min"
+]
 
-SCHEDULES: Final = (*_PLAIN, "interleaved", *_V)
+SCHEDULES: Final[tuple[str, ...]] = get_args(ScheduleName)
 """Names of the schedules."""
 
+_LINE: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
+    {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2, "zb_1p": zb_1p, "zb_2p": zb_2p}
+)
+"""A partition on each device, called with (m, n)."""
 
-TWO_PER_DEVICE: Final = ("interleaved", *_V)
-"""Schedules that put two partitions on each device; ``interleaved`` may put more."""
+_LOOP: Final[Mapping[str, Callable[[int, int, int], Schedule]]] = MappingProxyType(
+    {"looped_bfs": looped_bfs, "interleaved": interleaved}
+)
+"""Partition j on device j mod p, called with (m, n, p)."""
+
+_V: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
+    {"zb_v": zb_v, "v_half": v_half, "v_min": v_min}
+)
+"""Partitions j and 2 p - 1 - j on one device, called with (m, p)."""
+
+TWO_PER_DEVICE: Final = (*_LOOP, *_V)
+"""Schedules that put two partitions on each device; those of a loop may put more."""
 
 
 def device_count(name: str | None, n: int) -> int:
     """On how many devices a named schedule, or the paper's executor, has n partitions, if nothing else says it."""
     return -(-n // 2) if name in TWO_PER_DEVICE else n
+
+
+def placement(name: str, n: int, devices: int) -> tuple[int, ...]:
+    """For each of n partitions its device; only the schedules of a loop depend on ``devices``.
+
+    Raises:
+        ScheduleError: there is no such schedule, or not for these numbers.
+    """
+    if name in _LINE:
+        devices = n
+    elif name in _V and n % 2 == 0:
+        devices = n // 2
+    return named_schedule(name, 1, n, max(devices, 1)).placement
 
 
 def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
@@ -36,7 +63,8 @@ def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
     Args:
         name: one of :data:`SCHEDULES`.
         m: micro-batches, at least 1.
-        n: partitions: as many as devices; a multiple for ``interleaved``; twice as many for ``zb_v`` and ``v_half``.
+        n: partitions: as many as devices; a multiple for ``interleaved`` and ``looped_bfs``; twice as many for
+            ``zb_v``, ``v_half`` and ``v_min``.
         devices: p, at least 1.
 
     Raises:
@@ -47,14 +75,14 @@ def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
     if not all(hasattr(number, "__index__") and number >= 1 for number in (m, n, devices)):
         rule = "micro-batches, partitions and devices must be whole numbers of at least 1"
         raise ScheduleError([f"{rule}, got m = {m!r}, n = {n!r}, {devices!r} devices; correct them"])
-    if name in _PLAIN:
+    if name in _LINE:
         _require(name, n == devices, "as many partitions as devices", n, devices)
-        return _PLAIN[name](m, n)
+        return _LINE[name](m, n)
     if name in _V:
         _require(name, n == 2 * devices, "two partitions for each device", n, devices)
         return _V[name](m, devices)
     _require(name, n % devices == 0, "the same number of partitions for each device", n, devices)
-    return interleaved(m, n, devices)
+    return _LOOP[name](m, n, devices)
 
 
 def _require(name: str, holds: bool, rule: str, n: int, devices: int) -> None:

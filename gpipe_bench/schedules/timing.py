@@ -1,9 +1,11 @@
-"""How long a schedule takes when every action has its kind's duration and transfers cost nothing."""
+"""How long a schedule takes: arithmetic with the durations of actions and transfers, without engine or hardware."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule, needs
 from gpipe_bench.schedules.order import merged_order
 
@@ -37,46 +39,76 @@ class Timing:
         end: the end of each action.
         makespan: from the first start to the last end.
         busy: for each device the sum of its durations.
+        spans: for each device the time from its first start to its last end.
     """
 
     start: dict[Action, float]
     end: dict[Action, float]
     makespan: float
     busy: tuple[float, ...]
+    spans: tuple[float, ...]
 
     @property
     def bubble(self) -> float:
-        """The idle share of all devices' time, from 0 to 1. GPipe (arXiv 1811.06965, section 2.3) defines it so.
+        """The idle share of all devices' time until the end of the step, from 0 to 1.
 
-        Megatron-LM (arXiv 2104.04473) gives idle over busy time, which is ``bubble / (1 - bubble)``.
+        GPipe (arXiv 1811.06965, section 2.3) defines it so. Megatron-LM (arXiv 2104.04473) gives idle over busy time,
+        which is ``bubble / (1 - bubble)``; for Zero Bubble's definition see :attr:`span_bubble`.
         """
         whole = self.makespan * len(self.busy)
         return 1 - sum(self.busy) / whole if whole else 0.0
 
+    @property
+    def span_bubble(self) -> float:
+        """The idle share of the device with the longest span, within that span, from 0 to 1.
 
-def timing(schedule: Schedule, durations: Durations | None = None) -> Timing:
-    """Run the schedule in time: every action starts as soon as its device is free and what it needs has ended.
+        Zero Bubble (arXiv 2401.10241, section 5.3) calls this the bubble rate: devices need not start and end a step
+        together, so what a device waits before its first and after its last action does not count.
+        """
+        longest, busy = max(zip(self.spans, self.busy, strict=True), default=(0.0, 0.0))
+        return 1 - busy / longest if longest else 0.0
+
+
+def timing(
+    schedule: Schedule,
+    durations: Durations | Sequence[Durations] | None = None,
+    transfer: float | Sequence[Sequence[float]] = 0.0,
+) -> Timing:
+    """Run the schedule in time: every action starts as soon as its device is free and what it needs has arrived.
 
     Args:
         schedule: any schedule that :func:`gpipe_bench.schedules.check` accepts.
-        durations: by default T_F = T_B = T_W = 1.
+        durations: one for all partitions, or one for each; by default T_F = T_B = T_W = 1.
+        transfer: from the end of an action until another device has its result: one time for all pairs of devices, or
+            ``transfer[source][target]``. Transfers keep no device busy and do not delay each other.
 
     Raises:
-        ScheduleError: the devices wait for each other.
+        ScheduleError: the devices wait for each other, or there is not one entry for each partition or device.
     """
-    durations = durations or Durations()
-    n = schedule.partitions
+    n, p = schedule.partitions, len(schedule.devices)
+    each = [durations or Durations()] * n if not isinstance(durations, Sequence) else list(durations)
+    rows = [[transfer] * p] * p if not isinstance(transfer, Sequence) else [list(row) for row in transfer]
+    if len(each) != n or [len(row) for row in rows] != [p] * p:
+        got = f"{len(each)} for {n} partitions, and {[len(row) for row in rows]} transfer times for {p} devices"
+        rule = "durations must be one for each partition, transfer times one for each pair of devices"
+        raise ScheduleError([f"{rule}, got {got}; give all of them"])
     home = {action: device for device, row in enumerate(schedule.devices) for action in row}
-    free = [0.0] * len(schedule.devices)
+    free = [0.0] * p
     start: dict[Action, float] = {}
     end: dict[Action, float] = {}
     for action in merged_order(schedule):
-        device = home[action]
-        waits = [end[one] for group in needs(action, n) for one in group if one in end]
-        start[action] = max([free[device], *waits])
-        free[device] = end[action] = start[action] + durations.of(action.kind)
-    busy = tuple(sum(durations.of(action.kind) for action in row) for row in schedule.devices)
-    return Timing(start, end, max(free, default=0.0), busy)
+        here = home[action]
+        waits = [
+            end[one] + (rows[home[one]][here] if home[one] != here else 0.0)
+            for group in needs(action, n)
+            for one in group
+            if one in end
+        ]
+        start[action] = max([free[here], *waits])
+        free[here] = end[action] = start[action] + each[action.j].of(action.kind)
+    busy = tuple(sum(each[action.j].of(action.kind) for action in row) for row in schedule.devices)
+    spans = tuple(end[row[-1]] - start[row[0]] if row else 0.0 for row in schedule.devices)
+    return Timing(start, end, max(free, default=0.0), busy, spans)
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:

@@ -47,6 +47,20 @@ def v_half(m: int, devices: int) -> Schedule:
     return fill(_blocks(m, devices, (1, 2, 1, 2)), devices + 2)
 
 
+def v_min(m: int, devices: int) -> Schedule:
+    """V-Min (arXiv 2405.15362, section 4.1).
+
+    With m = 2 on two devices:
+
+        device 0  F0,0           F0,3 I0,3 F1,0 W0,3 I0,0 W0,0 F1,3 I1,3 W1,3      I1,0 W1,0
+        device 1       F0,1 F0,2           I0,2 I0,1 F1,1 F1,2 W0,2 W0,1 I1,2 I1,1 W1,2 W1,1
+
+    A device holds up to two thirds of p + 4 activations of half-size partitions, rounded down to an even number, about
+    a third of 1F1B's first device. The bubble is about two thirds of 1F1B's.
+    """
+    return fill(_blocks(m, devices, (1, 1, 1, 1)), (devices + 4) // 3 * 2)
+
+
 def _blocks(m: int, devices: int, steps: tuple[int, int, int, int]) -> list[list[Action]]:
     """F and I of each device in the order of the repeated block."""
     block = _block(devices, steps)

@@ -18,6 +18,7 @@ from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from tests.bench.cells_of import cell
 
 CPU = Machine("cpu", 1)
@@ -42,7 +43,6 @@ OTHER_SETTINGS = {
     "processes": 2,
     "hosts": 2,
 }
-TWO_PER_DEVICE = ("interleaved", "zb_v", "v_half")
 
 
 def test_the_id_of_a_cell_never_changes():
@@ -283,7 +283,7 @@ def test_an_unknown_experiment_gets_the_nearest_name():
         ),
         (
             {"schedule": "zb-v"},
-            "schedule must be one of gpipe, 1f1b, zb_h1, zb_h2, interleaved, zb_v, v_half, got 'zb-v'; use 'zb_v'",
+            f"schedule must be one of {', '.join(SCHEDULES)}, got 'zb-v'; use 'zb_v'",
         ),
         (
             {"processes": 3},

@@ -16,6 +16,7 @@ from torch.nn import functional
 from gpipe_bench.distributed import PeerError, Pipe
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.table import placement
 from tests.distributed.test_parity import ranks_of
 from tests.distributed.threads import World, run_ranks
 
@@ -80,8 +81,8 @@ def cases(schedule):
         draw = random.Random(crc32(f"{schedule} {number}".encode()))
         partitions = 4 if ranks_of(schedule, 4) == 2 else draw.choice([2, 3, 4])
         place = draw.randrange(partitions)
-        rank = {"interleaved": place % 2, "zb_v": (0, 1, 1, 0)[place % 4], "v_half": (0, 1, 1, 0)[place % 4]}
-        yield partitions, place, rank.get(schedule, place), draw.randint(1, 12)
+        rank = placement(schedule, partitions, ranks_of(schedule, partitions))[place]
+        yield partitions, place, rank, draw.randint(1, 12)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from gpipe_bench import GPipe
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from tests.engine.support import Outcome
 
-DOUBLE = ("interleaved", "zb_v", "v_half")
+DOUBLE = TWO_PER_DEVICE
 """Schedules with several partitions on each device, here two."""
-SPLIT = ("zb_h1", "zb_h2", "zb_v", "v_half")
+SPLIT = ("zb_h1", "zb_h2", "zb_1p", "zb_2p", "zb_v", "v_half", "v_min")
 """Schedules whose backward passes are cut into I and W."""
 ALL = (None, *SCHEDULES)
 """The paper's executor, and every schedule."""

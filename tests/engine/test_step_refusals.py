@@ -28,7 +28,7 @@ def chain(n: int = 4) -> nn.Sequential:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "gpipe"])
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in ("gpipe", "looped_bfs")])
 def test_a_call_in_grad_mode_is_refused_where_backward_passes_come_between(schedule):
     pipe = scheduled(chain(), [1] * 4, schedule, chunks=3)
     with pytest.raises(ScheduleError, match=rf"for pipe\(x\), got {schedule}; call pipe.step"):
@@ -320,10 +320,10 @@ def test_an_exception_in_a_recomputation(schedule, checkpoint, workers):
     assert [float(layer.weight.grad) for layer in layers] == [(0 + 1 + 2 + 3) / 4] * 4
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "looped_bfs"])
 @both_workers
 def test_of_several_exceptions_the_first_of_the_order_surfaces(schedule, workers):
-    """Partition 3 fails in micro-batch 0, whenever partition 0 may have failed in micro-batch 3."""
+    """Partition 3 fails in micro-batch 0, which comes first in the order, whenever partition 0 may have failed."""
 
     class Fails(Mix):
         def __init__(self, at: int, text: str) -> None:

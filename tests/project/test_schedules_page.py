@@ -40,7 +40,9 @@ def test_numbers_are_those_of_the_schedule(line):
     facts = check(named_schedule(name.strip("`"), m, p * int(per_device[0]), p))
     assert bubble == f"{facts.bubble():.1%}".replace("%", " %")
     assert int(largest.split()[0]) == max(facts.in_flight)
-    assert eval(re.sub(r"(\d) p", r"\1 * p", rule.removesuffix(" halves")), {"p": p, "m": m}) == max(facts.in_flight)
+    formula = re.sub(r"(\d) (?=[pm⌊])", r"\1 * ", rule.removesuffix(" halves"))
+    formula = formula.replace("⌊", "(").replace("⌋", ")").replace("/", "//")
+    assert eval(formula, {"p": p, "m": m}) == max(facts.in_flight)
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[0])

@@ -18,6 +18,7 @@ from gpipe_bench.schedules import (
     named_schedule,
     with_recomputation,
 )
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 
 def rows(*texts):
@@ -152,7 +153,7 @@ def test_any_order_that_can_run_is_found(data):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_recomputation_goes_right_before_the_backward_pass(name):
-    n = 4 if name in ("zb_v", "v_half", "interleaved") else 2
+    n = 4 if name in TWO_PER_DEVICE else 2
     schedule = with_recomputation(named_schedule(name, 4, n, 2), 3)
     check(schedule)
     recomputed = [action for action in schedule if action.kind == "R"]

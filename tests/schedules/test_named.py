@@ -9,30 +9,36 @@ import pytest
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, Durations, check, drawn, in_flight, named_schedule, timing
-from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, one_f_one_b
-from gpipe_bench.schedules.v_shape import v_half, zb_v
+from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
+from gpipe_bench.schedules.search import zb_1p, zb_2p
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
 from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
 
 PICTURES = {
     gpipe: (4, 3),
     one_f_one_b: (4, 3),
     interleaved: (2, 4, 2),
+    looped_bfs: (2, 4, 2),
     zb_h1: (4, 3),
     zb_h2: (5, 3),
+    zb_1p: (4, 3),
+    zb_2p: (5, 3),
     zb_v: (2, 2),
     v_half: (2, 2),
+    v_min: (2, 2),
 }
 
 
 def partitions(name, devices, v=2):
-    return devices * {"zb_v": 2, "v_half": 2, "interleaved": v}.get(name, 1)
+    return devices * (1 if name not in TWO_PER_DEVICE else v if name in ("interleaved", "looped_bfs") else 2)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_size_can_run(name):
     for devices in range(1, 9):
         for m in range(1, 10):
-            for v in (1, 2, 3) if name == "interleaved" else (2,):
+            for v in (1, 2, 3) if name in ("interleaved", "looped_bfs") else (2,):
                 n = partitions(name, devices, v)
                 facts = check(named_schedule(name, m, n, devices))
                 assert (facts.microbatches, facts.partitions) == (m, n)
@@ -56,6 +62,8 @@ def test_activations_in_flight(n):
     # Partitions of the schedules with two on each device have half the size.
     assert max(held["zb_v"]) == 2 * n
     assert max(held["v_half"]) <= n + 2
+    assert max(held["v_min"]) <= 2 * (n + 4) / 3
+    assert held["looped_bfs"] == (2 * m,) * n
     # Megatron-LM, section 2.2: n (1 + (n - 1) / (2 n)) whole partitions, and one half more.
     assert max(held["interleaved"]) == 2 * n + n - 1
 
@@ -65,13 +73,15 @@ def test_activations_in_flight(n):
 def test_bubbles_are_those_of_the_papers(m, n):
     idle = {name: _idle(named_schedule(name, m, partitions(name, n), n), m) for name in SCHEDULES}
     assert idle["gpipe"] == idle["1f1b"] == 3 * (n - 1)
-    assert idle["interleaved"] == 1.5 * (n - 1)
+    assert idle["interleaved"] == idle["looped_bfs"] == 1.5 * (n - 1)
     # T_F + T_B - T_W for every device but one: a third of 1F1B's.
-    assert idle["zb_h1"] == n - 1
+    assert idle["zb_h1"] == idle["zb_1p"] == n - 1
     # Half a unit for every device that the first micro-batch comes through.
     assert idle["zb_v"] == 0.5 * (n - 1)
     # Half of 1F1B's, to half a unit.
     assert idle["v_half"] <= 1.5 * (n - 1)
+    # Two thirds of 1F1B's, to half a unit.
+    assert idle["v_min"] <= 2 * (n - 1) + 0.5
 
 
 def _idle(schedule, m):
@@ -81,8 +91,9 @@ def _idle(schedule, m):
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-def test_zb_h2_has_no_pause_between_first_and_last_action(n):
-    schedule = zb_h2(3 * n, n)
+@pytest.mark.parametrize("function", [zb_h2, zb_2p])
+def test_two_schedules_have_no_pause_between_first_and_last_action(function, n):
+    schedule = function(3 * n, n)
     times = timing(schedule)
     assert [times.end[row[-1]] - times.start[row[0]] for row in schedule.devices] == [9 * n] * n
 
@@ -92,13 +103,14 @@ def test_the_bubble_of_gpipe_is_the_ideal_one(m, n):
     assert check(gpipe(m, n)).bubble(2, 3, 1) == pytest.approx((n - 1) / (m + n - 1))
 
 
-def test_gpipe_alone_ends_its_forward_passes_first():
-    assert {name for name in SCHEDULES if named_schedule(name, 4, partitions(name, 2), 2).forwards_first} == {"gpipe"}
+def test_which_schedules_end_their_forward_passes_first():
+    first = {name for name in SCHEDULES if named_schedule(name, 4, partitions(name, 2), 2).forwards_first}
+    assert first == {"gpipe", "looped_bfs"}
 
 
 def test_partitions_lie_where_the_papers_put_them():
-    assert interleaved(2, 6, 3).placement == (0, 1, 2, 0, 1, 2)
-    assert zb_v(2, 3).placement == v_half(2, 3).placement == (0, 1, 2, 2, 1, 0)
+    assert interleaved(2, 6, 3).placement == looped_bfs(2, 6, 3).placement == (0, 1, 2, 0, 1, 2)
+    assert zb_v(2, 3).placement == v_half(2, 3).placement == v_min(2, 3).placement == (0, 1, 2, 2, 1, 0)
 
 
 def test_one_f_one_b_to_the_letter():

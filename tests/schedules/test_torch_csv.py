@@ -8,11 +8,12 @@ import pytest
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, check, named_schedule, read_csv, to_csv, with_recomputation
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_what_is_written_reads_back(name):
-    schedule = named_schedule(name, 3, 4 if name in ("zb_v", "v_half", "interleaved") else 2, 2)
+    schedule = named_schedule(name, 3, 4 if name in TWO_PER_DEVICE else 2, 2)
     assert read_csv(to_csv(schedule)) == schedule
 
 

@@ -19,6 +19,7 @@ from gpipe_bench.schedules import (
     timing,
     with_recomputation,
 )
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.clock.list_rows import lists_of
 from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
@@ -26,7 +27,7 @@ from tests.simulator.support import Plain, task, workload
 from tests.simulator.test_lives import heavy
 
 KINDS = {"forward": "F", "recompute": "R", "backward": "B", "backward_inputs": "I", "backward_weights": "W"}
-DOUBLE = {"interleaved", "zb_v", "v_half"}
+DOUBLE = TWO_PER_DEVICE
 
 
 def partitions(name, devices):

@@ -9,6 +9,7 @@ from torch import nn
 
 from gpipe_bench.errors import ConfigError, ScheduleError
 from gpipe_bench.schedules import SCHEDULES, named_schedule, read_csv, to_csv
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator import simulate
 from tests.simulator_api.layers import linear, sequence
 
@@ -27,7 +28,7 @@ def test_a_schedule_by_its_name(schedule, checkpoint):
     step = simulated(schedule, checkpoint=checkpoint)
     row = step.row()
     assert (step.status, row.schedule, row.backward) == ("ok", schedule, "scheduled")
-    assert row.device_count == (2 if schedule in {"interleaved", "zb_v", "v_half"} else N)
+    assert row.device_count == (2 if schedule in TWO_PER_DEVICE else N)
     assert len(step.devices) == row.device_count
     kinds = {event.kind for event in step.events}
     split = {"backward_inputs", "backward_weights"}

@@ -9,7 +9,7 @@ schedules         the same workers carry out one schedule each; some have two pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
@@ -34,7 +34,7 @@ from gpipe_bench.bench.spec.settings import (
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.models.table import model_spec, parse_arguments
 from gpipe_bench.processes import usable_processes
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import SCHEDULES, TWO_PER_DEVICE, ScheduleName
 
 _MOST: Final = 8
 _VARIANT: Final = "dep-x-ptl"
@@ -55,8 +55,8 @@ Partitions = Annotated[
     WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": 4096}]}),
 ]
 Schedules = Annotated[
-    tuple[Literal["gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved", "zb_v", "v_half"], ...],
-    Field(max_length=7, description="of the runtime"),
+    tuple[ScheduleName, ...],
+    Field(max_length=len(SCHEDULES), description="of the runtime"),
 ]
 Repeats = Annotated[int, Field(strict=True, ge=1, le=1000, description="runs of each, each in a fresh process")]
 

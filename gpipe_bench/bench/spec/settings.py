@@ -19,7 +19,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.schedules import named_schedule
-from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
+from gpipe_bench.schedules.table import TWO_PER_DEVICE, ScheduleName, device_count
 
 T = TypeVar("T")
 
@@ -151,8 +151,8 @@ Backward = Annotated[
     Field(description="what drives the backward pass; scheduled: the actions of schedule"),
 ]
 Schedule = Annotated[
-    Literal["gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved", "zb_v", "v_half"],
-    Field(description="gpipe; scheduled: also 1f1b, zb_h1, zb_h2, interleaved, zb_v, v_half"),
+    ScheduleName,
+    Field(description="gpipe; where backward is scheduled, any of docs/schedules.md"),
 ]
 Threads = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPU threads inside one operator")]
 Tf32 = Annotated[

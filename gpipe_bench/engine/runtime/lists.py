@@ -10,6 +10,7 @@ import torch
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, Action, Facts, Schedule, check, named_schedule, with_recomputation
+from gpipe_bench.schedules.table import placement
 
 ScheduleLike = str | Schedule | Callable[[int, int], Schedule]
 """A name, a schedule, or a function from (m, n) to a schedule."""
@@ -134,18 +135,13 @@ def _given(schedule: Schedule | Callable[[int, int], Schedule], m: int, n: int) 
 
 
 def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:
-    """For each partition the device of the schedule that has it; only interleaved 1F1B depends on ``devices``."""
+    """For each partition the device of the schedule that has it; only schedules of a loop depend on ``devices``."""
     if schedule is None or n == 0:
         return tuple(range(n))
     if isinstance(schedule, str):
-        rows = n
-        if schedule == "interleaved" or (schedule in ("zb_v", "v_half") and n % 2):
-            rows = devices
-        elif schedule in ("zb_v", "v_half"):
-            rows = n // 2
-        return named_schedule(schedule, 1, n, max(rows, 1)).placement
-    placement = _given(schedule, n, n).placement
-    if len(placement) != n:
-        got = f"one for {len(placement)} partitions"
+        return placement(schedule, n, devices)
+    rows = _given(schedule, n, n).placement
+    if len(rows) != n:
+        got = f"one for {len(rows)} partitions"
         raise ScheduleError([f"schedule must be for {n} partitions, got {got}; change balance or schedule"])
-    return placement
+    return rows

@@ -19,6 +19,7 @@ from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import Trace, recording
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.workloads.workload import Machine
 from gpipe_bench.skip import Namespace, pop, skippable, stash
 from tests.emulator.bed.behaviour import duration
@@ -113,7 +114,7 @@ def even_balance(n: int, layers: int = 8) -> list[int]:
 
 WAYS = ((None, "backward"), ("gpipe", "backward"), *((name, "step") for name in SCHEDULES))
 """(schedule, what runs the backward pass: ``loss.backward()`` or ``pipe.step()``); None is the paper's executor."""
-DOUBLE = ("interleaved", "zb_v", "v_half")
+DOUBLE = TWO_PER_DEVICE
 """Schedules with several partitions on each device, here two."""
 
 

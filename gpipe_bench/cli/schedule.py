@@ -1,0 +1,104 @@
+"""``schedule``: prove, draw, time or write a schedule, by its name or from a file of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpipe_bench.errors import ConfigError, ScheduleError
+from gpipe_bench.files import write_files
+from gpipe_bench.schedules import SCHEDULES, Durations, Schedule, drawn, named_schedule, read_csv, timing, to_csv
+from gpipe_bench.schedules import check as checked
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.tables import lines_text
+
+app = typer.Typer(help="Check, draw, time and write schedules, by name or from a CSV file.", no_args_is_help=True)
+
+Source = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help=f"{', '.join(SCHEDULES)}; or a CSV file with a line for each device.")
+]
+Devices = Annotated[int, typer.Option(help="p, for a name.")]
+Microbatches = Annotated[int, typer.Option(help="m, for a name.")]
+PerDevice = Annotated[int, typer.Option(help="Partitions on each device, for looped_bfs and interleaved.")]
+
+
+@app.command("check")
+def check(source: Source, devices: Devices = 4, microbatches: Microbatches = 8, per_device: PerDevice = 2) -> None:
+    """Prove that a schedule can run, and print what is known of it; else the first problems, and exit status 2."""
+    facts = checked(_schedule(source, devices, microbatches, per_device))
+    homes = " ".join(map(str, facts.placement))
+    typer.echo(f"{len(facts.schedule.devices)} devices, {facts.partitions} partitions, on devices {homes}")
+    typer.echo(f"{facts.microbatches} micro-batches; most in flight on each device: {_numbers(facts.in_flight)}")
+    typer.echo(f"bubble for T_F = T_B = T_W: {facts.bubble():.2%}")
+
+
+@app.command("draw")
+def draw(source: Source, devices: Devices = 4, microbatches: Microbatches = 8, per_device: PerDevice = 2) -> None:
+    """Draw a schedule as text: a line for each device, time to the right, T_F = T_B = T_W."""
+    typer.echo(drawn(checked(_schedule(source, devices, microbatches, per_device)).schedule))
+
+
+@app.command("time")
+def time(  # noqa: PLR0917 - options, which have names on the command line
+    source: Source,
+    devices: Devices = 4,
+    microbatches: Microbatches = 8,
+    per_device: PerDevice = 2,
+    forward: Annotated[float, typer.Option(help="T_F of a partition, in any unit.")] = 1.0,
+    inputs: Annotated[float, typer.Option(help="T_B, of the gradients of its inputs.")] = 1.0,
+    weights: Annotated[float, typer.Option(help="T_W, of the gradients of its weights.")] = 1.0,
+    transfer: Annotated[float, typer.Option(help="From the end of an action until another device has it.")] = 0.0,
+    out: Annotated[Path | None, typer.Option(help="CSV file for the start and end of each action.")] = None,
+) -> None:
+    """Compute when each action runs, without simulation; print the makespan, the spans and both bubbles."""
+    schedule = checked(_schedule(source, devices, microbatches, per_device)).schedule
+    if min(forward, inputs, weights, transfer) < 0:
+        got = f"{forward}, {inputs}, {weights} and {transfer}"
+        raise ConfigError([f"durations must be 0 or more, got {got}; correct them"])
+    found = timing(schedule, Durations(forward, inputs, weights), transfer)
+    typer.echo(f"makespan {found.makespan:g}")
+    typer.echo(f"span of each device: {_numbers(found.spans)}; busy: {_numbers(found.busy)}")
+    typer.echo(f"bubble of all devices, until the end: {found.bubble:.2%}")
+    typer.echo(f"bubble of the device with the longest span, within it: {found.span_bubble:.2%}")
+    if out is not None:
+        rows = [
+            [device, *action, f"{found.start[action]:.9g}", f"{found.end[action]:.9g}"]
+            for device, row in enumerate(schedule.devices)
+            for action in row
+        ]
+        write_files({out: lines_text([["device", "kind", "microbatch", "partition", "start", "end"], *rows])})
+        typer.echo(f"wrote {out}")
+
+
+@app.command("write")
+def write(
+    source: Source,
+    out: Annotated[Path, typer.Option(help="CSV file, in the form that torch.distributed.pipelining reads.")],
+    devices: Devices = 4,
+    microbatches: Microbatches = 8,
+    per_device: PerDevice = 2,
+) -> None:
+    """Write a schedule as CSV, to change it, or to train with it in PyTorch, torchtitan or NeMo Automodel."""
+    write_files({out: to_csv(checked(_schedule(source, devices, microbatches, per_device)).schedule)})
+    typer.echo(f"wrote {out}")
+
+
+def _schedule(source: str, devices: int, microbatches: int, per_device: int) -> Schedule:
+    """The schedule of that name, or of that file.
+
+    Raises:
+        ScheduleError: there is neither, or not for these numbers, or the file has fields that are no actions.
+    """
+    if source in SCHEDULES:
+        parts = (per_device if source in ("looped_bfs", "interleaved") else 2) if source in TWO_PER_DEVICE else 1
+        return named_schedule(source, microbatches, devices * parts, devices)
+    if not Path(source).exists():
+        rule = f"a schedule must be one of {', '.join(SCHEDULES)}, or a CSV file"
+        raise ScheduleError([f"{rule}, got {source!r}; correct the name or the path"])
+    return read_csv(Path(source).read_text(encoding="utf-8", errors="replace"))
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)

@@ -1,0 +1,170 @@
+"""ZB-1p and ZB-2p: zero-bubble schedules that a search finds for given durations and a limit of memory.
+
+Zero Bubble (arXiv 2401.10241, section 3.1) builds schedules action by action, by rules that leave some choices, and
+takes the best one. Here a device takes F and I in turns, as soon as they can start, and W while it waits. Two choices
+are tried: how many F a device takes before its first I, as ZB-H1 or as ZB-H2 has it, and whether W may delay the next
+action. A micro-batch needs its memory from F until I, and half of it until W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import inf
+from typing import Final
+
+from gpipe_bench.schedules.actions import Action, Schedule
+from gpipe_bench.schedules.timing import Durations, timing
+
+_KEPT: Final = 0.5
+"""The share of a micro-batch's activations that W needs. With one half the bubbles that the paper prints come out."""
+
+
+def zb_1p(m: int, n: int) -> Schedule:
+    """ZB-1p for T_F = T_B = T_W and free transfers: memory for n micro-batches.
+
+    With m = 4 and n = 3:
+
+        device 0  F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
+        device 1     F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+        device 2        F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+    """
+    return searched(m, n, limit=n)
+
+
+def zb_2p(m: int, n: int) -> Schedule:
+    """ZB-2p for T_F = T_B = T_W and free transfers: memory for 2 n micro-batches.
+
+    With m = 5 and n = 3:
+
+        device 0  F0 F1 F2 F3 F4 I0 W0 I1 W1 I2 W2 I3 W3 I4 W4
+        device 1     F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4
+        device 2        F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
+    """
+    return searched(m, n, limit=2 * n)
+
+
+def searched(m: int, n: int, limit: float, durations: Durations | None = None, transfer: float = 0.0) -> Schedule:
+    """The schedule with the shortest span of a device that the search finds.
+
+    Args:
+        m: micro-batches.
+        n: partitions, one on each device.
+        limit: how many micro-batches' activations a device may hold at once: n for ZB-1p, 2 n for ZB-2p.
+        durations: of all partitions; by default T_F = T_B = T_W = 1.
+        transfer: from the end of an action until another device has its result.
+    """
+    durations = durations or Durations()
+    warm_ups = [n - j for j in range(n)], [2 * (n - j) - 1 for j in range(n)]
+    choices = product(warm_ups, (0.0, durations.weights))
+    found = [_Search(m, limit, durations, transfer, warm_up, gap).run() for warm_up, gap in choices]
+
+    def length(schedule: Schedule) -> tuple[float, float]:
+        times = timing(schedule, durations, transfer)
+        return round(max(times.spans), 9), times.makespan
+
+    return min(found, key=length)
+
+
+@dataclass(slots=True)
+class _Device:
+    """A device during the search: what it has done, and until when.
+
+    Attributes:
+        counts: how many F, I and W it has taken.
+        until: the end of the last one.
+    """
+
+    row: list[Action] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys("FIW", 0))
+    until: float = 0.0
+
+    @property
+    def held(self) -> float:
+        """Micro-batches whose activations it holds; one that waits for W counts in part."""
+        f, i, w = self.counts.values()
+        return f - i + _KEPT * (i - w)
+
+
+@dataclass(slots=True)
+class _Search:
+    """One schedule, by one set of choices.
+
+    Attributes:
+        m: see :func:`searched`, as for the next ones.
+        warm_up: for each device how many F it takes at most before its first I.
+        gap: how long a device must wait at least for it to take W meanwhile.
+        devices: what each one has taken so far.
+        end: the end of each action.
+    """
+
+    m: int
+    limit: float
+    durations: Durations
+    transfer: float
+    warm_up: Sequence[int]
+    gap: float
+    devices: list[_Device] = field(init=False)
+    end: dict[Action, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.devices = [_Device() for _ in self.warm_up]
+
+    def run(self) -> Schedule:
+        """Let the device that is free first take an action, or wait until another one has taken more."""
+        while busy := [j for j, device in enumerate(self.devices) if device.counts["W"] < self.m]:
+            busy.sort(key=lambda j: (self.devices[j].until, -j))
+            for j in busy:
+                now = self.devices[j].until
+                later = min((self.devices[k].until for k in busy if self.devices[k].until > now), default=inf)
+                if (choice := self._choice(j, later)) is not None:
+                    self._take(j, *choice)
+                    break
+                if later < inf:
+                    self.devices[j].until = later
+                    break
+            else:
+                owing = next(j for j in busy if self.devices[j].counts["I"] > self.devices[j].counts["W"])
+                self._take(owing, "W", self.devices[owing].until)
+        return Schedule(tuple(tuple(device.row) for device in self.devices))
+
+    def _take(self, j: int, kind: str, start: float) -> None:
+        device = self.devices[j]
+        action = Action(kind, device.counts[kind], j)
+        device.row.append(action)
+        device.counts[kind] += 1
+        device.until = self.end[action] = start + self.durations.of(kind)
+
+    def _choice(self, j: int, later: float) -> tuple[str, float] | None:
+        """What device j takes next, and when; None if that is not known before ``later``."""
+        device, arrivals = self.devices[j], {"F": self._forward(j), "I": self._inputs(j)}
+        last = next((action.kind for action in reversed(device.row) if action.kind != "W"), "I")
+        for kind in ("F", "I") if last == "I" else ("I", "F"):
+            if arrivals[kind] <= device.until:
+                return kind, device.until
+        kind = min("IF", key=arrivals.__getitem__)
+        at = arrivals[kind]
+        gap = (at if at < inf else later + self.transfer) - device.until
+        if device.counts["I"] > device.counts["W"] and gap >= self.gap:
+            return "W", device.until
+        return (kind, at) if at < inf and at <= later else None
+
+    def _forward(self, j: int) -> float:
+        """When the next F can start; infinite if that is not known, or not allowed."""
+        device = self.devices[j]
+        i = device.counts["F"]
+        is_warm = device.counts["I"] > 0 or i < self.warm_up[j]
+        if i == self.m or device.held + 1 > self.limit or not is_warm:
+            return inf
+        return self._arrival(Action("F", i, j - 1)) if j else 0.0
+
+    def _inputs(self, j: int) -> float:
+        """When the next I can start; infinite if that is not known."""
+        i = self.devices[j].counts["I"]
+        if i == self.devices[j].counts["F"]:
+            return inf
+        return self._arrival(Action("I", i, j + 1)) if j < len(self.devices) - 1 else 0.0
+
+    def _arrival(self, action: Action) -> float:
+        return self.end.get(action, inf) + self.transfer

@@ -1,0 +1,81 @@
+"""``schedule``: what is printed of a schedule by name and of a file, and the errors."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from gpipe_bench.cli import main
+from gpipe_bench.schedules import drawn, named_schedule, read_csv, to_csv
+
+
+@pytest.fixture
+def call(capsys):
+    """Run the command; gives exit status, what it printed, and its errors."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(["schedule", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_facts_of_a_name(call):
+    status, out, _ = call("check", "zb_v", "--devices", 4, "--microbatches", 8)
+    assert status == 0
+    assert "4 devices, 8 partitions, on devices 0 1 2 3 3 2 1 0" in out
+    assert "most in flight on each device: 8 8 8 8" in out
+    assert "5.88%" in out
+
+
+def test_a_file_is_read_as_it_was_written(call, tmp_path):
+    file = tmp_path / "own.csv"
+    assert call("write", "interleaved", "--per-device", 3, "--devices", 2, "--out", file)[0] == 0
+    assert read_csv(file.read_text()) == named_schedule("interleaved", 8, 6, 2)
+    assert call("draw", file) == call("draw", "interleaved", "--per-device", 3, "--devices", 2)
+
+
+def test_a_drawing(call):
+    assert call("draw", "1f1b", "--devices", 2, "--microbatches", 2)[1] == drawn(named_schedule("1f1b", 2, 2, 2)) + "\n"
+
+
+def test_times_of_each_action(call, tmp_path):
+    out = tmp_path / "times.csv"
+    options = ("--forward", 2, "--inputs", 3, "--weights", 1, "--transfer", 0.5, "--out", out)
+    status, text, _ = call("time", "gpipe", "--devices", 2, "--microbatches", 1, *options)
+    assert status == 0
+    assert "makespan 13\n" in text
+    assert "span of each device: 13 6; busy: 6 6" in text
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["kind"], float(row["start"]), float(row["end"])) for row in rows] == [
+        ("F", 0, 2),
+        ("B", 9, 13),
+        ("F", 2.5, 4.5),
+        ("B", 4.5, 8.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["check", "1f1c"], "a schedule must be one of gpipe, 1f1b"),
+        (["time", "1f1b", "--forward", "-1"], "durations must be 0 or more, got -1.0"),
+        (["check", "v_min", "--microbatches", 0], "whole numbers of at least 1, got m = 0"),
+    ],
+)
+def test_errors(call, words, error):
+    status, _, err = call(*words)
+    assert status == 2
+    assert error in err
+
+
+def test_a_file_that_cannot_run_names_its_actions(call, tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text(to_csv(named_schedule("gpipe", 2, 2, 2)).replace("1B0", ""))
+    status, _, err = call("check", file)
+    assert status == 2
+    assert "the backward pass of micro-batch 0 on partition 1 must be B, or I and W, got none" in err

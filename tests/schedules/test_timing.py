@@ -1,0 +1,112 @@
+"""Arithmetic of schedules: durations by partition, transfers, and the bubbles that publications define."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+
+import pytest
+
+from gpipe_bench.data import PUBLISHED_FOLDER
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules import Durations, Schedule, check, named_schedule, searched, timing
+
+ONE = Schedule.of([[("F", 0, 0), ("B", 0, 0)], [("F", 0, 1), ("B", 0, 1)]])
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """For each setting of Zero Bubble's tables: its values by (schedule or "", metric)."""
+    found = defaultdict(dict)
+    with (PUBLISHED_FOLDER / "published.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["table"] == "zero-bubble":
+                model, m, schedule = f"{row['experiment']}-".split("-", 2)
+                setting = model, int(row["partitions"]), int(m.removeprefix("m"))
+                found[setting][schedule.rstrip("-"), row["metric"]] = float(row["value"])
+    assert len(found) == 12
+    return found
+
+
+def durations(values, parts=1):
+    return Durations(*(values["", name] / parts for name in ("t_f_ms", "t_b_ms", "t_w_ms")))
+
+
+def test_each_partition_has_durations_of_its_own():
+    found = timing(ONE, [Durations(1, 2, 3), Durations(10, 20, 30)])
+    assert list(found.start.values()) == [0, 1, 11, 61]
+    assert found.makespan == 66
+    assert found.busy == (6, 60)
+
+
+def test_a_result_takes_time_to_reach_another_device():
+    found = timing(ONE, transfer=4)
+    assert [*found.start.values(), found.makespan] == [0, 5, 6, 12, 14]
+
+
+def test_each_pair_of_devices_has_a_transfer_time_of_its_own():
+    found = timing(ONE, transfer=[[0, 4], [9, 0]])
+    assert [*found.start.values(), found.makespan] == [0, 5, 6, 17, 19]
+
+
+def test_partitions_on_one_device_need_no_transfer():
+    two = Schedule.of([[("F", 0, 0), ("F", 0, 1), ("B", 0, 1), ("B", 0, 0)]])
+    assert timing(two, transfer=[[7]]).makespan == 6
+
+
+def test_two_definitions_of_the_bubble():
+    found = timing(ONE, transfer=4)
+    assert found.bubble == 1 - 6 / 28  # of both devices, until the end of the step
+    assert found.spans == (14, 3)
+    assert found.span_bubble == 1 - 3 / 14  # of the first device, from its first to its last action
+
+
+@pytest.mark.parametrize(
+    ("durations", "transfer"),
+    [([Durations()], 0.0), (None, [[0.0]]), (None, [[0.0, 1.0], [0.0]])],
+)
+def test_durations_and_transfers_for_other_numbers_are_refused(durations, transfer):
+    with pytest.raises(ScheduleError, match="one for each"):
+        timing(ONE, durations, transfer)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_h2"])
+def test_printed_bubbles_of_zero_bubble(printed, name):
+    """All bubbles of table 5 that need no search, from the times of table 9, to the four digits that are printed."""
+    for (_, p, m), values in printed.items():
+        found = timing(named_schedule(name, m, p, p), durations(values), values["", "t_comm_ms"])
+        assert f"{found.span_bubble:.4f}" == f"{values[name, 'span_bubble_fraction']:.4f}"
+
+
+@pytest.mark.parametrize(("model", "v"), [("1.5B", 3), ("6.2B", 4), ("14.6B", 3), ("28.3B", 2)])
+def test_printed_bubbles_of_interleaved_lack_p_transfers(printed, model, v):
+    """One layer in each of v partitions of a device. As printed, p transfers of the longest path take no time."""
+    for (_, p, m), values in ((key, values) for key, values in printed.items() if key[0] == model):
+        transfer, one = values["", "t_comm_ms"], durations(values, v)
+        found = timing(named_schedule("interleaved", m, p * v, p), one, transfer)
+        bubble = 1 - found.busy[0] / (max(found.spans) - p * transfer)
+        assert bubble == pytest.approx(values["interleaved", "span_bubble_fraction"], abs=2e-4)
+
+
+@pytest.mark.parametrize(("name", "batches"), [("zb_1p", 1), ("zb_2p", 2)])
+def test_printed_bubbles_of_searched_schedules(printed, name, batches):
+    """Those of up to 16 devices and 48 micro-batches; the paper's own search is better in one, by 0.0013."""
+    differences = []
+    for (_, p, m), values in printed.items():
+        if p * m <= 16 * 48:
+            one, transfer = durations(values), values["", "t_comm_ms"]
+            schedule = searched(m, p, batches * p, one, transfer)
+            check(schedule)
+            bubble = timing(schedule, one, transfer).span_bubble
+            differences.append(round(bubble - values[name, "span_bubble_fraction"], 4))
+    assert len(differences) == 7
+    assert sorted(differences)[:-1] == [0] * 6
+    assert max(differences) <= 0.0013
+
+
+def test_a_search_keeps_to_its_memory():
+    for row in searched(16, 4, 5).devices:
+        held = 0.0
+        for kind, _, _ in row:
+            held += {"F": 1.0, "I": -0.5, "W": -0.5}[kind]
+            assert held <= 5
