@@ -28,6 +28,8 @@ def advise(
     model: Annotated[str, _setting("model")] = _DEFAULT.model,
     model_args: Annotated[str, _setting("model_args")] = "",
     devices: Annotated[int, _setting("devices")] = _DEFAULT.devices,
+    hosts: Annotated[int, _setting("hosts")] = _DEFAULT.hosts,
+    network: Annotated[str, _setting("network")] = _DEFAULT.network,
     batch_size: Annotated[int, _setting("batch_size")] = _DEFAULT.batch_size,
     memory_limit_gib: Annotated[float, _setting("memory_limit_gib")] = _DEFAULT.memory_limit_gib,
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
@@ -80,7 +82,9 @@ def _print(advice: Advice) -> None:
     best, request = advice.best, advice.request
     arguments = format_arguments(parse_arguments(request.model, request.model_args))
     what = f"{request.model} ({arguments or 'no arguments'}), batch {request.batch_size}"
-    console.print(f"{what}; simulated on up to {request.devices} x {request.profile}, {advice.limit_gib:.1f} GiB each")
+    where = f"{request.devices} x {request.profile}"
+    where += f" in {request.hosts} hosts over {request.network}" if request.hosts > 1 else ""
+    console.print(f"{what}; simulated on up to {where}, {advice.limit_gib:.1f} GiB each")
     if request.memory_limit_gib > advice.limit_gib:
         asked = f"--memory-limit-gib {request.memory_limit_gib:g} is more than a {request.profile} has for tensors"
         console.print(f"{asked}: {advice.limit_gib:.1f} GiB hold", style="yellow")
@@ -96,6 +100,11 @@ def _print(advice: Advice) -> None:
         style="bold",
         soft_wrap=True,
     )
+    if (spread := advice.spread) and (ideal := advice.ideal_samples_per_s):
+        speed = spread.row.throughput_samples_per_s or 0.0
+        where = f"{spread.row.partitions} devices of {request.hosts_of(spread.row.partitions or 1)} hosts"
+        cost = f"{1 - speed / ideal:.1%}: {speed:.1f} samples/s, and {ideal:.1f} with one that takes no time"
+        console.print(f"on {where} the network costs {cost}\n")
     console.print(_table(advice, best))
 
 

@@ -57,6 +57,12 @@ def _profiles() -> list[str]:
     return profile_names()
 
 
+def _networks() -> Iterable[str]:
+    from gpipe_bench.simulator.hardware.networks import networks
+
+    return networks()
+
+
 def _devices() -> tuple[str, ...]:
     from gpipe_bench.bench.spec.machine import DEVICES
 
@@ -67,6 +73,7 @@ _VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "model": _models,
     "variant": _variants,
     "profile": _profiles,
+    "network": _networks,
     "device": _devices,
     "evidence": lambda: ("measured", "emulated", "simulated"),
 }

@@ -50,6 +50,8 @@ def simulate(
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
     precision: Annotated[str, _setting("precision")] = _DEFAULT.precision,
+    hosts: Annotated[int, _setting("hosts")] = _DEFAULT.hosts,
+    network: Annotated[str, _setting("network")] = _DEFAULT.network,
     flavour: Annotated[str, _setting("flavour")] = "current",
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
     rows: Annotated[
@@ -82,8 +84,8 @@ def simulate(
     tell_microbatches([cell])
     with progress(f"simulating {cell.model} on {cell.partitions} devices"):
         result = simulate_cells([cell])[0]
-    # Published runs trained in float32.
-    print_simulation(result, published_for([result.row]) if cell.precision == "float32" else [])
+    # Published runs trained in float32, on one host.
+    print_simulation(result, published_for([result.row]) if (cell.precision, cell.hosts) == ("float32", 1) else [])
     _write(result, trace, rows)
 
 

@@ -38,7 +38,7 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
     """
     console = console or output()
     row = result.row
-    console.print(Text(_title(row, json.loads(result.configuration).get("precision", "")), style="bold"))
+    console.print(Text(_title(row, json.loads(result.configuration)), style="bold"))
     if row.status == "ok":
         console.print(_devices(result.devices))
         console.print(Text(_totals(row)))
@@ -49,11 +49,12 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
         console.print(Text(_caveats(row)))
 
 
-def _title(row: Row, precision: str) -> str:
+def _title(row: Row, settings: Mapping[str, Any]) -> str:
     pipeline = f"{row.partitions} partitions ({row.balance}), {row.microbatches} micro-batches, batch {row.batch_size}"
     how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {_order(row)}"
-    how += f", {precision}" if precision else ""
+    how += f", {settings['precision']}" if "precision" in settings else ""
     where = f"simulated on {row.device_count} x {row.device} ({row.profile})"
+    where += f" in {settings['hosts']} hosts over {settings['network']}" if "hosts" in settings else ""
     return f"{row.model} ({row.model_args})\n{pipeline}; {how}\n{where}"
 
 

@@ -13,6 +13,7 @@ Results are the same on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +36,8 @@ from gpipe_bench.simulator.clock.simulation import (
     step_uses,
     summed_gib,
 )
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
+from gpipe_bench.simulator.hardware.networks import NETWORK, machine_of
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Link, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model, build_workload, microbatch_sizes
 from gpipe_bench.simulator.workloads.workload import Workload
 
@@ -59,6 +61,8 @@ def simulate(
     optimizer: str | None = "sgd",
     profile: str | Path | Profile = "p40",
     devices: Sequence[int] = (),
+    hosts: int = 1,
+    network: str | Link = NETWORK,
     sample: Tensor | tuple[Tensor, ...] | None = None,
     loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
@@ -79,19 +83,20 @@ def simulate(
         components: which components of the engine are on; default: all.
         backward: what orders the backward pass: ``autograd``, or a schedule: ``scheduled`` is ``schedule="gpipe"``.
         schedule: the name of one of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each
-            device. It orders all passes as ``pipe.step`` runs them, with a loss for each micro-batch, whatever
-            ``backward`` is. None: as ``backward`` says; with ``autograd`` the paper's forward program comes first.
+            device; it goes before ``backward``, and orders all passes as ``pipe.step`` runs them, with a loss for
+            each micro-batch. None: as ``backward`` says; with ``autograd`` the paper's forward program comes first.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile.
         devices: number of each partition's device; empty for one device per partition.
+        hosts: how many hosts have the devices, as many each, host after host.
+        network: link between hosts: a name of ``hardware/networks.yaml``, or of a link of the profile, or a link.
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them, on any device.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
         precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves, master weights in float32.
         flavour: which autograd engine: ``current``, or ``published``, that of the published runs.
-        steps: training steps; the result is the mean of those after the first. 1 is a step between idle devices. None
-            is 2, or more if host threads race.
+        steps: training steps; all but the first count. 1: a step between idle devices. None: 2, more if threads race.
         memory: whether to simulate the allocators.
         cache: folder of stored traces; default: the user's cache folder.
 
@@ -101,9 +106,7 @@ def simulate(
         ScheduleError: the schedule does not exist for these numbers, or cannot run.
         SkipLayoutError, TraceError: skips do not match, or a layer does not run on tensors without values.
     """
-    request = locals()
-    check_request(request)
-    return _answer(request)
+    return _answer(locals())
 
 
 _SETTINGS: Final = ("components", "checkpoint", "flavour", "transfer", "memory")
@@ -111,7 +114,8 @@ _WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "
 
 
 def _answer(request: Mapping[str, Any]) -> Simulation:
-    """The simulation of a checked request, by the names of :func:`simulate`."""
+    """The simulation of a request, by the names of :func:`simulate`."""
+    check_request(request)
     model, balance, schedule, profile = (request[name] for name in ("model", "balance", "schedule", "profile"))
     if schedule is None and request["backward"] == "scheduled":
         schedule = "gpipe"
@@ -122,6 +126,8 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
     if schedule is not None:
         m = len(microbatch_sizes(request["batch_size"], request["chunks"]))
         settings, work["split"] = _scheduled(settings, schedule, m, len(balance))
+    ways = {name: request[name] for name in ("hosts", "network", "transfer")}
+    machine = machine_of(hardware, devices=max(settings.devices or range(len(balance))) + 1, **ways)
     cache = Path(request["cache"]) if request["cache"] else None
     workload = build_workload(model, profile=hardware, cache=cache, **work)
     steps = request["steps"] or enough_steps(settings, workload.m * workload.n)
@@ -137,7 +143,7 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
     )
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
-    return _simulated(workload, hardware, replace(settings, steps=steps), facts)
+    return _simulated(workload, machine, replace(settings, steps=steps), facts)
 
 
 def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tuple[Settings, bool]:
@@ -179,11 +185,11 @@ def _model_facts(model: nn.Sequential | Model) -> dict[str, str]:
 
 # What a simulation makes lives until its end, and the collector would go through it again and again.
 @no_collection()
-def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any]) -> Simulation:
+def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings, facts: dict[str, Any]) -> Simulation:
     try:
-        done = run(workload, HardwareMachine(profile), settings)
+        done = run(workload, machine, settings)
     except OutOfMemory as error:
-        return _out_of_memory(workload, profile, settings, facts, error)
+        return _out_of_memory(workload, machine, settings, facts, error)
     if not done.step_ns:
         raise ConfigError(["model must have something to compute, got a step without kernels; simulate more layers"])
     return Simulation(
@@ -200,10 +206,10 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
 
 
 def _out_of_memory(
-    workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any], error: OutOfMemory
+    workload: Workload, machine: HardwareMachine, settings: Settings, facts: dict[str, Any], error: OutOfMemory
 ) -> Simulation:
     """A simulation that says what the full device would have needed."""
-    shortage = _shortage(workload, profile, settings, error)
+    shortage = _shortage(workload, machine, settings, error)
     return Simulation(
         status="oom",
         reason=f"{shortage.text}; use smaller micro-batches, more partitions or more checkpoints",
@@ -214,16 +220,16 @@ def _out_of_memory(
     )
 
 
-def _shortage(workload: Workload, profile: Profile, settings: Settings, error: OutOfMemory) -> Shortage:
+def _shortage(workload: Workload, machine: HardwareMachine, settings: Settings, error: OutOfMemory) -> Shortage:
     """What the full device would have needed, found by runs without limit, in the step that failed."""
-    machine = HardwareMachine(profile)
-    machine.capacity_bytes = 0
+    boundless = copy(machine)
+    boundless.capacity_bytes = 0
     first_step = replace(settings, steps=1)
-    needed = run(workload, machine, first_step).memory[error.device]
-    first = needed.peak_live > error.capacity or _is_full(workload, profile, first_step)
+    needed = run(workload, boundless, first_step).memory[error.device]
+    first = needed.peak_live > error.capacity or _is_full(workload, machine, first_step)
     state = 0
     if not first:
-        needed = run(workload, machine, settings).memory[error.device]
+        needed = run(workload, boundless, settings).memory[error.device]
         places = settings.devices or range(workload.n)
         statics = (one for place, one in zip(places, workload.static, strict=False) if place == error.device)
         state = sum(sum(static.state) for static in statics)
@@ -240,10 +246,10 @@ def _shortage(workload: Workload, profile: Profile, settings: Settings, error: O
     )
 
 
-def _is_full(workload: Workload, profile: Profile, settings: Settings) -> bool:
+def _is_full(workload: Workload, machine: HardwareMachine, settings: Settings) -> bool:
     """Whether a run ends because a device is full."""
     try:
-        run(workload, HardwareMachine(profile), settings)
+        run(workload, machine, settings)
     except OutOfMemory:
         return True
     return False

@@ -13,7 +13,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES, Schedule
 from gpipe_bench.simulator.clock.settings import FLAVOURS
-from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.hardware.profile import Link, Profile
 from gpipe_bench.simulator.tracing.precision import PRECISIONS
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
@@ -33,6 +33,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "model": (Model, "an nn.Sequential or a gpipe_bench.simulator.Model; list its layers in one"),
     "components": (Components, "a gpipe_bench.Components; write Components(portals=False)"),
     "profile": (str | Path | Profile, "a name, a path or a Profile; use 'p40'"),
+    "network": (str | Link, "a name or a Link; use 'ndr400'"),
     "memory": (bool, "True or False; pass a bool"),
     "loss": (Callable | None, "a function of output and target, or None; pass a function"),
     "cache": (str | Path | None, "a folder or None; pass a path"),
@@ -82,7 +83,7 @@ def _choices(given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _numbers(given: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("batch_size", "chunks", "steps"):
+    for name in ("batch_size", "chunks", "hosts", "steps"):
         if name in given and not _is_count(given[name]) and not (name == "steps" and given[name] is None):
             yield f"{name} must be a whole number of at least 1, got {_shown(given[name])}; use 1 or more"
     balance = given["balance"]

@@ -15,8 +15,8 @@ def kernel(device, stream, milliseconds, **options):
     return Record("kernel", "work", device, stream, duration=milliseconds, **options)
 
 
-def copy(device, peer, *, stream=0, peer_stream=0):
-    return Record("copy", "device_to_device", device, stream, peer=peer, peer_stream=peer_stream)
+def copy(device, peer, *, stream=0, peer_stream=0, **options):
+    return Record("copy", "device_to_device", device, stream, peer=peer, peer_stream=peer_stream, **options)
 
 
 def record(device, stream, version, **options):
@@ -152,10 +152,16 @@ def test_a_device_has_one_engine_that_sends_and_one_that_receives(second, begins
 
 def test_copies_between_other_devices_take_turns_on_a_shared_bus():
     rows = [copy(0, 1, stream=1, peer_stream=1), copy(2, 3, stream=2, peer_stream=2)]
-    both = Bed(2, shared=lambda source, target: (0, 0))
+    both = Bed(2, shared=lambda source, target: ((0, 0),))
     assert spans(*rows, machine=both) == [(0, 2), (2, 4)]
-    apart = Bed(2, shared=lambda source, target: (source, target))
+    apart = Bed(2, shared=lambda source, target: ((source, target),))
     assert spans(*rows, machine=apart) == [(0, 2), (0, 2)]
+
+
+def test_a_copy_takes_turns_on_both_of_its_buses():
+    rows = [copy(0, 2), copy(3, 5, duration=3), copy(1, 4)]
+    cards = Bed(2, shared=lambda source, target: ((source // 2, -1), (-1, target // 2)))
+    assert spans(*rows, machine=cards) == [(0, 2), (0, 3), (3, 5)]
 
 
 def test_copies_with_the_host_use_the_engines_of_their_way():

@@ -43,8 +43,8 @@ class Plain:
     def copy_ns(self, source: int, target: int, nbytes: int) -> int:
         return self.copy
 
-    def bus(self, source: int, target: int) -> tuple[int, int] | None:
-        return None
+    def buses(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
+        return ()
 
 
 def task(forward: int = 10 * MS, backward: int = 20 * MS, launches: int = 1, **options) -> TaskWork:

@@ -109,8 +109,8 @@ def test_everything_runs_once_and_nothing_twice_at_a_time(m, n, components, chec
 class OneBus(Plain):
     """A machine whose copies from the lower half of four devices to the upper share a bus."""
 
-    def bus(self, source: int, target: int) -> tuple[int, int] | None:
-        return (0, 1) if source < 2 <= target else None
+    def buses(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
+        return ((0, 1),) if source < 2 <= target else ()
 
 
 @pytest.mark.parametrize(("machine", "shared"), [(Plain(copy=5 * MS), False), (OneBus(copy=5 * MS), True)])

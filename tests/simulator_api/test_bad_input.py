@@ -40,6 +40,8 @@ WRONG = {
     "precision": ["half", "fp16", torch.float16, None],
     "profile": [17, "p41", "nowhere.yaml"],
     "devices": [[0], [0, -1], ["cuda:0", "cuda:1"], 2, [0, 10**9]],
+    "hosts": [0, 1.0, True, 3],
+    "network": ["ndr", 3, None],
     "sample": [
         None,
         [1, 2],

@@ -133,7 +133,7 @@ def test_a_stored_machine_is_what_the_profile_says(tmp_path, name):
     for _ in range(2):
         again = PublishedRuns(name, tmp_path).machine
         assert vars(again) == vars(machine)
-        assert again.bus(1, 7) == machine.bus(1, 7)
+        assert again.buses(1, 7) == machine.buses(1, 7)
 
 
 def test_a_profile_that_has_changed_is_read_again(tmp_path, monkeypatch):
@@ -168,7 +168,7 @@ def test_a_run_loads_no_numpy(flavour):
         "from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload; "
         "task = TaskWork(*[Kernels(9000, 1)] * 3, input_bytes=(1,), output_bytes=(1,)); "
         "machine = SimpleNamespace(launch_ns=0, queue_depth=0, capacity_bytes=0, "
-        "copy_ns=lambda *_: 1000, bus=lambda *_: None); "
+        "copy_ns=lambda *_: 1000, buses=lambda *_: ()); "
         "run(Workload(({1: task},) * 2, (1,) * 512), machine, Settings(flavour=sys.argv[1], memory=False)); "
         "print('numpy' in sys.modules)"
     )

@@ -29,10 +29,19 @@ from gpipe_bench.bench.spec.settings import (
     no_boolean,
     options,
 )
-from gpipe_bench.bench.spec.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
+from gpipe_bench.bench.spec.simulated_cells import (
+    Flavour,
+    Hosts,
+    Network,
+    Optimizer,
+    Profile,
+    SimulatedCell,
+    host_problems,
+)
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.simulator.hardware.networks import IDEAL, NETWORK
 
 if TYPE_CHECKING:
     from gpipe_bench.rows import Row
@@ -53,6 +62,8 @@ class AdviceRequest(ModelSection):
     model: Model = "unet"
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
     devices: Devices = 8
+    hosts: Hosts = 1
+    network: Network = NETWORK
     batch_size: BatchSize = 512
     memory_limit_gib: Limit = 0.0
     optimizer: Optimizer = "sgd"
@@ -65,27 +76,33 @@ class AdviceRequest(ModelSection):
         return options(self.model_dump(mode="json"))
 
     def problems(self) -> Iterator[Problem]:
-        """The model is known and takes these arguments."""
+        """The model is known and takes these arguments; the hosts have as many devices each."""
         yield from cut_problems(self, 1)
+        yield from host_problems(self, self.devices, "direct")
 
     def candidates(self) -> list[SimulatedCell]:
         """A cell for each number of devices, chunks and checkpoint mode; balances are those of the layers' costs."""
         from gpipe_bench.models.table import MODELS, parse_arguments
 
         layers = MODELS[self.model].layers(parse_arguments(self.model, self.model_args))
-        most = min(self.devices, layers)
-        numbers = sorted({most, *(2**k for k in range(7) if 2**k <= most)})
+        fitting = [n for n in range(1, min(self.devices, layers) + 1) if n % self.hosts_of(n) == 0]
+        numbers = sorted({max(fitting), *(2**k for k in range(7) if 2**k in fitting)})
         chunks = [2**k for k in range(8) if 2**k <= min(self.batch_size, _MOST_CHUNKS)]
         return [
             self.cell(partitions=n, chunks=m, checkpoint=mode)
             for n, m, mode in product(numbers, chunks, CHECKPOINT_MODES)
         ]
 
+    def hosts_of(self, partitions: int) -> int:
+        """How many hosts so many partitions need."""
+        return -(-partitions * self.hosts // self.devices)
+
     def cell(self, **settings: Any) -> SimulatedCell:
-        """A cell of this request."""
-        names = ("model", "model_args", "batch_size", "optimizer", "profile", "flavour", "variant")
+        """A cell of this request, on as few hosts as it needs."""
+        names = ("model", "model_args", "batch_size", "optimizer", "profile", "flavour", "variant", "network")
         shared = {name: getattr(self, name) for name in names}
-        return SimulatedCell.model_validate({**shared, "balance": "auto", **settings})
+        hosts = self.hosts_of(settings["partitions"])
+        return SimulatedCell.model_validate({**shared, "balance": "auto", "hosts": hosts, **settings})
 
 
 @dataclass(slots=True)
@@ -96,17 +113,26 @@ class Advice:
         request: the request.
         limit_gib: that held on each device.
         results: all simulations, in the order in which they were made.
+        ideal_samples_per_s: of :attr:`spread` with a network that takes no time; None where there is none.
     """
 
     request: AdviceRequest
     limit_gib: float
     results: list[RawResult] = field(default_factory=list)
+    ideal_samples_per_s: float | None = None
 
     @property
     def best(self) -> RawResult | None:
         """The fastest; of equally fast ones the one with fewest devices, least memory; None where nothing fits."""
         good = [result for result in self.results if result.row.status == "ok"]
         return min(good, key=_rank, default=None)
+
+    @property
+    def spread(self) -> RawResult | None:
+        """The fastest of those on several hosts; None where there is none."""
+        good = [result for result in self.results if result.row.status == "ok"]
+        across = [result for result in good if self.request.hosts_of(result.row.partitions or 1) > 1]
+        return min(across, key=_rank, default=None)
 
     def alternatives(self) -> list[tuple[str, RawResult]]:
         """(what differs, the fastest of that kind): each other mode, number of devices, number of chunks, balance."""
@@ -170,6 +196,11 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
     fitter.fit_all(list(zip(cells, advice.results, strict=True)))
     _vary_fitted(advice, simulate)
     _refine(advice, simulate, fitter.fit)
+    if spread := advice.spread:
+        names = ("partitions", "chunks", "checkpoint", "balance")
+        ideal = request.cell(**{name: getattr(spread.row, name) for name in names}, network=IDEAL)
+        (result,) = simulate_cells([ideal], timelines=(), hardware=hardware, facts=facts)
+        advice.ideal_samples_per_s = result.row.throughput_samples_per_s
     return advice
 
 

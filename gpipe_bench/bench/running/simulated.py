@@ -109,6 +109,8 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
         optimizer=cell.optimizer,
         profile=hardware,
         precision=cell.precision,
+        hosts=cell.hosts,
+        network=cell.network,
         flavour=cell.flavour,
     )
     columns = {"flavour": cell.flavour, "repeat": 0, **facts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.spec.names import readable
+from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     AutoBalance,
     BatchSize,
@@ -23,6 +25,7 @@ from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import is_file
+from gpipe_bench.simulator.hardware.networks import NETWORK, problems_of_hosts
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
@@ -61,10 +64,19 @@ Precision = Annotated[
     Literal["float32", "float16", "bfloat16"],
     Field(description="type of weights, activations and gradients; halves have master weights in float32"),
 ]
+Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that have the devices, as many each")]
+Network = Annotated[str, Field(description="link between hosts, by name: ndr400, ethernet10, or a link of the profile")]
 Flavour = Annotated[
     Literal["current", "published"],
     Field(description="autograd engine: current, or published for PyTorch 1.3"),
 ]
+
+
+def host_problems(section: Any, devices: int, transfer: str) -> Iterator[Problem]:
+    """What is wrong about the hosts of a section with ``hosts``, ``network`` and ``profile``."""
+    given = {"hosts": section.hosts, "network": section.network, "devices": devices, "transfer": transfer}
+    for setting, text in problems_of_hosts(_hardware(section.profile), **given):
+        yield Problem((setting,), text)
 
 
 class HardwareSettings(PipelineSettings):
@@ -121,12 +133,21 @@ class SimulatedCell(SimulatedSettings, VirtualCell):
 
     evidence: ClassVar[str] = "simulated"
     precision: Precision = "float32"
+    hosts: Hosts = 1
+    network: Network = NETWORK
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of every pipeline, and of its hosts."""
+        yield from super().problems()
+        yield from host_problems(self, self.schedule_devices, self.transfer)
 
     def settings(self) -> dict[str, Any]:
-        """All settings; float32 is left out, as the schedule of GPipe is."""
+        """All settings; float32 and a single host are left out, as the schedule of GPipe is."""
         data = super().settings()
         if self.precision == "float32":
             del data["precision"]
+        if self.hosts == 1:
+            del data["hosts"], data["network"]
         return data
 
 

@@ -22,7 +22,7 @@ typedef struct {
     const TraceRow *rows;
     const TraceAccess *accesses; /* of rows to blocks, see TraceRow */
     const int64_t *duration_ns; /* of each row; negative: none */
-    const int32_t *bus;         /* of each row, or -1 */
+    const int32_t *bus, *second_bus; /* of each row, or -1 */
     int64_t count;              /* of the rows, fewer than 2^31 */
     int64_t devices, buses;
     int64_t from_host;          /* the name of copies from the host */

@@ -31,7 +31,7 @@ class _Input(ctypes.Structure):
     """``ReplayInput`` of ``replay.h``."""
 
     _fields_: ClassVar[Sequence[Any]] = [
-        *((name, _ADDRESS) for name in ("rows", "accesses", "duration_ns", "bus")),
+        *((name, _ADDRESS) for name in ("rows", "accesses", "duration_ns", "bus", "second_bus")),
         *((name, ctypes.c_int64) for name in ("count", "devices", "buses", "from_host")),
         *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity")),
     ]
@@ -111,26 +111,29 @@ class _Columns:
     """Columns beside the rows.
 
     Attributes:
-        held: rows, accesses, nanoseconds of each row and its bus.
+        held: rows, accesses, nanoseconds of each row and its buses.
         buses: numbers of those that copies take turns on.
         devices: how many the trace knows.
     """
 
     def __init__(self, trace: Trace, machine: Machine) -> None:
         self.buses: dict[tuple[int, int], int] = {}
-        duration, bus = _column(trace, "duration_ns"), array("i", [-1]) * len(trace.rows)
+        duration = _column(trace, "duration_ns")
+        columns = tuple(array("i", [-1]) * len(trace.rows) for _ in range(2))
         for place in _places(trace, _COPY):
             row = trace.rows[place]
             ends = (row.device, row.peer) if trace.names[row.name] != "host_to_device" else (row.peer, row.device)
             if row.duration_ns < 0:
                 duration[place] = machine.copy_ns(*ends, row.bytes)
-            if HOST not in ends and (shared := machine.bus(*ends)) is not None:
-                bus[place] = self.buses.setdefault(shared, len(self.buses))
+            if HOST not in ends:
+                for column, bus in zip(columns, machine.buses(*ends), strict=False):
+                    column[place] = self.buses.setdefault(bus, len(self.buses))
         self.held: dict[str, Any] = {
             "rows": trace.rows,
             "accesses": trace.accesses,
             "duration_ns": duration,
-            "bus": bus,
+            "bus": columns[0],
+            "second_bus": columns[1],
         }
         self.devices = 1 + max(max(_column(trace, name), default=0) for name in ("device", "peer"))
 

@@ -88,8 +88,8 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
             streams[count++] = *stream_of(replay, row->peer, row->peer_stream);
             order.engines[order.engine_count++] = 2 * devices + peer;
         }
-        if (replay->input->bus[number] >= 0)
-            order.engines[order.engine_count++] = 3 * devices + (uint32_t)replay->input->bus[number];
+        order_bus(&order, 3 * devices, replay->input->bus[number]);
+        order_bus(&order, 3 * devices, replay->input->second_bus[number]);
     }
     host_mark(&replay->clock, stream_issue(&replay->clock, streams, count, &order), number, true, true);
     return row->launches && host_spends(&replay->clock, thread, streams[0], host_ns);

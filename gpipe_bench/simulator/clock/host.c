@@ -97,8 +97,8 @@ static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *dev
     Order order = {input->way_ns[way], input->launch_ns * tensors, tensors, {0}, 2};
     order.engines[0] = count + devices[0];
     order.engines[1] = 2 * count + devices[1];
-    if (input->way_bus[way] >= 0)
-        order.engines[order.engine_count++] = 3 * count + (uint32_t)input->way_bus[way];
+    order_bus(&order, 3 * count, input->way_bus[way]);
+    order_bus(&order, 3 * count, input->way_second_bus[way]);
     host_mark(clock, stream_issue(clock, ends, input->barrier ? 2 : 1, &order), record, true, true);
     if (!input->barrier)
         stream_wait(clock, ends[1], ends[0]);

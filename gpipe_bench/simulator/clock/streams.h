@@ -80,6 +80,9 @@ typedef struct {
 
 #define EVENT_BIT 0x80000000u
 
+/* Engines of an operation: those of both ends of a copy, and two buses. */
+enum { ENGINES = 4 };
+
 /* What runs on streams, until it has ended. */
 typedef struct {
     Time duration;
@@ -97,7 +100,7 @@ typedef struct {
     uint32_t streams[2]; /* that it belongs to; if there are more, two of them */
     uint32_t passed;   /* another stream that has waited for it, or NONE: operations there begin after it ... */
     uint32_t since;    /* ... from this number on */
-    uint32_t engines[3];
+    uint32_t engines[ENGINES];
     uint8_t engine_count;
     bool begins, ends; /* whether it is the first, and the last, of its task */
 } Operation;
@@ -125,9 +128,15 @@ typedef struct {
 typedef struct {
     Time duration, host_ns;
     uint32_t launches;
-    uint32_t engines[3];
+    uint32_t engines[ENGINES];
     uint8_t engine_count;
 } Order;
+
+/* Adds a bus to the engines, if there is one; those of buses come after `first` others. */
+static inline void order_bus(Order *order, uint32_t first, int32_t bus) {
+    if (bus >= 0)
+        order->engines[order->engine_count++] = first + (uint32_t)bus;
+}
 
 void streams_start(Clock *clock, uint32_t engines);
 void streams_free(Clock *clock);

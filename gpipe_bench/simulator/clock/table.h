@@ -80,6 +80,7 @@ COLUMN(int32_t, way_tensors)
 COLUMN(int64_t, way_bytes)
 COLUMN(int64_t, way_ns)
 COLUMN(int32_t, way_bus)        /* or -1 */
+COLUMN(int32_t, way_second_bus) /* or -1 */
 COLUMN(int32_t, way_staged)     /* first of `staged_ns`: for each tensor the way to the host and the way from it */
 COLUMN(int64_t, staged_ns)
 

@@ -9,9 +9,9 @@ from itertools import compress
 from gpipe_bench.simulator.workloads.workload import HOST, Machine, SkipWork, TaskWork, Workload
 
 _Sizes = tuple[int, ...]
-_Way = tuple[int, int, int, int, int]
-_NAMES = ("way_tensors", "way_bytes", "way_ns", "way_bus", "way_staged")
-_NOTHING: _Way = (0, 0, 0, -1, 0)
+_Way = tuple[int, int, int, int, int, int]
+_NAMES = ("way_tensors", "way_bytes", "way_ns", "way_staged", "way_bus", "way_second_bus")
+_NOTHING: _Way = (0, 0, 0, 0, -1, -1)
 
 
 def transfer_columns(
@@ -43,10 +43,11 @@ def transfer_columns(
                 lengths.extend((machine.copy_ns(source, HOST, nbytes), machine.copy_ns(HOST, target, nbytes)))
             if not sizes:
                 lengths.extend((0, 0))
-            return len(sizes), sum(sizes), 0, -1, first
-        bus = machine.bus(source, target)
-        number = -1 if bus is None else buses.setdefault(bus, len(buses))
-        return len(sizes), sum(sizes), sum(machine.copy_ns(source, target, nbytes) for nbytes in sizes), number, 0
+            return len(sizes), sum(sizes), 0, first, -1, -1
+        shared = [buses.setdefault(bus, len(buses)) for bus in machine.buses(source, target)]
+        length = sum(machine.copy_ns(source, target, nbytes) for nbytes in sizes)
+        one, other, *_ = *shared, -1, -1
+        return len(sizes), sum(sizes), length, 0, one, other
 
     ways: list[_Way] = []
     for source, target, sizes, returned in _transfers(workload, riding):

@@ -5,6 +5,7 @@ A machine on disk is used without reading the profile again, which takes longer 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,6 +19,7 @@ WAYS: Final = ("within", "across", "host")
 """The links of a topology."""
 
 _HOST: Final = -1
+_WIRE: Final = -1
 
 
 class _Way(NamedTuple):
@@ -37,6 +39,8 @@ class HardwareMachine:
 
     Args:
         profile: of the devices and their links.
+        network: link between hosts; None: there is one host.
+        host_size: devices of each host, whose numbers follow each other.
 
     Attributes:
         launch_ns: host time per kernel or copy.
@@ -44,13 +48,14 @@ class HardwareMachine:
         capacity_bytes: usable memory of a device; 0 for no limit.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, network: Link | None = None, host_size: int = sys.maxsize) -> None:
         topology = profile.topology
         self.launch_ns = round(profile.launch_us * 1000)
         self.queue_depth = profile.queue_depth
         self.capacity_bytes = profile.capacity_bytes
-        self._group_size = topology.group_size
+        self._host_size, self._group_size = host_size, topology.group_size
         self._within, self._across, self._host = (_Way.of(profile.links[getattr(topology, way)]) for way in WAYS)
+        self._network = _Way.of(network) if network else self._across
         # A copy within a device's own memory is read and written.
         rate = profile.bandwidth_gb_per_s * profile.efficiency.memory_bound / 2
         self._own = _Way(rate, profile.kernel_floor_us * 1000, False)
@@ -61,13 +66,25 @@ class HardwareMachine:
         # 10^9 bytes per second is one byte per nanosecond.
         return round(nbytes / way.gb_per_s + way.latency_ns)
 
-    def bus(self, source: int, target: int) -> tuple[int, int] | None:
-        """What transfers from device ``source`` to ``target`` share with those of other devices, if anything."""
+    def buses(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
+        """What transfers from device ``source`` to ``target`` share with those of other devices.
+
+        Between groups of a host it is their link in this direction; between hosts the network card of each.
+        """
         if _HOST in (source, target) or not self._way(source, target).shared:
-            return None
-        return source // self._group_size, target // self._group_size
+            return ()
+        (one, first), (other, second) = self._place(source), self._place(target)
+        return ((first, second),) if one == other else ((one, _WIRE), (_WIRE, other))
 
     def _way(self, source: int, target: int) -> _Way:
         if _HOST in (source, target):
             return self._host
-        return self._within if source // self._group_size == target // self._group_size else self._across
+        (one, first), (other, second) = self._place(source), self._place(target)
+        if one != other:
+            return self._network
+        return self._within if first == second else self._across
+
+    def _place(self, device: int) -> tuple[int, int]:
+        """The host of a device, and its group, numbered over all hosts."""
+        host, number = divmod(device, self._host_size)
+        return host, host * -(-self._host_size // self._group_size) + number // self._group_size

@@ -259,5 +259,5 @@ class Machine(Protocol):
     def copy_ns(self, source: int, target: int, nbytes: int) -> int:
         """Time of a transfer from device ``source`` to ``target``, either of which may be :data:`HOST`."""
 
-    def bus(self, source: int, target: int) -> tuple[int, int] | None:
-        """Names what transfers from ``source`` to ``target`` take turns on with those of other devices, if anything."""
+    def buses(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
+        """Names what transfers from ``source`` to ``target`` take turns on with those of other devices, two at most."""

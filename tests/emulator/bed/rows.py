@@ -22,12 +22,12 @@ class Bed:
     launch_ns: int = 0
     queue_depth: int = 0
     capacity_bytes: int = 0
-    shared: Callable[[int, int], tuple[int, int] | None] = lambda source, target: None
+    shared: Callable[[int, int], tuple[tuple[int, int], ...]] = lambda source, target: ()
 
     def copy_ns(self, source: int, target: int, nbytes: int) -> int:
         return round(self.copy_ms * NS_PER_MS / (2 if HOST in (source, target) else 1))
 
-    def bus(self, source: int, target: int) -> tuple[int, int] | None:
+    def buses(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
         return self.shared(source, target)
 
 

@@ -88,7 +88,7 @@ def _machine(workload: Workload, machine: Machine, settings: Settings) -> Iterat
     yield from (machine.launch_ns, machine.queue_depth, machine.capacity_bytes)
     for one, other in sorted(ways):
         for source, target in ((one, other), (other, one)):
-            yield machine.bus(source, target)
+            yield next(iter(machine.buses(source, target)), None)
             ends = ((source, target), (source, HOST), (HOST, target))
             yield [machine.copy_ns(*way, nbytes) for way in ends for nbytes in _SIZES]
 

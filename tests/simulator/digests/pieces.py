@@ -55,10 +55,10 @@ class Wires:
         slower = 2 if HOST in (source, target) else 1
         return self.latency_ns + slower * nbytes // self.rate
 
-    def bus(self, source: int, target: int) -> tuple[int, int] | None:
+    def buses(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
         if not self.group or HOST in (source, target) or source // self.group == target // self.group:
-            return None
-        return min(source, target) // self.group, max(source, target) // self.group
+            return ()
+        return ((min(source, target) // self.group, max(source, target) // self.group),)
 
 
 def some_components(number: int) -> Components:

@@ -144,7 +144,7 @@ class Host:
         key = source, target, nbytes
         if key not in self._directs:
             count = self._places.count
-            engines = (count + source, 2 * count + target, *self._bus(source, target))
+            engines = (count + source, 2 * count + target, *self._shared(source, target))
             self._directs[key] = self._length(source, target, nbytes), engines
         return self._directs[key]
 
@@ -174,14 +174,13 @@ class Host:
             operations.append(clock.issue((receiver,), lengths[1], engines=up, launches=1, host_ns=begun + 2 * host_ns))
         return operations[0], operations[-1]
 
-    def _bus(self, source: int, target: int) -> tuple[int, ...]:
-        """The engine of what a transfer shares with those of other devices, if anything."""
-        bus = self._machine.bus(source, target)
-        if bus is None:
-            return ()
-        if bus not in self._buses:
-            self._buses[bus] = self.clock.add_engine()
-        return (self._buses[bus],)
+    def _shared(self, source: int, target: int) -> tuple[int, ...]:
+        """The engines of what a transfer shares with those of other devices."""
+        buses = self._machine.buses(source, target)
+        for bus in buses:
+            if bus not in self._buses:
+                self._buses[bus] = self.clock.add_engine()
+        return tuple(map(self._buses.__getitem__, buses))
 
     def _length(self, source: int, target: int, nbytes: tuple[int, ...]) -> int:
         key = (source, target, nbytes)
