@@ -51,7 +51,7 @@ wildcard_constraints:
     experiment="|".join(PLAN.runs),
     group=rf"(?!published-){GROUP_PATTERN}",
     model="amoebanet-d|unet",
-    sweep="|".join(PLAN.sweeps),
+    sweep="|".join([*PLAN.sweeps, "processes"]),
     table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",
     workload="|".join(PLAN.training),

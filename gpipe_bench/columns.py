@@ -41,7 +41,9 @@ _ENUMS: Final[Mapping[str, Sequence[str]]] = {
     "arm": ("plain", "accumulated", "pipeline"),
 }
 _REQUIRED: Final = frozenset({"evidence", "status", "schema_version"})
-_COUNTS: Final = frozenset({"partitions", "chunks", "microbatches", "batch_size", "device_count", "steps"})
+_COUNTS: Final = frozenset(
+    {"partitions", "chunks", "microbatches", "batch_size", "device_count", "steps", "processes", "hosts"}
+)
 _PATTERNS: Final = {"balance": r"\d+(-\d+)*", "config_sha256": r"[0-9a-f]{64}"}
 _NOT_NEGATIVE: Final = ("_s", "_ms", "_us", "_gib", "_mib")
 _ENDS: Final = {"minimum": "at least", "maximum": "at most"}

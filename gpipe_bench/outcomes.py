@@ -28,7 +28,7 @@ _CPU_SETTING: Final = ("model", "model_args", "batch_size", "seed", "device", "p
 _SMALL_GIB: Final = 0.25
 _SETTING: Final = (
     *("evidence", "model", "model_args", "backward", "schedule", "transfer", "flavour"),
-    *("partitions", "chunks", "checkpoint", "batch_size", "balance"),
+    *("partitions", "chunks", "checkpoint", "batch_size", "balance", "processes", "hosts"),
 )
 
 

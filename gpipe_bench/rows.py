@@ -108,6 +108,11 @@ class Row(Record):
     schema_version: int = column("", "version of this schema", SCHEMA_VERSION)
     cell: str = column("", "name of the cell; with repeat the key of its devices, steps and events", "")
     schedule: str = column("", "what orders forward and backward passes, by name", "gpipe")
+    processes: int | None = column("", "processes that ran the pipeline, each with its partitions", 1)
+    hosts: int | None = column("", "hosts that the devices are on", 1)
+    clock_error_us: float | None = column(
+        "us", "how far the clock of a process may be off that of the first one in the timeline, at most"
+    )
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:

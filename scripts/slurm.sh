@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A Slurm cluster of this one machine, on loopback: to try the workflow's Slurm profile for real. Needs root.
+# A Slurm cluster of this one machine, which poses as two nodes, on loopback: to try the workflow's Slurm profile for
+# real. Needs root.
 #
 #   scripts/slurm.sh install          slurm-wlm and munge from Debian's or Ubuntu's packages
 #   scripts/slurm.sh start FOLDER     configuration, state, logs and process ids go to FOLDER
@@ -9,8 +10,8 @@
 # environment of Slurm's variables. Where a Slurm is configured already, this one is not started.
 #
 # munged runs as its own user with a key and a socket folder of its own; slurmctld and slurmd run as root without
-# cgroups and without accounting. The one node claims two GPUs that are not there, so that what a job does which gets
-# fewer devices than it needs can be tried where there is none.
+# cgroups and without accounting. Each node claims two GPUs that are not there, so that what a job does which gets fewer
+# devices than it needs can be tried where there is none.
 set -euo pipefail
 
 fail() {
@@ -44,7 +45,6 @@ SlurmctldHost=$node(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 SlurmctldPort=26817
-SlurmdPort=26818
 AuthType=auth/munge
 AuthInfo=socket=$folder/munge/socket
 CredType=cred/munge
@@ -62,13 +62,15 @@ GresTypes=gpu
 MinJobAge=600
 SchedulerParameters=sched_interval=2,batch_sched_delay=0,sched_min_interval=0
 SlurmctldPidFile=$folder/slurmctld.pid
-SlurmdPidFile=$folder/slurmd.pid
+SlurmdPidFile=$folder/slurmd.%n.pid
 SlurmctldLogFile=$folder/slurmctld.log
-SlurmdLogFile=$folder/slurmd.log
+SlurmdLogFile=$folder/slurmd.%n.log
 StateSaveLocation=$folder/state
-SlurmdSpoolDir=$folder/spool
-NodeName=$node NodeAddr=127.0.0.1 CPUs=$(nproc) RealMemory=$memory Gres=gpu:2 State=UNKNOWN
-PartitionName=main Nodes=$node Default=YES MaxTime=INFINITE State=UP
+SlurmdSpoolDir=$folder/spool.%n
+NodeName=DEFAULT CPUs=$(nproc) RealMemory=$memory Gres=gpu:2 State=UNKNOWN
+NodeName=node1 NodeHostname=$node NodeAddr=127.0.0.1 Port=26818
+NodeName=node2 NodeHostname=$node NodeAddr=127.0.0.1 Port=26819
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 EOF
   printf 'Name=gpu File=%s\n' /dev/null /dev/zero > "$folder/gres.conf"
 }
@@ -90,13 +92,13 @@ start_munge() {
 wait_for_node() {
   local state="" _
   for _ in $(seq 120); do
-    state=$(sinfo --noheader --format=%T 2> /dev/null || true)
-    [ "$state" = idle ] && return
+    state=$(sinfo --noheader --format=%T,%D 2> /dev/null || true)
+    [ "$state" = "idle,2" ] && return
     sleep 0.5
   done
-  tail -n 20 "$folder/slurmctld.log" "$folder/slurmd.log" >&2 || true
+  tail -n 20 "$folder/slurmctld.log" "$folder"/slurmd.*.log >&2 || true
   stop
-  fail "node must become idle within a minute, got '${state:-no answer}'; the logs above say why"
+  fail "nodes must become idle within a minute, got '${state:-no answer}'; the logs above say why"
 }
 
 start() {
@@ -104,20 +106,23 @@ start() {
   if [ -e "$configuration" ] && [ ! "$configuration" -ef "$folder/slurm.conf" ]; then
     fail "no Slurm may be configured here, got $configuration; use that cluster, or stop what was started from it"
   fi
-  mkdir -p "$folder/state" "$folder/spool" "$(dirname "$configuration")"
+  mkdir -p "$folder/state" "$folder"/spool.node{1,2} "$(dirname "$configuration")"
   # munge's user has to reach its socket.
   chmod 0755 "$folder"
   write_configuration
   start_munge
   ln -sfn "$folder/slurm.conf" "$configuration"
   slurmctld -f "$folder/slurm.conf"
-  slurmd -f "$folder/slurm.conf"
+  local name
+  for name in node1 node2; do
+    slurmd -N "$name" -f "$folder/slurm.conf"
+  done
   wait_for_node
 }
 
 stop() {
   local file id _
-  for file in slurmd.pid slurmctld.pid munge/munged.pid; do
+  for file in slurmd.node1.pid slurmd.node2.pid slurmctld.pid munge/munged.pid; do
     id=$(cat "$folder/$file" 2> /dev/null || true)
     [ -n "$id" ] && [ -d "/proc/$id" ] || continue
     kill "$id"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gpipe_bench.bench.running.ranks import rank_here
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli.options import (
@@ -25,6 +26,7 @@ from gpipe_bench.cli.options import (
 from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.files import check_writable, json_text, write_files
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult
@@ -51,12 +53,14 @@ def run(
     ] = "",
     batch_size: Annotated[int, _setting("batch_size")] = _DEFAULT.batch_size,
     chunks: Annotated[int, _setting("chunks")] = _DEFAULT.chunks,
-    partitions: Annotated[int, _setting("partitions")] = _DEFAULT.partitions,
+    partitions: Annotated[
+        int | None, _setting("partitions", default=f"{_DEFAULT.partitions}, or what --processes needs")
+    ] = None,
     balance: Annotated[
         str, typer.Option(help="Layers per partition, joined by '-'; auto: even in time.  [default: even in size]")
     ] = "",
     checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
-    backward: Annotated[str | None, _setting("backward", default="scheduled with --schedule, else autograd")] = None,
+    backward: Annotated[str | None, _setting("backward", default="scheduled with --schedule or --processes")] = None,
     schedule: Annotated[str | None, _setting("schedule", default="gpipe")] = None,
     threads: Annotated[int, _setting("threads")] = _DEFAULT.threads,
     tf32: Annotated[bool, _setting("tf32")] = _DEFAULT.tf32,
@@ -67,21 +71,36 @@ def run(
     transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
     device: Annotated[str, _setting("device")] = _DEFAULT.device,
     devices: Annotated[int, _setting("devices")] = _DEFAULT.devices,
+    processes: Annotated[int, _setting("processes")] = _DEFAULT.processes,
+    hosts: Annotated[int, _setting("hosts")] = _DEFAULT.hosts,
 ) -> None:
     """Measure one cell and write its raw result: one repeat in this process, or several in processes of their own.
+
+    With --processes torchrun starts a process for each device of the schedule. If torchrun has started this command
+    itself, on one host or several, it measures with the others, and rank 0 writes the result.
 
     Out of memory, a switch that the device does not support and any other failure of the run are results: a row with a
     status and a reason, and exit status 0, so that one failed cell does not end an experiment. Bad arguments are one
     line on stderr, exit status 2 and no file.
     """
     given = {name: value for name, value in locals().items() if name in Cell.model_fields}
-    cell = _cell({**given, **order_of(backward, schedule)})
+    given["partitions"] = partitions or _partitions(processes, schedule)
+    cell = _cell({**given, **order_of(backward, schedule, processes)})
+    rank = rank_here(cell)
+    if rank is not None:
+        _run_rank(cell, repeat, repeats, out, rank)
+        return
     check_writable(out)
     _tell(cell, repeat, repeats)
     if repeats:
         _run_repeats(cell, repeats, out, key)
     else:
         _run_once(cell, repeat, out)
+
+
+def _partitions(processes: int, schedule: str | None) -> int:
+    """How many there are where none are asked for."""
+    return _DEFAULT.partitions if processes == 1 else processes * (2 if schedule in TWO_PER_DEVICE else 1)
 
 
 def _cell(given: dict[str, Any]) -> Cell:
@@ -126,6 +145,18 @@ def _run_once(cell: Cell, repeat: int, out: Path) -> None:
         _say(result, task)
 
 
+def _run_rank(cell: Cell, repeat: int, repeats: int, out: Path, rank: int) -> None:
+    from gpipe_bench.bench.running.run import run_cell
+
+    if repeats:
+        rule = "--repeats must be 0 where torchrun has started the processes of one repeat"
+        raise ConfigError([f"{rule}, got {repeats}; say with --repeat which one it is"])
+    result = run_cell(cell, repeat)
+    if rank == 0:
+        write_files({out: result.to_json()})
+        typer.echo(_words(result))
+
+
 def _run_repeats(cell: Cell, repeats: int, out: Path, key: str) -> None:
     from gpipe_bench.bench.running.repeats import run_repeats
     from gpipe_bench.bench.storage.kept import KeptParts
@@ -144,9 +175,13 @@ def _run_repeats(cell: Cell, repeats: int, out: Path, key: str) -> None:
 
 
 def _say(result: RawResult, task: Task) -> None:
+    task.line(_words(result), err=result.row.status in ("oom", "error"))
+
+
+def _words(result: RawResult) -> str:
     row = result.row
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
-    task.line(f"{row.status}: {row.variant} repeat {row.repeat}: {value}", err=row.status in ("oom", "error"))
+    return f"{row.status}: {row.variant} repeat {row.repeat}: {value}"
 
 
 def _balance(model: str, model_args: str, partitions: int) -> str:

@@ -102,9 +102,12 @@ def settings_of(section: type[BaseModel]) -> Callable[[str], Any]:
     return option
 
 
-def order_of(backward: str | None, schedule: str | None) -> dict[str, str]:
-    """Both settings. Where ``--backward`` is not given, a schedule that is given drives the backward pass."""
-    return {"backward": backward or ("scheduled" if schedule else "autograd"), "schedule": schedule or "gpipe"}
+def order_of(backward: str | None, schedule: str | None, processes: int = 1) -> dict[str, str]:
+    """Both settings. Without ``--backward`` a schedule that is given, or needed, drives the backward pass."""
+    return {
+        "backward": backward or ("scheduled" if schedule or processes > 1 else "autograd"),
+        "schedule": schedule or "gpipe",
+    }
 
 
 def number(text: str, least: float = 0.0, most: float = _DAY_S) -> Any:

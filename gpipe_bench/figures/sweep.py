@@ -91,7 +91,7 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
             _add_emulated(page, group, twin)
             continue
         page.heading(f"{head.model}: throughput over partitions and micro-batches, in samples/s", head.evidence)
-        page.paragraph(machine_words(head), colour=FAINT)
+        page.paragraph(machine_words(max(group, key=lambda row: row.processes or 1)), colour=FAINT)
         for series in series_of(points_of(group)):
             page.space(0.06)
             _add_series(page, series)
@@ -141,7 +141,10 @@ def machine_words(row: Row) -> str:
     """Arguments of the model, machine and components of a sweep, in words."""
     device = row.device or row.profile
     places = f"all on one {device}" if device.startswith("cpu") else f"up to one {device} per partition"
-    parts = [row.model_args.replace(";", ", "), places, row.variant]
+    if (row.processes or 1) > 1:
+        places = f"a process for each device, on {row.hosts} host{'s' if row.hosts != 1 else ''} with {device}"
+    schedule = "" if row.schedule == "gpipe" else row.schedule
+    parts = [row.model_args.replace(";", ", "), places, row.variant, schedule]
     return "; ".join(filter(None, parts))
 
 

@@ -11,17 +11,18 @@ from gpipe_bench.measure.devices import distinct_devices
 from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 
 
-def environment_facts(devices: Iterable[torch.device | str]) -> dict[str, Any]:
+def environment_facts(devices: Iterable[torch.device | str], hosts: int = 1) -> dict[str, Any]:
     """Machine and software as columns of :class:`gpipe_bench.rows.Row`; what is unknown stays empty.
 
     Args:
-        devices: devices of the run, repeats allowed.
+        devices: devices of the run on each host, repeats allowed.
+        hosts: how many hosts there are.
     """
     found = distinct_devices(devices) or [torch.device("cpu")]
     name = device_name(found[0])
     return {
         "device": f"{found[0].type} {name}",
-        "device_count": len(found),
+        "device_count": len(found) * hosts,
         "profile": machine_slug(name, _machine_count(found[0])),
         "cuda": torch.version.cuda or "",
         **host_facts(),

@@ -58,6 +58,11 @@ class Recorder:
         return self._us(perf_counter_ns())
 
     @property
+    def zero_ns(self) -> int:
+        """The zero of all times on the host clock."""
+        return self._zero_ns
+
+    @property
     def clock_error_us(self) -> dict[str, float]:
         """For each accelerator, how far its events may be off the host clock; known once :meth:`events` was read."""
         return dict(self._error_us)

@@ -18,7 +18,7 @@ _APART: Final = ("evidence", "model", "flavour")
 _MACHINE: Final = ("device", "profile")
 _KEYS: Final = (
     *("model_args", "variant", "partitions", "chunks", "microbatches", "checkpoint", "batch_size", "balance"),
-    *("backward", "schedule", "transfer", "device_count"),
+    *("backward", "schedule", "transfer", "device_count", "processes", "hosts"),
 )
 _SETTING: Final = (
     *("model", "model_args", "variant", "schedule", "partitions", "chunks", "checkpoint", "batch_size", "device"),

@@ -141,6 +141,7 @@ def _answer(request: Mapping[str, Any]) -> Simulation:
         batch_size=request["batch_size"],
         device_count=len(set(settings.devices)) or len(balance),
     )
+    facts["hosts"] = request["hosts"]
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
     return _simulated(workload, machine, replace(settings, steps=steps), facts)

@@ -40,6 +40,8 @@ OTHER_SETTINGS = {
     "devices": 2,
     "backward": "scheduled",
     "schedule": "1f1b",
+    "processes": 2,
+    "hosts": 2,
 }
 
 
@@ -72,6 +74,27 @@ def test_the_id_names_a_schedule_other_than_that_of_gpipe(schedule):
 def test_the_schedule_of_gpipe_is_not_spelled_out():
     assert "schedule" not in cell(backward="scheduled").settings()
     assert cell(backward="scheduled", schedule="zb_v").settings()["schedule"] == "zb_v"
+
+
+def test_one_process_is_not_spelled_out():
+    assert not {"processes", "hosts"} & cell(processes=1, hosts=1).settings().keys()
+    many = cell(backward="scheduled", transfer="direct", processes=2, hosts=2)
+    assert {"processes": 2, "hosts": 2}.items() <= many.settings().items()
+    assert many.id.startswith("measured-unet-dep-x-ptl-n2-m2-b4-p2-cpu-")
+
+
+@pytest.mark.parametrize(("hosts", "places"), [(1, [0, 1, 2, 3]), (2, [0, 1, 0, 1]), (4, [0, 0, 0, 0])])
+def test_a_host_counts_its_own_devices(hosts, places):
+    settings = {"partitions": 4, "balance": "7-7-7-8", "device": "cuda", "devices": 4, "processes": 4, "hosts": hosts}
+    made = cell(**settings, backward="scheduled", transfer="direct")
+    assert made.places() == [f"cuda:{place}" for place in places]
+
+
+def test_several_processes_have_no_switches():
+    made = cell(variant="dep-x-x", backward="scheduled", transfer="direct", processes=2)
+    assert (
+        made.unsupported() == "processes of one pipeline have no switches, and no copy streams; see variant dep-x-ptl"
+    )
 
 
 def test_defaults_of_the_model_may_be_spelled_out():
@@ -262,6 +285,14 @@ def test_an_unknown_experiment_gets_the_nearest_name():
             {"schedule": "zb-v"},
             f"schedule must be one of {', '.join(SCHEDULES)}, got 'zb-v'; use 'zb_v'",
         ),
+        (
+            {"processes": 3},
+            "processes must be 1, or 2 for 2 partitions of gpipe, got 3; change processes or partitions",
+        ),
+        ({"processes": 2}, "backward must be scheduled where there are 2 processes, got autograd"),
+        ({"processes": 2}, "transfer must be direct where there are 2 processes, got host"),
+        ({"hosts": 2}, "processes must be the same number on each of 2 hosts, got 1; change processes or hosts"),
+        ({"hosts": 2, "device": "cuda"}, "devices must be the same number on each of 2 hosts, got 1"),
         (
             {"schedule": "1f1b"},
             "schedule must be gpipe where backward is autograd, got 1f1b; set backward to scheduled",

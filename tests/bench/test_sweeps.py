@@ -113,6 +113,21 @@ def test_every_measured_cell_on_a_cpu_can_run():
     assert not any(run.cell.unsupported() for run in runs)
 
 
+@pytest.mark.parametrize(("schedule", "processes"), [("1f1b", {1, 2, 4}), ("zb_v", {1, 2})])
+def test_a_process_for_each_device_of_the_schedule(schedule, processes):
+    balances = ["14", "7-7", "4-3-3-4"] if schedule == "1f1b" else ["7-7", "4-3-3-4"]
+    asked = {"processes": {"schedule": schedule, "balances": balances, "hosts": 2}}
+    cells = [run.cell for run in parse_config({"sweep": asked}).runs("sweep_processes", CPU)]
+    assert {made.processes for made in cells} == processes
+    assert {(made.hosts, made.devices) for made in cells if made.processes > 1} == {(2, 1)}
+    assert not any(made.unsupported() for made in cells)
+
+
+def test_hosts_share_out_the_processes_evenly():
+    (found,) = problems({"sweep": {"processes": {"hosts": 2}}})
+    assert "sweep.processes.balances must give one process, or as many on each of 2 hosts, got 3;" in found
+
+
 @pytest.mark.parametrize("balances", ["53", [], [["x"]]])
 def test_balances_are_a_list_of_balances(balances):
     (found,) = problems({"sweep": {"measured": {"cpu": {"balances": balances}}}})

@@ -17,9 +17,9 @@ from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.timeline import COPY_KINDS
 from tests.bench.cells_of import cell
 
-# What has no value on a CPU: an allocator that reserves, versions of CUDA and of a driver, and the experiment, which
-# collect writes.
-EMPTY_ON_CPU = {"flavour", "source", "peak_reserved_gib", "cuda", "driver", "experiment", "reason"}
+# What has no value on a CPU: an allocator that reserves, versions of CUDA and of a driver, clocks of other processes,
+# and the experiment, which collect writes.
+EMPTY_ON_CPU = {"flavour", "source", "peak_reserved_gib", "cuda", "driver", "experiment", "reason", "clock_error_us"}
 # Unknown outside a git checkout.
 OF_GIT = {"commit", "dirty"}
 FOUR = {"partitions": 4, "balance": "7-7-7-8", "backward": "scheduled"}

@@ -14,9 +14,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from gpipe_bench.bench.storage.raw import RawResult
+from tests.bench.cells_of import cell
 from tests.distributed.two_hosts import model
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(ROOT / "tests/distributed/two_hosts.py")
 MISSING = [tool for tool in ("ip", "tc") if shutil.which(tool) is None] + (["root"] if os.geteuid() else [])
 
 pytestmark = [
@@ -57,7 +60,7 @@ class Hosts:
         for name in self.names:
             command(f"ip netns del {name}", check=False)
 
-    def start(self, *arguments: str) -> list[subprocess.Popen[str]]:
+    def start(self, *program: str) -> list[subprocess.Popen[str]]:
         """A process on each host."""
         # The first host does not know its own address in the namespace.
         options = "--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id test --rdzv-endpoint 10.77.0.1:29400"
@@ -66,7 +69,7 @@ class Hosts:
                 [
                     *("ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", *options.split()),
                     *("--node-rank", str(number), "--local-addr", f"10.77.0.{number + 1}"),
-                    *("--rdzv-conf", f"is_host={1 - number}", str(ROOT / "tests/distributed/two_hosts.py"), *arguments),
+                    *("--rdzv-conf", f"is_host={1 - number}", *program),
                 ],
                 cwd=ROOT,
                 env={**os.environ, "GLOO_SOCKET_IFNAME": cable, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
@@ -97,7 +100,7 @@ def losses(text: str) -> list[float]:
 def test_a_pipeline_trains_across_two_hosts(hosts, schedule, rate):
     if rate is not None:
         hosts.slow_down(rate)
-    first, second = hosts.start(schedule, "3", "60")
+    first, second = hosts.start(SCRIPT, schedule, "3", "60")
     out, other = first.communicate(timeout=120)[0], second.communicate(timeout=120)[0]
     assert (first.returncode, second.returncode) == (0, 0), out + other
     plain = model()
@@ -113,13 +116,22 @@ def test_a_pipeline_trains_across_two_hosts(hosts, schedule, rate):
     assert losses(out) == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_suite_measures_across_two_hosts(hosts, tmp_path):
+    made = cell(backward="scheduled", transfer="direct", processes=2, hosts=2)
+    words = "-m", "gpipe_bench", "run", *made.arguments(), "--repeat", "3", "--out", str(tmp_path / "a.json")
+    printed = [process.communicate(timeout=120)[0] for process in hosts.start(*words)]
+    row = RawResult.read(tmp_path / "a.json").row
+    assert (row.status, row.processes, row.hosts, row.device_count, row.repeat) == ("ok", 2, 2, 2, 3), printed
+    assert sum("ok: dep-x-ptl repeat 3: " in text for text in printed) == 1
+
+
 def line_with(process: subprocess.Popen[str], text: str) -> str:
     assert process.stdout is not None
     return next(line for line in process.stdout if text in line)
 
 
 def test_a_cable_that_is_pulled_ends_both_hosts(hosts):
-    processes = hosts.start("1f1b", "100000", "5")
+    processes = hosts.start(SCRIPT, "1f1b", "100000", "5")
     line_with(processes[0], "loss ")
     hosts.pull_the_cable()
     pulled = time.monotonic()

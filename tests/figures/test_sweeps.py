@@ -15,7 +15,7 @@ from gpipe_bench.figures.points import points_of, series_of
 from gpipe_bench.figures.published_tables import draw_published_tables, printed_metric, published_tables_figure
 from gpipe_bench.figures.reference import draw_reference, with_published
 from gpipe_bench.figures.style import drawing
-from gpipe_bench.figures.sweep import draw_sweep, sweep_figure
+from gpipe_bench.figures.sweep import draw_sweep, machine_words, sweep_figure
 from gpipe_bench.figures.why import explanation, why_figure
 from gpipe_bench.schedule import CHECKPOINT_MODES, ideal_bubble
 from tests.figures.synthetic import ablation_row, write_rows
@@ -108,6 +108,15 @@ def test_the_map_shows_every_value_and_what_does_not_fit(texts_of):  # noqa: F81
     numbers = [sum(text.get_text()[0].isdigit() for text in axes.texts) for axes in figure.axes]
     assert numbers == [42, 42, 21, 42, 42, 21]
     assert "simulated" in words(texts_of(figure))
+
+
+@pytest.mark.parametrize(("hosts", "words"), [(1, "on 1 host with"), (2, "on 2 hosts with")])
+def test_a_sweep_of_processes_says_where_they_are(hosts, words):
+    place = {"processes": 4, "hosts": hosts, "schedule": "1f1b", "device": "cpu X", "model_args": "L=6"}
+    assert (
+        machine_words(sweep_row(4, 8, 32, **place))
+        == f"L=6; a process for each device, {words} cpu X; dep-str-ptl; 1f1b"
+    )
 
 
 def test_the_sentence_names_what_the_time_goes_into():

@@ -27,7 +27,8 @@ def step(**options):
 @pytest.mark.parametrize(("profile", "link"), [("h100", "nvlink"), ("v100", "nvlink"), ("p100", "pcie")])
 def test_hosts_that_the_link_within_a_host_joins_are_one_host(profile, link):
     one, two = step(profile=profile), step(profile=profile, hosts=2, network=link)
-    for name in (each.name for each in fields(one) if each.name != "events"):
+    assert {**one.settings, "hosts": 2} == two.settings
+    for name in (each.name for each in fields(one) if each.name not in ("events", "settings")):
         assert getattr(one, name) == getattr(two, name), name
     assert list(one.events) == list(two.events)
 
@@ -118,3 +119,7 @@ def test_advice_says_what_the_network_costs(capsys):
 def test_advice_for_one_host_knows_no_network():
     advice = advise(AdviceRequest.model_validate(REQUEST | {"hosts": 1, "devices": 2}))
     assert (advice.spread, advice.ideal_samples_per_s) == (None, None)
+
+
+def test_a_row_says_how_many_hosts_there_are():
+    assert (step().row().hosts, step(hosts=2).row().hosts) == (1, 2)

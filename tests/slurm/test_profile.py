@@ -38,6 +38,15 @@ def test_every_cell_asks_for_the_gpus_that_it_needs(plan):
     assert sorted(cells) == [("1", "1"), ("2", "2"), ("4", "4")]
 
 
+def test_a_cell_asks_for_the_nodes_that_its_processes_are_on(tmp_path):
+    place = checkout(tmp_path)
+    spread = {"model": "unet", **SWEEP, "balances": ["8-9"], "hosts": 2}
+    (place / "slurm.yaml").write_text(yaml.safe_dump({"device": "cpu", "sweep": {"processes": spread}}))
+    options = ("--workflow-profile", "profiles/slurm", "--configfile", "slurm.yaml", "--dry-run")
+    done = snakemake_in(place)(*options, "--", "results/sweep_processes.csv")
+    assert re.findall(r"wildcards: cell=\S*-p(\d)-\S*\n.*?nodes=(\d)", done.stdout, re.DOTALL) == [("2", "2")]
+
+
 def test_every_measured_cell_has_its_node_for_itself(plan):
     jobs = [block for block in plan.split("rule ") if block.startswith("run_cell")]
     assert len(jobs) == 3

@@ -1,7 +1,7 @@
 """The workflow on a real Slurm cluster: ``make test-slurm`` starts one on loopback for it.
 
-Two checkouts, one Slurm job per cell: a small sweep on the CPU, and a cell for two GPUs that Slurm grants but no
-driver knows.
+Three checkouts, one Slurm job per cell: a small sweep on the CPU, a cell of two processes on two nodes, and a cell for
+two GPUs that Slurm grants but no driver knows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ RUN_ONCE = {"warmup": 0, "steps": 1, "repeats": 1}
 SIMULATED = {"tiny": {**TINY, "checkpoints": ["except_last"], "partitions": [1, 2], "profile": "p40"}}
 ON_CPU = {"cpu": {**TINY, **RUN_ONCE, "checkpoints": ["except_last"], "balances": ["8-9"]}}
 ON_GPUS = {"cuda": {**TINY, **RUN_ONCE, "chunks": [2], "checkpoints": ["always"], "balances": ["8-9"]}}
+ON_TWO_NODES = {**TINY, **RUN_ONCE, "chunks": [2], "checkpoints": ["always"], "balances": ["8-9"], "hosts": 2}
 OPTIONS = (
     *("--workflow-profile", "profiles/slurm", "--slurm-status-command", "squeue"),
     *("--slurm-init-seconds-before-status-checks", "2", "--seconds-between-status-checks", "2"),
@@ -76,6 +77,12 @@ def swept(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def spread(tmp_path_factory):
+    config = {"device": "cpu", "sweep": {"processes": ON_TWO_NODES}}
+    return run(tmp_path_factory.mktemp("nodes"), config, "results/sweep_processes.csv")
+
+
+@pytest.fixture(scope="module")
 def granted(tmp_path_factory):
     config = {"device": "cuda", "device_count": 2, "sweep": {"measured": ON_GPUS}}
     return run(tmp_path_factory.mktemp("gpu"), config, "results/sweep_measured.csv")
@@ -96,6 +103,15 @@ def test_measured_cells_have_their_node_for_themselves(swept):
     _, jobs = swept
     exclusive = [job(number)["OverSubscribe"] == "NO" for number in jobs]
     assert exclusive.count(True) == 2
+
+
+def test_processes_of_a_cell_are_on_two_nodes(spread):
+    (row,), (number,) = spread
+    assert (row["status"], row["reason"]) == ("ok", "")
+    assert (row["processes"], row["hosts"], row["device_count"]) == ("2", "2", "2")
+    assert float(row["throughput_samples_per_s"]) > 0
+    assert float(row["clock_error_us"]) > 0
+    assert job(number)["NumNodes"] == "2"
 
 
 def test_gpus_are_requested(granted):

@@ -12,6 +12,8 @@ rule run_cell:
     resources:
         timing_slot=1,
         gpu=named_by("cell", PLAN.devices),
+        nodes=named_by("cell", PLAN.hosts),
+        tasks=named_by("cell", PLAN.hosts),
     params:
         arguments=named_by("cell", PLAN.arguments),
         repeats=named_by("cell", PLAN.repeats),

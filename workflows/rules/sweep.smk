@@ -14,6 +14,13 @@ rule sweep:
         ),
 
 
+rule processes:
+    """The sweep over processes: table and maps of throughput."""
+    input:
+        "results/sweep_processes.csv",
+        expand("figures/sweep_processes.{suffix}", suffix=["svg", "pdf", "png"]),
+
+
 rule figure_sweep:
     """Draw throughput over partitions and micro-batches, a map per checkpoint mode and kind of batch."""
     input:

@@ -37,6 +37,7 @@ AnyRow = Row | PeerRow
 CELL_KEYS: Final = (
     *("evidence", "workload", "contender", "model", "model_args", "variant", "backward", "schedule", "transfer"),
     *("flavour", "partitions", "chunks", "checkpoint", "batch_size", "balance", "threads", "seed"),
+    *("processes", "hosts"),
 )
 """What makes rows of two sets comparable; machine and versions may differ, that is what is compared."""
 

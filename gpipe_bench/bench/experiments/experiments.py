@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from gpipe_bench.bench.experiments.cpu import CpuWorkload
-from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, SimulatedSweep
+from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, ProcessSweep, SimulatedSweep
 from gpipe_bench.bench.spec.cells import Cell, CellRun
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell, EmulatedWorkload
 from gpipe_bench.bench.spec.experiment import Experiment
@@ -150,15 +150,17 @@ class Sweeps(Section):
     measured: Annotated[MeasuredSweeps, Field(description="on this machine, as far as its devices go")] = (
         MeasuredSweeps()
     )
+    processes: Annotated[ProcessSweep, Field(description="on this machine, a process for each device")] = ProcessSweep()
 
     def problems(self) -> Iterator[Problem]:
         """Names of sweeps are parts of file names."""
         for name in self.simulated:
-            if readable(name) != name or name == "measured":
-                text = f"must have names of lower-case letters, digits and hyphens, not measured, got {name!r}"
+            if readable(name) != name or name in ("measured", "processes"):
+                rule = "must have names of lower-case letters, digits and hyphens, not measured or processes"
+                text = f"{rule}, got {name!r}"
                 yield Problem(("simulated",), f"{text}; rename it")
 
     def experiments(self) -> dict[str, Experiment]:
         """Each sweep by the name of its results."""
         simulated = {f"sweep_{name}": sweep for name, sweep in self.simulated.items()}
-        return {**simulated, "sweep_measured": self.measured}
+        return {**simulated, "sweep_measured": self.measured, "sweep_processes": self.processes}

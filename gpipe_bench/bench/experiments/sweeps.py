@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import product
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.cells import Cell, CellRun, Hosts
 from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell, EmulatedSettings
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
@@ -29,6 +29,7 @@ from gpipe_bench.bench.spec.settings import (
     ModelArgs,
     ModelSection,
     Modes,
+    Schedule,
     Seed,
     Steps,
     Threads,
@@ -39,6 +40,7 @@ from gpipe_bench.bench.spec.settings import (
     read_balance,
 )
 from gpipe_bench.bench.spec.simulated_cells import Flavour, Optimizer, Profile, SimulatedCell
+from gpipe_bench.schedules.table import device_count
 
 Counts = Annotated[
     tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, one device each")
@@ -175,9 +177,19 @@ class MeasuredSweep(_Grid):
         """Rules of a sweep, and of the pipeline with each balance."""
         yield from super().problems()
         for sizes in self.balances:
-            for problem in cut_problems(self, len(sizes), sizes):
+            for problem in cut_problems(self, len(sizes), sizes, **self.order()):
                 names = tuple("balances" if name in ("balance", "partitions") else name for name in problem.fields)
                 yield Problem(names, problem.text)
+
+    def order(self) -> dict[str, Any]:
+        """Settings of what orders forward and backward passes; the default is that of a cell."""
+        return {}
+
+    def place(self, machine: Machine, n: int) -> dict[str, Any]:
+        """Settings of where ``n`` partitions run."""
+        # On a CPU tensors stay where they are; the ablation stages them, and its cells are shared.
+        cpu = machine.device == "cpu"
+        return {"transfer": "host" if cpu and n > 1 else "direct", "devices": 1 if cpu else n}
 
     def runs(self, machine: Machine) -> list[CellRun]:
         """A run per repeat, point and balance, none twice; on GPUs of balances that they suffice for."""
@@ -188,10 +200,7 @@ class MeasuredSweep(_Grid):
             n = len(sizes)
             if machine.device != "cpu" and n > machine.count:
                 continue
-            # On a CPU tensors stay where they are; the ablation stages them, and its cells are shared.
-            transfer: Literal["direct", "host"] = "host" if machine.device == "cpu" and n > 1 else "direct"
-            devices = 1 if machine.device == "cpu" else n
-            place = {**shared, "partitions": n, "balance": sizes, "transfer": transfer, "devices": devices}
+            place = {**shared, "partitions": n, "balance": sizes, **self.order(), **self.place(machine, n)}
             for chunks, size, mode in dict.fromkeys(self.points()):
                 cell = Cell.model_validate({**place, "chunks": chunks, "batch_size": size, "checkpoint": mode})
                 runs += [CellRun(cell, repeat) for repeat in range(self.repeats)]
@@ -218,3 +227,36 @@ class CudaSweep(MeasuredSweep):
     microbatch_size: FixedMicrobatch = 8
     warmup: Warmup = 2
     repeats: Repeats = 3
+
+
+class ProcessSweep(MeasuredSweep):
+    """A process for each device of the schedule: one or several, on one host or several."""
+
+    model: Model = "gpt2"
+    model_args: ModelArgs = "L=6;D=96;heads=4;vocabulary=64;context=64;dropout=0"
+    balances: Balances = ((14,), (7, 7), (5, 4, 5), (4, 3, 3, 4))
+    schedule: Schedule = "1f1b"
+    hosts: Hosts = 1
+    chunks: ChunkCounts = (4, 16)
+    checkpoints: Modes = ("never",)
+    batch_size: FixedBatch = 32
+    microbatch_size: FixedMicrobatch = 0
+    repeats: Repeats = 2
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of a sweep, and as many processes on each host."""
+        yield from super().problems()
+        for count in {device_count(self.schedule, len(sizes)) for sizes in self.balances} - {1}:
+            if count % self.hosts:
+                text = f"must give one process, or as many on each of {self.hosts} hosts, got {count}"
+                yield Problem(("balances", "hosts", "schedule"), f"{text}; change balances or hosts")
+
+    def order(self) -> dict[str, Any]:
+        """The schedule."""
+        return {"backward": "scheduled", "schedule": self.schedule}
+
+    def place(self, machine: Machine, n: int) -> dict[str, Any]:
+        """Each process has a device of its own."""
+        processes = device_count(self.schedule, n)
+        devices = 1 if machine.device == "cpu" else processes
+        return {"processes": processes, "hosts": self.hosts if processes > 1 else 1, "devices": devices}

@@ -89,6 +89,11 @@ class Plan:
         return {name: 0 if cell.device == "cpu" else cell.devices for name, cell in cells.items()}
 
     @property
+    def hosts(self) -> dict[str, int]:
+        """For each cell the hosts that it needs."""
+        return {run.cell.id: run.cell.hosts for runs in self.runs.values() for run in runs}
+
+    @property
     def simulations(self) -> dict[str, list[str]]:
         """For each job, the options of ``python -m gpipe_bench simulate-cells``."""
         return {group.id: group.arguments() for group in self.groups}
@@ -131,8 +136,9 @@ class Plan:
 
     @property
     def sweeps(self) -> list[str]:
-        """Names of the sweeps, as the configuration has them, and ``measured``."""
-        return [name.removeprefix("sweep_") for name in self.runs if name.startswith("sweep_")]
+        """Names of the sweeps, as the configuration has them, and ``measured``; not that of processes."""
+        names = [name.removeprefix("sweep_") for name in self.runs if name.startswith("sweep_")]
+        return [name for name in names if name != "processes"]
 
     @property
     def reference_tables(self) -> list[str]:

@@ -8,6 +8,7 @@ Each quantity is taken in steps of its own, in this order:
     timeline    three steps under a recorder; the one of median length is kept
     memory      CPU: one step in which every tensor is counted
 
+Several processes do the same together. The time of a step is that on rank 0: each step ends when all have told it so.
 The peaks of an accelerator's allocator cost nothing to keep: they cover warm-up and timed steps.
 """
 
@@ -19,6 +20,7 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any, Final
 
+from gpipe_bench.bench.running.ranks import Ranks, joined
 from gpipe_bench.bench.running.trial import Trial, prepare_process
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, RawResult, cell_row
@@ -26,6 +28,7 @@ from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_device_time
 from gpipe_bench.measure.clock import synchronize, timed
 from gpipe_bench.measure.environment import environment_facts
 from gpipe_bench.measure.memory import LiveBytes, has_memory_statistics, peak_memory, reset_peak_memory
+from gpipe_bench.measure.rank_clock import offset_to_first, one_record
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.measure.utilization import NvmlUtilization, busy_share
 from gpipe_bench.timeline import TimelineEvent
@@ -40,25 +43,30 @@ Peaks = list[tuple[float | None, float | None]]
 
 
 def measure_cell(cell: Cell, repeat: int) -> RawResult:
-    """Build, warm up and measure ``cell``.
+    """Build, warm up and measure ``cell``; one of several processes measures its part, and has the result of all.
 
     Raises:
         BalanceError, DeviceCountError: the cell does not fit the model or the machine.
         Exception: whatever the run raises, out of memory included.
     """
     prepare_process(cell)
-    facts = environment_facts(cell.placement())
-    trial = Trial(cell)
+    with joined(cell) as ranks:
+        return _measured(cell, repeat, ranks)
+
+
+def _measured(cell: Cell, repeat: int, ranks: Ranks) -> RawResult:
+    facts = environment_facts(cell.placement(), cell.hosts)
+    trial = Trial(cell, ranks)
     counted = all(has_memory_statistics(device) for device in trial.devices)
     if counted:
         reset_peak_memory(trial.devices)
-    seconds = timed(trial.step, trial.devices, steps=cell.steps, warmup=cell.warmup)
-    peaks = _allocator_peaks(trial) if counted else None
-    sampled = _sampled_utilization(trial, median(seconds))
-    events = _timeline(trial)
+    seconds = ranks.gather(timed(trial.step, trial.devices, steps=cell.steps, warmup=cell.warmup))[0]
     homes = cell.homes()
+    peaks = _allocator_peaks(trial, [ranks.size == 1 or home == ranks.rank for home in homes]) if counted else None
+    sampled = ranks.gather(_sampled_utilization(trial, median(seconds)))
+    events, error_us = _timeline(trial, ranks)
     shares = _shares(events, homes)
-    peaks = peaks or _counted_peaks(trial)
+    peaks = ranks.owners(peaks or _counted_peaks(trial), homes)
     row = cell_row(
         cell,
         repeat,
@@ -67,25 +75,26 @@ def measure_cell(cell: Cell, repeat: int) -> RawResult:
         step_time_ms=median(seconds) * 1e3,
         peak_allocated_gib=_total(allocated for allocated, _ in peaks),
         peak_reserved_gib=_total(reserved for _, reserved in peaks),
-        utilization_fraction=busy_share(shares) if sampled is None else sampled,
+        utilization_fraction=busy_share(shares) if None in sampled else (_total(sampled) or 0.0) / len(sampled),
         **{name: share for name, share in asdict(mean_breakdown(shares)).items() if name != "compute_fraction"},
+        clock_error_us=error_us,
         **facts,
     )
     steps = [
         {"step": k, "step_time_ms": s * 1e3, "throughput_samples_per_s": cell.batch_size / s}
         for k, s in enumerate(seconds)
     ]
-    devices = _device_records(trial, [shares[k] for k in homes], peaks)
+    devices = _device_records(cell, trial.pipe.balance, [shares[k] for k in homes], peaks)
     timeline = [event.to_dict() for event in events]
     return RawResult(cell.id, row, devices, steps, timeline, cell.configuration)
 
 
-def _allocator_peaks(trial: Trial) -> Peaks:
-    """A device that several partitions share stands with the first of them, so that a column can be summed."""
+def _allocator_peaks(trial: Trial, own: Sequence[bool]) -> Peaks:
+    """Peaks of own partitions. One of a device that several share stands with the first, so that a column is summed."""
     peaks = {peak.device: peak for peak in peak_memory(trial.devices)}
     found: Peaks = []
-    for device in trial.devices:
-        peak = peaks.pop(str(device), None)
+    for device, mine in zip(trial.devices, own, strict=True):
+        peak = peaks.pop(str(device), None) if mine else None
         found.append((None, None) if peak is None else (peak.allocated_bytes / _GIB, peak.reserved_bytes / _GIB))
     return found
 
@@ -107,15 +116,18 @@ def _sampled_utilization(trial: Trial, step_s: float) -> float | None:
     return sampler.utilization_fraction
 
 
-def _timeline(trial: Trial) -> list[TimelineEvent]:
+def _timeline(trial: Trial, ranks: Ranks) -> tuple[list[TimelineEvent], float | None]:
+    """Events of one step on the clock of rank 0, and by how many microseconds clocks of others may be off."""
+    clock = offset_to_first(ranks.rank, ranks.size)
     records: list[list[TimelineEvent]] = []
     for _ in range(_TIMELINE_STEPS):
         synchronize(trial.devices)
         recorder = Recorder()
         with trial.pipe.observe(recorder):
             trial.step()
-        records.append(recorder.events())
-    return sorted(records, key=_span_us)[_TIMELINE_STEPS // 2]
+        records.append(one_record(ranks.gather((recorder.zero_ns - clock.offset_ns, recorder.events()))))
+    error_us = max(error_ns for _, error_ns in ranks.gather(clock)) / 1e3
+    return sorted(records, key=_span_us)[_TIMELINE_STEPS // 2], error_us if ranks.size > 1 else None
 
 
 def _shares(events: Sequence[TimelineEvent], homes: Sequence[int]) -> list[Breakdown]:
@@ -139,12 +151,15 @@ def _total(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _device_records(trial: Trial, shares: Sequence[Breakdown], peaks: Peaks) -> list[dict[str, Any]]:
+def _device_records(
+    cell: Cell, balance: Sequence[int], shares: Sequence[Breakdown], peaks: Peaks
+) -> list[dict[str, Any]]:
+    places = cell.placement()
     return [
         {
             "partition": j,
-            "device": str(trial.devices[j]),
-            "layers": trial.pipe.balance[j],
+            "device": places[j],
+            "layers": balance[j],
             "peak_allocated_gib": peaks[j][0],
             "peak_reserved_gib": peaks[j][1],
             **{name: getattr(share, name) for name in DEVICE_COLUMNS[5:]},

@@ -47,7 +47,9 @@ def run_repeats(
         name = f"{cell.config_sha256} {repeat}"
         known = kept.get(name)
         if known is None:
-            result = run_cell(cell, repeat) if cell.unsupported() else _in_child(cell, repeat, measure)
+            # Processes of a pipeline are new ones anyway.
+            here = cell.unsupported() or cell.processes > 1
+            result = run_cell(cell, repeat, measure) if here else _in_child(cell, repeat, measure)
             if repeat + 1 < repeats:
                 kept.add(name, asdict(result))
         else:

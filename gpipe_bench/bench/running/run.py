@@ -69,13 +69,17 @@ def _facts(cell: Cell) -> dict[str, Any]:
 
         # After a failure of the device the driver may refuse to say more; the row must come about all the same.
         with suppress(RuntimeError, AssertionError):
-            return environment_facts(cell.placement())
+            return environment_facts(cell.placement(), cell.hosts)
     name = cpu_name() if cell.device == "cpu" else ""
     profile = {"profile": machine_slug(name, cpu_count())} if name else {}
     return {"device": f"{cell.device} {name}".strip(), "device_count": cell.devices, **profile, **host_facts()}
 
 
 def _measure(cell: Cell, repeat: int) -> RawResult:
+    from gpipe_bench.bench.running.ranks import rank_here, run_in_ranks
+
+    if cell.processes > 1 and rank_here(cell) is None:
+        return run_in_ranks(cell, repeat)
     from gpipe_bench.bench.running.measured import measure_cell
 
     return measure_cell(cell, repeat)

@@ -8,12 +8,16 @@ which takes longer than the rest of a small run.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from gpipe_bench.balance.by_time import balance_by_time
 from gpipe_bench.balance.kept import default_folder
+from gpipe_bench.bench.running.ranks import Ranks
 from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.distributed import Pipe
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import ConfigError, DeviceCountError
 from gpipe_bench.models.table import MODELS, model_digest, parse_arguments
@@ -23,36 +27,37 @@ _BALANCE_S = 2.0
 
 
 class Trial:
-    """The pipeline of ``cell`` on its devices, ready to train.
+    """The pipeline of ``cell`` on its devices, or the part of it that one of several processes has, ready to train.
 
-    Weights and batch are drawn on the CPU, so they are the same on every device.
+    Weights and batch are drawn on the CPU, so they are the same on every device, and in every process.
 
     Raises:
         DeviceCountError: the machine has too few devices.
     """
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, ranks: Ranks = Ranks()) -> None:  # noqa: B008 - it is a constant
         _check_devices(cell)
         spec = MODELS[cell.model]
         arguments = parse_arguments(cell.model, cell.model_args)
         torch.manual_seed(cell.seed)
         model = spec.build(**arguments)
         batch, target = spec.make_batch(cell.batch_size, arguments, torch.Generator().manual_seed(cell.seed))
-        self.pipe = GPipe(
-            model,
-            balance=list(cell.balance) or _timed_balance(cell, model, batch),
-            devices=cell.places(),
-            chunks=cell.chunks,
-            checkpoint=cell.checkpoint,
-            components=cell.components,
-            schedule=cell.schedule if cell.backward == "scheduled" else None,
-            transfer=cell.transfer,
-        )
+        balance = list(cell.balance)
+        if not balance:
+            balance = ranks.gather(_timed_balance(cell, model, batch) if ranks.rank == 0 else [])[0]
+        options: Any = {"balance": balance, "chunks": cell.chunks, "checkpoint": cell.checkpoint}
+        options["schedule"] = cell.schedule if cell.backward == "scheduled" else None
+        self.pipe: GPipe
+        if ranks.size > 1:
+            self.pipe = Pipe(model, device=cell.places()[ranks.rank], **options)
+        else:
+            options |= {"devices": cell.places(), "components": cell.components, "transfer": cell.transfer}
+            self.pipe = GPipe(model, **options)
         self.devices = list(self.pipe.devices)
         self._batch, self._target = batch.to(self.devices[0]), target.to(self.devices[-1])
         self._loss = spec.loss
         # Where backward passes begin before the last forward pass, there is no output to call backward() on.
-        self._whole = cell.schedule == "gpipe"
+        self._whole = cell.schedule == "gpipe" and ranks.size == 1
         self._parameters = list(self.pipe.parameters())
 
     def step(self) -> None:
@@ -91,7 +96,7 @@ def _check_devices(cell: Cell) -> None:
         return
     found = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count() if found is not None and found.type == cell.device else 0
-    if cell.devices > count:
+    if cell.devices > count * cell.hosts:
         raise DeviceCountError(
             f"devices must be at most the {count} {cell.device} devices that PyTorch sees here, got {cell.devices}; "
             "lower it, or choose another device"

@@ -39,6 +39,11 @@ Device = Annotated[str, BeforeValidator(_device), Field(description="type of dev
 Devices = Annotated[
     int, Field(strict=True, ge=1, le=4096, description="distinct devices that the partitions share out")
 ]
+Processes = Annotated[
+    int,
+    Field(strict=True, ge=1, le=4096, description="processes: 1, or one for each device of the schedule"),
+]
+Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that share out the processes evenly")]
 Evidence = Annotated[Literal["measured"], Field(description="how the values come about")]
 
 
@@ -51,6 +56,8 @@ class Cell(CellSettings):
     transfer: Transfer = "direct"
     device: Device = "cpu"
     devices: Devices = 1
+    processes: Processes = 1
+    hosts: Hosts = 1
 
     @property
     def components(self) -> Components:
@@ -60,16 +67,22 @@ class Cell(CellSettings):
     @cached_property
     def id(self) -> str:
         """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
-        return self.name(self.evidence, self.variant, self.device)
+        processes = f"p{self.processes}-" if self.processes > 1 else ""
+        return self.name(self.evidence, self.variant, f"{processes}{self.device}")
+
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain data; one process and one host are left out, so that older cells keep their ids."""
+        data = super().settings()
+        return {name: value for name, value in data.items() if name not in _ADDED or value != 1}
 
     def arguments(self) -> list[str]:
         """The cell as options of ``python -m gpipe_bench run``, one word each."""
         return options({name: value for name, value in self.settings().items() if name in _OPTIONS})
 
     def places(self) -> list[str]:
-        """A device for each device of the schedule: neighbours share one when there are too few."""
-        p = self.schedule_devices
-        return ["cpu" if self.device == "cpu" else f"{self.device}:{k * self.devices // p}" for k in range(p)]
+        """A device for each one of the schedule, as its host names it: neighbours share one when there are too few."""
+        p, each = self.schedule_devices, max(1, self.devices // self.hosts)
+        return ["cpu" if self.device == "cpu" else f"{self.device}:{k * self.devices // p % each}" for k in range(p)]
 
     def placement(self) -> list[str]:
         """The device of each partition."""
@@ -79,6 +92,8 @@ class Cell(CellSettings):
     def unsupported(self) -> str:
         """Why this cell cannot be measured on its device, known before PyTorch is loaded; empty when it can."""
         instead = self.stand_in
+        if self.processes > 1 and instead != self.variant:
+            return f"processes of one pipeline have no switches, and no copy streams; see variant {instead}"
         if self.backward == "scheduled" and not self.components.fork_join:
             rule = "fork_join must be on where backward is scheduled"
             return f"{rule}; a schedule has no Fork and Join to switch off, see variant {instead}"
@@ -89,6 +104,8 @@ class Cell(CellSettings):
     @property
     def stand_in(self) -> str:
         """The variant to look at in place of this one: itself where the cell can run."""
+        if self.processes > 1:
+            return Components(copy_streams=False).label
         # Only accelerators have copy streams, and a schedule has no Fork and Join to switch off.
         changes = {"copy_streams": False} if self.device == "cpu" else {}
         changes |= {"fork_join": True} if self.backward == "scheduled" else {}
@@ -101,8 +118,26 @@ class Cell(CellSettings):
         if self.devices > most:
             text = f"must be at most {most} for {self.partitions} partitions on {self.device}, got {self.devices}"
             yield Problem(("devices", "partitions", "device", "schedule"), f"{text}; lower it")
+        yield from self._process_problems()
+
+    def _process_problems(self) -> Iterator[Problem]:
+        p = self.schedule_devices
+        if self.processes > 1:
+            if self.processes != p:
+                text = f"must be 1, or {p} for {self.partitions} partitions of {self.schedule}, got {self.processes}"
+                yield Problem(("processes", "partitions", "schedule"), f"{text}; change processes or partitions")
+            for name, value in (("backward", "scheduled"), ("transfer", "direct")):
+                if (got := getattr(self, name)) != value:
+                    text = f"must be {value} where there are {self.processes} processes, got {got}"
+                    yield Problem((name, "processes"), f"{text}; set {name} to {value}")
+        shared = {"processes": self.processes} | ({} if self.device == "cpu" else {"devices": self.devices})
+        for name, count in shared.items():
+            if count % self.hosts:
+                text = f"must be the same number on each of {self.hosts} hosts, got {count}"
+                yield Problem((name, "hosts"), f"{text}; change {name} or hosts")
 
 
+_ADDED: Final = ("processes", "hosts")
 _OPTIONS: Final = Cell.model_fields.keys() - {"evidence"}
 
 

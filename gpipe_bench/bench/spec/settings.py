@@ -265,9 +265,9 @@ class PipelineSettings(ModelSection):
             yield Problem(("balance", "model", "model_args"), f"{rule}; change its entries")
 
 
-def cut_problems(section: Any, partitions: int, balance: tuple[int, ...] = ()) -> Iterator[Problem]:
-    """Why the model of a section cannot be cut so."""
-    names = {"model": section.model, "model_args": section.model_args}
+def cut_problems(section: Any, partitions: int, balance: tuple[int, ...] = (), **order: Any) -> Iterator[Problem]:
+    """Why the model of a section cannot be cut so, and run in this order."""
+    names = {"model": section.model, "model_args": section.model_args, **order}
     yield from PipelineSettings.model_construct(**names, partitions=partitions, balance=balance).problems()
 
 

@@ -121,4 +121,5 @@ def cell_row(cell: Cell | EmulatedCell, repeat: int, **values: Any) -> Row:
     settings = cell.settings()
     known = {name: getattr(cell, name) for name in _OF_CELL} | asdict(cell.components)
     known |= {name: settings.get(name) for name in ("model_args", "balance", "seed")}
+    known |= {name: settings[name] for name in ("processes", "hosts") if name in settings}
     return Row(**{**known, "cell": cell.id, "repeat": repeat, **values})

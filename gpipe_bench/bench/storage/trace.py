@@ -30,6 +30,8 @@ def write_trace(out: Path, variant: str, row: Row, events: Iterable[TimelineEven
         "model": f"{row.model} {row.model_args}",
         "device": row.device,
         "repeat": str(row.repeat),
+        "processes": f"{row.processes} on {row.hosts} hosts" if row.processes != 1 else "",
+        "clock_error_us": "" if row.clock_error_us is None else f"{row.clock_error_us:.1f}",
         "remark": remark,
     }
     metadata = {name: text for name, text in facts.items() if text}
