@@ -74,7 +74,7 @@ class Redirect(DispatchMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it is random, with the task's generator."""
-        if not _is_random(func):
+        if not _is_random(func) or _drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
         device = _device_of(args, kwargs)
         if device.type == self._keep:
@@ -140,6 +140,12 @@ def _is_random(func: Any) -> bool:
 @functools.cache
 def _argument_names(func: Any) -> list[str]:
     return [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - public properties: pytorch#67254
+
+
+def _drops_nothing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it is attention, which draws for its dropout alone, without dropout."""
+    names = _argument_names(func)
+    return "dropout_p" in names and not dict(zip(names, args, strict=False), **kwargs).get("dropout_p")
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

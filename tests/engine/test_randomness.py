@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_dispatch_stack
 
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.errors import RandomnessError
@@ -329,6 +330,29 @@ def test_the_same_layer_may_stop_drawing():
     pipe[0].on = True
     step(pipe)
     assert torch.equal(pipe[0].first[2][-1], pipe[0].again[2][-1])
+
+
+class Attention(nn.Module):
+    """Attention, with and without dropout; keeps whether a mode of PyTorch watched its operators."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.watched = nn.Linear(8, 8), dropout, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.watched = bool(_len_torch_dispatch_stack())
+        x = self.linear(x).unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=self.dropout).squeeze(1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_draws_for_its_dropout_alone(dropout):
+    """Operators that draw are watched in every batch, which costs time; the others in the first batch."""
+    layers = [Attention(dropout), Attention(dropout)]
+    pipe = GPipe(nn.Sequential(*layers), balance=[1, 1], devices=["cpu"] * 2, chunks=2)
+    for _ in range(2):
+        pipe(torch.rand(4, 3, 8)).sum().backward()
+    assert [layer.watched for layer in layers] == [dropout > 0] * 2
 
 
 def test_draws_of_the_program_between_forward_and_backward_do_not_matter():
