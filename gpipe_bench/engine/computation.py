@@ -27,6 +27,7 @@ from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import Batch, Draws
 from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
+from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.skip.trees import TreeSpec
 
 
@@ -137,6 +138,12 @@ class Computation:
             before = versions(inputs)
             outputs = layers(inputs)
             after = versions(inputs)
+            if any(isinstance(each, Tensor) and each.is_nested and each.layout is torch.strided for each in outputs):
+                raise UnsupportedError(
+                    "nested tensors that a checkpointed partition hands on must be jagged, got one with the layout "
+                    "strided, of which autograd makes no outputs; make it with layout=torch.jagged, or use "
+                    "checkpoint='never'"
+                )
             frozen = {
                 id(value)
                 for value, given, one, other in zip(inputs, flat, before, after, strict=True)
