@@ -5,6 +5,7 @@ it, either; one that the partition makes counts as needing one, which changes no
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -228,6 +229,15 @@ def test_values_that_a_layer_makes(made, checkpoint, schedule):
     make, use = MADE[made]
     plain = nn.Sequential(Makes(make), Uses(use), Uses(use), First()).double()
     pipe = scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=3, checkpoint=checkpoint)
+    x = (samples(7, 4), samples(7, 4, requires_grad=False))
+    assert_same(step(pipe, x, targets(7)), step(plain, x, targets(7)))
+
+
+@every_schedule
+def test_jagged_values_that_need_a_gradient_without_checkpoints(schedule):
+    make = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
+    plain = nn.Sequential(Makes(lambda x, given, weight: make([*(x * weight)])), Uses(from_jagged), First()).double()
+    pipe = scheduled(copy.deepcopy(plain), [1] * 3, schedule, chunks=3, checkpoint="never")
     x = (samples(7, 4), samples(7, 4, requires_grad=False))
     assert_same(step(pipe, x, targets(7)), step(plain, x, targets(7)))
 
