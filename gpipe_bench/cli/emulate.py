@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _GIB: Final = 2**30
 _OPERATORS: Final = 8
 _RACES: Final = 20
+# As PyTorch's errors and the engine's have it. In a path or a key it is small, and says nothing about devices.
+_CUDA: Final = re.compile(r"CUDA|NVIDIA|_cuda_|type cuda")
 
 
 def emulate(
@@ -64,7 +67,7 @@ def emulate(
         if text is None:
             raise
         typer.echo(text, nl=False, err=True)
-        if "cuda" in str(error).lower():
+        if _CUDA.search(str(error)):
             typer.echo(_no_cuda(devices), err=True)
         leave(1)
     if run.replayed.shortage:

@@ -35,6 +35,7 @@ from gpipe_bench.models.vision_packages import mend_torchvision
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile
 
 _OWN: Final = str(Path(__file__).parent)
+_compile: Final = torch.compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,13 @@ def script_traceback(error: Exception, script: Path) -> str | None:
     return "".join(shown.format())
 
 
-def _uncompiled(model: Any = None, **_options: Any) -> Any:
-    """In place of ``torch.compile``, which makes kernels for real devices only."""
+def _uncompiled(model: Any = None, **options: Any) -> Any:
+    """In place of ``torch.compile``, which makes kernels for real devices only.
+
+    PyTorch calls it for higher-order operators, such as ``map``, too: with a function as backend, which runs operators.
+    """
+    if callable(options.get("backend")):
+        return _compile(model, **options)
     warnings.warn(
         "torch.compile does nothing on virtual devices: times are those of eager operators, without fused kernels",
         stacklevel=2,

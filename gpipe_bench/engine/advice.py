@@ -5,10 +5,14 @@ The error keeps its type, its text and its traceback; the advice is a note below
 
 from __future__ import annotations
 
+from traceback import walk_tb
+
 _ONE_ROW = "Expected more than 1 value per channel when training"
 _SELECTIVE = "region computed under selective activation checkpoint"
-# The second one is raised by the node with which a cell of the runtime begins its backward pass.
-_OTHER_SHAPE = ("Mismatch in shape: grad_output", "Function _HandOverBackward returned an invalid gradient")
+# Raised by the node with which a cell of the runtime begins its backward pass. Elsewhere PyTorch compares the shapes of
+# outputs and gradients in a function of this name, which fails with one of several errors.
+_OTHER_SHAPE = "Function _HandOverBackward returned an invalid gradient"
+_COMPARES_SHAPES = "_make_grads"
 
 
 def advise(error: BaseException, m: int, rows: tuple[int, int]) -> None:
@@ -31,7 +35,8 @@ def advise(error: BaseException, m: int, rows: tuple[int, int]) -> None:
             "Selective activation checkpointing must run backward once, got a schedule that splits the backward pass "
             "into I and W; use one that does not, such as '1f1b', or let the pipeline checkpoint the layer."
         )
-    if any(begin in text for begin in _OTHER_SHAPE):
+    places = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+    if _OTHER_SHAPE in text or _COMPARES_SHAPES in places:
         notes.append(
             "A checkpointed layer must give the same when it runs again, got another shape in the recomputation; draw "
             "random numbers from torch, hand on jagged tensors as values and offsets, or use checkpoint='never'."

@@ -18,7 +18,6 @@ from gpipe_bench.engine.microbatch import (
     MicroBatch,
     Values,
     aliased_values,
-    can_have_gradient,
     needs_gradient,
     separated,
     versions,
@@ -27,6 +26,7 @@ from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import Batch, Draws
 from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
+from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.skip.trees import TreeSpec
 
 
@@ -142,7 +142,17 @@ class Computation:
                 for value, given, one, other in zip(inputs, flat, before, after, strict=True)
                 if one == other and not needs_gradient(given)
             }
-            needs.extend(can_have_gradient(each) and id(each) not in frozen for each in outputs)
+            for each in outputs:
+                is_tensor = isinstance(each, Tensor)
+                if is_tensor and each.is_nested and each.layout is torch.strided:
+                    raise UnsupportedError(
+                        "nested tensors that a checkpointed partition hands on must be jagged, got one with the layout "
+                        "strided, of which autograd makes no outputs; make it with layout=torch.jagged, or use "
+                        "checkpoint='never'"
+                    )
+                # Real or complex numbers.
+                can_have = is_tensor and (each.is_floating_point() or each.is_complex())
+                needs.append(can_have and id(each) not in frozen)
             return outputs
 
         with use_stream(self.stream), self._batch.execution.applied(checkpointing=True), self._draws.first_pass():

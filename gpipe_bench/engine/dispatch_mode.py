@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
+
+# Public is torch.compiler.disable alone, which loads the compiler: half a second in programs that compile nothing.
+from torch._C._dynamo import eval_frame
 from torch._ops import HigherOrderOperator
 
 # Private in name only: PyTorch's notes on extending it have the class under this name (pytorch#110073).
@@ -15,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
-    """A mode that does not load the machinery of ``torch.compile``.
+    """A mode that neither loads ``torch.compile`` nor is compiled by it, with a layer that it sees.
 
     A higher-order operator, such as ``torch.cond`` or ``flex_attention``, is no operator to :meth:`run`: the functions
     that it is given run in the mode, so all operators in them do.
@@ -57,9 +60,15 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True, the default, imports it (half a second) only to keep it away from the mode. PyTorch 2.13 calls the
-        # switch temporary; torch.compiler.disable is the public one, and imports it, too.
+        # True, the default, imports it only to keep it away from the mode. PyTorch 2.13 calls the switch temporary.
         return False
+
+
+_skip = eval_frame._FrameAction.SKIP  # noqa: SLF001 - as above; for the frame, and for all that it calls
+eval_frame.set_code_exec_strategy(
+    DispatchMode.__torch_dispatch__.__code__,
+    eval_frame._FrameExecStrategy(_skip, _skip),  # noqa: SLF001 - as above
+)
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

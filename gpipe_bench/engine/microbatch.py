@@ -92,11 +92,6 @@ def needs_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def can_have_gradient(value: Any) -> bool:
-    """Whether it is a tensor of real or complex numbers."""
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 def cut(values: Sequence[Any], needs_grad: Sequence[bool] | None = None) -> Values:
     """``values`` as leaves, each of which requires a gradient as ``needs_grad`` says, or if the value does."""
     needs_grad = [needs_gradient(value) for value in values] if needs_grad is None else needs_grad

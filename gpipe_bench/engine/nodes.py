@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 
@@ -42,6 +43,17 @@ def pass_through(ctx: FunctionCtx, values: Sequence[Any], needs_grad: Sequence[b
         pairs = zip(outputs, needs_grad, strict=True)
         ctx.mark_non_differentiable(*[output for output, needed in pairs if isinstance(output, Tensor) and not needed])
     return outputs
+
+
+def edge_of(value: Tensor) -> GradientEdge:
+    """Where the gradient of a value that requires one arrives."""
+    if value.layout is torch.strided:
+        return get_gradient_edge(value)
+    # PyTorch finds the edge by a view, which sparse and jagged tensors do not have.
+    with torch.enable_grad():
+        token: Any = value.clone().grad_fn
+    ((node, number),) = token.next_functions
+    return GradientEdge(node, number, token)
 
 
 _phonies: dict[torch.device, Tensor] = {}

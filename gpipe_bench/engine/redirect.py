@@ -8,12 +8,11 @@ masks again. Within :class:`Redirect`, whatever a thread draws comes from genera
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_stack
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -64,13 +63,6 @@ class Redirect(DispatchMode):
         self._nested = nested
         self._generators: dict[torch.device, torch.Generator] = {}
         self.drew = False
-
-    def __enter__(self) -> Self:
-        """Redirect the operators of this thread."""
-        if "torch._dynamo" in sys.modules:
-            _keep_compiler_away()
-        super().__enter__()  # type: ignore[no-untyped-call]  # as above
-        return self
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it is random, with the task's generator."""
@@ -123,13 +115,6 @@ def _refusal(got: str, advice: str) -> str:
         f"layers of a pipeline whose partitions share the CPU's random numbers must draw them directly, got a draw "
         f"within {got} in a layer, which would recompute with others; {advice}"
     )
-
-
-@functools.cache
-def _keep_compiler_away() -> None:
-    """Run :meth:`Redirect.__torch_dispatch__` as it is, also under a compiled layer."""
-    dispatch = torch.compiler.disable(Redirect.__torch_dispatch__)  # type: ignore[no-untyped-call]  # as above
-    Redirect.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
 @functools.cache

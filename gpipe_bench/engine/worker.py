@@ -7,6 +7,7 @@ thread, which starts, feeds and ends all others, and an interrupt of the caller 
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from _thread import start_new_thread
@@ -14,14 +15,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import sleep
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
 T = TypeVar("T")
 Result = tuple[Any, BaseException | None]
+_OURS: Final = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 class ThreadState(threading.local):
@@ -57,12 +60,15 @@ def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
 
 
 def _warn_of_profile() -> None:
-    """Say that a profile of this thread does not see another one: PyTorch has no way to let it in."""
+    """Say, at the caller's line, that a profile of this thread does not see another one: PyTorch cannot let it in."""
+    frame, level = sys._getframe(), 1  # noqa: SLF001 - documented
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame, level = frame.f_back, level + 1
     warnings.warn(
         "torch.profiler must profile all threads to see the layers of a pipeline, got a profile of this thread alone; "
         "pass experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) to profile(), or "
         "make the pipeline with workers='never'",
-        stacklevel=2,
+        stacklevel=level,
     )
 
 

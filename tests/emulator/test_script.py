@@ -177,6 +177,21 @@ def test_a_script_that_compiles_its_model_is_told_that_it_runs_eagerly(tmp_path)
     assert f"{path}:11: UserWarning: torch.compile does nothing on virtual devices" in run.stderr
 
 
+HIGHER_ORDER = """
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.while_loop import while_loop
+x = map_over(lambda row: torch.sin(row @ weights[0]), x.detach())
+x = while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v.sin()), (torch.tensor(0), x))[1]
+x.sum().backward()
+assert weights[0].grad.shape == (64, 64)
+"""
+
+
+def test_a_script_with_higher_order_operators_runs_without_a_warning(tmp_path):
+    run = emulate(script(tmp_path, end=HIGHER_ORDER), "--devices", 1, folder=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_tensors_that_do_not_fit_end_the_script(tmp_path):
     run = emulate(script(tmp_path, end="torch.empty(2**36, device=places[0])"), "--profile", "p40", folder=tmp_path)
     assert run.returncode == 1

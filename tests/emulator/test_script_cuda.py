@@ -31,6 +31,14 @@ def test_a_script_that_names_cuda_is_told_what_to_write(tmp_path, name):
     assert "write torch.device(torch.accelerator.current_accelerator().type, 0) for cuda:0" in last
 
 
+def test_an_error_of_the_script_that_has_cuda_in_a_path_is_its_own(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text('open("cuda/weights.pt")\n')
+    run = emulate(path, folder=tmp_path)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith("FileNotFoundError")
+
+
 def test_gpus_are_hidden_from_a_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text('import os\nprint("GPUs:", repr(os.environ["CUDA_VISIBLE_DEVICES"]))\n')

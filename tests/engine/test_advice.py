@@ -115,12 +115,21 @@ class Jagged(nn.Module):
 
 class Padded(nn.Module):
     def forward(self, x):
+        x = x[1] if isinstance(x, tuple) else x
         return x.to_padded_tensor(0.0, output_size=(x.size(0), 3, 4))
 
 
+class Both(Jagged):
+    """The input, and the rows."""
+
+    def forward(self, x):
+        return x, super().forward(x)
+
+
+@pytest.mark.parametrize("layer", [Jagged(), Both()], ids=["jagged", "both"])
 @pytest.mark.parametrize("schedule", [None, "gpipe"])
-def test_jagged_tensors_between_checkpointed_partitions(schedule):
-    pipe = piped(GPipe, nn.Linear(4, 4), Jagged(), Padded(), chunks=2, checkpoint="always", schedule=schedule)
+def test_jagged_tensors_between_checkpointed_partitions(schedule, layer):
+    pipe = piped(GPipe, nn.Linear(4, 4), layer, Padded(), chunks=2, checkpoint="always", schedule=schedule)
     loss = pipe(torch.rand(6, 3, 4)).sum()
     (note,) = notes_of(RuntimeError, "shape", loss.backward)
     assert note == (

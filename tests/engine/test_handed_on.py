@@ -1,14 +1,18 @@
-"""A value without a gradient that a checkpointed partition only hands on needs none behind it, either."""
+"""Values beside the hidden states: one without a gradient that a checkpointed partition only hands on needs none behind
+it, either; one that the partition makes counts as needing one, which changes no result.
+"""
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from gpipe_bench import Components
+from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.pipe import NoChunk, Pipe
 from gpipe_bench.skip import pop, skippable, stash
 from tests.engine.steps import mean_loss, samples, scheduled, step, targets
@@ -164,3 +168,84 @@ def test_a_value_that_a_weight_changes_is_not_only_handed_on(function, checkpoin
 
 def batch():
     return samples(7, 4), samples(7, 4).detach()
+
+
+def weighed(x, matrix):
+    return torch.sparse.mm(matrix, x.t()).t()
+
+
+def scaled(x, value):
+    return x * value
+
+
+def from_sparse(x, value):
+    return x * value.to_dense()
+
+
+def from_jagged(x, value):
+    return x * value.to_padded_tensor(0.0)
+
+
+MADE = {
+    "mask": (lambda x, given, weight: (x > 0).double(), scaled),
+    "detached": (lambda x, given, weight: x.detach()[:, :1], scaled),
+    "complex": (lambda x, given, weight: torch.polar(x.detach().abs(), x.detach()), lambda x, value: (x * value).abs()),
+    "coo": (lambda x, given, weight: torch.eye(4).double().to_sparse(), weighed),
+    "csr": (lambda x, given, weight: torch.eye(4).double().to_sparse_csr(), weighed),
+    "coo with a gradient": (lambda x, given, weight: (x * weight).to_sparse(), from_sparse),
+    "csr with a gradient": (lambda x, given, weight: torch.diag(weight).to_sparse_csr(), weighed),
+    "jagged": (lambda x, given, weight: torch.nested.nested_tensor([*x.detach()], layout=torch.jagged), from_jagged),
+    "view of an input": (lambda x, given, weight: given.view(-1, 4), scaled),
+    "clone of an input": (lambda x, given, weight: given.clone(), scaled),
+}
+
+
+class Makes(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.linear, self.make = nn.Linear(4, 4), make
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, 4))
+
+    def forward(self, values):
+        x, given = values
+        return self.linear(x), self.make(x, given, self.weight)
+
+
+class Uses(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.linear, self.use = nn.Linear(4, 4), use
+
+    def forward(self, values):
+        x, value = values
+        return self.linear(self.use(x, value)), value
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@every_schedule
+@every_mode
+@pytest.mark.parametrize("made", MADE)
+def test_values_that_a_layer_makes(made, checkpoint, schedule):
+    make, use = MADE[made]
+    plain = nn.Sequential(Makes(make), Uses(use), Uses(use), First()).double()
+    pipe = scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=3, checkpoint=checkpoint)
+    x = (samples(7, 4), samples(7, 4, requires_grad=False))
+    assert_same(step(pipe, x, targets(7)), step(plain, x, targets(7)))
+
+
+@every_schedule
+def test_jagged_values_that_need_a_gradient_without_checkpoints(schedule):
+    make = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
+    plain = nn.Sequential(Makes(lambda x, given, weight: make([*(x * weight)])), Uses(from_jagged), First()).double()
+    pipe = scheduled(copy.deepcopy(plain), [1] * 3, schedule, chunks=3, checkpoint="never")
+    x = (samples(7, 4), samples(7, 4, requires_grad=False))
+    assert_same(step(pipe, x, targets(7)), step(plain, x, targets(7)))
+
+
+@every_schedule
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_a_nested_tensor_must_be_jagged(schedule):
+    plain = nn.Sequential(Makes(lambda x, given, weight: torch.nested.nested_tensor([*x])), Uses(from_jagged), First())
+    pipe = scheduled(plain.double(), [1] * 3, schedule, checkpoint="always")
+    with pytest.raises(UnsupportedError, match=r"must be jagged, got .* make it with layout=torch\.jagged"):
+        step(pipe, (samples(7, 4), samples(7, 4)), targets(7))

@@ -1,4 +1,4 @@
-"""Higher-order operators in layers: their functions run as layers do, and draw the random numbers of their task."""
+"""Higher-order operators and compiled functions in layers: what they call runs as layers do, in every mode of ours."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
+from gpipe_bench.engine.redirect import Redirect
+from gpipe_bench.measure.memory import LiveBytes
 from tests.engine.steps import scheduled
 
 # The compiler that PyTorch calls for them warns of PyTorch's own code.
@@ -79,3 +82,19 @@ def test_numbers_drawn_in_a_branch_are_drawn_again_in_a_recomputation(schedule):
         loss = pipe.step(x, target, nn.functional.mse_loss)
         found.append([loss, *(parameter.grad for parameter in pipe.parameters())])
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def sine(x):
+    x.sum().item()
+    return x.sin()
+
+
+@pytest.mark.parametrize("mode", [lambda: Redirect(0), lambda: LiveBytes(nn.Linear(4, 4))], ids=["Redirect", "Watch"])
+def test_the_compiler_does_not_look_into_a_mode(mode):
+    torch.compiler.reset()
+    counters.clear()
+    with mode():
+        torch.compile(sine, backend="eager")(torch.rand(4, 4))
+    assert [text.partition("\n")[0] for text in counters["graph_break"]] == [
+        "Unsupported Tensor.item() call with capture_scalar_outputs=False"
+    ]

@@ -92,7 +92,8 @@ def test_nothing_stays_of_a_batch_that_is_interrupted(schedule, train, checkpoin
     for thread in running() - before:
         thread.join(timeout=30)
     assert running() <= before
-    assert live_tensors() == tensors
+    # The batch before may still have held some when they were counted: its thread ends after the call.
+    assert live_tensors() <= tensors
 
 
 def interrupted_at_block(number: int, job) -> bool:

@@ -42,6 +42,7 @@ def test_a_profile_of_the_calling_thread_warns_once_in_a_step(schedule):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert calls_seen(schedule, "always") == 0
-    (message,) = [str(each.message) for each in caught if "torch.profiler" in str(each.message)]
-    assert "profile_all_threads=True" in message
-    assert "workers='never'" in message
+    (warning,) = [each for each in caught if "torch.profiler" in str(each.message)]
+    assert "profile_all_threads=True" in str(warning.message)
+    assert "workers='never'" in str(warning.message)
+    assert warning.filename == __file__

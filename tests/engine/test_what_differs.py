@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextvars import ContextVar
 
 import pytest
 import torch
@@ -153,3 +154,31 @@ def test_an_optimizer_in_a_hook_steps_once_per_microbatch(checkpoint, schedule, 
     layer.weight.register_post_accumulate_grad_hook(seen.append)
     pipe_of(layer, checkpoint=checkpoint, schedule=schedule).step(rows(4), rows(4), mse_loss)
     assert len(seen) == steps
+
+
+NUMBER = ContextVar("NUMBER", default=0)
+
+
+class Sets(nn.Module):
+    def forward(self, x):
+        NUMBER.set(1)
+        return x
+
+
+class Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(NUMBER.get())
+        return x
+
+
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+def test_a_context_variable_that_a_layer_sets_is_not_seen_in_later_partitions(schedule):
+    layers = nn.Sequential(Sets(), Reads()), Reads()
+    pipe_of(*layers, schedule=schedule, checkpoint="never", workers="always").step(
+        rows(4).requires_grad_(), rows(4), mse_loss
+    )
+    assert (layers[0][1].seen, layers[1].seen) == ([1] * M, [0] * M)

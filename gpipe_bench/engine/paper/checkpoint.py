@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, needs_gradient
-from gpipe_bench.engine.nodes import apply, check_whole, pass_through
+from gpipe_bench.engine.nodes import apply, check_whole, edge_of, pass_through
 from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
 __all__ = ["Slot", "checkpoint"]
@@ -49,7 +49,7 @@ class Slot:
         task = self.computation
         outputs = task.recompute(leaves) if again else task.forward(leaves, again=True)
         self._filled = (
-            [get_gradient_edge(value) if needs_gradient(value) else None for value in outputs],
+            [edge_of(value) if needs_gradient(value) else None for value in outputs],
             [value if needs_gradient(value) else None for value in leaves],
         )
         return outputs

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
-from gpipe_bench.engine.nodes import apply, get_phony, new_leaf
+from gpipe_bench.engine.nodes import apply, edge_of, get_phony, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
 
 
@@ -103,7 +103,7 @@ class Outlet:
     __slots__ = ("_edges", "_handed", "_start")
 
     def __init__(self, outputs: Sequence[Any]) -> None:
-        self._edges = [(index, get_gradient_edge(outputs[index])) for index in differentiable(outputs)]
+        self._edges = [(index, edge_of(outputs[index])) for index in differentiable(outputs)]
         self._handed: list[Tensor] = []
         self._start: Tensor | None = None
         if len(self._edges) == 1:
@@ -205,7 +205,7 @@ class Cell:
         inputs, self._inlet = receive(flat)
         if self._splits:
             # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
-            self._edges = [get_gradient_edge(inputs[index]) for index in self._inlet.indices]
+            self._edges = [edge_of(inputs[index]) for index in self._inlet.indices]
         outputs = layers(inputs)
         self._outlet = Outlet(outputs)
         return outputs
