@@ -46,7 +46,7 @@ class HardwareMachine:
 
     def __init__(self, profile: Profile) -> None:
         topology = profile.topology
-        self.launch_ns = round(profile.launch_us * 1000)
+        self.launch_ns = round(profile.host_us * 1000)
         self.queue_depth = profile.queue_depth
         self.capacity_bytes = profile.capacity_bytes
         self._group_size = topology.group_size

@@ -100,7 +100,7 @@ def workload_of(
     _check_balance(balance, len(facts))
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
     routes = _routes(facts, spans)
-    costs = Costs(profile)
+    costs = Costs(profile, alone=len(sizes) == 1)
     works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=leaves)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
     largest = per_size[sizes[0]]
@@ -190,7 +190,7 @@ def _partitions(
 def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: int, profile: Profile) -> Kernels:
     """The loss on the whole mini-batch, after the outputs of the micro-batches were put together."""
     moved = sum(port.bytes for port in last.outputs) // size * batch
-    gather = Kernel("cat", "memory_bound", "elementwise", "float32", 1, 0, moved, moved)
+    gather = Kernel.copy("cat", moved)
     steps = () if loss is None else (*loss.kernels("forward"), *loss.kernels("backward"))
     return total((*((gather,) if size < batch else ()), *steps), profile)
 
