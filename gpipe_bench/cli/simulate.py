@@ -50,6 +50,7 @@ def simulate(
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
     precision: Annotated[str, _setting("precision")] = _DEFAULT.precision,
+    masters: Annotated[bool, _setting("masters")] = _DEFAULT.masters,
     flavour: Annotated[str, _setting("flavour")] = "current",
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
     rows: Annotated[

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
+from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.simulator.arguments import ScheduleLike, check_request
 from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule
@@ -57,6 +58,7 @@ def simulate(
     schedule: ScheduleLike | None = None,
     transfer: str = "direct",
     optimizer: str | None = "sgd",
+    masters: bool = True,
     profile: str | Path | Profile = "p40",
     devices: Sequence[int] = (),
     sample: Tensor | tuple[Tensor, ...] | None = None,
@@ -83,12 +85,13 @@ def simulate(
             ``backward`` is. None: as ``backward`` says; with ``autograd`` the paper's forward program comes first.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
+        masters: whether the optimizer keeps a copy in float32 of each weight that is in a half.
         profile: name of a hardware profile, path of a YAML file, or a profile.
         devices: number of each partition's device; empty for one device per partition.
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them, on any device.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
-        precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves, master weights in float32.
+        precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves.
         flavour: which autograd engine: ``current``, or ``published``, that of the published runs.
         steps: training steps; the result is the mean of those after the first. 1 is a step between idle devices. None
             is 2, or more if host threads race.
@@ -107,7 +110,7 @@ def simulate(
 
 
 _SETTINGS: Final = ("components", "checkpoint", "flavour", "transfer", "memory")
-_WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "optimizer", "precision")
+_WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "optimizer", "masters", "precision")
 
 
 def _answer(request: Mapping[str, Any]) -> Simulation:
@@ -181,7 +184,8 @@ def _model_facts(model: nn.Sequential | Model) -> dict[str, str]:
 @no_collection()
 def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: dict[str, Any]) -> Simulation:
     try:
-        done = run(workload, HardwareMachine(profile), settings)
+        machine = HardwareMachine(profile)
+        done = run(workload, machine, settings)
     except OutOfMemory as error:
         return _out_of_memory(workload, profile, settings, facts, error)
     if not done.step_ns:
@@ -196,7 +200,21 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
         peak_allocated_gib=summed_gib(done.peak_allocated_bytes),
         peak_reserved_gib=summed_gib(done.peak_reserved_bytes),
         settings=facts,
+        host_fraction=_host_ns(workload, settings, machine.launch_ns) / done.step_ns,
     )
+
+
+def _host_ns(workload: Workload, settings: Settings, launch_ns: int) -> int:
+    """Host time of the launches of the partition with most of them, of the loss and of the update."""
+    recomputed = checkpoint_stop(settings.checkpoint, workload.m)
+
+    def launches(j: int) -> int:
+        works = [workload.task(i, j) for i in range(workload.m)]
+        passes = [work.forward.launches + work.backward.launches for work in works]
+        return sum(passes) + sum(work.recompute.launches for work in works[:recomputed] if work.learns)
+
+    ends = (workload.loss, *workload.optimizer)
+    return launch_ns * (max(map(launches, range(workload.n))) + sum(kernels.launches for kernels in ends))
 
 
 def _out_of_memory(

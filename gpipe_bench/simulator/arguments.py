@@ -34,6 +34,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "components": (Components, "a gpipe_bench.Components; write Components(portals=False)"),
     "profile": (str | Path | Profile, "a name, a path or a Profile; use 'p40'"),
     "memory": (bool, "True or False; pass a bool"),
+    "masters": (bool, "True or False; pass a bool"),
     "loss": (Callable | None, "a function of output and target, or None; pass a function"),
     "cache": (str | Path | None, "a folder or None; pass a path"),
 }

@@ -59,7 +59,10 @@ Profile = Annotated[
 ]
 Precision = Annotated[
     Literal["float32", "float16", "bfloat16"],
-    Field(description="type of weights, activations and gradients; halves have master weights in float32"),
+    Field(description="type of weights, activations and gradients"),
+]
+Masters = Annotated[
+    bool, Field(description="whether the optimizer keeps a copy in float32 of each weight that is in a half")
 ]
 Flavour = Annotated[
     Literal["current", "published"],
@@ -121,12 +124,14 @@ class SimulatedCell(SimulatedSettings, VirtualCell):
 
     evidence: ClassVar[str] = "simulated"
     precision: Precision = "float32"
+    masters: Masters = True
 
     def settings(self) -> dict[str, Any]:
-        """All settings; float32 is left out, as the schedule of GPipe is."""
+        """All settings; float32 and master weights are left out, as the schedule of GPipe is."""
         data = super().settings()
-        if self.precision == "float32":
-            del data["precision"]
+        for name, usual in (("precision", "float32"), ("masters", True)):
+            if data[name] == usual:
+                del data[name]
         return data
 
 
