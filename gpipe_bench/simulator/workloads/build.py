@@ -113,7 +113,6 @@ def workload_of(
     costs = Costs(profile, alone=len(sizes) == 1)
     works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=leaves)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
-    largest = per_size[sizes[0]]
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
     masters = masters and source.precision in HALVES
     update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
@@ -123,22 +122,29 @@ def workload_of(
     return Workload(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
         microbatch_sizes=sizes,
-        skips=tuple(
-            SkipWork(
-                f"skip{number}",
-                *route,
-                {size: works[route[0]].departing[number] for size, works in per_size.items()},
-                number in largest[route[1]].returning,
-            )
-            for number, route in routes.items()
-            if number in largest[route[0]].departing
-        ),
+        skips=_skips(routes, per_size, per_size[sizes[0]]),
         loss=_loss_kernels(loss, last, batch_size, sizes[0], profile),
         optimizer=updates,
         static_bytes=tuple(part.total for part in static),
         static=static,
         # What was fitted to published memory has a loss without memory of its own.
         loss_memory=() if profile.kernels is None else _loss_memory(loss, last),
+    )
+
+
+def _skips(
+    routes: Mapping[int, tuple[int, int]], per_size: Mapping[int, list[PartitionWork]], largest: list[PartitionWork]
+) -> tuple[SkipWork, ...]:
+    """The skips that cross a boundary; ``largest``: the work of the largest micro-batches."""
+    return tuple(
+        SkipWork(
+            f"skip{number}",
+            *route,
+            {size: works[route[0]].departing[number] for size, works in per_size.items()},
+            number in largest[route[1]].returning,
+        )
+        for number, route in routes.items()
+        if number in largest[route[0]].departing
     )
 
 
