@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -11,6 +12,7 @@ from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.outcomes import LOOP, THROUGHPUT, CpuGroup, group_rows
 from gpipe_bench.rows import Row
+from gpipe_bench.simulator.measured import DEVICE_BOUND
 from gpipe_bench.tables import read_text
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -183,6 +185,20 @@ _GPU_COLUMNS: Final = (
 )
 
 
+def steps_table(folder: Path) -> str:
+    """A line per model, precision and batch that was measured on an H200, with the simulated step beside it."""
+    rows, simulated = (_read(folder / place / "single.csv") for place in ("measured/1x-nvidia-h200", "simulated/h200"))
+    beside = _read(folder / "measured" / "1x-nvidia-h200" / "single_configurations.csv")
+    how = {line["config_sha256"]: json.loads(line["configuration"]) for line in beside}
+    lines = []
+    for row, other in zip(rows, simulated, strict=True):
+        settings, measured, found = how[row["config_sha256"]], float(row["step_time_ms"]), float(other["step_time_ms"])
+        bound = "device" if settings["host_ms"] <= DEVICE_BOUND * measured else "host"
+        times = f"{measured:.1f}", f"{found:.1f} ({found / measured - 1:+.1%})"
+        lines.append([f"`{row['model']}` {settings['precision']}", row["batch_size"], *times, bound])
+    return markdown(["model", "batch", "ms, measured", "ms, simulated", "bound by"], lines)
+
+
 def _ablation_as_published(folder: Path) -> dict[tuple[str, str], float]:
     """The values of torchgpipe's ablation, by variant and metric."""
     rows = [row for row in _read(folder / "published" / "published.csv") if row["table"] == "ablation"]
@@ -206,6 +222,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "gpu": gpu_table,
     "cpu": cpu_table,
     "errors": _predicted(errors_table),
+    "measured-steps": steps_table,
     "ablation": _predicted(cells_table("ablation")),
     "speed": _predicted(cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed")),
     "unet-memory": _predicted(cells_table("unet-memory")),

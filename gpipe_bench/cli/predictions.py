@@ -21,13 +21,20 @@ def predictions(
 ) -> None:
     """Simulate every published throughput, memory and utilisation of the Tesla P40s, and compare.
 
-    In the file, a cell without a number ran out of memory. Traces are kept for the next time.
+    In the file, a cell without a number ran out of memory. Steps that were measured on an H200 are printed after that.
+    Traces are kept for the next time.
     """
+    from gpipe_bench.simulator.measured import TABLE, print_measured
     from gpipe_bench.simulator.predictions import TABLES, print_predictions
 
     for name in table or ():
-        if name not in TABLES:
-            hint = nearest(name, TABLES)
-            raise ConfigError([f"--table must be one of {', '.join(TABLES)}, got {name!r}; {hint}"])
-    print_predictions(out, table or TABLES, cache)
+        if name not in {*TABLES, TABLE}:
+            hint = nearest(name, [*TABLES, TABLE])
+            raise ConfigError([f"--table must be one of {', '.join((*TABLES, TABLE))}, got {name!r}; {hint}"])
+    published = [name for name in table or TABLES if name != TABLE]
+    if published:
+        print_predictions(out, published, cache)
+    if not table or TABLE in table:
+        print(f"\nsteps measured on an H200 ({TABLE})")
+        print_measured(cache)
     retire_collection()

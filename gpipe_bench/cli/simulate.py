@@ -50,6 +50,7 @@ def simulate(
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
     precision: Annotated[str, _setting("precision")] = _DEFAULT.precision,
+    masters: Annotated[bool, _setting("masters")] = _DEFAULT.masters,
     hosts: Annotated[int, _setting("hosts")] = _DEFAULT.hosts,
     network: Annotated[str, _setting("network")] = _DEFAULT.network,
     flavour: Annotated[str, _setting("flavour")] = "current",

@@ -42,6 +42,8 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
     if row.status == "ok":
         console.print(_devices(result.devices))
         console.print(Text(_totals(row)))
+        if result.bound_by_host:
+            console.print(Text("bound by the host: its launches take as long as the step"))
     else:
         console.print(Text(f"{row.status}: {row.reason}", style="bold red"))
     if published:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
+from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.simulator.arguments import ScheduleLike, check_request
 from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule
@@ -59,6 +60,7 @@ def simulate(
     schedule: ScheduleLike | None = None,
     transfer: str = "direct",
     optimizer: str | None = "sgd",
+    masters: bool = True,
     profile: str | Path | Profile = "p40",
     devices: Sequence[int] = (),
     hosts: int = 1,
@@ -87,6 +89,7 @@ def simulate(
             each micro-batch. None: as ``backward`` says; with ``autograd`` the paper's forward program comes first.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
+        masters: whether the optimizer keeps a copy in float32 of each weight that is in a half.
         profile: name of a hardware profile, path of a YAML file, or a profile.
         devices: number of each partition's device; empty for one device per partition.
         hosts: how many hosts have the devices, as many each, host after host.
@@ -94,7 +97,7 @@ def simulate(
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them, on any device.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
-        precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves, master weights in float32.
+        precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves.
         flavour: which autograd engine: ``current``, or ``published``, that of the published runs.
         steps: training steps; all but the first count. 1: a step between idle devices. None: 2, more if threads race.
         memory: whether to simulate the allocators.
@@ -110,7 +113,7 @@ def simulate(
 
 
 _SETTINGS: Final = ("components", "checkpoint", "flavour", "transfer", "memory")
-_WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "optimizer", "precision")
+_WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "optimizer", "masters", "precision")
 
 
 def _answer(request: Mapping[str, Any]) -> Simulation:
@@ -203,7 +206,21 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
         peak_allocated_gib=summed_gib(done.peak_allocated_bytes),
         peak_reserved_gib=summed_gib(done.peak_reserved_bytes),
         settings=facts,
+        host_fraction=_host_ns(workload, settings, machine.launch_ns) / done.step_ns,
     )
+
+
+def _host_ns(workload: Workload, settings: Settings, launch_ns: int) -> int:
+    """Host time of the launches of the partition with most of them, of the loss and of the update."""
+    recomputed = checkpoint_stop(settings.checkpoint, workload.m)
+
+    def launches(j: int) -> int:
+        works = [workload.task(i, j) for i in range(workload.m)]
+        passes = [work.forward.launches + work.backward.launches for work in works]
+        return sum(passes) + sum(work.recompute.launches for work in works[:recomputed] if work.learns)
+
+    ends = (workload.loss, *workload.optimizer)
+    return launch_ns * (max(map(launches, range(workload.n))) + sum(kernels.launches for kernels in ends))
 
 
 def _out_of_memory(

@@ -49,7 +49,7 @@ def calibrate_rows(
 
     Args:
         rows: of models of the suite; others are ignored.
-        profile: the device; everything but its efficiencies is kept.
+        profile: the device; everything is kept but its efficiencies, and constants of kinds of kernels.
         optimizer: the one that the runs used.
         name: of the new profile; that of ``profile`` by default.
         cache: folder of stored traces; the user's cache folder by default.
@@ -58,6 +58,8 @@ def calibrate_rows(
         ConfigError: no row can be used, rows are of several devices or of another one than the profile's, one is
             faster than the profile's peaks allow, whatever the others are, or profiles refuse a fitted share.
     """
+    # What is fitted says how long kernels take, so constants of their kinds do not.
+    profile = profile.model_copy(update={"kernels": None})
     cells: dict[Setting, list[float]] = {}
     used = [row for row in rows if _usable(row)]
     devices = sorted({row.device for row in used})

@@ -136,7 +136,8 @@ def test_the_interface_takes_its_name():
 
 
 def test_traces_are_kept_and_those_of_other_code_are_not_taken(folder):
-    options = {"balance": [4], "batch_size": 8, "profile": "h100", "cache": folder / "traces"}
+    # A host that is slower than the device would hide what has changed.
+    options = {"balance": [4], "batch_size": 8, "profile": "v100", "cache": folder / "traces"}
     first = simulate(Model(NAME, {}), **options).step_time_ms
     kept = set((folder / "traces").iterdir())
     assert simulate(Model(NAME, {}), **options).step_time_ms == first

@@ -111,6 +111,14 @@ def test_a_row_with_values_that_does_not_say_where_they_are_from_is_named(packag
     assert problem == f"{evidence}/box/ablation.csv, line 2: {rule}"
 
 
+def test_a_row_that_another_program_measured_names_it_instead_of_a_commit(package):
+    row = replace(ok_result("baseline", 0).row, commit="", python="", dirty=None, source="a study")
+    path = package / "measured" / "box" / "ablation.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(csv_text(Row.columns(), [row.to_dict()]))
+    assert not [problem for problem in check_folder(package) if "must be given" in problem]
+
+
 def test_a_table_that_is_not_described_is_named(package, table):
     take_reference(table, package, "box")
     (problem,) = check_folder(package)

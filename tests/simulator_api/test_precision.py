@@ -128,6 +128,15 @@ def test_without_an_update_there_are_no_master_weights(cache):
     assert sum(made.static[0].resident) == sum(2 * parameter.numel() for parameter in layers().parameters())
 
 
+def test_masters_are_an_option(cache):
+    made = work(cache, balance=[3], precision="bfloat16", optimizer="adam", masters=False)
+    elements = sum(parameter.numel() for parameter in layers().parameters())
+    assert sum(made.static[0].resident) == 2 * elements
+    assert sum(made.static[0].state) == 4 * elements
+    assert "masters" not in json.loads(SimulatedCell().configuration)
+    assert json.loads(SimulatedCell(masters=False).configuration)["masters"] is False
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_update_casts_the_gradient_and_rounds_the_weight(cache, optimizer):
     single = trace_optimizer(optimizer, ["float32"], cache)["float32"]

@@ -30,6 +30,8 @@ _ORIGIN: Final = {
     "measured": ("commit", "config_sha256", "torch", "python"),
 }
 """What a row with values must say of where they come from, by its evidence."""
+_OF_THIS_PROGRAM: Final = ("commit", "python")
+"""What rows need not say if another program measured them, which their ``source`` names."""
 _WRITE: Final = "write it: python -m gpipe_bench datapackage write"
 
 
@@ -82,7 +84,10 @@ def _without_origin(folder: Path) -> Iterator[str]:
     for path, table in _tables(folder, "*.csv", [kind.columns for kind in KINDS if kind.records]):
         for evidence, members in table[table["status"] == "ok"].groupby("evidence", sort=False):
             for name in _ORIGIN.get(str(evidence), ()):
-                if len(blank := members.index[members[name] == ""]):
+                own = members
+                if name in _OF_THIS_PROGRAM and "source" in members:
+                    own = members[members["source"] == ""]
+                if len(blank := own.index[own[name] == ""]):
                     place = f"{path.relative_to(folder).as_posix()}, line {blank[0] + 2}"
                     more = f" and in {len(blank) - 1} more" if len(blank) > 1 else ""
                     yield f"{place}{more}: {name} must be given in a {evidence} row that is ok, got none; take it again"

@@ -109,6 +109,7 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
         optimizer=cell.optimizer,
         profile=hardware,
         precision=cell.precision,
+        masters=cell.masters,
         hosts=cell.hosts,
         network=cell.network,
         flavour=cell.flavour,
@@ -136,7 +137,8 @@ def step_result(
     times = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
     steps = [{"step": 0, **times}] if step.step_time_ms is not None else []
     events = [event.to_dict() for event in step.events] if timeline else []
-    return RawResult(cell.id, row, device_records(step.devices, layers), steps, events, cell.configuration)
+    tables = device_records(step.devices, layers), steps, events
+    return RawResult(cell.id, row, *tables, cell.configuration, step.bound_by_host)
 
 
 def device_records(uses: Iterable[DeviceUse], layers: Sequence[int]) -> list[dict[str, Any]]:

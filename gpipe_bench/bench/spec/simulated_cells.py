@@ -62,7 +62,10 @@ Profile = Annotated[
 ]
 Precision = Annotated[
     Literal["float32", "float16", "bfloat16"],
-    Field(description="type of weights, activations and gradients; halves have master weights in float32"),
+    Field(description="type of weights, activations and gradients"),
+]
+Masters = Annotated[
+    bool, Field(description="whether the optimizer keeps a copy in float32 of each weight that is in a half")
 ]
 Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that have the devices, as many each")]
 Network = Annotated[str, Field(description="link between hosts, by name: ndr400, ethernet10, or a link of the profile")]
@@ -133,6 +136,7 @@ class SimulatedCell(SimulatedSettings, VirtualCell):
 
     evidence: ClassVar[str] = "simulated"
     precision: Precision = "float32"
+    masters: Masters = True
     hosts: Hosts = 1
     network: Network = NETWORK
 
@@ -142,10 +146,11 @@ class SimulatedCell(SimulatedSettings, VirtualCell):
         yield from host_problems(self, self.schedule_devices, self.transfer)
 
     def settings(self) -> dict[str, Any]:
-        """All settings; float32 and a single host are left out, as the schedule of GPipe is."""
+        """All settings; float32, master weights and a single host are left out, as the schedule of GPipe is."""
         data = super().settings()
-        if self.precision == "float32":
-            del data["precision"]
+        for name, usual in (("precision", "float32"), ("masters", True)):
+            if data[name] == usual:
+                del data[name]
         if self.hosts == 1:
             del data["hosts"], data["network"]
         return data

@@ -54,6 +54,7 @@ class RawResult:
         steps: a record of :data:`STEP_COLUMNS` for each timed step.
         events: timeline events of one untimed step.
         configuration: what the row's ``config_sha256`` is the digest of; see :mod:`gpipe_bench.configurations`.
+        bound_by_host: whether its devices wait for the host; only simulations know.
     """
 
     cell: str
@@ -62,6 +63,7 @@ class RawResult:
     steps: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     configuration: str = ""
+    bound_by_host: bool = False
 
     def to_json(self) -> str:
         """The text of the file."""

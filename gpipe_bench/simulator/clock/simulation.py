@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 GIB: Final = 2**30
 
+# Share of a step; launches that take longer leave the devices idle.
+_HOST_BOUND: Final = 0.95
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
@@ -109,6 +112,8 @@ class Simulation:
         peak_allocated_gib: sum over devices; None without memory.
         peak_reserved_gib: likewise.
         settings: columns of the row that describe model, pipeline and settings.
+        host_fraction: share of the step in which the host launches what the busiest partition computes; see
+            :attr:`bound_by_host`. None where it is not known.
     """
 
     evidence: ClassVar[str] = "simulated"
@@ -124,6 +129,12 @@ class Simulation:
     peak_allocated_gib: float | None = None
     peak_reserved_gib: float | None = None
     settings: dict[str, Any]
+    host_fraction: float | None = None
+
+    @property
+    def bound_by_host(self) -> bool:
+        """Whether the devices wait for the host, so that faster ones would not help."""
+        return self.host_fraction is not None and self.host_fraction > _HOST_BOUND
 
     @property
     def utilization_fraction(self) -> float | None:

@@ -50,7 +50,7 @@ class HardwareMachine:
 
     def __init__(self, profile: Profile, network: Link | None = None, host_size: int = sys.maxsize) -> None:
         topology = profile.topology
-        self.launch_ns = round(profile.launch_us * 1000)
+        self.launch_ns = round(profile.host_us * 1000)
         self.queue_depth = profile.queue_depth
         self.capacity_bytes = profile.capacity_bytes
         self._host_size, self._group_size = host_size, topology.group_size

@@ -7,6 +7,7 @@ path; nothing else needs to change.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.files import is_file
 from gpipe_bench.models.arguments import nearest
+from gpipe_bench.simulator.hardware.constants import Constant, constant_problems
 from gpipe_bench.simulator.hardware.machine import PROFILES, WAYS, HardwareMachine
 from gpipe_bench.yaml_text import read_yaml_file
 
@@ -118,6 +120,9 @@ class Profile(_Section):
     efficiency: Efficiency
     kernel_floor_us: float = Field(ge=0, description="shortest kernel, microseconds")
     launch_us: float = Field(ge=0, description="host time per kernel, microseconds")
+    kernels: dict[str, Constant] | None = Field(
+        default=None, description="constants of kinds of kernels; None: efficiency and kernel_floor_us say all"
+    )
     queue_depth: int = Field(gt=0, description="launches that a device holds before the host waits")
     links: dict[str, Link]
     topology: Topology
@@ -167,6 +172,24 @@ class Profile(_Section):
         if problems:
             raise ValueError("\n".join(problems))
         return topology
+
+    @field_validator("kernels")
+    @classmethod
+    def _of_the_law(cls, kernels: dict[str, Constant] | None) -> dict[str, Constant] | None:
+        problems = constant_problems(kernels) if kernels is not None else []
+        if problems:
+            raise ValueError("\n".join(problems))
+        return kernels
+
+    @cached_property
+    def constants(self) -> dict[str, float]:
+        """The values of :attr:`kernels`, by name; empty without."""
+        return {name: constant.value for name, constant in (self.kernels or {}).items()}
+
+    @property
+    def host_us(self) -> float:
+        """Host time per kernel, microseconds."""
+        return self.constants.get("launch_us", self.launch_us)
 
     @property
     def capacity_bytes(self) -> int:
@@ -264,7 +287,7 @@ def _problems(error: Any) -> Sequence[str]:
         unit = "a share, not percent" if error["loc"][0] == "efficiency" else "10^9 bytes per second"
         return [f"{name} must be at most {error['ctx']['le']:g}, got {float(error['input']):g}; write {unit}"]
     if error["type"] == "extra_forbidden":
-        known = [field for section in (Profile, Link, Topology, Efficiency) for field in section.model_fields]
+        known = [field for section in (Profile, Link, Topology, Efficiency, Constant) for field in section.model_fields]
         hint = nearest(str(error["loc"][-1]), known)
         hint = "remove it" if hint.startswith("use one of") else hint
         return [f"{name} must be a setting of a profile, got an unknown one; {hint}"]

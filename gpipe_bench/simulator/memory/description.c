@@ -48,11 +48,12 @@ static void *read_records(Reader *reader, int64_t *count, size_t size, int integ
 Memory *memory_new(const int64_t *description, int64_t length) {
     Reader reader = {description, description + length, 0};
     Memory *memory = zeros(1, sizeof(Memory));
-    int64_t kinds, slots = 0;
+    int64_t kinds, losses, slots = 0;
     read_record(&reader, &memory->given, 9, 4);
     memory->skips = read_records(&reader, &memory->skip_count, sizeof(Skip), 3, 1);
     memory->partitions = read_records(&reader, &memory->partition_count, sizeof(Partition), 5, 4);
     memory->kinds = read_records(&reader, &kinds, sizeof(Kind), 6, 21);
+    memory->losses = read_records(&reader, &losses, sizeof(Loss), 1, 1);
     const Given *given = &memory->given;
     int64_t m = memory->microbatch_count = given->sizes.count;
     if (reader.is_short || reader.next != reader.end) {
@@ -61,6 +62,8 @@ Memory *memory_new(const int64_t *description, int64_t length) {
     }
     for (int64_t kind = 0; kind < kinds; kind++)
         slots = memory->kinds[kind].slots > slots ? memory->kinds[kind].slots : slots;
+    for (int64_t loss = 0; loss < losses; loss++)
+        slots = memory->losses[loss].slots > slots ? memory->losses[loss].slots : slots;
     int32_t devices = (int32_t)given->devices, streams = (int32_t)given->device_of.count;
     allocators_begin(&memory->all, devices, given->device_of.items, streams, given->capacity);
     memory->tasks = zeros(m * memory->partition_count, sizeof(Task));
@@ -77,7 +80,7 @@ void memory_free(Memory *memory) {
     for (uint32_t chunk = 0; chunk < memory->chunks.count; chunk++)
         free(memory->chunks.items[chunk]);
     void *parts[] = {
-        memory->kinds, memory->partitions, memory->skips, memory->tasks, memory->values, memory->passing,
+        memory->kinds, memory->losses, memory->partitions, memory->skips, memory->tasks, memory->values, memory->passing,
         memory->skip_gradients, memory->sent.items, memory->without, memory->table, memory->lent, memory->unused.items,
         memory->chunks.items,
     };

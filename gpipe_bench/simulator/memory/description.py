@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.memory.lowering import lowered_task, record
+from gpipe_bench.simulator.memory.lowering import lowered_loss, lowered_task, record
 from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, StaticMemory, TaskWork, Workload
 
 _TOTAL: Final = 2**60
@@ -78,7 +78,9 @@ def describe(
         lowered_task(work, kernels, hands_over=workload.needing_gradients(*place) == 1)
         for place, work in zip(places_of_tasks, tasks, strict=True)
     ]
-    for records in (skips, partitions, kinds):
+    losses = [lowered_loss(workload, abs(size), len(workload.partitions[-1][size].output_bytes)) for size in sizes]
+    losses.append(lowered_loss(workload, sum(map(abs, workload.microbatch_sizes)), 1))
+    for records in (skips, partitions, kinds, losses):
         found += (len(records), *chain.from_iterable(records))
     return array("q", found)
 

@@ -19,7 +19,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK
-from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, TaskWork
+from gpipe_bench.simulator.workloads.workload import (
+    NOTHING,
+    MemoryOp,
+    SplitWork,
+    TaskWork,
+    Workload,
+    gradient_name,
+    input_name,
+)
 
 CODES: Final = ("alloc", "drop", "brief", "scratch", "let_go", "gradient", "view", "leaving", "kept")
 """What a row asks for, by its code; ``state.h`` has the same ones as ``ROW_ALLOC`` and so on."""
@@ -54,6 +62,20 @@ def lowered_task(work: TaskWork, kernels: Mapping[int, int], *, hands_over: bool
     lowered = LoweredTask(work, kernels)
     integers = (lowered.slots, lowered.left, lowered.splits, lowered.later, hands_over, lowered.passes_back)
     return record(integers, *lowered.lists)
+
+
+def lowered_loss(workload: Workload, samples: int, outputs: int) -> list[int]:
+    """The record of the loss of so many samples; without requests of its own it makes a gradient of each output."""
+    if not workload.loss_memory:
+        gradients = (number for place in range(outputs) for number in (_ALLOC | place << CODE_BITS, -1))
+        return record((outputs,), [*gradients, _LET_GO, 0])
+    batch, slots = sum(map(abs, workload.microbatch_sizes)), {gradient_name(0): 0}
+    rows: list[int] = []
+    for kind, block, nbytes in workload.loss_memory:
+        code = _LET_GO if block == input_name(0) else _ALLOC if kind == "alloc" else _DROP
+        slot = 0 if code == _LET_GO else slots.setdefault(block, len(slots))
+        rows += (code | slot << CODE_BITS, nbytes * samples // batch)
+    return record((len(slots),), rows)
 
 
 class LoweredTask:

@@ -155,6 +155,30 @@ static int64_t output_bytes(const Memory *memory) {
     return bytes;
 }
 
+/* Make the requests of a loss. It drops `input`, and leaves the gradients of what is in it in the first slots. Where no
+   bytes are given, a gradient has those of its output, or `whole`. */
+static int run_loss(Memory *memory, const Loss *loss, Row *input, int64_t whole) {
+    for (int64_t place = 0; place < loss->rows.count; place += 2) {
+        int64_t slot = loss->rows.items[place] >> CODE_BITS, bytes = loss->rows.items[place + 1];
+        if (bytes < 0)
+            bytes = whole ? whole : requested(&memory->all, input->items[slot]);
+        switch (loss->rows.items[place] & ((1 << CODE_BITS) - 1)) {
+        case ROW_ALLOC:
+            memory->table[slot] = new_on(memory, memory->partition_count - 1, bytes);
+            if (memory->table[slot] == NONE)
+                return MEMORY_FULL;
+            break;
+        case ROW_DROP:
+            drop(&memory->all, memory->table[slot]);
+            break;
+        case ROW_LET_GO:
+            drop_row(memory, &input);
+            break;
+        }
+    }
+    return MEMORY_OK;
+}
+
 /* The outputs are concatenated, and every micro-batch gets its share of the gradient. */
 int memory_loss(Memory *memory) {
     int64_t m = memory->microbatch_count, last = memory->partition_count - 1, bytes = output_bytes(memory);
@@ -165,15 +189,13 @@ int memory_loss(Memory *memory) {
     if (m > 1)
         for (int64_t i = 0; i < m; i++)
             drop_row(memory, &memory->values[i]);
-    /* The loss keeps its input until its gradient is made. */
-    int32_t gradient = new_on(memory, last, bytes);
-    if (gradient == NONE)
+    Row *input = m > 1 ? new_row(memory, 1) : memory->values[0];
+    if (m > 1)
+        input->items[0] = together;
+    memory->values[0] = NULL;
+    if (run_loss(memory, &memory->losses[memory->given.size_count], input, bytes))
         return MEMORY_FULL;
-    if (m > 1) {
-        drop(&memory->all, together);
-    } else {
-        drop_row(memory, &memory->values[0]);
-    }
+    int32_t gradient = memory->table[0];
     memory->all.blocks.items[gradient].holders = (int32_t)m;
     for (int64_t i = 0; i < m; i++) {
         Row *row = new_row(memory, 1);
@@ -189,12 +211,11 @@ int memory_microbatch_loss(Memory *memory, int32_t i) {
     Task *last = task_at(memory, i, memory->partition_count - 1);
     free_row(memory, &last->gradients);
     last->gradients = row;
-    for (int64_t place = 0; place < row->count; place++) {
-        row->items[place] = new_on(memory, memory->partition_count - 1, requested(&memory->all, outputs->items[place]));
-        if (row->items[place] == NONE)
-            return MEMORY_FULL;
-    }
-    drop_row(memory, &memory->values[i]);
+    memory->values[i] = NULL;
+    if (run_loss(memory, &memory->losses[memory->given.sizes.items[i]], outputs, 0))
+        return MEMORY_FULL;
+    for (int64_t place = 0; place < row->count; place++)
+        row->items[place] = memory->table[place];
     return MEMORY_OK;
 }
 

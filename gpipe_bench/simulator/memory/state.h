@@ -60,6 +60,13 @@ typedef struct {
     Back weight_half;    /* W; without rows where I does all */
 } Kind;
 
+/* The loss of micro-batches of one size, or of the whole batch: its rows are allocations, drops, and one that lets go of
+   its input. */
+typedef struct {
+    int64_t slots;
+    Numbers rows;
+} Loss;
+
 /* Blocks, in order. */
 typedef struct Row {
     union {
@@ -117,6 +124,7 @@ struct Memory {
     Allocators all;
     int64_t partition_count, microbatch_count, skip_count;
     Kind *kinds;
+    Loss *losses;       /* by the number of the micro-batch's size, then that of the batch */
     Partition *partitions;
     Skip *skips;
     Task *tasks;        /* see task_at */

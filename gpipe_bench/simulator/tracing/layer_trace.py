@@ -201,7 +201,7 @@ class LayerTracing:
         def make(spec: TensorSpec) -> Tensor:
             with torch._C._DisableTorchDispatch():  # noqa: SLF001 - it is the tracer that makes it, not the layer
                 gradient = spec.empty()
-            self._made[place] = self.recorder.adopt(gradient)
+            self._made[place] = self.recorder.adopt_gradient(gradient)
             return gradient
 
         return get_gradient_edge(_Exit.apply(tensor, make))  # type: ignore[no-untyped-call, unused-ignore]  # likewise

@@ -7,7 +7,6 @@ each result written once, unless a table below knows better. Views and allocatio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any, Final
 
 import torch
@@ -15,8 +14,9 @@ from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from gpipe_bench.simulator.tracing.attention import seen_pairs
+from gpipe_bench.simulator.tracing.parts import bias_parts, convolution_parts, dense_copies, occupied, parts_of
 from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
-from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.simulator.tracing.steps import Kernel, Part
 
 _aten: Final = torch.ops.aten
 
@@ -71,21 +71,15 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         if "attention" in name:
             flop = _unmasked(flop, func, args, kwargs)
         kernel_class, arithmetic = "other_conv_matmul", "matmul"
-    read = _bytes_read(name, [*tensors_of(args), *tensors_of(list(kwargs.values()))], results)
-    written = sum(_bytes(tensor) for tensor in results)
+    operands = _used(name, [*tensors_of(args), *tensors_of(list(kwargs.values()))])
+    read = _bytes_read(name, operands, results)
+    written = sum(occupied(tensor) for tensor in results)
     if not read and not written:
         return []
     launches = 2 if name in _TWO_PASSES else 1
     read *= _overlap(name, args) if name in _POOLS else launches
-    return [Kernel(name, kernel_class, arithmetic, _dtype(results), launches, flop, read, written)]
-
-
-def _bytes(tensor: Tensor) -> int:
-    """Bytes that reading the whole tensor touches: an expanded dimension counts once."""
-    strides = tensor.stride()
-    if 0 not in strides:
-        return tensor.nbytes
-    return prod(size for size, stride in zip(tensor.shape, strides, strict=True) if stride) * tensor.element_size()
+    parts = parts_of(name, args, operands, results, flop)
+    return [Kernel(name, kernel_class, arithmetic, _dtype(results), launches, flop, read, written, 0, parts)]
 
 
 def tensors_of(value: object) -> list[Tensor]:
@@ -107,16 +101,19 @@ def _unmasked(flop: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
     return flop * seen_pairs(queries, keys) // (queries * keys)
 
 
-def _bytes_read(name: str, operands: list[Tensor], results: list[Tensor]) -> int:
+def _used(name: str, operands: list[Tensor]) -> list[Tensor]:
+    """The operands that are read, each once: x * x reads x once."""
     if name in _WRITE_ONLY:
         operands = operands[1:]
     if name in _SHAPE_ONLY:
         operands = operands[:1] + operands[2:]
-    # x * x reads x once.
-    unique = list({id(tensor): tensor for tensor in operands}.values())
-    sizes = [_bytes(tensor) for tensor in unique]
+    return list({id(tensor): tensor for tensor in operands}.values())
+
+
+def _bytes_read(name: str, operands: list[Tensor], results: list[Tensor]) -> int:
+    sizes = [occupied(tensor) for tensor in operands]
     if name in _GATHER and sizes:
-        sizes[0] = min(sizes[0], sum(_bytes(tensor) for tensor in results))
+        sizes[0] = min(sizes[0], sum(occupied(tensor) for tensor in results))
     return sum(sizes)
 
 
@@ -131,8 +128,9 @@ def _dtype(results: Sequence[Tensor]) -> str:
 
 
 def _convolution(args: Sequence[Any], result: Tensor) -> Kernel:
-    read = sum(_bytes(tensor) for tensor in tensors_of(args[:3]))
-    return _convolution_kernel("convolution", args[1:], (args[0], result), read, _bytes(result))
+    read = sum(occupied(tensor) for tensor in tensors_of(args[:3]))
+    kernel = _convolution_kernel("convolution", args[1:], (args[0], result), read, occupied(result))
+    return kernel._replace(parts=(*dense_copies(args[:1]), *(kernel.parts or ()), *bias_parts(result, args[2])))
 
 
 def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) -> list[Kernel]:
@@ -140,16 +138,21 @@ def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) 
     grad, x, weight = args[:3]
     # (grad, input, weight, bias sizes, stride, ...) as (weight, bias, stride, ...) of the forward convolution.
     geometry = (weight, None, *args[4:10])
-    kernels = []
+    kernels: list[Kernel] = []
     # Each takes as many products as the forward pass. PyTorch's own count of them leaves groups out.
     for name, other, gradient in (("data", weight, result[0]), ("weight", x, result[1])):
         if gradient is not None:
-            op, read = f"convolution_backward_{name}", _bytes(grad) + _bytes(other)
-            kernels.append(_convolution_kernel(op, geometry, (x, grad), read, _bytes(gradient)))
+            op, read = f"convolution_backward_{name}", occupied(grad) + occupied(other)
+            kernel = _convolution_kernel(op, geometry, (x, grad), read, occupied(gradient))
+            # Both use the same copies.
+            copies = () if kernels else dense_copies((grad, x))
+            kernels.append(kernel._replace(parts=(*copies, *(kernel.parts or ()))))
     bias = result[2]
     if bias is not None:
-        sizes = _bytes(grad), _bytes(bias)
-        kernels.append(Kernel("convolution_backward_bias", "memory_bound", "elementwise", _dtype([bias]), 1, 0, *sizes))
+        sizes = occupied(grad), occupied(bias)
+        parts = (Part("stream", sum(sizes)),)
+        op = "convolution_backward_bias"
+        kernels.append(Kernel(op, "memory_bound", "elementwise", _dtype([bias]), 1, 0, *sizes, 0, parts))
     return kernels
 
 
@@ -169,11 +172,13 @@ def _convolution_kernel(
     dtype = _dtype(planes[1:])
     x, y = planes
     flop = int(conv_flop_count(list(x.shape), list(weight.shape), list(y.shape), transposed=transposed))
+    kind = "weight_gradient" if op.endswith("weight") else "convolution"
+    parts = convolution_parts(kind, planes[::-1] if op.endswith("data") else planes, weight, (stride, groups), flop)
     plain = not transposed and groups == 1 and set(stride) == {1} and set(dilation) == {1}
     if plain and tuple(weight.shape[2:]) == (3, 3):
-        tiles = _TILE_GROWTH[0] * sum(_bytes(plane) for plane in planes) // _TILE_GROWTH[1]
-        workspace = tiles + _FILTER_GROWTH * _bytes(weight)
-        return Kernel(op, "conv3x3_stride1", "convolution", dtype, 1, flop, read, written, workspace)
+        tiles = _TILE_GROWTH[0] * sum(occupied(plane) for plane in planes) // _TILE_GROWTH[1]
+        workspace = tiles + _FILTER_GROWTH * occupied(weight)
+        return Kernel(op, "conv3x3_stride1", "convolution", dtype, 1, flop, read, written, workspace, parts)
     # A filter of one point is a matrix product.
     kernel_class = "spatial_conv" if any(edge > 1 for edge in weight.shape[2:]) else "other_conv_matmul"
-    return Kernel(op, kernel_class, "convolution", dtype, 1, flop, read, written)
+    return Kernel(op, kernel_class, "convolution", dtype, 1, flop, read, written, 0, parts)

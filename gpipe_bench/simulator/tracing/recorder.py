@@ -16,7 +16,11 @@ from torch import Tensor
 from gpipe_bench.engine.dispatch_mode import DispatchMode
 from gpipe_bench.simulator.tracing.meta_results import evaluate, storage_key
 from gpipe_bench.simulator.tracing.operations import kernels_of, tensors_of
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Step
+from gpipe_bench.simulator.tracing.parts import is_usual
+from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs
+from gpipe_bench.simulator.tracing.steps import ACCUMULATE, NO_BLOCK, Alloc, Free, Kernel, Step
+
+_COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten._to_copy.default})  # noqa: SLF001 - it has no other name
 
 
 class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
@@ -32,6 +36,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
         self._blocks: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._next = 0
+        # By storage: gradients whose dimensions are permuted in memory, as those of an output.
+        self._strewn: dict[int, TensorSpec] = {}
         # Gradients of parameters, and blocks that were added to them: whether as a view.
         self._sums: set[int] = set()
         self._added: dict[int, bool] = {}
@@ -52,13 +58,46 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     self.steps.append(Alloc(self.adopt(tensor), storage.nbytes()))
-        self.steps += kernels_of(func, args, kwargs, result)
-        if func is torch.ops.aten.add_.Tensor and storage_key(args[0]) in self._sums and args[1].is_contiguous():
-            self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
+        kernels = self._kernels(func, args, kwargs, result)
+        if func is torch.ops.aten.add_.Tensor and storage_key(args[0]) in self._sums:
+            kernels = [kernel.of_kind(ACCUMULATE) for kernel in kernels]
+            if args[1].is_contiguous():
+                self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
+        self.steps += kernels
+
+    def _kernels(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Kernel]:
+        """The kernels of an operation, for which gradients are dense that are traced in the layout of an output."""
+        if not any(storage_key(tensor) in self._strewn for tensor in tensors_of(args)):
+            return kernels_of(func, args, kwargs, result)
+        given, given_result = map_specs(self._dense, args), None
+        if not func.is_view:
+            for tensor in tensors_of(result):
+                self._note_layout(tensor)
+            given_result = map_specs(self._dense, result)
+        kernels = kernels_of(func, given, kwargs, given_result)
+        # They are dense as they come.
+        return [kernel._replace(parts=()) for kernel in kernels] if func in _COPIES else kernels
+
+    def _note_layout(self, tensor: Tensor) -> None:
+        spec = TensorSpec.of(tensor)
+        if spec.is_dense() and not is_usual(tensor):
+            self._strewn[storage_key(tensor)] = spec
+
+    def _dense(self, tensor: Tensor) -> Tensor:
+        """The tensor, or one like it that is contiguous."""
+        spec = self._strewn.get(storage_key(tensor))
+        if spec is None or spec.shape != tensor.shape or spec.stride != tensor.stride():
+            return tensor
+        return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
 
     def accumulate(self, gradients: Iterable[Tensor | None]) -> None:
         """Say which tensors are gradients of parameters."""
         self._sums = {storage_key(gradient) for gradient in gradients if gradient is not None}
+
+    def adopt_gradient(self, gradient: Tensor) -> int:
+        """The same for a gradient in the layout of an output; gradients really come contiguous, or channels last."""
+        self._note_layout(gradient)
+        return self.adopt(gradient)
 
     def adopt(self, tensor: Tensor) -> int:
         """Give the storage of ``tensor``, which appeared without an operation, its block."""
@@ -81,6 +120,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
     def _died(self, key: int, _: object) -> None:
         del self._watches[key]
         block = self._blocks.pop(key)
+        self._strewn.pop(key, None)
         self.steps.append(Free(block, block in self._added, self._added.get(block, False)))
 
     def take(self) -> tuple[Step, ...]:

@@ -46,13 +46,13 @@ class TensorSpec:
 
     def fits(self, gradient: Tensor) -> bool:
         """Whether a leaf like this takes a gradient in its layout, and does not copy it (``obeys_layout_contract``)."""
-        if not self._is_dense():
+        if not self.is_dense():
             return gradient.is_contiguous()
         # Strides of one element say nothing, but that it was expanded.
         sides = zip(gradient.shape, gradient.stride(), self.stride, strict=True)
         return all(stride == own if length != 1 else stride > 0 for length, stride, own in sides)
 
-    def _is_dense(self) -> bool:
+    def is_dense(self) -> bool:
         """Whether it fills its part of memory, each element once, in whatever order of its dimensions."""
         filled = 1
         for stride, length in sorted(zip(self.stride, self.shape, strict=True)):

@@ -12,6 +12,28 @@ from typing import Final, NamedTuple
 NO_BLOCK: Final = -1
 """In place of a block: there is no such tensor, as for a gradient that nobody needs."""
 
+ACCUMULATE: Final = "accumulate"
+"""Kind of the addition to the gradient of a parameter: the first gradient of a step is not added to anything."""
+
+FOREACH: Final = "foreach"
+"""Kind of the update of a parameter: one kernel updates many of them."""
+
+
+class Part(NamedTuple):
+    """A kernel on the device, by the unit that bounds it.
+
+    Attributes:
+        kind: a law of :mod:`gpipe_bench.simulator.workloads.law`.
+        bytes: that it reads and writes, each tensor once for each pass over it.
+        units: elements, or floating-point operations.
+        blocks: channels or planes that a norm works on side by side, or rows.
+    """
+
+    kind: str
+    bytes: int
+    units: int = 0
+    blocks: int = 0
+
 
 class Kernel(NamedTuple):
     """One operation on the device.
@@ -27,6 +49,7 @@ class Kernel(NamedTuple):
         bytes_read: bytes that it reads, counted once per pass over them.
         bytes_written: bytes that it writes.
         workspace: bytes of scratch memory if a convolution runs by Winograd's algorithm.
+        parts: what it really runs on GPUs whose profile has constants for that; None: one kernel that moves its bytes.
     """
 
     op: str
@@ -38,6 +61,17 @@ class Kernel(NamedTuple):
     bytes_read: int
     bytes_written: int
     workspace: int = 0
+    parts: tuple[Part, ...] | None = None
+
+    @classmethod
+    def copy(cls, op: str, nbytes: int) -> Kernel:
+        """A copy of so many bytes within the device."""
+        parts = (Part("stream", 2 * nbytes),)
+        return cls(op, "memory_bound", "elementwise", "float32", 1, 0, nbytes, nbytes, 0, parts)
+
+    def of_kind(self, kind: str) -> Kernel:
+        """The same with all of its parts of one kind."""
+        return self._replace(parts=tuple(part._replace(kind=kind) for part in self.parts or ()))
 
 
 @dataclass(frozen=True, slots=True)

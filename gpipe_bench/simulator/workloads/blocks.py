@@ -76,10 +76,11 @@ class Costs:
 
     Args:
         profile: the device.
+        alone: whether a step has one micro-batch; see :func:`.cost.duration_ns`.
     """
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
+    def __init__(self, profile: Profile, *, alone: bool = False) -> None:
+        self.profile, self._alone = profile, alone
         # The layers are kept: an id may only be used again when its object is gone.
         self._known: dict[tuple[int, str], tuple[Kernels, LayerTrace | SplitTrace]] = {}
         # Kernels with scratch memory, numbered.
@@ -87,17 +88,19 @@ class Costs:
 
     def scratch(self, kernel: Kernel) -> MemoryOp | None:
         """The scratch memory that a kernel asks for, if any."""
-        if kernel not in self._scratches:
+        # What it does besides does not tell kinds of kernels apart.
+        bare = kernel._replace(parts=None)
+        if bare not in self._scratches:
             nbytes = scratch_bytes(kernel, self.profile)
             number = len(self._scratches)
-            self._scratches[kernel] = MemoryOp("scratch", number, nbytes) if nbytes else None
-        return self._scratches[kernel]
+            self._scratches[bare] = MemoryOp("scratch", number, nbytes) if nbytes else None
+        return self._scratches[bare]
 
     def of(self, layer: LayerTrace | SplitTrace, direction: str) -> Kernels:
         """One pass of a layer: ``forward``, ``plain`` or ``backward``; of a split one ``inputs`` or ``weights``."""
         key = id(layer), direction
         if key not in self._known:
-            self._known[key] = total(layer.kernels(direction), self.profile), layer
+            self._known[key] = total(layer.kernels(direction), self.profile, alone=self._alone), layer
         return self._known[key][0]
 
     def total_of(

@@ -13,14 +13,22 @@ from gpipe_bench.collection import no_collection
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.precision import HALVES
-from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts, LayerTrace, Parameter
+from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.simulator.workloads.blocks import Costs
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
 from gpipe_bench.simulator.workloads.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite, module_source
-from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, StaticMemory, Workload
+from gpipe_bench.simulator.workloads.workload import (
+    Kernels,
+    MemoryOp,
+    SkipWork,
+    StaticMemory,
+    Workload,
+    gradient_name,
+    input_name,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,6 +83,7 @@ def workload_of(
     chunks: int = 1,
     profile: Profile,
     optimizer: str | None = "sgd",
+    masters: bool = True,
     cache: Path | None = None,
     split: bool = False,
     leaves: bool = True,
@@ -88,6 +97,7 @@ def workload_of(
         chunks: micro-batches asked for.
         profile: the devices.
         optimizer: one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`; None for no update.
+        masters: whether it updates copies in float32 of weights in a half.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.
         leaves: whether the inputs of a checkpoint become leaves of autograd; with a schedule they do not.
@@ -100,32 +110,41 @@ def workload_of(
     _check_balance(balance, len(facts))
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
     routes = _routes(facts, spans)
-    costs = Costs(profile)
+    costs = Costs(profile, alone=len(sizes) == 1)
     works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=leaves)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
-    largest = per_size[sizes[0]]
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
-    masters = source.precision in HALVES
+    masters = masters and source.precision in HALVES
     update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
     updates = () if update is None else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans)
     static = tuple(_static_of(facts[span], update) for span in spans)
+    loss, last = source.loss(batch_size), source.layers(sizes[0])[-1]
     return Workload(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
         microbatch_sizes=sizes,
-        skips=tuple(
-            SkipWork(
-                f"skip{number}",
-                *route,
-                {size: works[route[0]].departing[number] for size, works in per_size.items()},
-                number in largest[route[1]].returning,
-            )
-            for number, route in routes.items()
-            if number in largest[route[0]].departing
-        ),
-        loss=_loss_kernels(source.loss(batch_size), source.layers(sizes[0])[-1], batch_size, sizes[0], profile),
+        skips=_skips(routes, per_size, per_size[sizes[0]]),
+        loss=_loss_kernels(loss, last, batch_size, sizes[0], profile),
         optimizer=updates,
         static_bytes=tuple(part.total for part in static),
         static=static,
+        # What was fitted to published memory has a loss without memory of its own.
+        loss_memory=() if profile.kernels is None else _loss_memory(loss, last),
+    )
+
+
+def _skips(
+    routes: Mapping[int, tuple[int, int]], per_size: Mapping[int, list[PartitionWork]], largest: list[PartitionWork]
+) -> tuple[SkipWork, ...]:
+    """The skips that cross a boundary; ``largest``: the work of the largest micro-batches."""
+    return tuple(
+        SkipWork(
+            f"skip{number}",
+            *route,
+            {size: works[route[0]].departing[number] for size, works in per_size.items()},
+            number in largest[route[1]].returning,
+        )
+        for number, route in routes.items()
+        if number in largest[route[0]].departing
     )
 
 
@@ -190,9 +209,28 @@ def _partitions(
 def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: int, profile: Profile) -> Kernels:
     """The loss on the whole mini-batch, after the outputs of the micro-batches were put together."""
     moved = sum(port.bytes for port in last.outputs) // size * batch
-    gather = Kernel("cat", "memory_bound", "elementwise", "float32", 1, 0, moved, moved)
+    gather = Kernel.copy("cat", moved)
     steps = () if loss is None else (*loss.kernels("forward"), *loss.kernels("backward"))
     return total((*((gather,) if size < batch else ()), *steps), profile)
+
+
+def _loss_memory(loss: LayerTrace | None, last: LayerTrace) -> tuple[MemoryOp, ...]:
+    """Requests of a loss of one tensor; none for other losses, and without a gradient."""
+    if loss is None or len(last.outputs) != 1 or loss.input_gradients[:1] in ((), (NO_BLOCK,)):
+        return ()
+    names = {0: input_name(0), loss.input_gradients[0]: gradient_name(0)}
+    ops: list[MemoryOp] = []
+    held = {0}
+    early = () if 0 in loss.kept else (Free(0),)
+    for step in (*loss.forward, *early, *loss.backward):
+        if isinstance(step, Alloc):
+            held.add(step.block)
+            ops.append(MemoryOp("alloc", names.get(step.block, step.block), step.bytes))
+        elif isinstance(step, Free) and step.block in held:
+            held.remove(step.block)
+            ops.append(MemoryOp("free", names.get(step.block, step.block)))
+    ops += [MemoryOp("free", names.get(block, block)) for block in sorted(held - {loss.input_gradients[0]})]
+    return tuple(ops)
 
 
 def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:

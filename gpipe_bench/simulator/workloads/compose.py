@@ -86,10 +86,7 @@ def _task(partition: LayerPasses, costs: Costs, split: SplitLayers | None, *, fi
 
 def _clones(sizes: Iterable[int], costs: Costs) -> Kernels:
     """Copies of tensors on their device, by their bytes."""
-    return total(
-        (Kernel("clone", "memory_bound", "elementwise", "float32", 1, 0, nbytes, nbytes) for nbytes in sizes),
-        costs.profile,
-    )
+    return total((Kernel.copy("clone", nbytes) for nbytes in sizes), costs.profile)
 
 
 def _learns(layers: Sequence[LayerTrace], facts: Sequence[LayerFacts]) -> bool:

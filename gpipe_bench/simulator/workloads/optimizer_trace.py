@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.simulator.tracing.steps import Alloc, Free, Kernel, Step
+from gpipe_bench.simulator.tracing.steps import FOREACH, Alloc, Free, Kernel, Step
 from gpipe_bench.simulator.workloads.optimizers import PROBE, OptimizerTrace
 
 _MAKERS: Final[dict[str, Any]] = {
@@ -48,7 +48,9 @@ def trace_step(name: str, dtype: str, *, master: bool = False) -> OptimizerTrace
         recorder.take()
         _step(optimizer, parameter, own)
     steps = recorder.take()
-    kernels = tuple(step for step in steps if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes)
+    found = (step for step in steps if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes)
+    # Today's optimizers update many parameters in one kernel, and gradients are given up instead of set to zero.
+    kernels = tuple(step._replace(parts=()) if step.op == "zero_" else step.of_kind(FOREACH) for step in found)
     tensors = [value for value in optimizer.state[own].values() if isinstance(value, Tensor)]
     state = tuple(tensor.nbytes // PROBE for tensor in tensors if tensor.shape == own.shape)
     return OptimizerTrace(kernels, state, _peak_bytes(steps) // PROBE, own.element_size() if master else 0)

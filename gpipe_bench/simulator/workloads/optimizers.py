@@ -43,7 +43,8 @@ class OptimizerTrace:
         """The kernels for a parameter of that many elements."""
         for kernel in self.kernels:
             read, written = (elements * value // PROBE for value in (kernel.bytes_read, kernel.bytes_written))
-            yield kernel._replace(bytes_read=read, bytes_written=written)
+            parts = kernel.parts and tuple(part._replace(bytes=elements * part.bytes // PROBE) for part in kernel.parts)
+            yield kernel._replace(bytes_read=read, bytes_written=written, parts=parts)
 
 
 def trace_optimizer(

@@ -176,6 +176,8 @@ class Workload:
         optimizer: update of each partition's parameters; empty for none.
         static_bytes: parameters, gradients, optimizer state and buffers, per partition; empty for none.
         static: the same tensor by tensor; empty: one block of ``static_bytes`` stands for all.
+        loss_memory: requests of loss and gradient for the whole batch: ``input_name(0)`` is the output of the model,
+            ``gradient_name(0)`` its gradient. Empty: the gradient is made, then the output is held no longer.
     """
 
     partitions: tuple[Mapping[int, TaskWork], ...]
@@ -185,6 +187,7 @@ class Workload:
     optimizer: tuple[Kernels, ...] = ()
     static_bytes: tuple[int, ...] = ()
     static: tuple[StaticMemory, ...] = ()
+    loss_memory: tuple[MemoryOp, ...] = ()
 
     @property
     def m(self) -> int:

@@ -1,0 +1,52 @@
+"""From the parts of a kernel to nanoseconds, by the constants that a profile has for its device.
+
+    start + max(bytes / (share of the bandwidth), work)
+
+where the work is FLOPs at a share of the peak, or elements at a rate of their kind. Batch norms give a block of threads
+to each channel: they use two for each multiprocessor at most, and each block takes its time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.tracing.precision import HALVES
+from gpipe_bench.simulator.tracing.steps import ACCUMULATE, FOREACH, Part
+
+_STREAMS: Final = frozenset({"stream", ACCUMULATE, FOREACH})
+_CONVOLUTIONS: Final = frozenset({"convolution", "weight_gradient"})
+_ATTENTIONS: Final = frozenset({"attention", "attention_backward"})
+_PRODUCTS: Final = frozenset({"product", "product_unaligned"})
+_DEPTHWISE: Final = frozenset({"depthwise", "depthwise_backward"})
+_NORMS: Final = frozenset({"norm", "cudnn_norm", "norm_backward"})
+_LIBRARY: Final = _CONVOLUTIONS | _PRODUCTS | {"transposes", "column_sum"}
+_BLOCKS: Final = 2
+
+
+def part_ns(part: Part, dtype: str, profile: Profile) -> float:
+    """Device time of a part of a kernel with results of type ``dtype``."""
+    constants = profile.constants
+    # One kernel updates many parameters.
+    start = "" if part.kind == FOREACH else "library_start_us" if part.kind in _LIBRARY else "start_us"
+    # 10^9 bytes or elements per second are one per nanosecond.
+    memory_ns = part.bytes / (constants["memory"] * profile.bandwidth_gb_per_s)
+    return 1000 * constants.get(start, 0) + max(memory_ns, _work_ns(part, dtype, profile))
+
+
+def _work_ns(part: Part, dtype: str, profile: Profile) -> float:
+    kind, constants = part.kind, profile.constants
+    if kind in _STREAMS:
+        return 0
+    if kind in _NORMS:
+        side_by_side = min(part.blocks, _BLOCKS * constants["multiprocessors"])
+        return part.units / (constants[kind] * side_by_side) + part.blocks * constants["plane_ns"]
+    if kind in _DEPTHWISE:
+        return 1e9 * part.units / (constants[kind] * profile.peak_tflops["float32"] * 1e12)
+    if kind not in _CONVOLUTIONS | _ATTENTIONS | _PRODUCTS:
+        return part.units / constants[kind]
+    name = f"{kind}_{'half' if dtype in HALVES else 'float32'}"
+    if kind == "product_unaligned":
+        name = kind if dtype in HALVES else "product_float32"
+    peak = profile.peak_flop_per_s("convolution" if kind in _CONVOLUTIONS else "matmul", dtype)
+    return 1e9 * part.units / (constants[name] * peak)

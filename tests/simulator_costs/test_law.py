@@ -1,0 +1,92 @@
+"""The law of a profile's constants, worked out by hand, and their checks."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.simulator.hardware.constants import CONSTANTS, Unit
+from gpipe_bench.simulator.hardware.machine import HardwareMachine
+from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile, profile_names
+from gpipe_bench.simulator.tracing.steps import ACCUMULATE, FOREACH, Kernel, Part
+from gpipe_bench.simulator.workloads.cost import duration_ns, total
+from gpipe_bench.simulator.workloads.law import part_ns
+
+H200 = load_profile("h200")
+PLAIN = H200.model_copy(update={"kernels": None})
+C = H200.constants
+MIB = 2**20
+
+
+def kernel(*found: Part, dtype: str = "float32") -> Kernel:
+    return Kernel("op", "memory_bound", "elementwise", dtype, 1, 0, MIB, MIB, 0, found)
+
+
+@pytest.mark.parametrize(
+    ("part", "work_ns"),
+    [
+        (Part("stream", 10**9), 1e9 / (C["memory"] * 4800)),
+        (Part("strided", 8, 10**9), 1e9 / C["strided"]),
+        (Part("product", 8, 10**15), 1e15 / (C["product_float32"] * 66.9e12) * 1e9),
+        (Part("convolution", 8, 10**15), 1e15 / (C["convolution_float32"] * 494.7e12) * 1e9),
+        (Part("product_unaligned", 8, 10**15), 1e15 / (C["product_float32"] * 66.9e12) * 1e9),
+        (Part("depthwise", 8, 10**15), 1e15 / (C["depthwise"] * 66.9e12) * 1e9),
+        (Part("norm", 8, 10**9, 64), 1e9 / (C["norm"] * 64) + 64 * C["plane_ns"]),
+        (Part("norm", 8, 10**9, 1000), 1e9 / (C["norm"] * 264) + 1000 * C["plane_ns"]),
+    ],
+)
+def test_a_part_takes_its_start_and_the_longer_of_bytes_and_work(part, work_ns):
+    library = part.kind.startswith(("product", "convolution"))
+    start = 1000 * C["library_start_us" if library else "start_us"]
+    assert part_ns(part, "float32", H200) == pytest.approx(start + work_ns)
+
+
+def test_halves_have_shares_of_their_own():
+    part = Part("product_unaligned", 8, 10**15)
+    assert part_ns(part, "bfloat16", H200) == pytest.approx(7000 + 1e15 / (C["product_unaligned"] * 989.4e12) * 1e9)
+
+
+def test_a_kernel_is_the_sum_of_its_parts():
+    one, two = Part("stream", MIB), Part("strided", MIB, MIB)
+    sides = sum(duration_ns(kernel(part), H200) for part in (one, two))
+    assert duration_ns(kernel(one, two), H200) == pytest.approx(sides, abs=1)
+
+
+def test_many_parameters_are_updated_by_one_kernel():
+    assert part_ns(Part(FOREACH, 4416), "float32", H200) == pytest.approx(1)
+
+
+def test_with_one_micro_batch_nothing_is_added_to_gradients():
+    added = [kernel(Part(ACCUMULATE, MIB))]
+    assert total(added, H200, alone=True).duration_ns == 0
+    assert total(added, H200).duration_ns > 0
+    assert total(added, H200, alone=True).launches == 1
+
+
+def test_a_profile_without_constants_takes_bytes_and_floor_whatever_the_parts_are():
+    added = kernel(Part(ACCUMULATE, MIB))
+    assert duration_ns(added, PLAIN, alone=True) == duration_ns(added._replace(parts=None), PLAIN) == 2000
+
+
+def test_the_host_is_as_slow_as_the_constants_say():
+    assert HardwareMachine(H200).launch_ns == 23100
+    assert HardwareMachine(PLAIN).launch_ns == 4500
+
+
+def test_each_constant_says_its_unit_and_the_case_that_measures_it():
+    assert {fact.unit for fact in CONSTANTS.values()} == set(get_args(Unit))
+    assert all(fact.text and fact.case for fact in CONSTANTS.values())
+    assert {name for name in profile_names() if load_profile(name).kernels} >= {"h100", "h200"}
+
+
+def test_a_section_names_every_problem():
+    section = {name: {"value": 1, "origin": "assumed"} for name in CONSTANTS if name != "strided"}
+    section |= {"memory": {"value": 92, "origin": "measured"}, "stride": {"value": 1, "origin": "measured"}}
+    with pytest.raises(ConfigError) as caught:
+        parse_profile({**PLAIN.model_dump(), "kernels": section})
+    text = str(caught.value)
+    assert "kernels.strided must be given, got nothing; add it" in text
+    assert "kernels.memory must be at most 1, got 92; write a share, not percent" in text
+    assert "kernels.stride must be a constant of the law, got an unknown one; use 'strided'" in text
