@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,20 +23,27 @@ def predictions(
 ) -> None:
     """Simulate every published throughput, memory and utilisation of the Tesla P40s, and compare.
 
-    In the file, a cell without a number ran out of memory. Steps that were measured on an H200 are printed after that.
-    Traces are kept for the next time.
+    In the file, a cell without a number ran out of memory. Printed after that: steps that were measured on an H200, and
+    the bubbles and throughputs of schedules on A100s, from printed times of a partition. Traces are kept for the next
+    time.
     """
-    from gpipe_bench.simulator.measured import TABLE, print_measured
+    from gpipe_bench.simulator import measured
     from gpipe_bench.simulator.predictions import TABLES, print_predictions
+    from gpipe_bench.simulator.published import zero_bubble
 
+    others: dict[str, tuple[str, Callable[[], None]]] = {
+        measured.TABLE: ("steps measured on an H200", partial(measured.print_measured, cache)),
+        zero_bubble.TABLE: ("schedules on A100s, from printed times of a partition", zero_bubble.print_steps),
+    }
+    names = [*TABLES, *others]
     for name in table or ():
-        if name not in {*TABLES, TABLE}:
-            hint = nearest(name, [*TABLES, TABLE])
-            raise ConfigError([f"--table must be one of {', '.join((*TABLES, TABLE))}, got {name!r}; {hint}"])
-    published = [name for name in table or TABLES if name != TABLE]
+        if name not in names:
+            raise ConfigError([f"--table must be one of {', '.join(names)}, got {name!r}; {nearest(name, names)}"])
+    published = [name for name in table or TABLES if name in TABLES]
     if published:
         print_predictions(out, published, cache)
-    if not table or TABLE in table:
-        print(f"\nsteps measured on an H200 ({TABLE})")
-        print_measured(cache)
+    for name, (title, show) in others.items():
+        if name in (table or others):
+            print(f"\n{title} ({name})")
+            show()
     retire_collection()
