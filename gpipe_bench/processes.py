@@ -125,11 +125,16 @@ def _serve(work: Callable[..., None], results: Connection, *arguments: Any) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    end_with(caller, signal.SIGKILL)
+    work(results, *given)
+
+
+def end_with(caller: int, number: signal.Signals) -> None:
+    """Let this process get a signal when the one that started it ends, however that ends; on Linux."""
     if FORKS:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != caller:  # it died before that
             os._exit(1)
-    work(results, *given)
 
 
 def _spread(work: Callable[[T], R], pieces: Sequence[T], processes: int) -> Iterator[R]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 
@@ -174,3 +176,19 @@ def test_a_rank_that_is_killed_is_a_row_with_the_reason(victim, reason, tmp_path
     row = run_cell(cell(**TWO, **own), 0).row
     assert (row.status, row.processes) == ("error", 2)
     assert reason in row.reason
+
+
+RUNNER = """
+import os, sys
+from gpipe_bench.bench.running.ranks import _run
+_run([sys.executable, "-c", "import sys, time; print('up', file=sys.stderr, flush=True); time.sleep(600)"], os.environ)
+"""
+
+
+def test_what_was_started_ends_with_a_process_that_is_killed():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", RUNNER], env=environment, stderr=subprocess.PIPE, text=True) as runner:
+        assert runner.stderr.readline() == "up\n"
+        runner.kill()
+        # It ends when nobody has the stream any more.
+        assert runner.stderr.read() == ""

@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError, PeerError
+from gpipe_bench.processes import end_with
 
 T = TypeVar("T")
 
@@ -94,10 +96,17 @@ def rank_environment(cell: Cell, environment: Mapping[str, str]) -> dict[str, st
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run ``command``; if this process is interrupted, end it with all that it has started."""
+    """Run ``command``; if this process is interrupted or ends, end it with all that it has started."""
     # An interrupt of the terminal comes here alone: torchrun ends its ranks at the first signal, but not at a second.
     streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    child = subprocess.Popen(command, env=dict(environment), start_new_session=True, **streams)
+    ending = partial(end_with, os.getpid(), signal.SIGTERM)
+    child = subprocess.Popen(
+        command,
+        env=dict(environment),
+        start_new_session=True,
+        preexec_fn=ending,  # noqa: PLW1509 - no other thread of this process holds a lock
+        **streams,
+    )
     try:
         return child.wait()
     finally:
