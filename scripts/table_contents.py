@@ -19,6 +19,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
 MACHINE: Final = "2x-amd-epyc"
 """Measured on a CPU: the ablation that the README shows, and the race of peers."""
+PROCESSES: Final = "2x-intel-xeon-processor-processes"
+"""Measured on a CPU: the race of pipelines with a process for each device."""
 GPU: Final = "1x-nvidia-h100-80gb-hbm3"
 """Measured on a GPU: the ablation that the README shows."""
 
@@ -72,9 +74,9 @@ def errors_table(records: Sequence[Record]) -> str:
     return markdown(["benchmark", "predicted cells", "mean absolute error", "largest"], lines)
 
 
-def races(folder: Path = REFERENCE) -> list[Record]:
-    """Rows of the race of pipelines."""
-    return _read(folder / "measured" / MACHINE / "peers.csv")
+def races(folder: Path = REFERENCE, machine: str = MACHINE) -> list[Record]:
+    """Rows of a race of pipelines."""
+    return _read(folder / "measured" / machine / "peers.csv")
 
 
 def peers_table(records: Sequence[Record]) -> str:
@@ -90,8 +92,8 @@ def peers_table(records: Sequence[Record]) -> str:
     loops = [found["loop", *case] for case in cases]
     limits = [float(loop["limit_samples_per_s"]) / float(loop["throughput_samples_per_s"]) for loop in loops]
     lines.append(["limit", *(f"{limit:.2f}" for limit in limits)])
-    least = [found["engine-scheduled", *case] for case in cases]
-    if all(record["gap_contention_ms"] for record in least) and any(name == "loop-processes" for name in names):
+    least = [found[key] for case in cases if (key := ("engine-scheduled", *case)) in found]
+    if least and all(record["gap_contention_ms"] for record in least) and "loop-processes" in names:
         left = [1 / (1 + float(one["gap_contention_ms"]) / float(one["limit_ms"])) for one in least]
         lines.append(["limit of these cores", *(f"{a * b:.2f}" for a, b in zip(limits, left, strict=True))])
     return markdown(["contender", *(f"`{workload}`, `{mode}`" for workload, mode in cases)], lines)
@@ -229,6 +231,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "amoebanet-d-memory": _predicted(cells_table("amoebanet-d-memory")),
     "peers": _raced(peers_table),
     "peers-host": _raced(host_table),
+    "peers-processes": lambda folder: peers_table(races(folder, PROCESSES)),
     "peers-emulated": emulated_peers_table,
 }
 """Makes each table from the folder of reference results."""

@@ -30,9 +30,7 @@ _setting: Final = settings_of(SimulatedCell)
 def simulate(
     *,
     model: Annotated[str, _setting("model")] = _DEFAULT.model,
-    model_args: Annotated[
-        str, typer.Option(help="Its arguments, 'key=value' joined by ';'; published ones else.")
-    ] = "",
+    model_args: Annotated[str, typer.Option(help="'key=value' joined by ';'; published ones else.")] = "",
     batch_size: Annotated[int, _setting("batch_size")] = 128,
     devices: Annotated[
         int | None, typer.Option(min=1, help="Devices.  [default: those of --balance, else one]", show_default=False)

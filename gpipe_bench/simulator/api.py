@@ -80,33 +80,31 @@ def simulate(
         model: a model of the suite, or an ``nn.Sequential`` on any device (``meta`` takes no memory), left as it is.
         balance: layers per partition.
         batch_size: samples of a mini-batch.
-        chunks: how many micro-batches a mini-batch is split into; a small one may give fewer.
+        chunks: micro-batches of a mini-batch; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
         backward: what orders the backward pass: ``autograd``, or a schedule: ``scheduled`` is ``schedule="gpipe"``.
-        schedule: the name of one of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each
-            device; it goes before ``backward``, and orders all passes as ``pipe.step`` runs them, with a loss for
-            each micro-batch. None: as ``backward`` says; with ``autograd`` the paper's forward program comes first.
+        schedule: a name of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each device; it
+            goes before ``backward``, and orders all passes as ``pipe.step``. None: as ``backward`` says.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
-        masters: whether the optimizer keeps a copy in float32 of each weight that is in a half.
+        masters: whether the optimizer keeps weights that are halves in float32, too.
         profile: name of a hardware profile, path of a YAML file, or a profile.
         devices: number of each partition's device; empty for one device per partition.
-        hosts: how many hosts have the devices, as many each, host after host.
-        network: link between hosts: a name of ``hardware/networks.yaml``, or of a link of the profile, or a link.
+        hosts: that have the devices, as many each, host after host.
+        network: between hosts: a name of ``hardware/networks.yaml``, or of a link of the profile, or a link.
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them, on any device.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
         precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves.
-        flavour: which autograd engine: ``current``, or ``published``, that of the published runs.
+        flavour: autograd engine: ``current``, or ``published``, that of the published runs.
         steps: training steps; all but the first count. 1: a step between idle devices. None: 2, more if threads race.
         memory: whether to simulate the allocators.
         cache: folder of stored traces; default: the user's cache folder.
 
     Raises:
         ConfigError: arguments are wrong, all of which it lists, or the engine would refuse the module.
-        BalanceError: the sum of ``balance`` is not the number of layers.
-        ScheduleError: the schedule does not exist for these numbers, or cannot run.
+        BalanceError, ScheduleError: the balance does not fit the layers; the schedule does not exist, or cannot run.
         SkipLayoutError, TraceError: skips do not match, or a layer does not run on tensors without values.
     """
     return _answer(locals())

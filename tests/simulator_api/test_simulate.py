@@ -220,6 +220,7 @@ def test_the_row_says_all(unet):
         "config_sha256",
         "started_utc",
         "cell",
+        "clock_error_us",
     }
     assert (row.evidence, row.profile, row.device, row.device_count) == ("simulated", "p40", "cuda Tesla P40", 3)
     assert (row.model_args[:12], row.balance, row.flavour) == ("depth=2;B=2;", "18-15-16", "published")

@@ -9,7 +9,6 @@ Zero Bubble (Qi et al., arXiv 2401.10241) prints the times of one partition (Tab
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,10 +17,12 @@ from typing import Final
 
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.schedules import Durations, Timing, named_schedule, timing
+from gpipe_bench.tables import plain_records, read_table
 
 TABLE: Final = "zero-bubble"
 """What ``predictions`` calls it, and the column ``table`` of the printed values."""
 
+_COLUMNS: Final = "table", "experiment", "model_args", "partitions", "chunks", "metric", "value"
 _BUBBLE: Final = "span_bubble_fraction"
 _THROUGHPUT: Final = "throughput_samples_per_s_per_device"
 _LAYERS: Final = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
@@ -60,20 +61,19 @@ def printed_steps() -> Iterator[PrintedStep]:
     """All settings of the paper with three of its schedules."""
     settings: defaultdict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     sizes: dict[str, tuple[int, int, int]] = {}
-    with (PUBLISHED_FOLDER / "published.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["table"] == TABLE:
-                model, m, *schedule = row["experiment"].split("-")
-                settings[f"{model}-{m}"]["".join(schedule), row["metric"]] = float(row["value"])
-                samples = int(row["model_args"].rpartition("=")[2])
-                sizes[f"{model}-{m}"] = int(row["partitions"]), int(row["chunks"]), samples
+    printed = read_table(PUBLISHED_FOLDER / "published.csv", _COLUMNS)
+    for row in plain_records(printed[printed["table"] == TABLE]):
+        model, m, *schedule = row["experiment"].split("-")
+        settings[f"{model}-{m}"]["".join(schedule), row["metric"]] = row["value"]
+        samples = int(row["model_args"].rpartition("=")[2])
+        sizes[f"{model}-{m}"] = row["partitions"], row["chunks"], samples
     for setting, values in settings.items():
         p, m, samples = sizes[setting]
-        for schedule, printed in _SCHEDULES.items():
+        for schedule, theirs in _SCHEDULES.items():
             found = _timed(schedule, values, p, m, _LAYERS[setting.partition("-")[0]])
             throughput = 1000 * samples * m / (p * max(found.spans))
-            bubble = values[printed, _BUBBLE]
-            yield PrintedStep(setting, schedule, bubble, found.span_bubble, values[printed, _THROUGHPUT], throughput)
+            bubble = values[theirs, _BUBBLE]
+            yield PrintedStep(setting, schedule, bubble, found.span_bubble, values[theirs, _THROUGHPUT], throughput)
 
 
 def _timed(schedule: str, values: dict[tuple[str, str], float], p: int, m: int, layers: int) -> Timing:
