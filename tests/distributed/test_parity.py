@@ -202,3 +202,28 @@ def test_a_checkpointed_forward_pass_runs_exactly_twice():
 
     results_of(2, job)
     assert len(calls) == 2 * 4 * 4
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1", "zb_v"])
+def test_autocast_around_a_step(schedule, checkpoint):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4)))
+    batches = [(torch.rand(7, 5), torch.rand(7, 5))]
+    options = {"chunks": 3, "checkpoint": checkpoint}
+
+    def loss(output, target):
+        assert output.dtype == torch.bfloat16
+        return functional.mse_loss(output.float(), target)
+
+    def half(pipe):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return together(pipe, batches, loss)
+
+    expected = half(scheduled(copy.deepcopy(model), [1] * 4, schedule, workers="never", **options))
+
+    def job(group):
+        return half(Pipe(copy.deepcopy(model), [1] * 4, schedule=schedule, group=group, **options))
+
+    results = results_of(ranks_of(schedule, 4), job)
+    merged = {name: grad for ((_, grads),) in results for name, grad in grads.items()}
+    assert_equal([(results[0][0][0], merged)], expected)
