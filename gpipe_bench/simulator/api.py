@@ -104,9 +104,7 @@ def simulate(
         ScheduleError: the schedule does not exist for these numbers, or cannot run.
         SkipLayoutError, TraceError: skips do not match, or a layer does not run on tensors without values.
     """
-    request = locals()
-    check_request(request)
-    return _answer(request)
+    return _answer(locals())
 
 
 _SETTINGS: Final = ("components", "checkpoint", "flavour", "transfer", "memory")
@@ -114,7 +112,8 @@ _WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "
 
 
 def _answer(request: Mapping[str, Any]) -> Simulation:
-    """The simulation of a checked request, by the names of :func:`simulate`."""
+    """The simulation of a request, by the names of :func:`simulate`."""
+    check_request(request)
     model, balance, schedule, profile = (request[name] for name in ("model", "balance", "schedule", "profile"))
     if schedule is None and request["backward"] == "scheduled":
         schedule = "gpipe"
@@ -202,6 +201,13 @@ def _simulated(workload: Workload, profile: Profile, settings: Settings, facts: 
         settings=facts,
         host_fraction=_host_ns(workload, settings, machine.launch_ns) / done.step_ns,
     )
+
+
+def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Tensor]) -> int:
+    """Launches of a training step on one device, with an optimizer without state."""
+    work: dict[str, Any] = {"balance": [len(module)], "batch_size": len(sample), "sample": sample, "loss": loss}
+    workload = build_workload(module, profile=load_profile("h100"), **work)
+    return _host_ns(workload, Settings(checkpoint="never"), 1)
 
 
 def _host_ns(workload: Workload, settings: Settings, launch_ns: int) -> int:

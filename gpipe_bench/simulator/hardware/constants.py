@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpipe_bench.models.arguments import nearest
 
-Unit = Literal["us", "ns", "share", "G/s", "count"]
+Unit = Literal["us", "ns", "share", "G/s", "count", "times"]
 
 
 class Fact(NamedTuple):
@@ -28,6 +28,7 @@ class Fact(NamedTuple):
 
 CONSTANTS: Final[Mapping[str, Fact]] = {
     "launch_us": Fact("us", "host time of an operation", "steps of a tiny network and of a tiny transformer"),
+    "lock": Fact("times", "host time of an operation where several threads launch", "1, 2 and 4 threads that launch"),
     "start_us": Fact("us", "start of a kernel and the gap after it", "200 kernels of 1000 elements"),
     "library_start_us": Fact("us", "start of a product, convolution or column sum", "3x3 convolution, 8x8"),
     "multiprocessors": Fact("count", "multiprocessors", "the driver"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -113,7 +113,6 @@ def workload_of(
     costs = Costs(profile, alone=len(sizes) == 1)
     works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=leaves)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
-    largest = per_size[sizes[0]]
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
     masters = masters and source.precision in HALVES
     update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
@@ -123,16 +122,7 @@ def workload_of(
     return Workload(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
         microbatch_sizes=sizes,
-        skips=tuple(
-            SkipWork(
-                f"skip{number}",
-                *route,
-                {size: works[route[0]].departing[number] for size, works in per_size.items()},
-                number in largest[route[1]].returning,
-            )
-            for number, route in routes.items()
-            if number in largest[route[0]].departing
-        ),
+        skips=tuple(_skip_works(routes, per_size, sizes[0])),
         loss=_loss_kernels(loss, last, batch_size, sizes[0], profile),
         optimizer=updates,
         static_bytes=tuple(part.total for part in static),
@@ -169,6 +159,17 @@ def _routes(facts: Sequence[LayerFacts], spans: Sequence[slice]) -> dict[int, tu
     sources = {number: j for j, span in enumerate(spans) for layer in facts[span] for number in layer.stashes}
     targets = {number: j for j, span in enumerate(spans) for layer in facts[span] for number in layer.pops}
     return {number: (j, targets[number]) for number, j in sources.items() if j != targets[number]}
+
+
+def _skip_works(
+    routes: Mapping[int, tuple[int, int]], per_size: Mapping[int, Sequence[PartitionWork]], largest: int
+) -> Iterator[SkipWork]:
+    """The skips that leave a partition; ``largest``: the size of the first micro-batch."""
+    works = per_size[largest]
+    for number, (source, target) in routes.items():
+        if number in works[source].departing:
+            sizes = {size: found[source].departing[number] for size, found in per_size.items()}
+            yield SkipWork(f"skip{number}", source, target, sizes, number in works[target].returning)
 
 
 def _partitions(
