@@ -34,6 +34,7 @@ def _link(ways: Sequence[tuple[torch.device, torch.device]], device: torch.devic
     small, large = (
         max(median(device_seconds(_copy(*way, nbytes), device, repeats)) for way in ways) for nbytes in _BYTES
     )
+    # No latency is half of the time of a large copy: on a CPU the small one may have been held up.
     rate = (_BYTES[1] - _BYTES[0]) / max(large - small, large / 2)
     return rate / _GIGA, max(0.0, small - _BYTES[0] / rate) * _US_PER_S
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ META = Bench(torch.device("meta"))
 
 @pytest.fixture(scope="module")
 def programs():
-    return [TimedProgram(case.name, traced(lambda case=case: case.prepare(META)), ()) for case in CASES]
+    return [TimedProgram(case.name, traced(partial(case.prepare, META)), ()) for case in CASES]
 
 
 def timed(programs, profile, factors=(1.0,)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -74,20 +75,25 @@ def measure_profile(device: str, name: str, *, shrink: int = 0, cases: Sequence[
     (target,) = distinct_devices([device])
     bench = Bench(target, shrink or (_CPU_SHRINK if target.type == "cpu" else 1))
     failures: dict[str, str] = {}
-    programs = list(_timed(cases, bench, failures))
-    profile = _hardware(bench, programs, name)
-    told = {constant for case in cases if case.name not in failures for constant in case.constants}
-    names = [constant for constant in profile.constants if constant in told]
-    profile = _profile(profile.settings, {**fitted_constants(programs, names, profile), **_host(target)})
-    errors = {program.name: program.law_s(profile) / median(program.seconds) - 1 for program in programs}
+    timed = dict(_timed(cases, bench, failures))
+    profile, told = _hardware(bench, list(timed.values()), name), set[str]()
+    # What a case tells alone does not yield to cases that tell several constants.
+    for alone in (True, False):
+        chosen = {case: program for case, program in timed.items() if (len(case.constants) == 1) == alone}
+        names = {constant for case in chosen for constant in case.constants} - told
+        told |= names
+        if names:
+            profile = _profile(profile.settings, fitted_constants([*chosen.values()], sorted(names), profile))
+    profile = _profile(profile.settings, {**(profile.kernels or {}), **_host(target)})
+    errors = {row.name: row.law_s(profile) / median(row.seconds) - 1 for row in timed.values()}
     return MeasuredProfile(profile, errors, failures)
 
 
-def _timed(cases: Sequence[Case], bench: Bench, failures: dict[str, str]) -> Iterator[TimedProgram]:
+def _timed(cases: Sequence[Case], bench: Bench, failures: dict[str, str]) -> Iterator[tuple[Case, TimedProgram]]:
     for case in cases:
-        kernels = traced(lambda case=case: case.prepare(Bench(_META, bench.shrink)))  # type: ignore[misc]
+        kernels = traced(partial(case.prepare, Bench(_META, bench.shrink)))
         try:
-            yield TimedProgram(case.name, kernels, device_seconds(case.prepare(bench), bench.device, REPEATS))
+            yield case, TimedProgram(case.name, kernels, device_seconds(case.prepare(bench), bench.device, REPEATS))
         except RuntimeError as error:
             # Too large for the device, or a type that it does not have.
             failures[case.name] = str(error).splitlines()[0]
