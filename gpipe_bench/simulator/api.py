@@ -94,8 +94,7 @@ def simulate(
         target: with a loss, the targets of a whole mini-batch.
         precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves.
         flavour: which autograd engine: ``current``, or ``published``, that of the published runs.
-        steps: training steps; the result is the mean of those after the first. 1 is a step between idle devices. None
-            is 2, or more if host threads race.
+        steps: training steps; the result is the mean of those after the first. None: 2, or more if host threads race.
         memory: whether to simulate the allocators.
         cache: folder of stored traces; default: the user's cache folder.
 

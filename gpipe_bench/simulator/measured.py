@@ -18,7 +18,6 @@ from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.models.arguments import read_text
 from gpipe_bench.rows import Row
-from gpipe_bench.simulator.api import Model, simulate
 from gpipe_bench.tables import plain_records, read_table
 
 TABLE: Final = "h200-steps"
@@ -74,6 +73,9 @@ def measured_steps(cache: Path | None = None) -> Iterator[MeasuredStep]:
 
 
 def _step(row: dict[str, Any], how: dict[str, Any], cache: Path | None) -> MeasuredStep:
+    # Published cells whose workloads are kept need neither PyTorch nor what checks profiles.
+    from gpipe_bench.simulator.api import Model, simulate
+
     arguments, _ = read_text(row["model_args"])
     step = simulate(
         Model(row["model"], arguments),

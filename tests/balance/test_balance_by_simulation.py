@@ -50,7 +50,8 @@ def test_no_split_has_a_faster_slowest_partition(n: int, profile: str) -> None:
 
 def test_the_simulated_step_is_faster_than_with_the_even_split() -> None:
     module, sample = heavy_at_the_end()
-    options = {"batch_size": 64, "chunks": 8, "profile": "h100"}
+    # On an H100 the host would bound both.
+    options = {"batch_size": 64, "chunks": 8, "profile": "v100"}
 
     balance = balance_by_simulation(4, module, sample, **options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -122,13 +122,29 @@ def workload_of(
     return Workload(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
         microbatch_sizes=sizes,
-        skips=tuple(_skip_works(routes, per_size, sizes[0])),
+        skips=_skips(routes, per_size, per_size[sizes[0]]),
         loss=_loss_kernels(loss, last, batch_size, sizes[0], profile),
         optimizer=updates,
         static_bytes=tuple(part.total for part in static),
         static=static,
         # What was fitted to published memory has a loss without memory of its own.
         loss_memory=() if profile.kernels is None else _loss_memory(loss, last),
+    )
+
+
+def _skips(
+    routes: Mapping[int, tuple[int, int]], per_size: Mapping[int, list[PartitionWork]], largest: list[PartitionWork]
+) -> tuple[SkipWork, ...]:
+    """The skips that cross a boundary; ``largest``: the work of the largest micro-batches."""
+    return tuple(
+        SkipWork(
+            f"skip{number}",
+            *route,
+            {size: works[route[0]].departing[number] for size, works in per_size.items()},
+            number in largest[route[1]].returning,
+        )
+        for number, route in routes.items()
+        if number in largest[route[0]].departing
     )
 
 
@@ -159,17 +175,6 @@ def _routes(facts: Sequence[LayerFacts], spans: Sequence[slice]) -> dict[int, tu
     sources = {number: j for j, span in enumerate(spans) for layer in facts[span] for number in layer.stashes}
     targets = {number: j for j, span in enumerate(spans) for layer in facts[span] for number in layer.pops}
     return {number: (j, targets[number]) for number, j in sources.items() if j != targets[number]}
-
-
-def _skip_works(
-    routes: Mapping[int, tuple[int, int]], per_size: Mapping[int, Sequence[PartitionWork]], largest: int
-) -> Iterator[SkipWork]:
-    """The skips that leave a partition; ``largest``: the size of the first micro-batch."""
-    works = per_size[largest]
-    for number, (source, target) in routes.items():
-        if number in works[source].departing:
-            sizes = {size: found[source].departing[number] for size, found in per_size.items()}
-            yield SkipWork(f"skip{number}", source, target, sizes, number in works[target].returning)
 
 
 def _partitions(
