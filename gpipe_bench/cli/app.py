@@ -37,7 +37,6 @@ _COMMANDS: Final = {
     "peers": ("peers.app", _MEASURE),
     "transparency": ("transparency.app", _MEASURE),
     "profile": ("measure.profile", _MEASURE),
-    "calibrate": ("calibrate.calibrate", _MEASURE),
     "config": ("config.app", _MEASURE),
     "table": ("results.table", _RESULTS),
     "compare": ("compare.compare", _RESULTS),

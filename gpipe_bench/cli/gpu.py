@@ -23,7 +23,6 @@ def gpu(
     *,
     out: Annotated[Path, typer.Option(help="Folder for rows, traces, profile and environment.")],
     budget_s: Annotated[float, number("Seconds for everything; what does not fit is skipped.", least=1)] = 570,
-    profile_s: Annotated[float, number("Seconds for the profile of the device.", least=0.001)] = 40,
     device: Annotated[str, named("device", "cuda, or cpu to rehearse the session.")] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", help="A workload of seconds instead of the published one.")] = False,
     tests: Annotated[Path | None, typer.Option(help="Folder of the GPU tests.  [default: of the checkout]")] = None,
@@ -53,7 +52,7 @@ def gpu(
     workload = TINY if tiny else ablation.cuda if device == "cuda" else ablation.cpu
     race = ("--quick", "--set", 'contenders=["engine-scheduled","torchgpipe"]') if tiny else SHORT.changes()
     runs = session_runs(workload, Machine(device, 1))
-    raise typer.Exit(run_session(SessionPlan(out, runs, device, budget_s, profile_s, folder, race, bundle)))
+    raise typer.Exit(run_session(SessionPlan(out, runs, device, budget_s, folder, race, bundle)))
 
 
 def run_session(plan: SessionPlan) -> int:

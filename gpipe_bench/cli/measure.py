@@ -14,7 +14,6 @@ from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli.options import (
     check_device,
     named,
-    number,
     order_of,
     running,
     settings_of,
@@ -25,8 +24,9 @@ from gpipe_bench.cli.options import (
 )
 from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.errors import BalanceError, ConfigError
-from gpipe_bench.files import check_writable, json_text, write_files
+from gpipe_bench.files import check_writable, write_files
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.simulator.hardware.constants import CONSTANTS
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult
@@ -208,16 +208,28 @@ def _balance(model: str, model_args: str, partitions: int) -> str:
 
 
 def profile(
-    out: Annotated[Path, typer.Option(help="The profile to write, a JSON file.")],
-    device: Annotated[str, named("device", "Device to profile, such as cuda or cpu.")] = "cuda",
-    seconds: Annotated[float, number("About how long to measure.", least=0.001)] = 40.0,
+    out: Annotated[Path, typer.Option(help="The profile to write, a YAML file.")],
+    device: Annotated[str, named("device", "Device to profile: cuda, or cpu to rehearse.")] = "cuda",
 ) -> None:
-    """Profile a device: kernel-class efficiencies, host and device bandwidth, launch overhead."""
+    """Measure a device and write its hardware profile, in about half a minute on a GPU.
+
+    Each kind of kernel is timed on the device, behind a kernel that sleeps, so that the host is never what is measured;
+    the host is timed apart. The profile says how it had each constant, with its spread. It is used by its path:
+    simulate --profile FILE.
+    """
     check_device(device)
     check_writable(out)
-    from gpipe_bench.measure.device_profile import measure_device_profile
+    from gpipe_bench.bench.running.device_profile import measure_profile
 
-    with progress(f"measuring {device} for about {seconds:g} s"):
-        found = measure_device_profile(device, seconds=seconds)
-    write_files({out: json_text(found)})
+    with progress(f"measuring {device}"):
+        found = measure_profile(device, out.stem)
+    write_files({out: found.text})
+    for name, constant in (found.profile.kernels or {}).items():
+        unit = CONSTANTS[name].unit
+        spread = "" if constant.spread is None else f", spread {constant.spread:.1%}"
+        typer.echo(f"{name}: {constant.value:g} {unit} ({constant.origin}{spread})")
+    for name, error in found.errors.items():
+        typer.echo(f"  {name}: by these constants {error:+.1%}")
+    for name, reason in found.failures.items():
+        tell(f"{name}: not measured: {reason}")
     typer.echo(f"wrote {out}")

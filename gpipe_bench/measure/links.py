@@ -1,67 +1,49 @@
-"""The transfers of a device profile: between host and device, pinned and pageable, and between devices."""
+"""How fast a device exchanges data with the host's pinned memory and with its neighbours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Final
 
 import torch
 
+from gpipe_bench.measure.queued import device_seconds
+
 _BYTES: Final = (2**20, 2**26)  # the first shows the latency of a copy, the second the bandwidth of the link
-_BYTES_PER_FLOAT: Final = 4
+_GIGA: Final = 1e9
+_US_PER_S: Final = 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class LinkCase:
-    """One transfer at one size.
-
-    Attributes:
-        link: such as ``host_to_device``.
-        source: device that the bytes leave.
-        target: device that they reach.
-        memory: ``pinned`` or ``pageable`` host memory; empty between devices.
-        nbytes: bytes that arrive by one call; within a device, memory carries them twice, read and written.
-        prepare: allocates both ends and returns what queues one call.
-    """
-
-    link: str
-    source: str
-    target: str
-    memory: str
-    nbytes: int
-    prepare: Callable[[], Callable[[], object]]
+def measured_links(device: torch.device, repeats: int) -> Mapping[str, tuple[float, float]]:
+    """10^9 bytes per second and microseconds of an empty transfer: ``host``, and ``within`` if there is a neighbour."""
+    host, others = torch.device("cpu"), _others(device)
+    ways = {"host": [(host, device), (device, host)], "within": [(device, other) for other in others[:1]]}
+    return {name: _link(ends, device, repeats) for name, ends in ways.items() if ends}
 
 
-def link_cases(device: torch.device) -> Iterator[LinkCase]:
-    """Every transfer of ``device``: within it; to and from the host; to and from each other device of its type."""
-    host = torch.device("cpu")
-    for nbytes in _BYTES:
-        yield _case("within_device", device, device, "", nbytes)
-        if device.type == "cpu":
-            continue
-        for memory in ("pinned", "pageable"):
-            yield _case("host_to_device", host, device, memory, nbytes)
-            yield _case("device_to_host", device, host, memory, nbytes)
-        for peer in _peers(device):
-            yield _case("device_to_device", device, peer, "", nbytes)
-            yield _case("device_to_device", peer, device, "", nbytes)
-
-
-def _peers(device: torch.device) -> list[torch.device]:
+def _others(device: torch.device) -> list[torch.device]:
+    if device.type == "cpu":
+        return []
     count: int = torch.get_device_module(device).device_count()
     return [torch.device(device.type, index) for index in range(count) if index != device.index]
 
 
-def _case(link: str, source: torch.device, target: torch.device, memory: str, nbytes: int) -> LinkCase:
-    def prepare() -> Callable[[], object]:
-        ends = [_buffer(end, nbytes, pinned=memory == "pinned") for end in (source, target)]
-        return lambda: ends[1].copy_(ends[0], non_blocking=True)
+def _link(ways: Sequence[tuple[torch.device, torch.device]], device: torch.device, repeats: int) -> tuple[float, float]:
+    """The slower of its ways."""
+    small, large = (
+        max(median(device_seconds(_copy(*way, nbytes), device, repeats)) for way in ways) for nbytes in _BYTES
+    )
+    # No latency is half of the time of a large copy: on a CPU the small one may have been held up.
+    rate = (_BYTES[1] - _BYTES[0]) / max(large - small, large / 2)
+    return rate / _GIGA, max(0.0, small - _BYTES[0] / rate) * _US_PER_S
 
-    return LinkCase(link, str(source), str(target), memory, nbytes, prepare)
+
+def _copy(source: torch.device, target: torch.device, nbytes: int) -> Callable[[], object]:
+    ends = [_buffer(end, nbytes, pinned=source.type != target.type) for end in (source, target)]
+    return lambda: ends[1].copy_(ends[0], non_blocking=True)
 
 
 def _buffer(device: torch.device, nbytes: int, *, pinned: bool) -> torch.Tensor:
-    floats = nbytes // _BYTES_PER_FLOAT
     # Written once, so that the pages are there.
-    return torch.empty(floats, device=device, pin_memory=pinned and device.type == "cpu").fill_(1.0)
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned and device.type == "cpu").fill_(1)

@@ -12,6 +12,7 @@ Results are the same on every machine.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -204,21 +205,33 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
         peak_allocated_gib=summed_gib(done.peak_allocated_bytes),
         peak_reserved_gib=summed_gib(done.peak_reserved_bytes),
         settings=facts,
-        host_fraction=_host_ns(workload, settings, machine.launch_ns) / done.step_ns,
+        host_fraction=_host_ns(workload, settings, machine) / done.step_ns,
     )
 
 
-def _host_ns(workload: Workload, settings: Settings, launch_ns: int) -> int:
-    """Host time of the launches of the partition with most of them, of the loss and of the update."""
-    recomputed = checkpoint_stop(settings.checkpoint, workload.m)
+def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Tensor]) -> int:
+    """Launches of a training step on one device, with an optimizer without state."""
+    work: dict[str, Any] = {"balance": [len(module)], "batch_size": len(sample), "sample": sample, "loss": loss}
+    threads, others = _launches(build_workload(module, profile=load_profile("h100"), **work), Settings())
+    return sum(threads.values()) + others
 
-    def launches(j: int) -> int:
+
+def _host_ns(workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
+    """Host time of the thread with most launches, or of all if they share an interpreter lock; and of what is last."""
+    threads, others = _launches(workload, settings)
+    locked = sum(threads.values()) * machine.lock_permille // 1000 if len(threads) > 1 else 0
+    return machine.launch_ns * (max(locked, *threads.values()) + others)
+
+
+def _launches(workload: Workload, settings: Settings) -> tuple[Counter[int], int]:
+    """Launches for the partitions of each device, and those of the loss and of the update."""
+    recomputed = checkpoint_stop(settings.checkpoint, workload.m)
+    threads: Counter[int] = Counter()
+    for j, device in zip(range(workload.n), settings.devices or range(workload.n), strict=True):
         works = [workload.task(i, j) for i in range(workload.m)]
         passes = [work.forward.launches + work.backward.launches for work in works]
-        return sum(passes) + sum(work.recompute.launches for work in works[:recomputed] if work.learns)
-
-    ends = (workload.loss, *workload.optimizer)
-    return launch_ns * (max(map(launches, range(workload.n))) + sum(kernels.launches for kernels in ends))
+        threads[device] += sum(passes) + sum(work.recompute.launches for work in works[:recomputed] if work.learns)
+    return threads, sum(kernels.launches for kernels in (workload.loss, *workload.optimizer))
 
 
 def _out_of_memory(

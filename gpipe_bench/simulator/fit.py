@@ -77,13 +77,11 @@ class Calibration:
         profile: the profile with the fitted efficiencies.
         errors: row -> simulated over measured, minus 1.
         spread: efficiency -> (smallest, largest) when each row in turn is left out.
-        ignored: measured rows that were not of one device, or failed.
     """
 
     profile: Profile
     errors: dict[str, float]
     spread: dict[str, tuple[float, float]]
-    ignored: int = 0
 
 
 def calibrate(observations: Sequence[Observation], profile: Profile) -> Calibration:

@@ -151,7 +151,7 @@ def test_a_bundle_leaves_at_most_eight_files(tmp_path):
     folder = tmp_path / "gpu"
     under_way, _ = session(folder)
     under_way.results = [ok_result(variant) for variant in PUBLISHED[:2]]
-    for name in ("profile.json", "log.txt", "raw/a/0.json", "raw/a/1.json", "race/peers.csv"):
+    for name in ("profile.yaml", "log.txt", "raw/a/0.json", "raw/a/1.json", "race/peers.csv"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     under_way.write()
@@ -160,7 +160,7 @@ def test_a_bundle_leaves_at_most_eight_files(tmp_path):
         text = archive.extractfile("gpu/raw/a/1.json").read()
     assert text == b"raw/a/1.json"
     tables = ["ablation.csv", "ablation_devices.csv", "ablation_steps.csv", "ablation_configurations.csv"]
-    kept = [*tables, "profile.json", "log.txt", "environment.json"]
+    kept = [*tables, "profile.yaml", "log.txt", "environment.json"]
     inside = ["race/peers.csv", "raw/a/0.json", "raw/a/1.json", "traces/baseline.json", "traces/dep-x-x.json"]
     assert packed == {f"gpu/{name}" for name in [*kept, *inside, "ablation_events.csv"]}
     assert {path.name for path in folder.iterdir()} == {*kept, "bundle.tar.gz"}

@@ -10,6 +10,7 @@ import tarfile
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.rows import Row
+from gpipe_bench.simulator.hardware.profile import load_profile
 from tests.bench.cells_of import cell
 
 
@@ -35,7 +36,7 @@ def test_a_rehearsed_session(tmp_path):
     tests.mkdir()
     (tests / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
     (tests / "test_a.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): assert 0\n")
-    options = ("--device", "cpu", "--tiny", "--tests", tests, "--profile-s", 0.01, "--bundle")
+    options = ("--device", "cpu", "--tiny", "--tests", tests, "--bundle")
     done = gpipe_bench("gpu", "--out", out, *options)
     assert done.returncode == 0, done.stderr
     for line in ("GPU tests: passed", "device profile: done", "race of peers: done", "run 4 of 4"):
@@ -50,10 +51,10 @@ def test_a_rehearsed_session(tmp_path):
         ("dep-str-x", "unsupported"),
         ("dep-str-ptl", "unsupported"),
     ]
-    assert json.loads((out / "profile.json").read_text())["kernels"]
-    assert json.loads((out / "environment.json").read_text())["environment"]["device"].startswith("cpu ")
+    assert load_profile(out / "profile.yaml").kernels
+    assert json.loads((out / "environment.json").read_text())["profile"] == "done"
     assert len([path for path in out.rglob("*") if path.is_file()]) == 8
     with tarfile.open(out / "bundle.tar.gz") as archive:
         names = archive.getnames()
-    assert {"gpu/ablation.csv", "gpu/traces/baseline.json", "gpu/profile.json", "gpu/race/peers.csv"} <= set(names)
+    assert {"gpu/ablation.csv", "gpu/traces/baseline.json", "gpu/profile.yaml", "gpu/race/peers.csv"} <= set(names)
     assert sum(name.startswith("gpu/raw/") and name.endswith(".json") for name in names) == 2

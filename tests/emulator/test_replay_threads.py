@@ -30,6 +30,11 @@ def test_threads_go_on_by_themselves():
     assert arrivals(launch(0), launch(0), launch(1), launch(1)) == [0, 1, 0, 1]
 
 
+def test_threads_that_share_an_interpreter_launch_in_turns():
+    locked = Bed(launch_ns=NS_PER_MS, lock_permille=1000)
+    assert arrivals(launch(0), launch(0), launch(1), launch(1), machine=locked) == [0, 1, 0, 2]
+
+
 def test_an_await_comes_after_its_signal():
     assert arrivals(launch(0, 5), row("signal", 0, 1), launch(0), row("await", 1, 1), launch(1)) == [0, 5, 5, 5, 5]
 

@@ -36,6 +36,7 @@ NOT_RUN = {
     "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
     "gpipe-bench predictions": "20 s; tests/simulator_costs/test_predictions.py runs it",
     "gpipe-bench gpu": "ten minutes, on a GPU; tests/bench/test_session.py rehearses it on the CPU",
+    "gpipe-bench profile": "measures a GPU; tests/bench/test_device_profile.py rehearses it on the CPU",
     "gpipe-bench peers run": "wants the optional packages; tests/peers rehearse it",
     "gpipe-bench peers emulate": "wants the optional packages, and the one accelerator of a process",
     "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",

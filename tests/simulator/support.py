@@ -37,6 +37,7 @@ class Plain:
 
     copy: int = MS // 10
     launch_ns: int = 0
+    lock_permille: int = 0
     queue_depth: int = 0
     capacity_bytes: int = 0
 

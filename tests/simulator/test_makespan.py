@@ -134,6 +134,25 @@ def test_a_slow_host_is_the_bound():
     assert found.makespan_ns == 5 * 2 * 100
 
 
+@pytest.mark.parametrize("permille", [1000, 1500])
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+def test_threads_that_share_an_interpreter_launch_in_turns(permille, transfer):
+    work = workload(4, [task(forward=1, backward=1, launches=10)] * 2)
+    chosen = Settings(checkpoint="never", schedule="gpipe", transfer=transfer)
+    free, locked = (
+        run(work, Plain(copy=0, launch_ns=100, lock_permille=lock), chosen).makespan_ns for lock in (0, permille)
+    )
+    each = 4 * 2 * 10 * 100
+    assert each < free < 1.5 * each
+    assert 2 * each <= locked <= 2.5 * each * permille / 1000
+
+
+def test_a_thread_alone_has_the_interpreter_for_itself():
+    work = workload(5, [task(forward=1, backward=1)])
+    found = run(work, Plain(launch_ns=100, lock_permille=1500), Settings(checkpoint="never"))
+    assert found.makespan_ns == 5 * 2 * 100
+
+
 def test_the_host_runs_ahead_no_further_than_the_launch_queue():
     work = workload(6, [task(forward=100, backward=100, launches=10)])
     free, bounded = (

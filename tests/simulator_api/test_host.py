@@ -6,6 +6,10 @@ import torch
 from torch import nn
 
 from gpipe_bench.simulator import simulate
+from gpipe_bench.simulator.hardware.constants import Constant
+from gpipe_bench.simulator.hardware.profile import Profile, load_profile
+
+H200 = load_profile("h200")
 
 
 def step(width, **options):
@@ -19,6 +23,27 @@ def test_small_layers_wait_for_the_host():
     small = step(16)
     assert small.bound_by_host
     assert small.host_fraction > 0.95
+
+
+def pipeline(devices, lock):
+    constants = {**H200.kernels, "lock": Constant(value=lock, origin="assumed")}
+    profile = Profile(**{**H200.settings, "kernels": constants})
+    with torch.device("meta"):
+        layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
+    options = {"balance": [4, 4], "batch_size": 64, "chunks": 8, "schedule": "gpipe", "memory": False}
+    return simulate(layers, sample=torch.empty(1, 16, device="meta"), profile=profile, devices=devices, **options)
+
+
+def test_threads_of_two_devices_are_bound_by_the_interpreter_that_they_share():
+    locked, half = (pipeline((0, 1), lock) for lock in (1, 0.5))
+    assert locked.step_time_ms > 1.4 * half.step_time_ms
+    assert locked.bound_by_host
+
+
+def test_partitions_of_one_device_have_one_thread():
+    step = pipeline((0, 0), 1)
+    assert step.bound_by_host
+    assert step.step_time_ms == pipeline((0, 0), 2).step_time_ms
 
 
 def test_large_layers_do_not():

@@ -167,7 +167,7 @@ def test_a_run_loads_no_numpy(flavour):
         "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.clock.run import Settings, run; "
         "from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload; "
         "task = TaskWork(*[Kernels(9000, 1)] * 3, input_bytes=(1,), output_bytes=(1,)); "
-        "machine = SimpleNamespace(launch_ns=0, queue_depth=0, capacity_bytes=0, "
+        "machine = SimpleNamespace(launch_ns=0, lock_permille=0, queue_depth=0, capacity_bytes=0, "
         "copy_ns=lambda *_: 1000, buses=lambda *_: ()); "
         "run(Workload(({1: task},) * 2, (1,) * 512), machine, Settings(flavour=sys.argv[1], memory=False)); "
         "print('numpy' in sys.modules)"

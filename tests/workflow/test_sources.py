@@ -35,7 +35,7 @@ def copy(tmp_path):
         ("gpipe_bench/engine/gpipe.py", [True, False]),
         ("gpipe_bench/measure/clock.py", [True, False]),
         ("gpipe_bench/models/unet.py", [True, False]),
-        ("gpipe_bench/measure/device_profile.py", [False, False]),
+        ("gpipe_bench/bench/running/device_profile.py", [False, False]),
         ("gpipe_bench/bench/experiments/experiments.py", [False, False]),
         ("gpipe_bench/figures/style.py", [False, True]),
         ("gpipe_bench/rows.py", [True, True]),

@@ -6,7 +6,6 @@ the time did not suffice for is a row with status ``skipped``: nothing is shorte
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tarfile
@@ -49,7 +48,7 @@ TINY: Final = Workload(
 
 _TESTS_SHARE: Final = 0.35
 _MARGIN: Final = 1.15
-_START_S: Final = 60.0
+_PROFILE_S: Final = 180.0
 _RACE_S: Final = 120.0
 _NOT_ASKED: Final = "not run: not asked for"
 Report = Callable[[str], None]
@@ -64,7 +63,6 @@ class SessionPlan:
         runs: the runs of the ablation, most important first.
         device: device of the profile, such as ``cuda``.
         budget_s: seconds for everything.
-        profile_s: seconds for the profile of the device.
         tests: folder of the tests; None for none.
         race: options of ``peers run``; None for no race.
         bundle: whether to pack the folder at the end.
@@ -74,7 +72,6 @@ class SessionPlan:
     runs: Sequence[CellRun]
     device: str
     budget_s: float = 570.0
-    profile_s: float = 40.0
     tests: Path | None = None
     race: Sequence[str] | None = None
     bundle: bool = False
@@ -119,13 +116,9 @@ class Session:
         return self._note("tests", "GPU tests", outcome)
 
     def profile(self) -> str:
-        """Profile the device into ``profile.json``; returns ``done``, or what else."""
-        out = self.plan.out / "profile.json"
-        command = ["profile", "--device", self.plan.device, "--seconds", f"{self.plan.profile_s:g}", "--out", str(out)]
-        # PyTorch has to start, and every case is repeated at least three times however slow the device is.
-        outcome = self._run(command, _START_S + 3 * self.plan.profile_s)
-        if outcome == "done":
-            self.facts["environment"] = json.loads(out.read_text(encoding="utf-8"))["environment"]
+        """Profile the device into ``profile.yaml``; returns ``done``, or what else."""
+        out = self.plan.out / "profile.yaml"
+        outcome = self._run(["profile", "--device", self.plan.device, "--out", str(out)], _PROFILE_S)
         return self._note("profile", "device profile", outcome)
 
     def race(self) -> str:

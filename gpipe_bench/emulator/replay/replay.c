@@ -57,6 +57,7 @@ Replay *replay_new(const ReplayInput *input)
     Clock *clock = &replay->clock;
     replay->input = input;
     replay->machine.launch_ns = input->launch_ns;
+    replay->machine.lock_permille = input->lock_permille;
     replay->machine.queue_depth = input->queue_depth;
     clock->input = &replay->machine;
     clock->steps = steps;

@@ -27,6 +27,7 @@ typedef struct {
     int64_t devices, buses;
     int64_t from_host;          /* the name of copies from the host */
     int64_t launch_ns;
+    int64_t lock_permille;      /* as in simulator/clock/table.h */
     int64_t queue_depth;        /* 0: no limit */
     int64_t capacity;           /* bytes of a device; 0: no limit */
 } ReplayInput;

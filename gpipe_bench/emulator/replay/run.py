@@ -33,7 +33,7 @@ class _Input(ctypes.Structure):
     _fields_: ClassVar[Sequence[Any]] = [
         *((name, _ADDRESS) for name in ("rows", "accesses", "duration_ns", "bus", "second_bus")),
         *((name, ctypes.c_int64) for name in ("count", "devices", "buses", "from_host")),
-        *((name, ctypes.c_int64) for name in ("launch_ns", "queue_depth", "capacity")),
+        *((name, ctypes.c_int64) for name in ("launch_ns", "lock_permille", "queue_depth", "capacity")),
     ]
 
 
@@ -97,6 +97,7 @@ def replay(trace: Trace, machine: Machine, *, host_time: bool = True) -> Replaye
         buses=len(columns.buses),
         from_host=trace.names.index("host_to_device") if "host_to_device" in trace.names else -1,
         launch_ns=machine.launch_ns if host_time else 0,
+        lock_permille=machine.lock_permille,
         queue_depth=machine.queue_depth if host_time else 0,
         capacity=machine.capacity_bytes,
     )

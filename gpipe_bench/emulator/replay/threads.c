@@ -78,7 +78,7 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
 {
     const TraceRow *row = &replay->input->rows[number];
     uint32_t devices = (uint32_t)replay->input->devices, device = (uint32_t)row->device, peer = (uint32_t)row->peer;
-    Time known = replay->input->duration_ns[number], host_ns = replay->input->launch_ns * row->launches;
+    Time known = replay->input->duration_ns[number], host_ns = host_takes(&replay->clock, row->launches);
     Order order = {known > 0 ? known : 0, host_ns, (uint32_t)row->launches, {device}, 1};
     uint32_t streams[2] = {*stream_of(replay, row->device, row->stream), NONE}, count = 1;
     if (row->kind == ROW_copy) {

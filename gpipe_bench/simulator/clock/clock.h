@@ -108,6 +108,7 @@ typedef struct {
     int8_t kind, on_copy_stream;
 } TaskRow;
 
+Time host_takes(Clock *clock, int64_t launches);
 bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns);
 void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends);
 bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind);
@@ -220,6 +221,7 @@ struct Clock {
     Thread *threads;
     Autograd autograd;
     Schedule schedule;
+    Time lock_free; /* when the threads that have launched so far give the interpreter lock back */
     Inbox *inboxes;
     uint32_t collecting; /* the task that the calling thread waits for, or NONE */
     int64_t step;

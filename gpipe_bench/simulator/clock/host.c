@@ -53,6 +53,23 @@ static bool await_room(Clock *clock, Thread *own, uint32_t thread) {
     return until > clock->now && thread_pause(clock, thread, until);
 }
 
+/* The host's time for launches that a thread makes now. With an interpreter lock, it comes after those of all threads
+   that have begun before, and it takes another time than alone. */
+Time host_takes(Clock *clock, int64_t launches) {
+    const Input *input = clock->input;
+    Time own = input->launch_ns * launches;
+    if (!input->lock_permille || !launches)
+        return own;
+    bool alone = clock->lock_free <= clock->now;
+    Time held = own * input->lock_permille / 1000;
+    if (alone)
+        clock->lock_free = clock->now + (held < own ? held : own);
+    else
+        clock->lock_free += held;
+    Time waited = clock->lock_free - clock->now;
+    return waited > own ? waited : own;
+}
+
 /* The host's time for what it issued: its calls, and a wait where the launch queue is full. */
 bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns) {
     Thread *own = &clock->threads[thread];
@@ -84,17 +101,18 @@ static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     const Node *task = &clock->graph.nodes.items[node];
     const int64_t *work = host_work(clock, task->i, task->j) + 2 * kind;
     uint32_t stream = clock->computing[task->j], record = new_record(clock, node, kind);
-    Order order = {work[0], clock->input->launch_ns * work[1], (uint32_t)work[1], {0}, 1};
+    Order order = {work[0], host_takes(clock, work[1]), (uint32_t)work[1], {0}, 1};
     order.engines[0] = (uint32_t)clock->input->device_of[task->j];
     host_mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
     return host_spends(clock, thread, stream, order.host_ns);
 }
 
 /* From device to device: a barrier of two streams, if copies wait for both. */
-static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record) {
+static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record,
+                         Time host_ns) {
     const Input *input = clock->input;
     uint32_t count = (uint32_t)input->devices, tensors = (uint32_t)input->way_tensors[way];
-    Order order = {input->way_ns[way], input->launch_ns * tensors, tensors, {0}, 2};
+    Order order = {input->way_ns[way], host_ns, tensors, {0}, 2};
     order.engines[0] = count + devices[0];
     order.engines[1] = 2 * count + devices[1];
     order_bus(&order, 3 * count, input->way_bus[way]);
@@ -106,14 +124,16 @@ static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *dev
 
 /* Through the host's memory, tensor by tensor, with the barrier that a direct copy has by itself. Of no tensors, one
    operation that takes no time stands for all. */
-static void issue_staged(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record) {
+static void issue_staged(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record,
+                         Time host_ns) {
     const Input *input = clock->input;
     uint32_t count = (uint32_t)input->devices, tensors = (uint32_t)input->way_tensors[way];
     const int64_t *lengths = input->staged_ns + input->way_staged[way];
+    Time waited = host_ns - 2 * tensors * input->launch_ns;
     stream_wait(clock, ends[0], ends[1]);
     stream_wait(clock, ends[1], ends[0]);
     for (uint32_t tensor = 0; tensor < (tensors ? tensors : 1); tensor++) {
-        Time begun = 2 * tensor * input->launch_ns;
+        Time begun = waited + 2 * tensor * input->launch_ns;
         Order down = {lengths[2 * tensor], begun + input->launch_ns, 1, {count + devices[0]}, 1};
         Order up = {lengths[2 * tensor + 1], begun + 2 * input->launch_ns, 1, {2 * count + devices[1]}, 1};
         host_mark(clock, stream_issue(clock, &ends[0], 1, &down), record, !tensor, false);
@@ -130,14 +150,12 @@ static bool issue_transfer(Clock *clock, uint32_t thread, uint32_t node, bool ba
     uint32_t ends[2] = {back ? copy->stream : peer, back ? peer : copy->stream};
     uint32_t devices[2] = {back ? here : there, back ? there : here};
     int64_t way = way_of(clock, copy, back);
-    Time host_ns = input->launch_ns * input->way_tensors[way];
+    Time host_ns = host_takes(clock, (input->staged ? 2 : 1) * input->way_tensors[way]);
     uint32_t record = new_record(clock, node, (copy->kind == NODE_portal ? KIND_portal : KIND_copy) + back);
-    if (input->staged) {
-        issue_staged(clock, ends, devices, way, record);
-        host_ns *= 2;
-    } else {
-        issue_direct(clock, ends, devices, way, record);
-    }
+    if (input->staged)
+        issue_staged(clock, ends, devices, way, record, host_ns);
+    else
+        issue_direct(clock, ends, devices, way, record, host_ns);
     if (clock->memory)
         memory_transferred(clock->memory);
     return host_spends(clock, thread, ends[0], host_ns);
@@ -153,7 +171,7 @@ static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind) {
 bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches) {
     if (!duration && !launches)
         return false;
-    Order order = {duration, clock->input->launch_ns * launches, (uint32_t)launches, {0}, 1};
+    Order order = {duration, host_takes(clock, launches), (uint32_t)launches, {0}, 1};
     order.engines[0] = clock->device_of.items[stream];
     stream_issue(clock, &stream, 1, &order);
     return host_spends(clock, thread, stream, order.host_ns);

@@ -69,6 +69,7 @@ class Lowered:
             "latency_count": len(columns["latencies"]),
             "ahead": ahead,
             "launch_ns": machine.launch_ns,
+            "lock_permille": machine.lock_permille,
             "queue_depth": machine.queue_depth,
         }
         self.input, self._kept = filled(numbers, columns)

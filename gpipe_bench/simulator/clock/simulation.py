@@ -112,8 +112,8 @@ class Simulation:
         peak_allocated_gib: sum over devices; None without memory.
         peak_reserved_gib: likewise.
         settings: columns of the row that describe model, pipeline and settings.
-        host_fraction: share of the step in which the host launches what the busiest partition computes; see
-            :attr:`bound_by_host`. None where it is not known.
+        host_fraction: share of the step in which the host launches: the busiest thread, or all threads where they share
+            an interpreter lock; see :attr:`bound_by_host`. None where it is not known.
     """
 
     evidence: ClassVar[str] = "simulated"

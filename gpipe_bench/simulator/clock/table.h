@@ -37,6 +37,7 @@ NUMBER(updates)            /* partitions with an optimizer */
 
 /* The machine. */
 NUMBER(launch_ns)
+NUMBER(lock_permille)      /* host time of a launch where several threads launch, of `launch_ns`; 0: no lock */
 NUMBER(queue_depth)
 NUMBER(loss_ns)
 NUMBER(loss_launches)

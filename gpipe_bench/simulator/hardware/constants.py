@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpipe_bench.models.arguments import nearest
 
-Unit = Literal["us", "ns", "share", "G/s", "count"]
+Unit = Literal["us", "ns", "share", "G/s", "count", "times"]
 
 
 class Fact(NamedTuple):
@@ -28,6 +28,7 @@ class Fact(NamedTuple):
 
 CONSTANTS: Final[Mapping[str, Fact]] = {
     "launch_us": Fact("us", "host time of an operation", "steps of a tiny network and of a tiny transformer"),
+    "lock": Fact("times", "of it where several threads launch, which take turns", "1, 2 and 4 threads that launch"),
     "start_us": Fact("us", "start of a kernel and the gap after it", "200 kernels of 1000 elements"),
     "library_start_us": Fact("us", "start of a product, convolution or column sum", "3x3 convolution, 8x8"),
     "multiprocessors": Fact("count", "multiprocessors", "the driver"),
@@ -63,6 +64,9 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
 }
 """The constants, by name."""
 
+_OPTIONAL: Final = frozenset({"lock"})
+"""Without it, threads of one process launch without regard to each other."""
+
 _MOST_SHARE: Final = 1.0
 
 
@@ -78,7 +82,8 @@ class Constant(BaseModel):
 
 def constant_problems(constants: Mapping[str, Constant]) -> list[str]:
     """What is wrong about the constants of a device, by their names."""
-    problems = [f"kernels.{name} must be given, got nothing; add it" for name in CONSTANTS if name not in constants]
+    missing = (name for name in CONSTANTS if name not in {*constants, *_OPTIONAL})
+    problems = [f"kernels.{name} must be given, got nothing; add it" for name in missing]
     for name, constant in constants.items():
         if name not in CONSTANTS:
             hint = nearest(name, list(CONSTANTS))

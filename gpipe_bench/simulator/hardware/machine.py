@@ -44,6 +44,7 @@ class HardwareMachine:
 
     Attributes:
         launch_ns: host time per kernel or copy.
+        lock_permille: the same where several threads launch, in thousandths of it; 0: they share no interpreter lock.
         queue_depth: launches that a device holds before the host waits.
         capacity_bytes: usable memory of a device; 0 for no limit.
     """
@@ -51,6 +52,7 @@ class HardwareMachine:
     def __init__(self, profile: Profile, network: Link | None = None, host_size: int = sys.maxsize) -> None:
         topology = profile.topology
         self.launch_ns = round(profile.host_us * 1000)
+        self.lock_permille = round(profile.constants.get("lock", 0) * 1000)
         self.queue_depth = profile.queue_depth
         self.capacity_bytes = profile.capacity_bytes
         self._host_size, self._group_size = host_size, topology.group_size

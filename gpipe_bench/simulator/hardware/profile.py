@@ -6,6 +6,7 @@ path; nothing else needs to change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +52,9 @@ _MATRIX: Final = (*_ORDINARY, "float8_e4m3fn", "float8_e5m2", "int8", "tensorflo
 _TYPES: Final = MappingProxyType({"peak_tflops": _ORDINARY, "matrix_tflops": _MATRIX})
 _CONVOLUTION_UNITS: Final = {"float32": "tensorfloat32", "float64": ""}
 _PARTS: Final = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+_SIZE_OR_FORM: Final = re.compile(r"\b\d+ ?gi?b\b|\b(sxm|hbm|gddr|pcie)\d*e?\b")
 
 
 class _Section(BaseModel):
@@ -187,6 +191,11 @@ class Profile(_Section):
         return {name: constant.value for name, constant in (self.kernels or {}).items()}
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What it was made of, by name."""
+        return {name: getattr(self, name) for name in Profile.model_fields}
+
+    @property
     def host_us(self) -> float:
         """Host time per kernel, microseconds."""
         return self.constants.get("launch_us", self.launch_us)
@@ -230,6 +239,24 @@ class Profile(_Section):
 def _units(arithmetic: str, dtype: str) -> str:
     """The type of the matrix units for operands of a type; '' for none."""
     return _CONVOLUTION_UNITS.get(dtype, dtype) if arithmetic == "convolution" else dtype
+
+
+def known_profile(model: str) -> Profile | None:
+    """The profile of this package for a device, by its name as the driver prints it; None if there is none."""
+    profiles = (load_profile(name) for name in profile_names())
+    return next((profile for profile in profiles if is_of_device(model, profile.device)), None)
+
+
+def is_of_device(measured: str, device: str) -> bool:
+    """Whether ``measured``, as the driver names a device, may be ``device``, as a profile names it.
+
+    They differ in brand, form and memory; what counts are words such as A100 or 4090.
+    """
+    return bool(_models(device) & _models(measured))
+
+
+def _models(name: str) -> set[str]:
+    return {word for word in re.findall(r"[a-z0-9]+", _SIZE_OR_FORM.sub(" ", name.lower())) if re.search(r"\d", word)}
 
 
 def profile_names() -> list[str]:

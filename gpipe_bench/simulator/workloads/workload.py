@@ -251,11 +251,14 @@ class Machine(Protocol):
 
     Attributes:
         launch_ns: host time per kernel or copy.
+        lock_permille: host time of a launch where several threads launch, in thousandths of ``launch_ns``: threads take
+            turns; 0: they do not.
         queue_depth: launches that a stream holds before the host that issues the next one waits; 0 for no limit.
         capacity_bytes: usable memory of a device; 0 for no limit.
     """
 
     launch_ns: int
+    lock_permille: int
     queue_depth: int
     capacity_bytes: int
 

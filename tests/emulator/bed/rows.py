@@ -20,6 +20,7 @@ class Bed:
 
     copy_ms: float = 0.0
     launch_ns: int = 0
+    lock_permille: int = 0
     queue_depth: int = 0
     capacity_bytes: int = 0
     shared: Callable[[int, int], tuple[tuple[int, int], ...]] = lambda source, target: ()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.emulator.emulate import emulate
+from gpipe_bench.emulator.shapes import price_by
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.api import simulate
+from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_settings
 from gpipe_bench.simulator.workloads.build import Model
 
@@ -54,3 +56,19 @@ def test_times_and_memory_of_schedules(name):
         assert emulated.step_time_ms == pytest.approx(simulated.step_time_ms, rel=0.01)
         assert emulated.peak_allocated_gib == pytest.approx(simulated.peak_allocated_gib, rel=0.01)
         assert emulated.peak_reserved_gib == pytest.approx(simulated.peak_reserved_gib, rel=0.03)
+
+
+@pytest.fixture
+def p40_again():
+    """The other tests of this process take kernels to run on a P40."""
+    yield
+    price_by(load_profile("p40"))
+
+
+@pytest.mark.usefixtures("p40_again")
+def test_both_take_the_constants_of_kinds_of_kernels():
+    """The simulator traces layers apart, with dense gradients of what leaves; autograd hands over parts of tensors."""
+    options = {"balance": [14, 15], "batch_size": 64, "chunks": 2, "schedule": "gpipe", "profile": "h100"}
+    model = Model("unet", {"B": 1, "C": 64, "depth": 2, "size": 192})
+    emulated, simulated = emulate(model, **options), simulate(model, **options)
+    assert emulated.step_time_ms == pytest.approx(simulated.step_time_ms, rel=0.03)

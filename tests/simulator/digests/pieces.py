@@ -45,6 +45,7 @@ class Wires:
     latency_ns: int = 5 * US
     rate: int = 10
     launch_ns: int = 10 * US
+    lock_permille: int = 0
     queue_depth: int = 1024
     capacity_bytes: int = 0
     group: int = 0

@@ -1,0 +1,198 @@
+"""A hardware profile of the device at hand: the constants of the simulator's law, measured.
+
+Cases run on the device, which gives times, and on ``meta``, which gives kernels; the constants of kinds of kernels
+follow from both. Steps of tiny networks give the host's time for an operation, threads that launch at once the effect
+of the interpreter lock, copies the links. Peaks and bandwidth come from a data sheet if the package knows the device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, median
+from typing import Any, Final
+
+import torch
+import yaml
+
+from gpipe_bench.measure.cases import CASES, Bench, Case, peak_cases
+from gpipe_bench.measure.devices import distinct_devices
+from gpipe_bench.measure.environment import device_name, environment_facts
+from gpipe_bench.measure.host_rates import TINY, loss, step_seconds, thread_slowdowns
+from gpipe_bench.measure.links import measured_links
+from gpipe_bench.measure.queued import device_seconds
+from gpipe_bench.simulator.api import step_launches
+from gpipe_bench.simulator.constants_fit import TimedProgram, fitted_constants, traced
+from gpipe_bench.simulator.hardware.constants import Constant
+from gpipe_bench.simulator.hardware.profile import Profile, known_profile, load_profile
+
+REPEATS: Final = 5
+_META: Final = torch.device("meta")
+_CPU_SHRINK: Final = 64
+_GIB: Final = 2**30
+_US_PER_S: Final = 1e6
+# What a constant is taken for until it is measured, or where no case tells it.
+_ASSUMED: Final = "h100"
+_SPEEDS: Final = ("peak_tflops", "matrix_tflops", "bandwidth_gb_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfile:
+    """A profile, and what is to be said about it.
+
+    Attributes:
+        profile: ready for the simulator.
+        errors: of the law, case by case: its time over the measured one, minus 1.
+        failures: cases that did not run here, with the reason.
+    """
+
+    profile: Profile
+    errors: Mapping[str, float]
+    failures: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        """The profile as a YAML file."""
+        data = self.profile.model_dump(mode="json", exclude_none=True)
+        text: str = yaml.safe_dump(data, sort_keys=False, width=160, default_flow_style=None)
+        return text
+
+
+def measure_profile(device: str, name: str, *, shrink: int = 0, cases: Sequence[Case] = CASES) -> MeasuredProfile:
+    """Measure a device, in about half a minute.
+
+    Peaks and bandwidth are those of the data sheet where the package has a profile of such a device; else those of
+    large products and of a large tensor, so that shares are shares of these.
+
+    Args:
+        device: ``cuda``, or ``cpu`` to rehearse.
+        name: of the profile.
+        shrink: extents of the cases are divided by so much; 0: by 1, and on the CPU by 64.
+        cases: what to run.
+    """
+    (target,) = distinct_devices([device])
+    bench = Bench(target, shrink or (_CPU_SHRINK if target.type == "cpu" else 1))
+    failures: dict[str, str] = {}
+    timed = dict(_timed(cases, bench, failures))
+    profile, told = _hardware(bench, list(timed.values()), name), set[str]()
+    # What a case tells alone does not yield to cases that tell several constants.
+    for alone in (True, False):
+        chosen = {case: program for case, program in timed.items() if (len(case.constants) == 1) == alone}
+        names = {constant for case in chosen for constant in case.constants} - told
+        told |= names
+        if names:
+            profile = _profile(profile.settings, fitted_constants([*chosen.values()], sorted(names), profile))
+    profile = _profile(profile.settings, {**(profile.kernels or {}), **_host(target)})
+    errors = {row.name: row.law_s(profile) / median(row.seconds) - 1 for row in timed.values()}
+    return MeasuredProfile(profile, errors, failures)
+
+
+def _timed(cases: Sequence[Case], bench: Bench, failures: dict[str, str]) -> Iterator[tuple[Case, TimedProgram]]:
+    for case in cases:
+        kernels = traced(partial(case.prepare, Bench(_META, bench.shrink)))
+        try:
+            yield case, TimedProgram(case.name, kernels, device_seconds(case.prepare(bench), bench.device, REPEATS))
+        except RuntimeError as error:
+            # Too large for the device, or a type that it does not have.
+            failures[case.name] = str(error).splitlines()[0]
+        if bench.device.type != "cpu":
+            torch.accelerator.empty_cache()
+
+
+def _host(device: torch.device) -> dict[str, Constant]:
+    """Host time of an operation, and what threads that launch at once make of it."""
+    each = []
+    for name, (make, shape) in TINY.items():
+        with _META:
+            launches = step_launches(make(), torch.empty(shape), loss)
+        each.append([_US_PER_S * seconds / launches for seconds in step_seconds(name, device, REPEATS)])
+    return {
+        "launch_us": _constant([fmean(both) for both in zip(*each, strict=True)]),
+        "lock": _constant(thread_slowdowns(device, REPEATS)),
+    }
+
+
+def _constant(samples: Sequence[float]) -> Constant:
+    middle = median(samples)
+    spread = (max(samples) - min(samples)) / 2 / middle
+    return Constant(value=float(f"{middle:.4g}"), origin="measured", spread=round(spread, 4))
+
+
+def _hardware(bench: Bench, programs: Sequence[TimedProgram], name: str) -> Profile:
+    """All that is no constant of a kind of kernels; these are assumed ones."""
+    device, facts = bench.device, environment_facts([bench.device])
+    model = device_name(device)
+    known = known_profile(model)
+    assumed = (known if known is not None and known.kernels else load_profile(_ASSUMED)).kernels or {}
+    constants = {key: Constant(value=constant.value, origin="assumed") for key, constant in assumed.items()}
+    if device.type != "cpu":
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        constants["multiprocessors"] = Constant(value=count, origin="data sheet")
+    links = {way: {"gb_per_s": rate, "latency_us": us} for way, (rate, us) in measured_links(device, REPEATS).items()}
+    between = "within" if "within" in links else "host"
+    here = f"measured on {model}, PyTorch {facts['torch']}, CUDA {facts['cuda'] or 'none'}, {facts['started_utc']}"
+    sheet = f"data sheet, as profile {known.name} has it" if known else f"the largest that was reached; {here}"
+    return _profile(
+        {
+            **_speeds(known, bench, programs),
+            **_memory(device),
+            "name": name,
+            "device": model,
+            "winograd": False,
+            "queue_depth": 1024,
+            "links": links,
+            "topology": {
+                "group_size": 1 if device.type == "cpu" else torch.accelerator.device_count(),
+                "within": between,
+                "across": between,
+                "host": "host",
+            },
+            "sources": {
+                **dict.fromkeys(_SPEEDS, sheet),
+                "kernels": here,
+                "links": here if between == "within" else f"{here}; between devices as to the host: assumed",
+                "topology": "assumed: all devices of this machine are neighbours",
+                "memory_gib": "the driver" if device.type != "cpu" else "the system",
+                "efficiency": "from the constants of kinds of kernels, for kernels that have none",
+            },
+        },
+        constants,
+    )
+
+
+def _profile(settings: Mapping[str, Any], constants: Mapping[str, Constant]) -> Profile:
+    """The profile, where kernels without constants follow those that have some."""
+    values = {name: constant.value for name, constant in constants.items()}
+    shares = {
+        "conv3x3_stride1": values["convolution_float32"],
+        "other_conv_matmul": values["convolution_float32"],
+        "matmul": values["product_float32"],
+        "memory_bound": values["memory"],
+        "origin": "measured",
+    }
+    floors = {"kernel_floor_us": values["start_us"], "launch_us": values["launch_us"]}
+    return Profile(**{**settings, **floors, "efficiency": shares, "kernels": dict(constants)})
+
+
+def _speeds(known: Profile | None, bench: Bench, programs: Sequence[TimedProgram]) -> dict[str, Any]:
+    """Peaks and bandwidth."""
+    if known is not None:
+        return {key: getattr(known, key) for key in _SPEEDS}
+    peaks: dict[str, float] = {}
+    for dtype, (flop, run) in peak_cases(bench).items():
+        peaks[dtype] = flop / min(device_seconds(run, bench.device, REPEATS)) / 1e12
+    ordinary = {dtype: peaks.pop(dtype) for dtype in ("float32", "float64")}
+    streams = (row for row in programs if row.name in {case.name for case in CASES if "memory" in case.constants})
+    rates = [sum(part.bytes for one in row.kernels for part in one.parts or ()) / min(row.seconds) for row in streams]
+    return {"peak_tflops": ordinary, "matrix_tflops": peaks, "bandwidth_gb_per_s": max(rates) / 1e9}
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    """What the driver reports, and what is taken before the first tensor."""
+    if device.type == "cpu":
+        return {"memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB, "context_gib": 0}
+    free, total = torch.cuda.mem_get_info(device)
+    taken = max(0, total - free - torch.cuda.memory_reserved(device))
+    return {"memory_gib": round(total / _GIB, 3), "context_gib": round(taken / _GIB, 3)}

@@ -1,0 +1,134 @@
+"""What the host takes to launch: steps of networks so small that the device idles, and threads that launch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import Barrier, Thread
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpipe_bench.measure.clock import synchronize
+
+THREADS: Final = (1, 2, 4)
+"""Numbers of threads whose rates are measured."""
+
+_WIDTH: Final = 16
+_BLOCKS: Final = 4
+_STEPS: Final = 5  # few enough that the launch queue never fills
+_PASSES: Final = 20
+
+
+class _Block(nn.Module):
+    """A block of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
+        self.inside, self.outside = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.wide = nn.Sequential(nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, tokens, width) to the same."""
+        samples, tokens, width = x.shape
+        heads = self.inside(self.first(x)).view(samples, tokens, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind()
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.outside(seen.transpose(1, 2).reshape(samples, tokens, width))
+        result: Tensor = x + self.wide(self.second(x))
+        return result
+
+
+def _convolutions() -> nn.Sequential:
+    layers = ((nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(2 * _BLOCKS))
+    return nn.Sequential(*(layer for three in layers for layer in three))
+
+
+def _transformer() -> nn.Sequential:
+    return nn.Sequential(*(_Block() for _ in range(_BLOCKS)))
+
+
+TINY: Final[Mapping[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]]] = MappingProxyType(
+    {"convolutions": (_convolutions, (2, 3, 8, 8)), "transformer": (_transformer, (2, 8, _WIDTH))}
+)
+"""Networks that keep the host busy and the device not, and the shapes of their inputs."""
+
+
+def loss(output: Tensor, _target: Tensor | None = None) -> Tensor:
+    """What they are trained for."""
+    return output.square().mean()
+
+
+def step_seconds(name: str, device: torch.device, repeats: int) -> list[float]:
+    """Host time of a training step of one of :data:`TINY`, once for each repeat."""
+    make, shape = TINY[name]
+    net, data = make().to(device), torch.randn(shape, device=device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step() -> None:
+        torch.autograd.backward(loss(net(data)))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    _host_seconds(step, device, _STEPS)
+    return [_host_seconds(step, device, _STEPS) / _STEPS for _ in range(repeats)]
+
+
+def _host_seconds(step: Callable[[], None], device: torch.device, times: int) -> float:
+    """Until all is queued, from an idle device on."""
+    synchronize([device])
+    start = perf_counter()
+    for _ in range(times):
+        step()
+    return perf_counter() - start
+
+
+def thread_slowdowns(device: torch.device, repeats: int) -> list[float]:
+    """How much longer an operation takes where several threads launch, all of them taken together.
+
+    1: threads take turns, as if an interpreter lock were held all the time; 0.5: two of them launch at once.
+    """
+    return [_slowdown(device) for _ in range(repeats)]
+
+
+def _slowdown(device: torch.device) -> float:
+    alone, *others = (_seconds_each(device, threads) for threads in THREADS)
+    return sum(others) / len(others) / alone
+
+
+def _seconds_each(device: torch.device, threads: int) -> float:
+    """Seconds over passes, of threads that each run the same number."""
+    make, shape = TINY["transformer"]
+    barrier, ends = Barrier(threads + 1), [0.0] * threads
+
+    def launch(place: int, net: nn.Sequential, data: Tensor) -> None:
+        with torch.no_grad(), _stream(device):
+            net(data)
+            barrier.wait()
+            for _ in range(_PASSES):
+                net(data)
+            ends[place] = perf_counter()
+
+    nets: Sequence[tuple[nn.Sequential, Tensor]] = [
+        (make().to(device), torch.randn(shape, device=device)) for _ in range(threads)
+    ]
+    running = [Thread(target=partial(launch, place, *net)) for place, net in enumerate(nets)]
+    for thread in running:
+        thread.start()
+    barrier.wait()
+    start = perf_counter()
+    for thread in running:
+        thread.join()
+    synchronize([device])
+    return (max(ends) - start) / threads
+
+
+def _stream(device: torch.device) -> AbstractContextManager[Any]:
+    """A stream of its own, for the calling thread; the CPU has none."""
+    return nullcontext() if device.type == "cpu" else torch.Stream(device)

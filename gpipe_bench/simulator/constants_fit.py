@@ -1,0 +1,121 @@
+"""From times of small programs to the constants of a profile.
+
+Each program is traced as a layer of a model is, so that constants mean what the law takes them for. All of them are
+fitted together, by least squares of relative errors: some programs tell several constants. The search begins where work
+takes far longer than bytes, so that every rate is felt. A constant that no program tells stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import median
+from typing import Final
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant
+from gpipe_bench.simulator.hardware.profile import Profile
+from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
+from gpipe_bench.simulator.tracing.recorder import Recorder
+from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.simulator.workloads.law import part_ns
+
+# A departure from what a profile assumes counts as little as this share of an error.
+_PRIOR: Final = 0.01
+_SLOW: Final = log(1000)
+# A constant is told by a time that changes by a tenth of what the constant does.
+_TOLD: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TimedProgram:
+    """A program, and how long it takes.
+
+    Attributes:
+        name: what it is.
+        kernels: what it runs, and how often.
+        seconds: of each repeat.
+    """
+
+    name: str
+    kernels: Counter[Kernel]
+    seconds: Sequence[float]
+
+    def law_s(self, profile: Profile) -> float:
+        """Seconds by the law."""
+        times = (
+            count * sum(part_ns(part, kernel.dtype, profile) for part in kernel.parts or ())
+            for kernel, count in self.kernels.items()
+        )
+        return sum(times) / 1e9
+
+
+def traced(prepare: Callable[[], Callable[[], object]]) -> Counter[Kernel]:
+    """The kernels of a program; ``prepare`` makes it on the meta device."""
+    recorder = Recorder()
+    with accelerator_kernels():
+        run = prepare()
+        with recorder:
+            run()
+    return Counter(step for step in recorder.take() if isinstance(step, Kernel))
+
+
+def fitted_constants(programs: Sequence[TimedProgram], names: Sequence[str], profile: Profile) -> dict[str, Constant]:
+    """The constants that fit the median times best, each with its spread over the repeats.
+
+    Args:
+        programs: with the same number of repeats.
+        names: constants that the programs tell.
+        profile: the device; its constants are where those begin that are fitted, and the value of all others.
+    """
+    fit = _Fit(programs, names, profile)
+    slow = [log(value) - _SLOW * _is_rate(name) for name, value in fit.before.items()]
+    found, told = fit.solve([median(program.seconds) for program in programs], slow)
+    repeats = zip(*(program.seconds for program in programs), strict=True)
+    others = [fit.solve(list(seconds), found)[0] for seconds in repeats]
+    constants = dict(profile.kernels or {})
+    for name, value, is_told, *each in zip(names, found, told, *others, strict=True):
+        if is_told:
+            spread = (exp(max(each)) - exp(min(each))) / 2 / exp(value)
+            constants[name] = Constant(value=_rounded(exp(value)), origin="measured", spread=round(spread, 4))
+    return constants
+
+
+def _is_rate(name: str) -> bool:
+    """Whether it is a rate of work; beside slow memory no other rate would be felt."""
+    return CONSTANTS[name].unit in ("share", "G/s") and name != "memory"
+
+
+class _Fit:
+    def __init__(self, programs: Sequence[TimedProgram], names: Sequence[str], profile: Profile) -> None:
+        self._programs, self._profile = programs, profile
+        self.before = {name: profile.constants[name] for name in names}
+
+    def solve(self, seconds: Sequence[float], start: Sequence[float]) -> tuple[list[float], list[bool]]:
+        """Logarithms of the constants, and whether each is told."""
+        centre = [log(value) for value in self.before.values()]
+
+        def residuals(logs: Sequence[float]) -> list[float]:
+            profile = with_constants(self._profile, dict(zip(self.before, map(exp, logs), strict=True)))
+            errors = [log(row.law_s(profile) / time) for row, time in zip(self._programs, seconds, strict=True)]
+            return [*errors, *(_PRIOR * (value - first) for value, first in zip(logs, centre, strict=True))]
+
+        most = [1e-9 if CONSTANTS[name].unit == "share" else np.inf for name in self.before]
+        found = least_squares(residuals, np.minimum(start, np.subtract(most, 1e-6)), bounds=(-np.inf, most))
+        effects = np.abs(found.jac[: len(self._programs)]).max(axis=0)
+        return found.x.tolist(), (effects > _TOLD).tolist()
+
+
+def with_constants(profile: Profile, values: Mapping[str, float]) -> Profile:
+    """The profile with other values of some constants."""
+    changed = {name: Constant(value=min(value, 1) if CONSTANTS[name].unit == "share" else value, origin="assumed")
+               for name, value in values.items()}  # fmt: skip
+    return Profile(**{**profile.settings, "kernels": {**(profile.kernels or {}), **changed}})
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,88 @@
+"""A profile of the CPU, as small as it can be: all parts but the queue of a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+
+from gpipe_bench.bench.running.device_profile import REPEATS, measure_profile
+from gpipe_bench.measure import queued
+from gpipe_bench.measure.cases import CASES, Case
+from gpipe_bench.simulator.api import Model, simulate
+from gpipe_bench.simulator.hardware.constants import CONSTANTS
+from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile
+
+
+def too_large(bench):
+    if bench.device.type == "meta":
+        return lambda: bench.tensor(1).add_(1.0)
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.\nmore")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    small = [case for case in CASES if "strided" not in case.constants]
+    return measure_profile("cpu", "mine", shrink=4096, cases=[*small, Case("huge", ("strided",), too_large)])
+
+
+def test_it_is_a_profile_that_simulates(measured, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(measured.text)
+    profile = load_profile(path)
+    assert profile == parse_profile(yaml.safe_load(measured.text))
+    step = simulate(Model("unet", {"depth": 2, "B": 1, "C": 4, "size": 16}), balance=[29], batch_size=2, profile=path)
+    assert step.status == "ok"
+
+
+def test_every_constant_says_how_it_was_had(measured):
+    kernels = measured.profile.kernels
+    assert set(kernels) == set(CONSTANTS)
+    assert {kernels[name].origin for name in ("launch_us", "lock", "memory")} == {"measured"}
+    assert all((constant.spread is None) == (constant.origin != "measured") for constant in kernels.values())
+    assert measured.profile.sources["kernels"].startswith("measured on ")
+
+
+def test_a_case_that_does_not_run_is_said_and_its_constant_stays_assumed(measured):
+    assert measured.failures == {"huge": "CUDA out of memory. Tried to allocate 80 GiB."}
+    assert measured.profile.kernels["strided"].origin == "assumed"
+    assert "huge" not in measured.errors
+
+
+def test_an_unknown_device_has_the_peaks_that_it_reached(measured):
+    assert set(measured.profile.peak_tflops) == {"float32", "float64"}
+    assert set(measured.profile.matrix_tflops) == {"float16", "bfloat16", "tensorfloat32"}
+
+
+class SleepingDevice:
+    """Sleeps for so many cycles; each call that is queued takes the host 100."""
+
+    def __init__(self):
+        self.asleep = self.sleeps = self.calls = 0
+
+    def between(self, run, device, calls, cycles):
+        self.asleep = cycles
+        for _ in range(calls):
+            run()
+            self.asleep -= 100
+        return 2.0 * calls, self.asleep > 0
+
+
+def test_a_measurement_counts_only_if_the_device_slept_until_all_was_queued(monkeypatch):
+    device, cycles = SleepingDevice(), []
+
+    def between(run, target, calls, slept):
+        cycles.append((calls, slept))
+        return device.between(run, target, calls, slept)
+
+    monkeypatch.setattr(queued, "_CYCLES", 50)
+    monkeypatch.setattr(queued, "_between_events", between)
+    found = queued.device_seconds(lambda: None, torch.device("cuda"), REPEATS)
+    assert found == [0.002] * REPEATS
+    assert cycles == [(1, 50), (1, 100), (1, 200), *[(1, 200)] * REPEATS]
+
+
+def test_a_device_that_never_sleeps_long_enough_is_an_error(monkeypatch):
+    monkeypatch.setattr(queued, "_between_events", lambda *_: (1.0, False))
+    with pytest.raises(RuntimeError, match="the device must sleep until all work is queued"):
+        queued.device_seconds(lambda: None, torch.device("cuda"), 1)
