@@ -114,6 +114,17 @@ class Exchange(Mailboxes):
             self.failure = reason
             self._links.close(reason)
 
+    def begin(self, kind: str) -> None:
+        """Begin a batch of some kind, once the first process has told all others so."""
+        try:
+            self._send()
+            for peer in self._links:
+                with self._staging.stream(self._links.size + peer):
+                    self._linked(peer, partial(self._links[peer].begin, kind, self._staging.empty))
+        except Stopped:
+            self.check()
+            raise
+
     def finish(self) -> None:
         """End the batch: all that was sent is received.
 

@@ -213,7 +213,7 @@ class Pipe(GPipe):
         call = {"the call": "clip_grad_norm_", "max_norm": max_norm, "norm_type": norm_type}
 
         def gathered(exchange: Exchange) -> list[Tensor]:
-            self._agreed(exchange, call)
+            self._agreed(exchange, call, "clip_grad_norm_")
             return exchange.gather(own)
 
         norms = self._exchanged(gathered)
@@ -314,7 +314,9 @@ class Pipe(GPipe):
         if self.rank == self._rows[0]:
             microbatches = self._scattered(value)
             sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
-            begin = self._agreed(exchange, call | self._settings(len(sizes)), sizes, state_digest())
+            shapes = [[getattr(each, "shape", None) for each in microbatch.values] for microbatch in microbatches]
+            settings = call | self._settings(len(sizes))
+            begin = self._agreed(exchange, settings, fingerprint((settings, shapes)), sizes, state_digest())
         else:
             self._settle()
             begin = self._agreed(exchange, call)
@@ -322,7 +324,7 @@ class Pipe(GPipe):
         return self._plan(len(begin.sizes)), begin, microbatches
 
     def _agreed(self, exchange: Exchange, settings: dict[str, Any], *batch: Any) -> Begin:
-        """What the first process says; it must have these settings, too. ``batch``, if this is the first one."""
+        """What the first process says; it must have these settings, too. The first process has ``batch``."""
         first = self._rows[0]
         if self.rank == first:
             begin = Begin(settings, *batch)
@@ -330,6 +332,7 @@ class Pipe(GPipe):
         else:
             begin = Begin(*exchange.hear("begin", first))
             begin.agree(settings, (first, self.rank))
+        exchange.begin(begin.kind)
         return begin
 
     def _settings(self, m: int) -> dict[str, Any]:
