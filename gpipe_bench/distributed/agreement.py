@@ -50,6 +50,7 @@ def description(
     module: nn.Module, balance: Sequence[int], schedule: Any, layout: SkipLayout, *, deferred_batch_norm: bool
 ) -> dict[str, Any]:
     """What a process has made its pipeline of."""
+
     def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> str:
         return fingerprint([(name, tuple(each.shape), str(each.dtype)) for name, each in tensors])
 
@@ -65,17 +66,21 @@ def description(
     }
 
 
-def compare(descriptions: Sequence[dict[str, Any]]) -> None:
+def compare(descriptions: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
     """Check that all processes have made the same pipeline; each of them raises the same error.
+
+    Args:
+        descriptions: of the processes.
+        ranks: that they have in the whole job.
 
     Raises:
         ValueError: they have not.
     """
     first = descriptions[0]
-    for rank, other in enumerate(descriptions):
+    for rank, other in zip(ranks, descriptions, strict=True):
         for name, value in first.items():
             if other[name] != value:
                 raise ValueError(
-                    f"{name} must be the same in all processes, got {value} on rank 0 and {other[name]} on rank "
-                    f"{rank}; make the same pipeline everywhere"
+                    f"{name} must be the same in all processes, got {value} on rank {ranks[0]} and {other[name]} on "
+                    f"rank {rank}; make the same pipeline everywhere"
                 )

@@ -25,22 +25,15 @@ from torch import Tensor
 
 from gpipe_bench.distributed import wire
 from gpipe_bench.distributed.channel import Group, Work
+from gpipe_bench.distributed.news import LostError
 from gpipe_bench.distributed.wire import Description, Empty, Parcel
 
-_MESSAGE, _RECEIPT, _REASON = 0, 1, 2
-"""Tags."""
+_MESSAGE, _RECEIPT, _NOTHING = 0, 1, 3
+"""Tags; nothing is ever sent with the last one."""
 _MESSAGES: Final = 4
 """A receipt is for so many messages."""
-_AT_MOST: Final = timedelta(seconds=5)
-"""How long a process that fails takes to tell another one."""
-_LONGEST: Final = 4096
-"""Bytes of a reason."""
 _KINDS: Final = 16
 """So many kinds of batches are remembered, the last ones."""
-
-
-class LostError(Exception):
-    """Another process has failed, is gone, or is silent."""
 
 
 class _Expected:
@@ -93,8 +86,6 @@ class Link:
         self._parcel: Parcel | None = None
         self._differs = torch.empty(0)
         self._coming: list[Work] = []
-        self._reason = torch.zeros(_LONGEST, dtype=torch.uint8)
-        self._failed = group.recv([self._reason], peer, _REASON)
 
     def begin(self, kind: str, empty: Empty) -> None:
         """Expect what the last batch of this kind has sent; both processes must call this between the same messages."""
@@ -158,21 +149,6 @@ class Link:
         self._wait(*self._acknowledged)
         self._acknowledged.clear()
 
-    def fail(self, reason: str) -> Work | None:
-        """Begin to tell the other process why this one can go on no more, unless it is gone."""
-        try:
-            return self._begun(self._group.send, _bytes(reason.encode()[:_LONGEST]), _REASON)
-        except LostError:
-            return None
-
-    def why(self) -> str | None:
-        """After a LostError: the reason that the other process has told, if it has."""
-        try:
-            self._failed.wait(_AT_MOST)
-        except RuntimeError:
-            return None
-        return self._reason.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
-
     # --- parts of messages -------------------------------------------------------------------------------------------
 
     def _expect(self, empty: Empty, *, anything: bool = False) -> None:
@@ -201,31 +177,32 @@ class Link:
         try:
             return begin([tensor], self._peer, tag)
         except RuntimeError as error:
-            raise LostError(_first_line(error)) from None
+            raise LostError(error) from None
 
     def _wait(self, *works: Work) -> None:
         try:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise LostError(_first_line(error)) from None
-
-    def close(self) -> None:
-        """Close all connections of this process: a receive that is given up does so."""
-        with suppress(RuntimeError):
-            self._failed.wait(timedelta(milliseconds=1))
+            raise LostError(error) from None
 
 
 class Links:
     """Those of one process to all others.
 
+    Args:
+        group: of the processes.
+        ranks: that they have in the whole job.
+        direct: as for :class:`Link`.
+
     Attributes:
-        rank: of this process.
+        ranks: see above.
+        rank: of this process in the group.
         size: how many processes there are.
     """
 
-    def __init__(self, group: Group, *, direct: bool) -> None:
-        self.rank, self.size = group.rank(), group.size()
+    def __init__(self, group: Group, ranks: Sequence[int], *, direct: bool) -> None:
+        self._group, self.ranks, self.rank, self.size = group, ranks, group.rank(), group.size()
         self._links = {peer: Link(group, peer, direct=direct) for peer in range(self.size) if peer != self.rank}
 
     def __getitem__(self, peer: int) -> Link:
@@ -234,21 +211,12 @@ class Links:
     def __iter__(self) -> Iterator[int]:
         return iter(self._links)
 
-    def close(self, reason: str) -> None:
-        """Tell all other processes why this one goes on no more, and close its connections."""
-        # The others notice the end of a connection, and then find the reason.
-        works = [link.fail(reason) for link in self._links.values()]
-        for work in works:
+    def close(self) -> None:
+        """Close all connections of this process: a receive that is given up does so."""
+        for peer in self._links:
             with suppress(RuntimeError):
-                if work is not None:
-                    work.wait(_AT_MOST)
-        for link in self._links.values():
-            link.close()
+                self._group.recv([torch.empty(1)], peer, _NOTHING).wait(timedelta(milliseconds=1))
 
 
 def _bytes(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
