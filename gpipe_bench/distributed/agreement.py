@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from gpipe_bench.skip.layout import SkipLayout
 
@@ -16,6 +16,8 @@ class Begin(NamedTuple):
 
     settings: dict[str, Any]
     """What must be the same in all processes."""
+    kind: str
+    """Two batches of one kind send messages of the same sizes, most often."""
     sizes: Sequence[int] = ()
     """Of the micro-batches."""
     seed: bytes = b""
@@ -48,27 +50,37 @@ def description(
     module: nn.Module, balance: Sequence[int], schedule: Any, layout: SkipLayout, *, deferred_batch_norm: bool
 ) -> dict[str, Any]:
     """What a process has made its pipeline of."""
-    names = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
+
+    def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> str:
+        return fingerprint([(name, tuple(each.shape), str(each.dtype)) for name, each in tensors])
+
     return {
-        "parameters": fingerprint(names),
+        "parameters": fingerprints(module.named_parameters()),
         "balance": list(balance),
         "skips": [*layout.routes.values()],
         "schedule": schedule if isinstance(schedule, str) else "one of your own",
         "deferred_batch_norm": deferred_batch_norm,
+        "frozen parameters": fingerprint([each.requires_grad for each in module.parameters()]),
+        "buffers": fingerprints(module.named_buffers()),
+        "layers": fingerprint([(name, type(each).__qualname__) for name, each in module.named_modules()]),
     }
 
 
-def compare(descriptions: Sequence[dict[str, Any]]) -> None:
+def compare(descriptions: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
     """Check that all processes have made the same pipeline; each of them raises the same error.
+
+    Args:
+        descriptions: of the processes.
+        ranks: that they have in the whole job.
 
     Raises:
         ValueError: they have not.
     """
     first = descriptions[0]
-    for rank, other in enumerate(descriptions):
+    for rank, other in zip(ranks, descriptions, strict=True):
         for name, value in first.items():
             if other[name] != value:
                 raise ValueError(
-                    f"{name} must be the same in all processes, got {value} on rank 0 and {other[name]} on rank "
-                    f"{rank}; make the same pipeline everywhere"
+                    f"{name} must be the same in all processes, got {value} on rank {ranks[0]} and {other[name]} on "
+                    f"rank {rank}; make the same pipeline everywhere"
                 )

@@ -1,13 +1,13 @@
-"""The process group of a pipeline, and what is asked of it: to send and to receive some bytes.
+"""The process groups of a pipeline, and what is asked of them: to send and to receive some bytes.
 
-A pipeline has a group of its own: its messages never meet those of the user's group, and its timeout is its own. Only
-four methods of the group are used, so tests put threads in the place of processes.
+A pipeline has groups of its own: its messages never meet those of the user's group, and its timeout is its own. Only
+four methods of a group are used, so tests put threads in the place of processes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from gpipe_bench.distributed.nccl import DeviceGroup
+from gpipe_bench.errors import PeerError
 
 
 class Work(Protocol):
@@ -47,30 +48,56 @@ _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 """For each group how many pipelines had it: its processes make their pipelines in the same order."""
 
 
-def own_group(group: Any, timeout_s: float, device: torch.device) -> Group:
-    """A group of the same processes for one pipeline; all of them must call this.
+def ranks_of(group: Any) -> Sequence[int]:
+    """The ranks that the processes of a group have in the whole job."""
+    return dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else range(group.size())
+
+
+def own_groups(group: Any, timeout_s: float, device: torch.device) -> tuple[Group, Group]:
+    """Two groups of the same processes for one pipeline: for messages, and for news. All of them must call this.
 
     Args:
         group: a ``ProcessGroup``; any other group is taken as it is. Messages go over gloo, and, if ``group`` has NCCL
             for ``device``, tensors over NCCL.
         timeout_s: how long a process waits for another one before it gives up.
         device: of this process.
+
+    Raises:
+        PeerError: a process has not called this in time.
     """
     if not isinstance(group, dist.ProcessGroup):
-        found: Group = group
-        return found
+        return group, group
     # Not by dist.new_group: a group of the same processes would find the addresses of the one that was given back.
-    name = f"gpipe_bench/{next(_numbers[group.group_name])}"
+    number = next(_numbers[group.group_name])
+    store = distributed_c10d.PrefixStore(f"gpipe_bench/{number}", group.get_group_store())
     timeout = timedelta(seconds=timeout_s)
+    _meet(store, group, timeout)
 
     def made(kind: Any, way: str, options: Any) -> Any:
-        store = distributed_c10d.PrefixStore(f"{name}/{way}", group.get_group_store())
-        return kind(store, group.rank(), group.size(), options)
+        return kind(distributed_c10d.PrefixStore(way, store), group.rank(), group.size(), options)
 
-    host: Group = made(dist.ProcessGroupGloo, "host", timeout)
+    host, news = (made(dist.ProcessGroupGloo, way, timeout) for way in ("host", "news"))
     if device.type != "cuda" or "nccl" not in dist.get_backend_config(group):
-        return host
+        return host, news
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout  # noqa: SLF001 - there is no public name
     ways = (made(dist.ProcessGroupNCCL, way, options) for way in ("upwards", "downwards"))
-    return DeviceGroup(host, *ways)
+    return DeviceGroup(host, *ways), news
+
+
+def _meet(store: Any, group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """Wait until all processes of a group are here."""
+    store.set(f"here/{group.rank()}", "")
+    keys = {f"here/{peer}": rank for peer, rank in enumerate(ranks_of(group))}
+    rule = "all processes must make the pipeline"
+    try:
+        store.wait([*keys], timeout)
+    except dist.DistNetworkError as error:
+        raise PeerError(f"{rule}, got no store of the process group ({error}); see there for the cause") from None
+    except RuntimeError:
+        absent = [str(rank) for key, rank in keys.items() if not store.check([key])]
+        within = f"{timeout.total_seconds():g} s"
+        raise PeerError(
+            f"{rule}, got none from rank {', '.join(absent)} within {within}; see there for the cause, or wait longer "
+            "with timeout_s"
+        ) from None

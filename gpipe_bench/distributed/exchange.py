@@ -8,22 +8,25 @@ receives what the other process has sent, in its order, until the box is filled.
 the values that it needs, and :func:`gpipe_bench.schedules.check` has proven that these come. There are no threads, so
 an interrupt is noticed when what a process waits for has come.
 
-A process that fails tells all others the reason and closes its connections. One that notices this does the same. One
-that is silent is given up after the group's timeout.
+A process that fails tells all others the reason and closes its connections, those to replicas too. One that notices
+this does the same. One that is silent is given up after the group's timeout.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from gpipe_bench.distributed import wire
+from gpipe_bench.distributed.connections import Connections
 from gpipe_bench.distributed.data_parallel import Replicas
-from gpipe_bench.distributed.links import Links, LostError
+from gpipe_bench.distributed.news import LostError
 from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.distributed.wire import Description
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
@@ -41,11 +44,10 @@ class Exchange(Mailboxes):
     of the sender.
 
     Args:
-        links: to the other processes.
+        connections: to the other processes.
         rows: for each partition the rank of its process.
         routes: where each skip begins and ends, in an order that is the same in all processes.
-        staging: where tensors are sent from and received into.
-        replicas: told of each action that has ended, if there are any.
+        device: of this process.
 
     Attributes:
         failure: why this process, or another one, has failed; None as long as none has.
@@ -53,17 +55,16 @@ class Exchange(Mailboxes):
 
     def __init__(
         self,
-        links: Links,
+        connections: Connections,
         rows: tuple[int, ...],
         routes: Mapping[Any, tuple[int, int]],
-        staging: Staging,
-        *,
-        replicas: Replicas | None = None,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.failure: str | None = None
-        self._links, self._rows, self._rank, self._staging = links, rows, links.rank, staging
-        self._replicas = replicas
+        self._links, self._news, self._replicas = connections.links, connections.news, connections.replicas
+        self._nccl, self._rows, self._rank = connections.over_nccl, rows, connections.links.rank
+        self._staging = Staging(device, direct=self._nccl is not None)
         self._routes = routes
         self._skips: list[Any] = [None, *routes]
         self._values: dict[Key, Any] = {}
@@ -95,13 +96,12 @@ class Exchange(Mailboxes):
 
     def done(self, action: Action) -> None:
         """Let gradients that are complete be averaged."""
-        if self._replicas is not None:
-            self._replicas.done(action)
+        self.replicated(lambda replicas: replicas.done(action))
 
     def fail(self, action: Action, place: int, error: BaseException) -> None:
         """Tell all processes that an action of this one has failed."""
         super().fail(action, place, error)
-        self.give_up(f"rank {self._rank} failed at {action}: {type(error).__name__}: {error}")
+        self.give_up(f"rank {self._news.rank} failed at {action}: {type(error).__name__}: {error}")
 
     def clear(self) -> None:
         """Drop all values."""
@@ -112,7 +112,21 @@ class Exchange(Mailboxes):
         self.stop()
         if self.failure is None:
             self.failure = reason
-            self._links.close(reason)
+            self._news.tell(reason)
+            # The others notice the end of a connection, and then find the reason.
+            self._links.close()
+            if self._replicas is not None:
+                self._replicas.links.close()
+            if self._nccl is not None:
+                self._nccl.abort()
+
+    def begin(self, kind: str) -> None:
+        """Begin a batch of some kind, once the first process has told all others so."""
+        with self._checked():
+            self._send()
+            for peer in self._links:
+                with self._staging.stream(self._links.size + peer):
+                    self._linked(peer, partial(self._links[peer].begin, kind, self._staging.empty))
 
     def finish(self) -> None:
         """End the batch: all that was sent is received.
@@ -120,36 +134,27 @@ class Exchange(Mailboxes):
         Raises:
             PeerError: another process has failed.
         """
-        try:
+        with self._checked():
             self._send()
             for peer in self._links:
                 with self._staging.stream(peer):
                     self._linked(peer, self._links[peer].finish)
-        except Stopped:
-            self.check()
-            raise
 
     def check(self) -> None:
         """Raise a PeerError if a process has failed."""
         if self.failure is not None:
-            raise PeerError(f"rank {self._rank} must stop, since another one did: {self.failure}")
+            raise PeerError(f"rank {self._news.rank} must stop, since another one did: {self.failure}")
 
     def tell(self, way: str, ranks: Iterable[int], value: Any) -> None:
         """Send a value about the batch to some other processes."""
-        try:
+        with self._checked():
             for rank in ranks:
                 self.put((way, self._rank, rank, None), value)
-        except Stopped:
-            self.check()
-            raise
 
     def hear(self, way: str, rank: int) -> Any:
         """Wait for what another process tells; raises a PeerError if one has failed."""
-        try:
+        with self._checked():
             return self.take((way, rank, self._rank, None), 0)
-        except Stopped:
-            self.check()
-            raise
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, in all of them; rank 0 collects."""
@@ -161,6 +166,18 @@ class Exchange(Mailboxes):
         values = [value, *(self.hear("end", rank) for rank in others)]
         self.tell("end", others, values)
         return values
+
+    def replicated(self, job: Callable[[Replicas], None]) -> None:
+        """Do something with the replicas, if there are any; raises a PeerError if one of them has failed."""
+        if self._replicas is None:
+            return
+        try:
+            job(self._replicas)
+        except LostError as error:
+            # Replicas may wait for one another: only those beside the failed one notice it.
+            self._replicas.links.close()
+            self._lost(self._replicas.others, error)
+            self.check()
 
     def _source(self, way: str, i: int, j: int, skip: Any) -> int:
         """Rank of the process that fills a box."""
@@ -183,6 +200,18 @@ class Exchange(Mailboxes):
         try:
             return job()
         except LostError as error:
-            lost = f"rank {peer} is gone or silent, said rank {self._rank}: {error}"
-            self.give_up(self._links[peer].why() or lost)
+            self._lost([self._links.ranks[peer]], error)
             raise Stopped from None
+
+    def _lost(self, ranks: Sequence[int], error: LostError) -> None:
+        if self.failure is None:
+            self.give_up(self._news.cause(ranks, error))
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Raise a PeerError in the place of Stopped."""
+        try:
+            yield
+        except Stopped:
+            self.check()
+            raise

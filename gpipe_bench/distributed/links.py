@@ -3,10 +3,10 @@
     a value that is expected     the memory of its tensors
     any other one                the same in size and a byte more, its description, and the memory of its tensors
 
-A receiver expects what followed the last message when that was sent before. So it can wait for the memory of the
-tensors before that is sent, and a step like the last one sends nothing else. The memory for the first tensor is a byte
-larger than needed: in a message that is not the expected one, and only there, this byte is sent, and is 1. So shapes
-may change from batch to batch.
+Batches with the same calls, settings and shapes are of one kind. A receiver expects what the last batch of this kind
+has sent. So it can wait for the memory of the tensors before that is sent, and a step like an earlier one sends nothing
+else. The memory for the first tensor is a byte larger than needed: in a message that is not the expected one, and only
+there, this byte is sent, and is 1.
 
 To send is to begin: the process goes on, and waits for nothing but the values that it needs. It frees what it has sent
 once it knows that it was received, which a receipt for every four messages says.
@@ -25,36 +25,44 @@ from torch import Tensor
 
 from gpipe_bench.distributed import wire
 from gpipe_bench.distributed.channel import Group, Work
+from gpipe_bench.distributed.news import LostError
 from gpipe_bench.distributed.wire import Description, Empty, Parcel
 
-_MESSAGE, _RECEIPT, _REASON = 0, 1, 2
-"""Tags."""
+_MESSAGE, _RECEIPT, _NOTHING = 0, 1, 3
+"""Tags; nothing is ever sent with the last one."""
 _MESSAGES: Final = 4
 """A receipt is for so many messages."""
-_AT_MOST: Final = timedelta(seconds=5)
-"""How long a process that fails takes to tell another one."""
-_LONGEST: Final = 4096
-"""Bytes of a reason."""
-
-
-class LostError(Exception):
-    """Another process has failed, is gone, or is silent."""
+_KINDS: Final = 16
+"""So many kinds of batches are remembered, the last ones."""
 
 
 class _Expected:
-    """What comes next on a channel; both ends have the same."""
+    """What comes next on a channel; both ends have the same.
+
+    Attributes:
+        next: its description; None for what is not known.
+    """
 
     def __init__(self) -> None:
-        self._followed: dict[Any, Description] = {}
-        self._last: Any = None
+        self.next: Description | None = None
+        self._kinds: dict[str, dict[Any, Description]] = {}
+        self.begin("")
 
-    def get(self) -> Description | None:
-        return self._followed.get(self._last)
+    def begin(self, kind: str) -> None:
+        """A batch of this kind is next."""
+        self._followed = self._kinds.pop(kind, {})
+        self._kinds[kind] = self._followed
+        if len(self._kinds) > _KINDS:
+            del self._kinds[next(iter(self._kinds))]
+        self._last: Any = None
+        # What the receiver waits for already stays expected.
+        self.next = self.next or self._followed.get(None)
 
     def is_now(self, description: Description) -> None:
         """Remember what has come."""
         self._followed[self._last] = description
         self._last = description.box
+        self.next = self._followed.get(self._last)
 
 
 class Link:
@@ -74,16 +82,21 @@ class Link:
         self._sent: deque[list[tuple[Work, Tensor]]] = deque()
         self._receipts: deque[tuple[int, Work, Tensor]] = deque()
         self._count_to, self._count_from = 0, 0
+        self._acknowledged: list[Work] = []
         self._parcel: Parcel | None = None
         self._differs = torch.empty(0)
         self._coming: list[Work] = []
-        self._reason = torch.zeros(_LONGEST, dtype=torch.uint8)
-        self._failed = group.recv([self._reason], peer, _REASON)
+
+    def begin(self, kind: str, empty: Empty) -> None:
+        """Expect what the last batch of this kind has sent; both processes must call this between the same messages."""
+        self._to.begin(kind)
+        self._from.begin(kind)
+        self._expect(empty)
 
     def send(self, description: Description, tensors: Sequence[Tensor]) -> None:
         """Begin to send a value, see :func:`gpipe_bench.distributed.wire.pack`."""
         pieces = [wire.memory(tensor) for tensor in tensors if tensor.numel()]
-        expected = self._to.get()
+        expected = self._to.next
         if description == expected:
             pieces = [_bytes(b"\0"), *pieces] if self._direct or not pieces else pieces
         else:
@@ -103,8 +116,7 @@ class Link:
 
     def receive(self, empty: Empty) -> Parcel:
         """Wait for the next value, in memory that ``empty`` gives."""
-        if not self._coming:
-            self._expect(empty)
+        self._expect(empty, anything=True)
         announced, *others = self._coming
         self._wait(announced)
         differs = self._parcel is None or bool(self._differs.item())
@@ -119,7 +131,8 @@ class Link:
             self._wait(*[self._begun(self._group.recv, memory) for memory in self._parcel.memory])
         self._count_from += 1
         if self._count_from % _MESSAGES == 0:
-            self._wait(self._begun(self._group.send, _bytes(b"\1"), _RECEIPT))
+            # It may be behind a large message.
+            self._acknowledged.append(self._begun(self._group.send, _bytes(b"\1"), _RECEIPT))
         parcel, self._parcel, self._coming = self._parcel, None, []
         assert parcel is not None  # noqa: S101 - what is not expected is described
         self._from.is_now(parcel.description)
@@ -133,26 +146,16 @@ class Link:
         while self._receipts:
             self._received()
         self._forget(self._count_to)
-
-    def fail(self, reason: str) -> Work | None:
-        """Begin to tell the other process why this one can go on no more, unless it is gone."""
-        try:
-            return self._begun(self._group.send, _bytes(reason.encode()[:_LONGEST]), _REASON)
-        except LostError:
-            return None
-
-    def why(self) -> str | None:
-        """After a LostError: the reason that the other process has told, if it has."""
-        try:
-            self._failed.wait(_AT_MOST)
-        except RuntimeError:
-            return None
-        return self._reason.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+        self._wait(*self._acknowledged)
+        self._acknowledged.clear()
 
     # --- parts of messages -------------------------------------------------------------------------------------------
 
-    def _expect(self, empty: Empty) -> None:
-        expected = self._from.get()
+    def _expect(self, empty: Empty, *, anything: bool = False) -> None:
+        """Begin to receive the next message, if that is expected, or if ``anything`` is."""
+        expected = self._from.next
+        if self._coming or not (expected or anything):
+            return
         self._parcel = None if expected is None else Parcel(expected, empty, larger=not self._direct)
         memory = self._parcel.memory if self._parcel else []
         if self._direct or not memory:
@@ -174,31 +177,32 @@ class Link:
         try:
             return begin([tensor], self._peer, tag)
         except RuntimeError as error:
-            raise LostError(_first_line(error)) from None
+            raise LostError(error) from None
 
     def _wait(self, *works: Work) -> None:
         try:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise LostError(_first_line(error)) from None
-
-    def close(self) -> None:
-        """Close all connections of this process: a receive that is given up does so."""
-        with suppress(RuntimeError):
-            self._failed.wait(timedelta(milliseconds=1))
+            raise LostError(error) from None
 
 
 class Links:
     """Those of one process to all others.
 
+    Args:
+        group: of the processes.
+        ranks: that they have in the whole job.
+        direct: as for :class:`Link`.
+
     Attributes:
-        rank: of this process.
+        ranks: see above.
+        rank: of this process in the group.
         size: how many processes there are.
     """
 
-    def __init__(self, group: Group, *, direct: bool) -> None:
-        self.rank, self.size = group.rank(), group.size()
+    def __init__(self, group: Group, ranks: Sequence[int], *, direct: bool) -> None:
+        self._group, self.ranks, self.rank, self.size = group, ranks, group.rank(), group.size()
         self._links = {peer: Link(group, peer, direct=direct) for peer in range(self.size) if peer != self.rank}
 
     def __getitem__(self, peer: int) -> Link:
@@ -207,21 +211,12 @@ class Links:
     def __iter__(self) -> Iterator[int]:
         return iter(self._links)
 
-    def close(self, reason: str) -> None:
-        """Tell all other processes why this one goes on no more, and close its connections."""
-        # The others notice the end of a connection, and then find the reason.
-        works = [link.fail(reason) for link in self._links.values()]
-        for work in works:
+    def close(self) -> None:
+        """Close all connections of this process: a receive that is given up does so."""
+        for peer in self._links:
             with suppress(RuntimeError):
-                if work is not None:
-                    work.wait(_AT_MOST)
-        for link in self._links.values():
-            link.close()
+                self._group.recv([torch.empty(1)], peer, _NOTHING).wait(timedelta(milliseconds=1))
 
 
 def _bytes(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

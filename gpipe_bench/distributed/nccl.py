@@ -60,9 +60,9 @@ class DeviceGroup:
         begin = partial(self._between(tensors[0], rank, self._rank).recv, tensors, rank, tag)
         return begin() if tensors[0].device.type == "cpu" else _Later(begin)
 
-    def allreduce(self, tensors: list[Tensor]) -> Any:
-        """Begin to sum up a tensor over all processes."""
-        return self._between(tensors[0], 0, 1).allreduce(tensors)
+    def allreduce(self, tensors: list[Tensor], *operation: Any) -> Any:
+        """Begin to sum up a tensor over all processes, or what else ``operation`` says."""
+        return self._between(tensors[0], 0, 1).allreduce(tensors, *operation)
 
     def broadcast(self, tensor: Tensor, root: int) -> Any:
         """Begin to give all processes the tensor of one."""

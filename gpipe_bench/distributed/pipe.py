@@ -8,19 +8,14 @@ from itertools import chain, islice
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from gpipe_bench.components import Components
 from gpipe_bench.distributed.agreement import Begin, compare, description, fingerprint
-from gpipe_bench.distributed.channel import own_group
+from gpipe_bench.distributed.connections import Connections, given_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.goal import Goal
-from gpipe_bench.distributed.links import Links
-from gpipe_bench.distributed.nccl import DeviceGroup
-from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import GPipe, gather
@@ -62,7 +57,7 @@ class Pipe(GPipe):
         mesh: a one-dimensional ``DeviceMesh`` in the place of ``group``.
         replicas: the processes that have the same partitions in other pipelines, a ``ProcessGroup`` or a
             one-dimensional ``DeviceMesh``. Each pipeline trains on a part of the batch, all of one size; gradients are
-            averaged in ``step``. All begin with the weights of the first one.
+            averaged in ``step``. All are made alike, and begin with the weights of the first one.
         device: where this process computes.
         chunks: as for :class:`gpipe_bench.GPipe`, as ``checkpoint`` and ``deferred_batch_norm``.
         checkpoint: see above.
@@ -81,14 +76,12 @@ class Pipe(GPipe):
         ValueError: as for :class:`gpipe_bench.GPipe`; the processes have different models, balances or schedules, or a
             layer averages gradients itself, as DistributedDataParallel and FSDP do.
         DeviceCountError: the group has another number of processes than the schedule has devices.
-        PeerError: another process has failed, or is gone.
+        PeerError: another process has failed, is gone, or has not made the pipeline within ``timeout_s``.
     """
 
     rank: int
     failure: str | None
-    _group: Any
-    _links: Links
-    _replicas: Replicas | None
+    _connections: Connections
     _size: int
     _device: torch.device
     _materialise: Callable[[nn.Module], object] | None
@@ -109,21 +102,23 @@ class Pipe(GPipe):
         materialise: Callable[[nn.Module], object] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        if group is not None and mesh is not None:
-            raise TypeError("group and mesh must not be given both, got both; leave one out")
-        given = mesh.get_group() if mesh is not None else dist.group.WORLD if group is None else group
-        if given is None:
-            raise ValueError("a process group must be there, got none; call torch.distributed.init_process_group first")
+        given = given_group(group, mesh)
         rank, size = given.rank(), given.size()
         # Of the processes, until the schedule has said which partition belongs to which.
         self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None)
-        self.__dict__.update(rank=rank, _size=size, _device=named_device("device", device), _materialise=materialise)
-        own = own_group(given, timeout_s, self._device)
-        self.__dict__.update(_group=own, _links=Links(own, direct=isinstance(own, DeviceGroup)))
-        others = replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas
-        self.__dict__["_replicas"] = None if others is None else Replicas(own_group(others, timeout_s, self._device))
+        refused: Exception | None = None
+        try:
+            own = named_device("device", device)
+        except (TypeError, ValueError, DeviceCountError) as error:
+            # The others hear of it below.
+            own, refused = torch.device("cpu"), error
+        self.__dict__.update(rank=rank, _size=size, _device=own, _materialise=materialise)
+        connections = self.__dict__["_connections"] = Connections(given, replicas, timeout_s, own)
+        mine: dict[str, Any] = {"NCCL": connections.over_nccl is not None}
 
-        def make(exchange: Exchange) -> list[dict[str, Any]]:
+        def make(exchange: Exchange) -> None:
+            if refused is not None:
+                raise refused
             super(Pipe, self).__init__(
                 module,
                 balance,
@@ -134,18 +129,21 @@ class Pipe(GPipe):
                 schedule=schedule,
                 workers="never",
             )
-            mine = description(module, self.balance, schedule, self._layout, deferred_batch_norm=deferred_batch_norm)
-            return exchange.gather(mine)
+            facts = description(module, self.balance, schedule, self._layout, deferred_batch_norm=deferred_batch_norm)
+            mine.update(facts)
+            found = exchange.gather(mine)
+            # All must have heard of the others before one of them stops.
+            exchange.finish()
+            compare(found, connections.links.ranks)
+            if connections.over_nccl is not None:
+                connections.over_nccl.connect(self._edges(), self._device)
+            exchange.replicated(share)
 
-        try:
-            compare(self._exchanged(make))
-            if isinstance(self._group, DeviceGroup):
-                self._group.connect(self._edges(), self._device)
-            if self._replicas is not None:
-                self._replicas.copy(self)
-        except ValueError as error:
-            self.__dict__["failure"] = str(error)
-            raise
+        def share(replicas: Replicas) -> None:
+            compare(replicas.gather(mine), replicas.links.ranks)
+            replicas.copy(self)
+
+        self._exchanged(make)
 
     def forward(self, input: Any = None) -> Any:  # noqa: A002 - as in GPipe
         """Evaluate one batch, in every process and without gradients.
@@ -213,7 +211,7 @@ class Pipe(GPipe):
         call = {"the call": "clip_grad_norm_", "max_norm": max_norm, "norm_type": norm_type}
 
         def gathered(exchange: Exchange) -> list[Tensor]:
-            self._agreed(exchange, call)
+            self._agreed(exchange, call, "clip_grad_norm_")
             return exchange.gather(own)
 
         norms = self._exchanged(gathered)
@@ -223,7 +221,7 @@ class Pipe(GPipe):
 
     def close(self) -> None:
         """Close the connections of the pipeline, which can run no more."""
-        self.__dict__.update(_group=None, _links=None, _replicas=None, failure=self.failure or "it was closed")
+        self.__dict__.update(_connections=None, failure=self.failure or "it was closed")
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")
@@ -294,16 +292,12 @@ class Pipe(GPipe):
         """Do what all processes do together. If this one fails, all do."""
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
-        direct = isinstance(self._group, DeviceGroup)
-        staging = Staging(self._device, direct=direct)
-        exchange = Exchange(self._links, self._rows, self._layout.routes, staging, replicas=self._replicas)
+        exchange = Exchange(self._connections, self._rows, self._layout.routes, self._device)
         try:
             result = job(exchange)
             exchange.finish()
         except BaseException as error:
-            exchange.give_up(f"rank {self.rank} failed: {type(error).__name__}: {error}")
-            if isinstance(self._group, DeviceGroup):
-                self._group.abort()
+            exchange.give_up(f"rank {self._connections.news.rank} failed: {type(error).__name__}: {error}")
             self.__dict__["failure"] = exchange.failure
             raise
         return result
@@ -314,23 +308,30 @@ class Pipe(GPipe):
         if self.rank == self._rows[0]:
             microbatches = self._scattered(value)
             sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
-            begin = self._agreed(exchange, call | self._settings(len(sizes)), sizes, state_digest())
+            shapes = [[getattr(each, "shape", None) for each in microbatch.values] for microbatch in microbatches]
+            settings = call | self._settings(len(sizes))
+            begin = self._agreed(exchange, settings, fingerprint((settings, shapes)), sizes, state_digest())
         else:
             self._settle()
             begin = self._agreed(exchange, call)
-            begin.agree(self._settings(len(begin.sizes)), (self._rows[0], self.rank))
+            self._agree(begin, self._settings(len(begin.sizes)))
         return self._plan(len(begin.sizes)), begin, microbatches
 
     def _agreed(self, exchange: Exchange, settings: dict[str, Any], *batch: Any) -> Begin:
-        """What the first process says; it must have these settings, too. ``batch``, if this is the first one."""
+        """What the first process says; it must have these settings, too. The first process has ``batch``."""
         first = self._rows[0]
         if self.rank == first:
             begin = Begin(settings, *batch)
             exchange.tell("begin", self._others, tuple(begin))
         else:
             begin = Begin(*exchange.hear("begin", first))
-            begin.agree(settings, (first, self.rank))
+            self._agree(begin, settings)
+        exchange.begin(begin.kind)
         return begin
+
+    def _agree(self, begin: Begin, settings: dict[str, Any]) -> None:
+        ranks = self._connections.links.ranks
+        begin.agree(settings, (ranks[self._rows[0]], ranks[self.rank]))
 
     def _settings(self, m: int) -> dict[str, Any]:
         lists = self._lists(self._plan(m))
@@ -387,9 +388,7 @@ class Pipe(GPipe):
 
     def _run(self, exchange: Exchange, runtime: Runtime, order: Sequence[Any]) -> None:
         own = [action for action in order if self._rows[action.j] == self.rank]
-        if self._replicas is not None:
-            self._replicas.begin(self.partitions, own)
+        exchange.replicated(lambda replicas: replicas.begin(self.partitions, own))
         runtime.run(own)
         exchange.check()
-        if self._replicas is not None:
-            self._replicas.finish()
+        exchange.replicated(Replicas.finish)

@@ -68,7 +68,7 @@ def pack(box: tuple[str, int, int, int], value: Any) -> tuple[Description, list[
     """The description of a value, and its tensors without gaps.
 
     Raises:
-        TypeError: the value holds something that cannot be pickled.
+        TypeError: the value holds something that cannot be pickled, or a quantised or nested tensor.
     """
     tensors: list[Tensor] = []
     forms: list[TensorForm | None] = []
@@ -79,6 +79,12 @@ def pack(box: tuple[str, int, int, int], value: Any) -> tuple[Description, list[
     else:
         (leaves, structure), aliased = tree_flatten(value), None
     for leaf in leaves:
+        if isinstance(leaf, Tensor) and (leaf.is_quantized or leaf.is_nested):
+            kind = "quantised" if leaf.is_quantized else "nested"
+            raise TypeError(
+                f"tensors between processes must be dense or sparse, got a {kind} one; convert it, or have the layers "
+                "that hand it on in one partition"
+            )
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided and type(leaf) is Tensor:
             tensors.append(_without_gaps(leaf.detach()))
             forms.append(TensorForm(leaf.shape, tensors[-1].stride(), leaf.dtype, leaf.requires_grad))

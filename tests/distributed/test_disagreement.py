@@ -31,6 +31,18 @@ def with_skip():
     return [nn.Sequential(nn.Linear(3, 3), Stash()), *layers(2), nn.Sequential(Pop(), nn.Linear(3, 3))]
 
 
+def with_buffer():
+    found = layers()
+    found[0].register_buffer("more", torch.ones(2))
+    return found
+
+
+def with_frozen():
+    found = layers()
+    found[0].requires_grad_(False)
+    return found
+
+
 def made(group, other=1, **changes):
     """A pipeline of three ranks, one of which makes another one."""
     options = {"layers": layers(), "balance": [1, 2, 1], "schedule": "1f1b", "chunks": 2}
@@ -45,6 +57,10 @@ def made(group, other=1, **changes):
         ({"layers": [each.double() for each in layers()]}, "parameters"),
         ({"layers": with_skip()}, "parameters"),
         ({"schedule": OTHER_ORDER}, "schedule"),
+        ({"layers": with_buffer()}, "buffers"),
+        ({"layers": with_frozen()}, "frozen parameters"),
+        ({"layers": [nn.Bilinear(3, 3, 3), *layers(3)]}, "parameters"),
+        ({"layers": [type("Own", (nn.Linear,), {})(3, 3), *layers(3)]}, "layers"),
     ],
 )
 def test_another_pipeline(changes, name):

@@ -161,6 +161,18 @@ def test_another_model_on_one_rank(changes, name):
         assert "on rank 1;" in str(result)
 
 
+def test_a_device_that_one_rank_does_not_have():
+    def job(group):
+        layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+        return Pipe(layers, [1, 1, 1], group=group, device="nonsense" if group.rank() == 1 else "cpu")
+
+    results = run_ranks(3, job)
+    assert isinstance(results.pop(1), ValueError)
+    for result in results:
+        assert isinstance(result, PeerError)
+        assert "rank 1 failed: ValueError: device must be what PyTorch knows, got 'nonsense'" in str(result)
+
+
 def test_another_number_of_processes():
     layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     for result in run_ranks(3, lambda group: Pipe(copy.deepcopy(layers), [1, 1], group=group)):

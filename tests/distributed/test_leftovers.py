@@ -99,6 +99,38 @@ def unequal(rank, silent):
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_rank_that_makes_fewer_steps(silent, tmp_path):
-    """It is noticed at once if the process ends. Else all give up after the timeout, maybe because of one another."""
+    """It is noticed at once if the process ends, else after the timeout."""
     for result in run_processes(SIZE, tmp_path, unequal, silent)[::2]:
-        assert ("is gone or silent" if silent else "rank 1 is gone or silent") in result
+        assert f"rank 1 is {'silent, or waits for one that is' if silent else 'gone or silent'}, said rank" in result
+
+
+def silent_at_the_end(rank):
+    """Rank 0 waits for rank 1, which waits for rank 2."""
+    store = dist.distributed_c10d._get_default_store()
+    layers = [nn.Linear(3, 3) for _ in range(SIZE)]
+    if rank == 2:
+        layers[2].register_forward_hook(lambda *_: store.wait(["0", "1"]))
+    pipe = Pipe(nn.Sequential(*layers), [1] * SIZE, chunks=2, timeout_s=2)
+    try:
+        step(pipe)
+    except PeerError as error:
+        return str(error)
+    finally:
+        store.set(str(rank), "ended")
+
+
+def test_the_silent_rank_is_named(tmp_path):
+    for result in run_processes(SIZE, tmp_path, silent_at_the_end)[:2]:
+        assert "rank 2 is silent, or waits for one that is, said rank 1" in result
+
+
+def absent(rank):
+    if rank == 1:
+        raise BoomError
+    pipeline(timeout_s=1)
+
+
+def test_a_rank_that_never_makes_the_pipeline(tmp_path):
+    for kind, message in run_processes(SIZE, tmp_path, absent)[::2]:
+        assert kind == "PeerError"
+        assert "all processes must make the pipeline, got none from rank 1 within 1 s" in message

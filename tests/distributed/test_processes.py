@@ -168,10 +168,10 @@ def replicas(rank):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
     found = []
     for schedule in ("1f1b", "zb_v"):
-        torch.manual_seed(rank)  # all replicas get the weights of the first one
-        layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4))).double()
-        if rank < 2:
-            layers = chain(4, 0.0)
+        layers = chain(4, 0.0)
+        if rank >= 2:  # all replicas get the weights of the first one
+            for parameter in layers.parameters():
+                nn.init.constant_(parameter, rank)
         options = {"mesh": mesh["pipeline"], "replicas": mesh["data"]}
         pipe = Pipe(layers, even(schedule, 2, 4), schedule=schedule, chunks=2, **options)
         half = numbers().chunk(2)[mesh["data"].get_local_rank()]

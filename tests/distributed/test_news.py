@@ -1,0 +1,64 @@
+"""Which process is named as the cause, when some wait for others."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpipe_bench.distributed.news import LostError, News
+from tests.distributed.threads import ThreadGroup, World
+
+SILENT, CLOSED = LostError(RuntimeError("Timed out waiting")), LostError(RuntimeError("Connection closed\nby peer"))
+RANKS = [10, 11, 12]
+
+
+def news_of(world):
+    return [News([(ThreadGroup(world, rank), RANKS)], patience_s=0.01) for rank in range(3)]
+
+
+def test_what_is_told_is_the_cause():
+    first, second, _ = news_of(World(3))
+    first.tell("é" * 5000)
+    first.tell("another reason")
+    assert second.cause([10], CLOSED) == "é" * 2048
+
+
+def test_a_process_that_is_gone():
+    world = World(3)
+    first, *_ = news_of(world)
+    world.kill(2)
+    assert first.cause([12], CLOSED) == "rank 12 is gone or silent, said rank 10: Connection closed"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_silent_one_at_the_end_of_a_chain(order):
+    """0 waits for 1, which waits for 2. Whoever asks second knows it."""
+    news, waits = news_of(World(3)), {0: 11, 1: 12}
+    first, second = [news[rank].cause([waits[rank]], SILENT) for rank in order]
+    assert "rank 12 is silent, or waits for one that is, said rank 11: Timed out" in second
+    assert "is silent, or waits for one that is, said rank" in first
+
+
+def test_a_reason_at_the_end_of_a_chain():
+    first, second, third = news_of(World(3))
+    third.tell("the reason")
+    second.tell("\x0112")
+    assert first.cause([11], SILENT) == "the reason"
+
+
+def test_all_replicas_that_do_not_answer():
+    first, second, _ = news_of(World(3))
+    second.tell("\x0110 12")
+    assert "rank 12 is silent" in first.cause([11, 12], SILENT)
+
+
+def test_processes_that_wait_for_one_another():
+    first, second, _ = news_of(World(3))
+    second.tell("\x0110")
+    assert "rank 10 is silent, or waits for one that is, said rank 11" in first.cause([11], SILENT)
+
+
+def test_a_process_of_another_pipeline():
+    """There is no connection to 13: it is named by the one that waits for it."""
+    first, second, _ = news_of(World(3))
+    second.tell("\x0113")
+    assert "rank 13 is silent, or waits for one that is, said rank 11" in first.cause([11], SILENT)

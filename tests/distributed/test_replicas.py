@@ -1,0 +1,118 @@
+"""Replicas that differ, or of which one fails: all processes of the mesh end with an error that names the cause."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
+
+from gpipe_bench.distributed import Pipe
+from tests.distributed.ranks import die, run_processes
+from tests.distributed.test_failures import BoomError, Layer
+
+SIZE = 4
+"""Ranks 0 and 1 are a pipeline, 2 and 3 its replica."""
+
+
+def made(burn=None, number=6, frozen=None, balance=(2, 1), width=3, **options):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+    layers = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, width), nn.Linear(width, 3)), nn.Linear(3, 3)]
+    if burn is not None:
+        layers[2] = Layer(burn, number)
+    if frozen is not None:
+        layers[frozen].requires_grad_(False)
+    groups = {"mesh": mesh["pipeline"], "replicas": mesh["data"]}
+    return Pipe(nn.Sequential(*layers), balance, chunks=2, checkpoint="never", **groups, **options)
+
+
+def step(pipe):
+    pipe.step(torch.ones(4, 3), torch.ones(4, 3), functional.mse_loss)
+
+
+def different(rank, options):
+    """The replica is made with other arguments."""
+    made(**options if rank >= 2 else {})
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"frozen": 0}, "frozen parameters"), ({"balance": (1, 2)}, "balance"), ({"width": 5}, "parameters")],
+)
+def test_replicas_that_differ(options, name, tmp_path):
+    for rank, (kind, message) in enumerate(run_processes(SIZE, tmp_path, different, options)):
+        assert kind == "ValueError"
+        assert f"{name} must be the same in all processes, got" in message
+        assert f"on rank {rank % 2} and" in message
+        assert f"on rank {rank % 2 + 2};" in message
+
+
+def frozen_later(rank):
+    pipe = made()
+    step(pipe)
+    if rank == 2:
+        next(pipe.parameters()).requires_grad_(False)
+    step(pipe)
+
+
+def test_a_parameter_that_is_frozen_later_in_one_replica(tmp_path):
+    results = run_processes(SIZE, tmp_path, frozen_later)
+    assert all("replicas must train the same parameters" in message for _, message in results)
+    assert {kind for kind, _ in results} == {"ValueError", "PeerError"}
+
+
+def fail():
+    raise BoomError("by accident")
+
+
+def no_pipeline(rank):
+    """The processes of the replica do not agree."""
+    made(schedule="gpipe" if rank == 3 else "1f1b")
+
+
+def failing(rank, burn):
+    pipe = made(burn if rank == 3 else fail, 6 if rank == 3 else 1000)
+    for _ in range(3):
+        step(pipe)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("burn", "cause"),
+    [(fail, "rank 3 failed at B(0,1): BoomError: by accident"), (die, "rank 3 is gone or silent")],
+)
+def test_a_process_of_one_replica_fails(burn, cause, tmp_path):
+    results = run_processes(SIZE, tmp_path, failing, burn)
+    results.pop()
+    for kind, message in results:
+        assert kind == "PeerError"
+        assert cause in message
+
+
+def test_a_replica_that_cannot_be_made(tmp_path):
+    results = run_processes(SIZE, tmp_path, no_pipeline)
+    assert [kind for kind, _ in results] == ["PeerError", "PeerError", "ValueError", "ValueError"]
+    assert all("schedule must be the same in all processes, got 1f1b on rank 2 and" in text for _, text in results)
+
+
+def fewer(rank):
+    """Ranks 2 and 3 make a step more."""
+    pipe = made(timeout_s=2)
+    store = dist.distributed_c10d._get_default_store()
+    step(pipe)
+    if rank < 2:
+        return store.wait(["2", "3"])
+    try:
+        step(pipe)
+    except Exception as error:  # noqa: BLE001 - it is a result
+        return type(error).__name__, str(error)
+    finally:
+        store.set(str(rank), "ended")
+
+
+def test_a_replica_that_makes_fewer_steps(tmp_path):
+    for rank, (kind, message) in enumerate(run_processes(SIZE, tmp_path, fewer)[2:]):
+        assert kind == "PeerError"
+        assert any(f"rank {other} is silent, or waits for one that is" in message for other in (0, 1)), rank
