@@ -38,6 +38,7 @@ CONFIG = {
         "measured": {
             "cpu": {**OWN, **SHORT, "balances": ["2-1"], "chunks": [2], "checkpoints": ["always"], "batch_size": 2}
         },
+        "processes": {**OWN, **SHORT, "balances": ["2-1"], "chunks": [2], "batch_size": 2},
     },
     "advice": {"mine": {**OWN, "devices": 2, "batch_size": 4}},
 }
