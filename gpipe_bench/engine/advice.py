@@ -5,7 +5,12 @@ The error keeps its type, its text and its traceback; the advice is a note below
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from traceback import walk_tb
+from typing import Any
+
+from torch import Tensor, nn
 
 _ONE_ROW = "Expected more than 1 value per channel when training"
 _SELECTIVE = "region computed under selective activation checkpoint"
@@ -41,6 +46,39 @@ def advise(error: BaseException, m: int, rows: tuple[int, int]) -> None:
             "A checkpointed layer must give the same when it runs again, got another shape in the recomputation; draw "
             "random numbers from torch, hand on jagged tensors as values and offsets, or use checkpoint='never'."
         )
+    _add(error, notes)
+
+
+def held_tensors(loss: Any, rows: int) -> list[Tensor]:
+    """The tensors that a loss holds, other than those of its target, which may have a row for each sample."""
+    held: list[Any] = []
+    while isinstance(loss, partial):
+        held += [*loss.args, *loss.keywords.values()]
+        loss = loss.func
+    if isinstance(loss, nn.Module):
+        held += loss.buffers()
+    return [each for each in held if isinstance(each, Tensor) and each.dim() and len(each) == rows > 1]
+
+
+def advised(loss: Callable[[Any, Any], Tensor], held: Sequence[Tensor]) -> Callable[[Any, Any], Tensor]:
+    """A loss whose errors say that it may be due to the tensors ``held``, of which a micro-batch has no rows."""
+    shapes = ", ".join(str(list(each.shape)) for each in held)
+    note = (
+        f"A loss sees one micro-batch at a time, got one that holds a tensor of shape {shapes}; if it has a row per "
+        "sample, pass it with the target, as in (target, weight)."
+    )
+
+    def call(output: Any, target: Any) -> Tensor:
+        try:
+            return loss(output, target)
+        except (RuntimeError, ValueError) as error:
+            _add(error, [note])
+            raise
+
+    return call
+
+
+def _add(error: BaseException, notes: Sequence[str]) -> None:
     for note in notes:
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)

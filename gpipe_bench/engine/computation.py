@@ -178,7 +178,7 @@ class Computation:
         """Run ``job`` on the compute stream, and report it as a task of this kind."""
         observer = self._batch.observer
         try:
-            with use_stream(self.stream):
+            with use_stream(self.stream), self._batch.randomness.turn(self.partition.j):
                 return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
         except Exception as error:
             advise(error, len(self._batch.ends[0]), self._batch.rows)

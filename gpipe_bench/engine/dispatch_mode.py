@@ -22,9 +22,13 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
 
     A higher-order operator, such as ``torch.cond`` or ``flex_attention``, is no operator to :meth:`run`: the functions
     that it is given run in the mode, so all operators in them do.
+
+    Attributes:
+        traced: whether a higher-order operator was seen. PyTorch traces the functions that it is given.
     """
 
     supports_higher_order_operators = True
+    traced = False
 
     @abstractmethod
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -35,6 +39,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
     ) -> Any:
         """Called by PyTorch for each operator, outside of the mode."""
         if isinstance(func, HigherOrderOperator):
+            self.traced = True
             return func(*tree_map(self._inside, args), **tree_map(self._inside, kwargs or {}))
         return self.run(func, args, kwargs or {})
 

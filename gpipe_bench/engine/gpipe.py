@@ -111,7 +111,7 @@ class GPipe(Pipeline):
         Args:
             input: as for :meth:`forward`.
             target: a tensor of shape (batch size, ...) on ``devices[-1]``, a list with an item per sample, or a tuple
-                or dict of these. A number, or an object, goes to each micro-batch as it is.
+                or dict of these. Parts of it may be None.
             loss: gives one number from (output, target). The paper's executor calls it once, with the whole batch; a
                 schedule calls it with each micro-batch.
             return_output: whether to return the output, too.
@@ -127,10 +127,9 @@ class GPipe(Pipeline):
             mode is off nothing runs backward.
 
         Raises:
-            TypeError: as for :meth:`forward`, or ``loss`` does not give one number, or ``target`` has a collection
-                that is neither a tensor nor a list.
+            TypeError: as for :meth:`forward`, or ``loss`` does not give one number, or ``target`` holds something else.
             ValueError: as for :meth:`forward`, or ``target`` has another batch size or, with a schedule, a graph; or
-                ``reduction`` has a wrong value.
+                ``reduction`` has a wrong value, or is not that of one of PyTorch's losses.
             Exception: a layer or ``loss`` raised it. Gradients of the micro-batches before may have been added by
                 then: call ``pipe.zero_grad()`` before the next batch.
         """

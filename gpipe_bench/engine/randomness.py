@@ -7,9 +7,11 @@ thread at a time draws from it; the CPU's is shared by all workers, and treated 
 
     own        the task draws from a generator of its own, seeded from (batch, i, j), see
                :mod:`gpipe_bench.engine.redirect`.
+    traced     as ``own``, and the task takes turns with those of other such partitions: it has a higher-order operator,
+               such as ``torch.cond``. PyTorch traces these, in global state, so one thread at a time can run them.
     none       the partition does not draw from it, so nothing is done.
 
-A partition's first pass in each training mode runs with ``own``, which also shows what it draws. Should a layer draw
+A partition's first pass in each training mode runs as if ``traced``, which also shows what it does. Should a layer draw
 for the first time later (it may draw under a condition), the state of the CPU's generator gives it away at the end of
 the forward pass; recomputations of that batch then watch what they draw, and raise rather than train on another mask.
 """
@@ -31,7 +33,9 @@ from gpipe_bench.engine.partition import in_task
 from gpipe_bench.engine.redirect import Redirect, default_generator
 from gpipe_bench.errors import RandomnessError
 
-_UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
+_UNKNOWN, _NONE, _SAVED, _OWN, _TRACED = "unknown", "none", "saved", "own", "traced"
+# What is learnt of a partition only adds to what it was seen to do before.
+_LEARNT = (_UNKNOWN, _NONE, _OWN, _TRACED)
 
 # Held by a recomputation that draws from the CPU's default generator, of which all backward threads have but one.
 _cpu_lock = threading.RLock()
@@ -60,6 +64,8 @@ class Batch:
         self._suspect = False
         self.drew = False
         self.nested = concurrent and in_task()
+        # Of one batch, not of the process: a task that holds it may run another pipeline.
+        self._turns = threading.RLock()
         self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
         # What all seeds of this batch come from; where processes share a batch, that of the first.
         self.digest = b""
@@ -68,16 +74,20 @@ class Batch:
         """How a task of partition j that begins now gets its random numbers."""
         return self._ways.get((j, self._training), _UNKNOWN) if self.concurrent else _SAVED
 
-    def learn(self, j: int, drew: bool) -> None:
-        """Remember whether partition j was seen to draw from a generator that it shares."""
-        self.drew |= drew
-        if drew or self.way(j) == _UNKNOWN:
-            self._ways[j, self._training] = _OWN if drew else _NONE
+    def turn(self, j: int) -> AbstractContextManager[object]:
+        """A block in which no other partition traces, if partition j may."""
+        return nullcontext() if self.way(j) in (_NONE, _OWN) else self._turns
+
+    def learn(self, j: int, redirect: Redirect) -> None:
+        """Remember what partition j was seen to do: to trace, or to draw from a generator that it shares."""
+        self.drew |= redirect.drew
+        seen = _TRACED if redirect.traced else _OWN if redirect.drew else _NONE
+        self._ways[j, self._training] = max(seen, self.way(j), key=_LEARNT.index)
 
     def forget(self) -> None:
         """Find out anew which partitions draw."""
         for key, way in list(self._ways.items()):
-            if key[1] == self._training and way != _OWN:
+            if key[1] == self._training and way == _NONE:
                 del self._ways[key]
 
     def seed(self, i: int, j: int) -> int:
@@ -116,8 +126,8 @@ class Draws:
         batch: the batch it belongs to.
         i: its micro-batch.
         j: its partition.
-        way: ``unknown``, ``none``, ``saved`` or ``own``; found out when the task begins, not when it is launched: then
-            the partition's task before it has ended.
+        way: ``unknown``, ``none``, ``saved``, ``own`` or ``traced``; found out when the task begins, not when it is
+            launched: then the partition's task before it has ended.
         states: generators that the first pass drew from as they are, and the states in which it found them.
     """
 
@@ -133,14 +143,14 @@ class Draws:
         blocks = []
         if again and (self.way == _SAVED or self.batch.devices[self.j].type != "cpu"):
             blocks.append(self._saved())
-        if self.way in (_UNKNOWN, _OWN):
+        if self.way in (_UNKNOWN, _OWN, _TRACED):
             blocks.append(self._own())
         return within(blocks)
 
     def replay(self) -> AbstractContextManager[None]:
         """For the recomputation: the same numbers once more."""
         blocks = [self._restored()] if self.states else []
-        if self.way in (_UNKNOWN, _OWN):
+        if self.way in (_UNKNOWN, _OWN, _TRACED):
             blocks.append(self._own())
         elif self.way == _NONE and self.batch.suspect:
             blocks.append(self._watched())
@@ -155,7 +165,7 @@ class Draws:
     def _own(self) -> Iterator[None]:
         with self._redirect() as redirect:
             yield
-        self.batch.learn(self.j, redirect.drew)
+        self.batch.learn(self.j, redirect)
 
     @contextmanager
     def _saved(self) -> Iterator[None]:

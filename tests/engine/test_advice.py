@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import gaussian_nll_loss, mse_loss
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from gpipe_bench import GPipe, Pipe
@@ -154,6 +154,25 @@ def test_selective_checkpoints_in_a_schedule_with_split_backward_passes():
     pipe = piped(GPipe, Selective(), Selective(), chunks=2, schedule="zb_h1")
     (note,) = notes_of(RuntimeError, "backward an extra time", partial(pipe.step, X, X, mse_loss))
     assert note.startswith("Selective activation checkpointing must run backward once, got a schedule that splits")
+
+
+@pytest.mark.parametrize("chunks", [2, 6])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.BCEWithLogitsLoss(weight=torch.rand(6, 1)),
+        nn.BCEWithLogitsLoss(pos_weight=torch.rand(6, 4)),
+        nn.BCELoss(weight=torch.rand(6, 1)),
+        partial(mse_loss, weight=torch.rand(6, 4)),
+        partial(gaussian_nll_loss, var=torch.ones(6)),
+    ],
+    ids=["weight", "pos_weight", "probabilities", "mse_loss", "variance"],
+)
+def test_a_loss_that_holds_a_row_per_sample(loss, chunks):
+    pipe = piped(GPipe, nn.Linear(4, 4), nn.Sigmoid(), chunks=chunks, schedule="1f1b")
+    (note,) = notes_of((RuntimeError, ValueError), "size|shape", partial(pipe.step, X, X, loss))
+    assert note.startswith("A loss sees one micro-batch at a time, got one that holds a tensor of shape [6")
+    assert note.endswith("pass it with the target, as in (target, weight).")
 
 
 def test_layers_without_numbers_are_not_put_on_a_device():

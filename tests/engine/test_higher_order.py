@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
+from gpipe_bench.engine.randomness import Batch
 from gpipe_bench.engine.redirect import Redirect
 from gpipe_bench.measure.memory import LiveBytes
 from tests.engine.steps import scheduled
@@ -62,6 +64,50 @@ def test_gradients_are_those_of_the_plain_module(operator, schedule):
     expected.backward()
     torch.testing.assert_close(pipe.step(x, target, nn.functional.mse_loss), expected.detach())
     torch.testing.assert_close([p.grad for p in pipe.parameters()], [p.grad for p in plain.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("operator", "schedule"), [*((each, "1f1b") for each in OPERATORS), ("cond", None), ("cond", "zb_h1")]
+)
+def test_partitions_that_trace_take_turns(operator, schedule):
+    """PyTorch traces in global state: two threads at once fail, and leave it broken."""
+    x, target = torch.rand(8, 4), torch.rand(8, 4)
+    found = []
+    for workers in ("never", "always"):
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), Calls(OPERATORS[operator])) for _ in range(2)))
+        pipe = scheduled(layers, [1, 1], schedule, chunks=4, checkpoint="always", workers=workers)
+        pipe.step(x, target, nn.functional.mse_loss)
+        found.append([parameter.grad for parameter in pipe.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("operator", [each for each in OPERATORS if each != "associative_scan"])  # that calls operators
+def test_a_mode_sees_what_traces(operator):
+    with Redirect(0) as redirect:
+        OPERATORS[operator](torch.rand(2, 4, requires_grad=True))
+    assert redirect.traced
+
+
+def test_a_task_that_traces_waits_for_another_one_alone():
+    batch, traced = Batch([torch.device("cpu")] * 3, {}, concurrent=True, training=True), Redirect(0)
+    traced.traced = True
+    for j, redirect in enumerate((traced, traced, Redirect(0))):
+        batch.learn(j, redirect)
+    entered = []
+
+    def enter(j):
+        with batch.turn(j):
+            entered.append(j)
+
+    threads = [threading.Thread(target=enter, args=(j,)) for j in (1, 2)]
+    with batch.turn(0):
+        for thread in threads:
+            thread.start()
+        threads[1].join()
+        assert entered == [2]
+    threads[0].join()
+    assert entered == [2, 1]
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import deque
 from functools import partial
 
 import pytest
@@ -13,17 +14,21 @@ from torch.nn import functional
 
 from gpipe_bench.engine.runtime.reduction import _KNOWN
 from gpipe_bench.errors import ReductionWarning
+from gpipe_bench.pipe import NoChunk
 from tests.engine.steps import scheduled
 
 CLASSES = 5
 ROWS = 7
 # These take other arguments than (output, target), or give no tensor.
 OTHERS = {
-    "CosineEmbeddingLoss", "CTCLoss", "GaussianNLLLoss", "MarginRankingLoss", "TripletMarginLoss",
-    "TripletMarginWithDistanceLoss",
+    "CosineEmbeddingLoss", "CTCLoss", "MarginRankingLoss", "TripletMarginLoss", "TripletMarginWithDistanceLoss",
 }  # fmt: skip
-# This one has a layer of its own.
-PLAIN = [function for function in _KNOWN if function is not getattr(functional, "linear_cross_entropy", None)]
+# One has a layer of its own, one takes the variance, too.
+PLAIN = [
+    function
+    for function in _KNOWN
+    if function not in (getattr(functional, "linear_cross_entropy", None), functional.gaussian_nll_loss)
+]
 
 numbers = torch.rand(ROWS, CLASSES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 signs = numbers.sub(0.5).sign()
@@ -100,6 +105,46 @@ def test_losses_of_pytorch(function, reduction, schedule):
 def test_settings_of_cross_entropy(settings, target):
     check(nn.CrossEntropyLoss(**settings), target)
     check(partial(functional.cross_entropy, **settings), target)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_with_a_variance(reduction):
+    check(partial(functional.gaussian_nll_loss, var=0.5, reduction=reduction), numbers)
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "reduction"),
+    [
+        (nn.CrossEntropyLoss(weight=weight), padded, "mean"),
+        (nn.KLDivLoss(reduction="batchmean"), numbers, "mean"),
+        (partial(functional.mse_loss, reduction="sum"), numbers, "sum"),
+    ],
+    ids=["labels", "batchmean", "sum"],
+)
+def test_the_reduction_of_a_known_loss_may_be_given(loss, target, reduction):
+    check(loss, target, reduction=reduction)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize(
+    ("loss", "given"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), "mean"),
+        (functional.cross_entropy, "sum"),
+        (nn.CrossEntropyLoss(weight=weight), len),
+    ],
+    ids=["sum", "mean", "function"],
+)
+def test_another_reduction_of_a_known_loss_is_refused(loss, given, chunks):
+    pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=chunks)
+    with pytest.raises(ValueError, match=r"reduction must be that of the loss, '(mean|sum)', got .*; leave it out"):
+        pipe.step(batch(), classes, loss, reduction=given)
+
+
+def test_a_known_loss_that_reduces_nothing_is_refused_for_one_row_too():
+    pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=ROWS)
+    with pytest.raises(TypeError, match="loss must give one number in a tensor, got one with reduction='none'; take"):
+        pipe.step(batch(), classes, nn.CrossEntropyLoss(reduction="none"))
 
 
 def test_defaults_of_a_function():
@@ -187,7 +232,7 @@ def test_a_reduction_that_does_not_exist(given):
 @pytest.mark.filterwarnings("error")
 def test_a_module_in_a_partial_is_a_loss_of_ones_own():
     pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=3)
-    with pytest.warns(ReductionWarning, match="partial is none of PyTorch's losses"):
+    with pytest.warns(ReductionWarning, match="a partial of CrossEntropyLoss is none of PyTorch's losses"):
         pipe.step(batch(), classes, partial(nn.CrossEntropyLoss()))
 
 
@@ -228,6 +273,16 @@ def test_several_targets_in_a_tuple():
     check(lambda output, target: ((output - target[0]) * target[1]).mean(), (numbers, signs), reduction="mean")
 
 
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+def test_a_target_may_lack(schedule):
+    check(lambda output, target: (output - target["a"]).square().mean(), {"a": numbers, "b": None}, schedule,
+          reduction="mean")  # fmt: skip
+    check(lambda output, target: output.square().mean(), None, schedule, reduction="mean")
+
+
+PER_SAMPLE = "pass one of these, several targets in a dict, and constants to the loss by functools.partial"
+
+
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize(
     ("target", "error", "got"),
@@ -235,12 +290,18 @@ def test_several_targets_in_a_tuple():
         (texts[:-1], ValueError, "batch size 7, got a list of 6"),
         ([numbers, signs], ValueError, "batch size 7, got a list of 2; .* several targets in a tuple"),
         ({"a": numbers, "b": texts[:-1]}, ValueError, "batch size 7, got a list of 6"),
-        (numbers.numpy(), TypeError, "got a ndarray"),
-        (range(ROWS), TypeError, "got a range"),
-        ("text", TypeError, "got a str"),
-        (tuple(texts), TypeError, "got a str"),
+        (numbers.numpy(), TypeError, f"got ndarray; {PER_SAMPLE}"),
+        (NoChunk(numbers), TypeError, f"got NoChunk; {PER_SAMPLE}"),
+        (range(ROWS), TypeError, "got range"),
+        (deque(numbers), TypeError, "got deque"),
+        ("text", TypeError, "got str"),
+        (tuple(texts), TypeError, "got str"),
+        (tuple(range(ROWS)), TypeError, "got int"),
+        (tuple(classes), TypeError, "got a tensor without rows"),
+        ({"a": numbers, "b": 0.5}, TypeError, "got float"),
+        ({"a": tuple({"boxes": numbers} for _ in range(ROWS))}, TypeError, "got a tuple of 7 tuples or dicts for as"),
+        (((numbers, numbers),) * ROWS, TypeError, "got a tuple of 7 tuples or dicts for as many samples"),
     ],
-    ids=["short", "several", "in-a-dict", "array", "range", "text", "tuple"],
 )
 def test_other_collections_are_refused(target, error, got, chunks):
     pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=chunks)

@@ -116,10 +116,10 @@ def test_a_loss_may_have_parameters_of_its_own(schedule, workers):
         (nn.functional.mse_loss, torch.ones(7, 3, dtype=torch.float64)),
         (nn.functional.cross_entropy, torch.arange(7) % 3),
         (lambda output, target: (output - target["a"] * target["b"][0]).abs().mean(),
-         {"a": torch.ones(7, 3), "b": (torch.full((7, 1), 2.0), 3)}),
-        (lambda output, target: (output * target).mean().reshape(1), torch.tensor(3.0)),
+         {"a": torch.ones(7, 3), "b": (torch.full((7, 1), 2.0), None)}),
+        (lambda output, _: output.square().mean().reshape(1), None),
     ],
-    ids=["tensor", "classes", "dict", "scalar"],
+    ids=["tensor", "classes", "dict", "none"],
 )  # fmt: skip
 def test_targets_of_all_kinds(loss, target, schedule):
     plain = chain()

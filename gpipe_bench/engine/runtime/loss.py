@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -90,15 +91,22 @@ def check_target(target: Any) -> None:
 def split_targets(target: Any, chunks: int, sizes: Sequence[int]) -> list[Any]:
     """The target of each micro-batch.
 
-    Tensors are split as the batch was. A list has an item per sample; a tuple or a dict has several targets. Anything
-    else goes to all micro-batches.
+    Tensors are split as the batch was. A list has an item per sample; a tuple or a dict has several targets. None goes
+    to all micro-batches.
 
     Raises:
         ValueError: a tensor or a list has another batch size.
-        TypeError: something that may have an item per sample is neither a tensor nor a list.
+        TypeError: something else may have an item per sample, or not.
     """
     rows, ends = sum(sizes), list(accumulate(sizes))
-    leaves, structure = tree_flatten(target, is_leaf=lambda value: isinstance(value, list))
+
+    def is_leaf(value: Any) -> bool:
+        """Also a collection that has an item per sample, or looks so."""
+        if isinstance(value, tuple):
+            return len(value) == rows and all(isinstance(each, tuple | dict) for each in value)
+        return isinstance(value, list | deque)
+
+    leaves, structure = tree_flatten(target, is_leaf=is_leaf)
     columns: list[Sequence[Any]] = []
     for leaf in leaves:
         is_tensor = isinstance(leaf, Tensor) and leaf.dim() > 0
@@ -110,11 +118,21 @@ def split_targets(target: Any, chunks: int, sizes: Sequence[int]) -> list[Any]:
             columns.append(leaf.chunk(chunks))
         elif isinstance(leaf, list):
             columns.append([leaf[end - size : end] for size, end in zip(sizes, ends, strict=True)])
-        elif isinstance(leaf, Sized) and not isinstance(leaf, Tensor):
-            raise TypeError(
-                f"target must hold tensors, and lists with an item per sample, got a {type(leaf).__name__}; pass one "
-                "of these, and settings within the loss"
-            )
+        elif leaf is None:
+            columns.append((None,) * len(sizes))
         else:
-            columns.append((leaf,) * len(sizes))
+            raise _not_split(leaf)
     return [tree_unflatten([column[i] for column in columns], structure) for i in range(len(sizes))]
+
+
+def _not_split(value: Any) -> TypeError:
+    """Refuses a part of a target that is neither a tensor with a row per sample nor a list."""
+    got = type(value).__name__
+    if isinstance(value, tuple):
+        got = f"a tuple of {len(value)} tuples or dicts for as many samples"
+    elif isinstance(value, Tensor):
+        got = "a tensor without rows"
+    return TypeError(
+        f"target must hold tensors with a row per sample, and lists with an item per sample, got {got}; pass one of "
+        "these, several targets in a dict, and constants to the loss by functools.partial"
+    )

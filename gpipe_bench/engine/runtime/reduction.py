@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gpipe_bench.engine.advice import advised, held_tensors
 from gpipe_bench.errors import ReductionWarning
 
 Loss = Callable[[Any, Any], Tensor]
@@ -36,6 +37,7 @@ if hasattr(nn, "LinearCrossEntropyLoss"):  # since PyTorch 2.13
 _OVER_SAMPLES: Final[dict[Any, type[nn.Module]]] = {
     functional.binary_cross_entropy: nn.BCELoss,
     functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    functional.gaussian_nll_loss: nn.GaussianNLLLoss,
     functional.hinge_embedding_loss: nn.HingeEmbeddingLoss,
     functional.huber_loss: nn.HuberLoss,
     functional.kl_div: nn.KLDivLoss,
@@ -64,27 +66,36 @@ def reduced(
         sizes: of the micro-batches.
 
     Raises:
-        ValueError: ``reduction`` does not exist, or gives no weights.
+        TypeError: the loss is one of PyTorch's, and reduces nothing.
+        ValueError: ``reduction`` does not exist, is not that of one of PyTorch's losses, or gives no weights.
     """
     if reduction is not None and not callable(reduction) and reduction not in REDUCTIONS:
         rule = "reduction must be 'mean', 'sum' or a function of a micro-batch's target that gives its weight"
         raise ValueError(f"{rule}, got {reduction!r}; use one of them")
-    whole = sum(sizes)
-    if len(sizes) == 1:
-        return loss, [1.0]
-    if callable(reduction):
-        return loss, _weighted(reduction, targets)
-    if reduction is None:
-        settings = _settings(loss)
-        if settings is None:
+    whole, count = sum(sizes), len(sizes)
+    settings, held = _settings(loss), held_tensors(loss, whole) if count > 1 else []
+    if settings is not None:
+        _check_known(settings, reduction)
+        reduction = settings["reduction"]
+    call, shares = loss, [1.0] * count
+    if count > 1 and callable(reduction):
+        shares = _weighted(reduction, targets)
+    elif count > 1 and settings and settings["over_labels"] and reduction == "mean" and _are_labels(target):
+        call = _over_labels(loss, settings, target)
+    elif count > 1 and reduction != "sum":
+        if reduction is None:
             _warn(loss)
-        elif settings["reduction"] == "mean" and settings["over_labels"] and _are_labels(target):
-            return _over_labels(loss, settings, target), [1.0] * len(sizes)
-        else:
-            reduction = settings["reduction"]
-    if reduction == "sum":
-        return loss, [1.0] * len(sizes)
-    return loss, [size / whole if whole else 1 / len(sizes) for size in sizes]
+        shares = [size / whole if whole else 1 / count for size in sizes]
+    return (advised(call, held) if held else call), shares
+
+
+def _check_known(settings: Mapping[str, Any], reduction: Reduction) -> None:
+    """Check what is given for one of PyTorch's losses against what is known of it."""
+    known = settings["reduction"]
+    if known == "none":
+        raise TypeError("loss must give one number in a tensor, got one with reduction='none'; take its mean")
+    if reduction not in (None, "mean" if known == "batchmean" else known):
+        raise ValueError(f"reduction must be that of the loss, {known!r}, got {reduction!r:.60}; leave it out")
 
 
 def _weighted(weight: Callable[[Any], Any], targets: Sequence[Any]) -> list[float]:
@@ -147,7 +158,9 @@ def _over_labels(loss: Any, settings: Mapping[str, Any], labels: Tensor) -> Loss
 
 
 def _warn(loss: Any) -> None:
-    name = getattr(loss, "__name__", type(loss).__name__)
+    inner = loss.func if isinstance(loss, partial) else loss
+    name = getattr(inner, "__name__", type(inner).__name__)
+    name = f"a partial of {name}" if isinstance(loss, partial) else name
     warnings.warn(
         f"{name} is none of PyTorch's losses and counts as a mean over samples: micro-batches are weighted by their "
         "sizes. Pass reduction='mean' if it is one, else 'sum' or a function of a micro-batch's target",
