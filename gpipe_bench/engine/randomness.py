@@ -76,7 +76,7 @@ class Batch:
 
     def turn(self, j: int) -> AbstractContextManager[object]:
         """A block in which no other partition traces, if partition j may."""
-        return nullcontext() if self.way(j) in (_NONE, _OWN) else self._turns
+        return self._turns if self.way(j) in (_UNKNOWN, _TRACED) else nullcontext()
 
     def learn(self, j: int, redirect: Redirect) -> None:
         """Remember what partition j was seen to do: to trace, or to draw from a generator that it shares."""

@@ -158,10 +158,15 @@ def expected_end(name, m, devices, checkpoint):
 
 
 def check_ends(found, name, expected):
-    """Exactly the prediction. On devices with two partitions, whose copies take turns, up to two copies later."""
-    assert found == pytest.approx([found[0]] * RUNS)
+    """Exactly the prediction. On devices with two partitions, whose copies take turns, up to two copies later.
+
+    With V-Min copies of one device often set out at one time. Either may be first, so runs differ by a copy, and steps
+    end up to ten copies later.
+    """
+    between, later = (COPY_MS, 10 * COPY_MS) if name == "v_min" else (0, 2 * COPY_MS)
+    assert found == pytest.approx([found[0]] * RUNS, rel=0, abs=between + 1e-6)
     if name in DOUBLE:
-        assert expected - 1e-6 <= found[0] <= expected + 2 * COPY_MS + 1e-6
+        assert expected - 1e-6 <= min(found) <= max(found) <= expected + later + 1e-6
     else:
         assert found[0] == pytest.approx(expected)
 
