@@ -189,7 +189,7 @@ class Exchange(Mailboxes):
         return self._rows[j - 1 if forward else j + 1]
 
     def _send(self) -> None:
-        """Begin to send what was put; first it has to leave the device, if it is copied."""
+        """Begin to send the values that were put, once they are copied from the device."""
         while self._leaving:
             target, description, ready = self._leaving.popleft()
             with self._staging.stream(target):

@@ -37,7 +37,7 @@ _KINDS: Final = 16
 
 
 class _Expected:
-    """What comes next on a channel; both ends have the same.
+    """The message that both ends of a channel expect next.
 
     Attributes:
         next: its description; None for what is not known.
@@ -169,7 +169,7 @@ class Link:
         self._forget(number)
 
     def _forget(self, number: int) -> None:
-        """Free what was sent in the first messages, up to this number of them since the beginning."""
+        """Free the tensors of all messages up to this number, which the receiver has."""
         while self._count_to - len(self._sent) < number:
             self._wait(*[work for work, _ in self._sent.popleft()])
 

@@ -78,7 +78,7 @@ class DeviceGroup:
                 torch.accelerator.synchronize(device)
 
     def abort(self) -> None:
-        """End what waits on the device for another process."""
+        """Abort all transfers that still wait on the device."""
         self._upwards.abort()
         self._downwards.abort()
 

@@ -20,7 +20,7 @@ from gpipe_bench.distributed.channel import Group, Work
 
 _TAG: Final = 2
 _LONGEST: Final = 4096
-"""Bytes of what is told."""
+"""Bytes of a piece of news."""
 _WAITS: Final = "\1"
 """Before the ranks that a process waits for in vain; anything else is a reason."""
 

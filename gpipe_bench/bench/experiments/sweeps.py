@@ -182,7 +182,7 @@ class MeasuredSweep(_Grid):
                 yield Problem(names, problem.text)
 
     def order(self) -> dict[str, Any]:
-        """Settings of what orders forward and backward passes; the default is that of a cell."""
+        """The settings of schedule and backward pass; by default those of a cell."""
         return {}
 
     def place(self, machine: Machine, n: int) -> dict[str, Any]:
